@@ -85,7 +85,7 @@ local_step() { step "local-$1-$2" "$3" "$PYTHON" -m benchmarks.local_step --devi
 
 step tests 300 "$PYTHON" -m pytest -q -m "" -k "cuda or gpu" tests/algorithms tests/tasks tests/fl_client/gates \
     tests/fl_client/settings tests/fl_client/training tests/fl_client/monitoring tests/fl_ops/simulate tests/fl_ops/compare \
-    tests/integration/test_cuda.py
+    tests/integration/runs/test_cuda.py
 local_step small-cnn float32 90
 local_step resnet18-gn float32 240
 local_step resnet18-gn bfloat16 180

@@ -56,7 +56,7 @@ class Engine:
         self.sum_updates: SumUpdates = sum_updates
         """Another function here may share the sums among processes."""
         self.release: Callable[[], object] = lambda: None
-        """Called repeatedly during the server update of a large model; it may return freed memory to the kernel."""
+        """As `Reduction.release`."""
         self.own_loop = own_loop(task) is not None
         """Whether clients train with a loop of the task's own."""
         if self.own_loop:
@@ -191,7 +191,7 @@ class Engine:
         made = self._snapshot(snapshot.round + 1, blank(self.layout), master, memory)
         given = {**earlier_sums, **self._bundles(snapshot).received_direction(snapshot, last, earlier_sums)}
         reduction = replace(self._reduction(snapshot, last, selected), earlier_sums=given)
-        stats = apply_server_update(reduction, snapshot.state, made.state, self._trainable_layout, self.release)
+        stats = apply_server_update(reduction, snapshot.state, made.state, self._trainable_layout)
         if self._low:
             tree.copy_(made.rounded, made.state.x)
             check_finite(f"the model as {dtype_names(self._low)}", made.rounded, made.round)
@@ -229,7 +229,9 @@ class Engine:
     def _reduction(self, snapshot: Snapshot, exchange: int, updates: AcceptedUpdates) -> Reduction:
         info = self._round_info(snapshot.round + 1, len(updates.cohort))
         algorithm = self._algorithm_after(snapshot)
-        return Reduction(algorithm, exchange, self.config.round, info, updates, sum_updates=self.sum_updates)
+        return Reduction(
+            algorithm, exchange, self.config.round, info, updates, sum_updates=self.sum_updates, release=self.release
+        )
 
     def _algorithm_after(self, snapshot: Snapshot) -> fl.Algorithm:
         """The method with its parameters of the round under way."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import algorithms as fl
@@ -27,6 +27,8 @@ class Reduction:
     earlier_sums: Mapping[str, fl.Tensors] = field(default_factory=dict)
     """Of the round's earlier exchanges."""
     sum_updates: mean.SumUpdates = mean.sum_updates
+    release: Callable[[], object] = lambda: None
+    """Called several times during the server update of a large model; it may return freed memory to the kernel."""
 
     def sums(self, names: Collection[str] | None = None) -> dict[str, fl.Tensors]:
         """The method's sums by name, with the run's reducer in place of the mean. names: only these tensors."""

@@ -6,7 +6,7 @@ tests/algorithms checks that for every method. A tensor is never cut: torch may 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -53,11 +53,7 @@ class Diverged(Exception):
 
 
 def apply_server_update(
-    reduction: Reduction,
-    state: fl.ServerState,
-    into: fl.ServerState,
-    layout: Layout,
-    release: Callable[[], object] = lambda: None,
+    reduction: Reduction, state: fl.ServerState, into: fl.ServerState, layout: Layout
 ) -> ServerUpdateStats:
     """Write the next state into existing memory; `state` is not changed. Raises Diverged.
 
@@ -66,7 +62,6 @@ def apply_server_update(
         state: of the round before.
         into: memory for the next state, laid out as `state`.
         layout: of the trainable tensors.
-        release: called after each RELEASE_BYTES of parameters; it may return freed memory to the kernel.
     """
     lengths, exchange, unreleased = _Lengths(), reduction.algorithm.exchanges[reduction.exchange], 0
     for names in groups(layout, GROUP_BYTES):
@@ -79,7 +74,7 @@ def apply_server_update(
         lengths.add(part, after, exchange.direction(part, earlier))
         unreleased += sum(into.x[name].nbytes for name in names)
         if unreleased >= RELEASE_BYTES:
-            release()
+            reduction.release()
             unreleased = 0
     if not lengths.finite:
         raise _diverged(reduction, "; ", ". Lower the learning rate, or set round.max_update_norm")

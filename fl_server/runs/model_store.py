@@ -98,7 +98,7 @@ class ModelStore:
         Raises StoreError if no valid checkpoint is left of a run that had begun.
         """
         self._engine = self._engine or await self._services.in_compute(self._make_engine, config)
-        self._engine.release = give_back_freed_memory
+        self.engine.release = give_back_freed_memory
         saved = await self._services.in_compute(self._services.checkpoints.latest, self._run_id)
         commit = saved.facts.get("commit") if saved else None
         if saved is None:

@@ -7,6 +7,12 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import psutil
+
+from fl_ops.admin.settings import Certificates
+from tests.processes.certificates import Pki
+from tests.processes.federation import Coordinator
+
 
 @dataclass
 class Answer:
@@ -51,3 +57,16 @@ class Browser:
         answer = self.get(link.partition(self.address)[2])
         self.cookie = answer.session or self.cookie
         return answer
+
+
+def browser(server: Coordinator, pki: Pki, holder: Certificates | None = None) -> Browser:
+    """A browser that trusts the authority, and may have a certificate."""
+    tls = ssl.create_default_context(cafile=str(pki.ca))
+    if holder is not None:
+        tls.load_cert_chain(holder.cert, holder.key)
+    return Browser(server.settings["web_listen"], tls)
+
+
+def web_process(server: Coordinator, count: int = 1) -> psutil.Process:
+    """The process that serves the coordinator's page, since its `count`th start."""
+    return psutil.Process(server.logged("web_process_started", count)["pid"])

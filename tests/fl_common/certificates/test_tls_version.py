@@ -1,4 +1,4 @@
-"""The order of the version and the import of grpc. tests/integration/test_tls_versions.py has the handshakes."""
+"""The order of the version and the import of grpc. tests/integration/access/test_tls_versions.py has the handshakes."""
 
 from __future__ import annotations
 

@@ -56,3 +56,18 @@ def test_the_group_size_changes_no_bit(tmp_path: Path, monkeypatch: pytest.Monke
     same_snapshot(alone, whole)
     assert norms == others
     assert norms.aggregate == float(tree.norm(tree.subtract(whole.state.x, start.state.x)))
+
+
+def test_memory_is_released_between_parts_of_a_large_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each RELEASE_BYTES of parameters, and never for a model that is smaller."""
+    run = engine()
+    cohort, paths, _ = updates(run, tmp_path)
+    start, released = run.first(), []
+    run.release = lambda: released.append("")
+    whole, _ = run.server_update(start, cohort, paths)
+    assert released == []
+    monkeypatch.setattr(module, "GROUP_BYTES", 1)
+    monkeypatch.setattr(module, "RELEASE_BYTES", 1)
+    parts, _ = run.server_update(start, cohort, paths)
+    assert len(released) == len(start.state.x) > 1
+    same_snapshot(parts, whole)

@@ -11,7 +11,7 @@ from fl_ops.simulate.clients import prepare
 from fl_ops.simulate.settings import SimulationConfig, SimulationSection
 from fl_ops.simulate.simulation import Simulation
 from fl_server.run_spec import from_spec
-from tests.integration.test_simulation import CLIENTS, over_the_wire, replayed, simulated
+from tests.integration.runs.test_simulation import CLIENTS, over_the_wire, replayed, simulated
 from tests.marks import slow_except
 from tests.processes.federation import Fleet, run_spec
 from tests.processes.process import HERE, eventually

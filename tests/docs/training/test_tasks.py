@@ -12,7 +12,7 @@ import torch
 from tasks import BUILT_IN, PartitionSpec, load_task, models
 from tasks.partitioning.spec import OPTIONS
 
-PAGE = (Path(__file__).parents[2] / "docs/training/tasks.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs/training/tasks.md").read_text(encoding="utf-8")
 
 
 def table(heading: str) -> list[list[str]]:

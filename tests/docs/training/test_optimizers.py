@@ -16,7 +16,7 @@ from fl_ops.simulate.settings import SimulationConfig, parse_simulation
 from fl_ops.simulate.simulation import Simulation
 from fl_server.aggregation.methods import optimizer_spec, rate_schedule
 
-PAGE = (Path(__file__).parents[2] / "docs/training/optimizers.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs/training/optimizers.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"```toml\n# (\w+\.toml)\n(.*?)```", PAGE, re.DOTALL))
 
 

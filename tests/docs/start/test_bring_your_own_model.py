@@ -21,7 +21,7 @@ from tasks.batches import batches, seed_everything
 from tasks.evaluation import evaluate
 from tasks.naming import GROUP
 
-PAGE = (Path(__file__).parents[2] / "docs/start/bring-your-own-model.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs/start/bring-your-own-model.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 EXAMPLE = next(block for block in BLOCKS if "class Wine" in block)
 

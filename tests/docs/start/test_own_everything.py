@@ -17,7 +17,7 @@ from fl_ops.simulate.seeds import Job, Report, simulate
 from fl_ops.simulate.settings import parse_simulation
 from tests.marks import slow_except
 
-PAGE = (Path(__file__).parents[2] / "docs/start/bring-your-own-model.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs/start/bring-your-own-model.md").read_text(encoding="utf-8")
 WINE = next(block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "class Wine" in block)
 MODULES = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE, re.DOTALL))
 RUNS = {name: tomllib.loads(text) for name, text in re.findall(r"```toml\n# (\w+)\.toml\n(.*?)```", PAGE, re.DOTALL)}

@@ -11,7 +11,7 @@ import pytest
 
 from tests.fl_common.audit.chains import a_chain
 
-PAGE = (Path(__file__).parents[2] / "docs/security/audit.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs/security/audit.md").read_text()
 
 
 def verify(folder: Path, export: str) -> subprocess.CompletedProcess[str]:
@@ -48,7 +48,7 @@ def test_the_pages_verifier_finds_a_missing_row(tmp_path: Path) -> None:
 
 def test_the_page_has_every_row_of_the_device() -> None:
     """And no other one."""
-    source = "".join(path.read_text() for path in (Path(__file__).parents[2] / "fl_client").rglob("*.py"))
+    source = "".join(path.read_text() for path in (Path(__file__).parents[3] / "fl_client").rglob("*.py"))
     noted = set(re.findall(r'audit\.note\(\s*"(\w+)"', source)) | {"refused", "failed"}
     table = PAGE[PAGE.index("## The device's own log") :]
     assert noted <= set(re.findall(r"`(\w+)`", table))

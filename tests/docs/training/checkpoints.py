@@ -1,6 +1,6 @@
 """Writes what the page on fine-tuning needs: a small random model with its tokenizer, and reviews.
 
-    python -m tests.docs.checkpoints FOLDER bert|gpt2
+    python -m tests.docs.training.checkpoints FOLDER bert|gpt2
 
 It runs in a process of its own, because transformers gives warnings when it makes models.
 """

@@ -6,21 +6,18 @@ import json
 import os
 import signal
 import socket
-import ssl
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from cryptography import x509
 
 from fl_ops.admin.settings import Certificates
 from fl_ops.errors import NotAllowed
 from protos.fl.v1 import admin_pb2 as pb
-from tests.processes.browser import Browser
+from tests.processes.browser import Browser, browser, web_process
 from tests.processes.certificates import Pki, server_section
 from tests.processes.federation import Coordinator, Fleet, run_spec
 from tests.processes.process import ROOT, Workspace, eventually, run_fl
@@ -28,43 +25,11 @@ from tests.processes.process import ROOT, Workspace, eventually, run_fl
 COOKIE = "__Host-impetus"
 
 
-def web_process(server: Coordinator, count: int = 1) -> psutil.Process:
-    """The running web process."""
-    return psutil.Process(server.logged("web_process_started", count)["pid"])
-
-
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
-    """A folder for the processes."""
-    with Workspace(tmp_path_factory.mktemp("web")) as workspace:
-        yield workspace
-
-
-@pytest.fixture(scope="module")
-def pki(workspace: Workspace) -> Pki:
-    """The authority."""
-    return Pki(workspace.folder / "pki")
-
-
-@pytest.fixture(scope="module")
-def secured(workspace: Workspace, pki: Pki) -> Coordinator:
+def secured(web_workspace: Workspace, pki: Pki) -> Coordinator:
     """A coordinator with certificates and a page."""
     settings: dict[str, Any] = {"insecure": False, "tls": server_section(pki.issue("server", "s"))}
-    return Coordinator(workspace, "secured", {**settings, "web_listen": "127.0.0.1:0"}).serve()
-
-
-@pytest.fixture(scope="module")
-def plain(workspace: Workspace) -> Coordinator:
-    """A coordinator without certificates, with a page."""
-    return Coordinator(workspace, "plain", {"web_listen": "127.0.0.1:0"}).serve()
-
-
-def browser(server: Coordinator, pki: Pki, holder: Certificates | None = None) -> Browser:
-    """A browser that trusts the authority, and may have a certificate."""
-    tls = ssl.create_default_context(cafile=str(pki.ca))
-    if holder is not None:
-        tls.load_cert_chain(holder.cert, holder.key)
-    return Browser(server.settings["web_listen"], tls)
+    return Coordinator(web_workspace, "secured", {**settings, "web_listen": "127.0.0.1:0"}).serve()
 
 
 def link(server: Coordinator, files: Certificates) -> str:
@@ -227,10 +192,10 @@ def test_many_streams(plain: Coordinator) -> None:
 
 
 @pytest.mark.slow
-def test_sessions_survive_the_web_process_and_not_the_coordinator(workspace: Workspace, pki: Pki) -> None:
+def test_sessions_survive_the_web_process_and_not_the_coordinator(web_workspace: Workspace, pki: Pki) -> None:
     """The coordinator keeps them, in memory."""
     settings: dict[str, Any] = {"insecure": False, "tls": server_section(pki.issue("server", "t"))}
-    server = Coordinator(workspace, "kept", {**settings, "web_listen": "127.0.0.1:0"}).serve()
+    server = Coordinator(web_workspace, "kept", {**settings, "web_listen": "127.0.0.1:0"}).serve()
     vera, each = pki.issue("viewer", "vera"), browser(server, pki)
     each.log_in(link(server, vera))
     os.kill(web_process(server).pid, signal.SIGKILL)

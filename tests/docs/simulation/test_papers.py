@@ -12,7 +12,7 @@ from fl_ops.compare.report import insert_tables
 from fl_ops.compare.table import Table, read_table
 from tasks import load_task
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 FILES = {path.stem: path for path in (DOCS / "measurements/papers").glob("*.toml")}
 FULL = {
     "fedcm-cifar-10-100-clients": (100, 0.1, 50, 4000),

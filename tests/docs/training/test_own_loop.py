@@ -15,7 +15,7 @@ from fl_ops.simulate.output.results import SeedResult
 from fl_ops.simulate.seeds import Job, Report, simulate
 from fl_ops.simulate.settings import parse_simulation
 
-FOLDER = Path(__file__).parents[2] / "docs/training"
+FOLDER = Path(__file__).parents[3] / "docs/training"
 OWN_LOOP, PERSONAL = ((FOLDER / f"{page}.md").read_text(encoding="utf-8") for page in ("own-loop", "personal"))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.test_simulation import replayed, simulated
+from tests.integration.runs.test_simulation import replayed, simulated
 from tests.processes.federation import Fleet
 from tests.processes.process import HERE
 

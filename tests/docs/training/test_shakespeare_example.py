@@ -19,7 +19,7 @@ from tasks.built_in.shakespeare import Shakespeare
 from tasks.evaluation import evaluate
 from tests.tasks.built_in.plays import write_play
 
-FOLDER = Path(__file__).parents[2] / "examples" / "shakespeare"
+FOLDER = Path(__file__).parents[3] / "examples" / "shakespeare"
 
 
 def small_run(root: str, base: Path) -> dict[str, Any]:

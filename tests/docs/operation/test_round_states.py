@@ -10,7 +10,7 @@ import pytest
 
 from fl_server.rounds.machine import RULES
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 @pytest.fixture(scope="module")

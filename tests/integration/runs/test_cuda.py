@@ -1,4 +1,4 @@
-"""Daemons that train on a GPU, beside one that trains on the CPU: kills, encodings, the doctor. Skipped without CUDA."""
+"""Daemons on a GPU beside one on the CPU: kills, encodings, the doctor. Skipped without CUDA."""
 
 from __future__ import annotations
 
@@ -46,8 +46,10 @@ class MixedFleet(Fleet):
 
     def daemon(self, index: int, size: int) -> Daemon:
         shard = {"partition": {"method": "iid", "clients": size, "seed": 1}, "index": index}
+        daemon = CudaDaemon(self.workspace, self.server, f"edge-{index}", shard=shard)
         devices = [{"device": DEVICE}, {"device": DEVICE, "precision": "bfloat16"}, {"device": "cpu"}]
-        return CudaDaemon(self.workspace, self.server, f"edge-{index}", shard=shard, **devices[index])
+        daemon.configure(**devices[index])
+        return daemon
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +92,7 @@ def test_the_clients_name_their_devices(mixed: MixedFleet) -> None:
 def test_the_doctor_trains_a_batch_on_the_gpu(mixed: MixedFleet) -> None:
     """It may run beside the daemon."""
     command = [sys.executable, "-m", "fl_client", "doctor", "--config", str(mixed["edge-1"].config)]
-    result = subprocess.run(  # noqa: S603 - our own command
+    result = subprocess.run(
         command, capture_output=True, text=True, timeout=120, check=False, cwd=HERE, env=mixed["edge-1"].environment()
     )
     assert result.returncode == 0, result.stdout + result.stderr

@@ -23,7 +23,7 @@ from tests.k8s.pod_checks import images_are_pinned, pods_are_restricted
 from tests.k8s.reference_checks import volumes_are_there
 from tests.k8s.schemas.validation import NEWEST, OLDEST, refusal
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/simulation/cluster.md").read_text()
 PORT = "29500"
 

@@ -6,55 +6,23 @@ import http.client
 import os
 import shutil
 import signal
-import ssl
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.processes.browser import Answer, Browser
+from tests.processes.browser import Answer, Browser, browser, web_process
 from tests.processes.certificates import Pki, server_section
 from tests.processes.federation import Coordinator
 from tests.processes.process import ROOT, Workspace, eventually
 
 
-def web_process(server: Coordinator, count: int = 1) -> psutil.Process:
-    """The running web process."""
-    return psutil.Process(server.logged("web_process_started", count)["pid"])
-
-
-@pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
-    """A folder for the processes."""
-    with Workspace(tmp_path_factory.mktemp("web")) as workspace:
-        yield workspace
-
-
-@pytest.fixture(scope="module")
-def pki(workspace: Workspace) -> Pki:
-    """The authority."""
-    return Pki(workspace.folder / "pki")
-
-
-@pytest.fixture(scope="module")
-def plain(workspace: Workspace) -> Coordinator:
-    """A coordinator without certificates, with a page."""
-    return Coordinator(workspace, "plain", {"web_listen": "127.0.0.1:0"}).serve()
-
-
-def browser(server: Coordinator, pki: Pki) -> Browser:
-    """A browser that trusts the authority."""
-    tls = ssl.create_default_context(cafile=str(pki.ca))
-    return Browser(server.settings["web_listen"], tls)
-
-
 @pytest.mark.slow
-def test_the_process_comes_back_and_ends_with_the_coordinator(workspace: Workspace) -> None:
+def test_the_process_comes_back_and_ends_with_the_coordinator(web_workspace: Workspace) -> None:
     """After SIGKILL of the web process a browser that waits is answered; after SIGKILL of the coordinator it ends."""
-    server = Coordinator(workspace, "killed", {"web_listen": "127.0.0.1:0"}).serve()
+    server = Coordinator(web_workspace, "killed", {"web_listen": "127.0.0.1:0"}).serve()
     each = Browser(server.settings["web_listen"])
     assert each.get("/").status == 200
     first = web_process(server)
@@ -74,14 +42,16 @@ def test_the_process_comes_back_and_ends_with_the_coordinator(workspace: Workspa
 @pytest.mark.slow
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
 def test_a_process_that_cannot_start_is_no_endless_wait(
-    tmp_path: Path, workspace: Workspace, pki: Pki, *, secure: bool
+    tmp_path: Path, web_workspace: Workspace, pki: Pki, *, secure: bool
 ) -> None:
     """Browsers get status 503 while it ends at its start, and the page once its environment is whole again."""
     package = tmp_path / "jinja2"
     package.mkdir()
     (package / "__init__.py").write_text("raise ImportError('a file of it is missing')\n")
     tls = {"insecure": False, "tls": server_section(pki.issue("server", "broken"))} if secure else {}
-    server = Coordinator(workspace, f"broken-{secure}", {**tls, "web_listen": "127.0.0.1:0"}, path=[tmp_path]).serve()
+    server = Coordinator(
+        web_workspace, f"broken-{secure}", {**tls, "web_listen": "127.0.0.1:0"}, path=[tmp_path]
+    ).serve()
     each = browser(server, pki) if secure else Browser(server.settings["web_listen"])
 
     def answer(method: str = "GET") -> Answer | None:
@@ -105,10 +75,10 @@ def test_a_process_that_cannot_start_is_no_endless_wait(
 
 
 @pytest.mark.slow
-def test_without_the_extra_the_coordinator_does_not_start(tmp_path: Path, workspace: Workspace) -> None:
+def test_without_the_extra_the_coordinator_does_not_start(tmp_path: Path, web_workspace: Workspace) -> None:
     """It names the package that is missing, and what to install."""
     block(tmp_path, "starlette")
-    server = Coordinator(workspace, "without", {"web_listen": "127.0.0.1:0"}, path=[tmp_path])
+    server = Coordinator(web_workspace, "without", {"web_listen": "127.0.0.1:0"}, path=[tmp_path])
     server.forks = False
     assert server.start().wait() == 2
     assert "web_listen: the web page needs starlette, which is not installed" in server.errors()
@@ -137,9 +107,11 @@ def block(folder: Path, package: str) -> None:
     (folder / "sitecustomize.py").write_text(f"import sys\nsys.modules[{package!r}] = None\n")
 
 
-def test_the_process_holds_nothing_of_the_coordinator(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_holds_nothing_of_the_coordinator(
+    web_workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No variable of its environment but those that a program needs."""
     monkeypatch.setenv("PGPASSWORD", "hunter2")
-    server = Coordinator(workspace, "environment", {"web_listen": "127.0.0.1:0"}).serve()
+    server = Coordinator(web_workspace, "environment", {"web_listen": "127.0.0.1:0"}).serve()
     assert "PGPASSWORD" not in web_process(server).environ()
     server.kill()

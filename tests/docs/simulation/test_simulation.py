@@ -13,7 +13,7 @@ from fl_ops.simulate.seeds import Job, Report, simulate
 from fl_ops.simulate.settings import SimulationSection, parse_simulation
 from fl_ops.simulate.system.section import SystemSection
 
-PAGE = (Path(__file__).parents[2] / "docs/simulation/simulation.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs/simulation/simulation.md").read_text()
 
 
 def test_the_file_of_the_page() -> None:

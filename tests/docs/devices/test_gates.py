@@ -15,7 +15,7 @@ from fl_client.gates.window import WindowGate
 from fl_client.settings.config import GateName, GatesConfig
 from protos.fl.v1.coordinator_pb2 import UnavailableReason
 
-PAGE = (Path(__file__).parents[2] / "docs/devices/gates.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs/devices/gates.md").read_text(encoding="utf-8")
 
 
 def test_the_example_is_read() -> None:

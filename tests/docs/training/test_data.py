@@ -26,7 +26,7 @@ from tasks.data.shard import checked_shard
 from tasks.evaluation import evaluate
 from tasks.loading import load_function
 
-PAGE = (Path(__file__).parents[2] / "docs/training/data.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs/training/data.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.DOTALL))
 CPU = torch.device("cpu")
 

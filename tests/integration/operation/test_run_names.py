@@ -12,7 +12,7 @@ _NAME = re.compile(r'(?:\.create|half_delivered)\(\s*"([^"]+)"')
 def test_no_two_files_use_one_name() -> None:
     """Files run on one worker or on several, in any order."""
     files = defaultdict(set)
-    for file in Path(__file__).parent.glob("test_*.py"):
+    for file in Path(__file__).parents[1].rglob("test_*.py"):
         text = file.read_text(encoding="utf-8")
         if "fleet: Fleet" in text and "def fleet(" not in text:
             for name in _NAME.findall(text):

@@ -20,7 +20,7 @@ from fl_server.config import ServerConfig
 from tests.processes.forks import Forked, Program
 from tests.processes.process import TIMEOUT_S
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/training/own-methods.md").read_text(encoding="utf-8")
 METHOD, REDUCER, PLUGIN, LAWS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 SERVER, CLIENT, RUN, PACKAGE = (tomllib.loads(text) for text in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL))

@@ -42,7 +42,7 @@ def python(folder: Path, module: str, *arguments: str) -> None:
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The reader's folder: the page's files, a small BERT, and reviews."""
     folder = tmp_path_factory.mktemp("bert")
-    python(folder, "tests.docs.checkpoints", str(folder), "bert")
+    python(folder, "tests.docs.training.checkpoints", str(folder), "bert")
     (folder / "sentiment.py").write_text(TASK)
     (folder / "sentiment.toml").write_text(RUN)
     return folder
@@ -85,7 +85,7 @@ def test_the_adapters_learn_and_alone_are_sent(bert: Path) -> None:
 @pytest.mark.parametrize("lora", [8, 0])
 def test_a_language_model_with_tied_weights(tmp_path: Path, lora: int) -> None:
     """A small GPT-2 learns with adapters and whole; the tied matrix is sent once, and exported by both names."""
-    python(tmp_path, "tests.docs.checkpoints", str(tmp_path), "gpt2")
+    python(tmp_path, "tests.docs.training.checkpoints", str(tmp_path), "gpt2")
     (tmp_path / "sentiment.py").write_text(IMPORTED + TASK + "\n\n" + STORIES)
     run = RUN.replace('"sentiment:Sentiment"', f'"sentiment:Stories"\noptions = {{ lora = {lora} }}')
     (tmp_path / "sentiment.toml").write_text(run)
