@@ -14,6 +14,7 @@ from torch import nn
 from tests import postgres_server
 from tests.postgres_server import PostgresServer
 from tests.processes import forks
+from tests.processes.certificates import Pki
 from tests.processes.process import OPEN_WORKSPACES, Workspace
 
 TESTS = Path(__file__).parent
@@ -69,6 +70,19 @@ def workspace(tmp_path: Path) -> Iterator[Workspace]:
     """A folder for the processes of one test."""
     with Workspace(tmp_path) as workspace:
         yield workspace
+
+
+@pytest.fixture(scope="module")
+def module_workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
+    """A folder for the processes of all tests of one file."""
+    with Workspace(tmp_path_factory.mktemp("module")) as workspace:
+        yield workspace
+
+
+@pytest.fixture(scope="module")
+def pki(module_workspace: Workspace) -> Pki:
+    """The authority of one file's coordinators."""
+    return Pki(module_workspace.folder / "pki")
 
 
 @pytest.hookimpl(wrapper=True)

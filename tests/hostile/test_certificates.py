@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,28 +28,15 @@ def ended(pki: Pki, role: str, name: str) -> Certificates:
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
-    """A folder for all processes of this file."""
-    with Workspace(tmp_path_factory.mktemp("certificates")) as workspace:
-        yield workspace
-
-
-@pytest.fixture(scope="module")
-def pki(workspace: Workspace) -> Pki:
-    """The authority of the federation."""
-    return Pki(workspace.folder / "pki")
-
-
-@pytest.fixture(scope="module")
-def foreign(workspace: Workspace) -> Pki:
+def foreign(module_workspace: Workspace) -> Pki:
     """Another authority with the same name."""
-    return Pki(workspace.folder / "foreign")
+    return Pki(module_workspace.folder / "foreign")
 
 
 @pytest.fixture(scope="module")
-def server(workspace: Workspace, pki: Pki) -> SecureCoordinator:
+def server(module_workspace: Workspace, pki: Pki) -> SecureCoordinator:
     """A coordinator with valid certificates."""
-    return SecureCoordinator(workspace, pki).serve()
+    return SecureCoordinator(module_workspace, pki).serve()
 
 
 def expired(authority: Pki, path: Path) -> Path:
@@ -117,12 +103,14 @@ def explained(address: str, files: Certificates) -> str:
     return str(failed.value)
 
 
-def test_nobody_uses_a_coordinator_with_an_expired_certificate(workspace: Workspace) -> None:
+def test_nobody_uses_a_coordinator_with_an_expired_certificate(module_workspace: Workspace) -> None:
     """Daemon and operator name the reason and send nothing; the coordinator runs and warns."""
-    pki = Pki(workspace.folder / "pki-of-server")
+    pki = Pki(module_workspace.folder / "pki-of-server")
     tls = server_section(ended(pki, "server", "ended"))
-    server = SecureCoordinator(workspace, pki, {"tls": tls, "state_dir": "ended-state"}, "ended").serve()
-    daemon = Daemon(workspace, server, "edge-2", insecure=False, tls=section(pki.issue("client", "edge-2"))).start()
+    server = SecureCoordinator(module_workspace, pki, {"tls": tls, "state_dir": "ended-state"}, "ended").serve()
+    daemon = Daemon(
+        module_workspace, server, "edge-2", insecure=False, tls=section(pki.issue("client", "edge-2"))
+    ).start()
     server.logged("certificate_ends_soon")
     assert (
         "the coordinator's certificate, or that of its authority, has ended" in daemon.logged("disconnected")["reason"]
@@ -133,16 +121,16 @@ def test_nobody_uses_a_coordinator_with_an_expired_certificate(workspace: Worksp
     assert server.events("client_registered") == []
 
 
-def test_nobody_uses_an_expired_authority(workspace: Workspace) -> None:
+def test_nobody_uses_an_expired_authority(module_workspace: Workspace) -> None:
     """Valid certificates of an authority that has expired: neither side trusts the other."""
-    pki = Pki(workspace.folder / "pki-of-authority")
-    old = expired(pki, workspace.folder / "expired.crt")
+    pki = Pki(module_workspace.folder / "pki-of-authority")
+    old = expired(pki, module_workspace.folder / "expired.crt")
     tls = {**server_section(pki.issue("server", "coordinator")), "client_ca": str(old)}
-    server = SecureCoordinator(workspace, pki, {"tls": tls, "state_dir": "old-state"}, "old").serve()
+    server = SecureCoordinator(module_workspace, pki, {"tls": tls, "state_dir": "old-state"}, "old").serve()
     own = pki.issue("client", "edge-1")
     assert registers(server, own) is grpc.StatusCode.UNAVAILABLE
     trusting = replace(own, ca=old)
-    daemon = Daemon(workspace, server, "edge-1", insecure=False, tls=section(trusting)).start()
+    daemon = Daemon(module_workspace, server, "edge-1", insecure=False, tls=section(trusting)).start()
     assert "or that of its authority, has ended" in daemon.logged("disconnected")["reason"]
     assert daemon.terminate() == 0
     assert server.events("client_registered") == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,24 +28,17 @@ DENIED, LIMITED = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.RESOURCE_EX
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
-    """A folder for all processes of this file."""
-    with Workspace(tmp_path_factory.mktemp("enrollment")) as workspace:
-        yield workspace
-
-
-@pytest.fixture(scope="module")
-def foreign(workspace: Workspace) -> OpensslAuthority:
+def foreign(module_workspace: Workspace) -> OpensslAuthority:
     """An authority of the site, which also signs for clients; its key is not on the coordinator."""
-    return OpensslAuthority(workspace.folder / "foreign")
+    return OpensslAuthority(module_workspace.folder / "foreign")
 
 
 @pytest.fixture(scope="module")
-def server(workspace: Workspace, foreign: OpensslAuthority) -> EnrollingCoordinator:
+def server(module_workspace: Workspace, foreign: OpensslAuthority) -> EnrollingCoordinator:
     """A coordinator that trusts its own authority and another one."""
-    pki = Pki(workspace.folder / "pki")
-    server = EnrollingCoordinator(workspace, pki, address_failures_per_min=1e6)
-    both = workspace.folder / "both.crt"
+    pki = Pki(module_workspace.folder / "pki")
+    server = EnrollingCoordinator(module_workspace, pki, address_failures_per_min=1e6)
+    both = module_workspace.folder / "both.crt"
     both.write_bytes(pki.ca.read_bytes() + foreign.ca.read_bytes())
     server.settings["tls"]["client_ca"] = str(both)
     server.configure()
@@ -248,15 +241,17 @@ def registered(device: RawDevice, name: str) -> bool:
             return False
 
 
-def test_an_enrolled_daemon_works_until_it_is_revoked(workspace: Workspace, server: EnrollingCoordinator) -> None:
+def test_an_enrolled_daemon_works_until_it_is_revoked(
+    module_workspace: Workspace, server: EnrollingCoordinator
+) -> None:
     """A run completes with it; afterwards it is not waited for."""
     device = server.enrolled("edge-e1")
-    folder = Pki(workspace.folder / "edge-e1-tls")
+    folder = Pki(module_workspace.folder / "edge-e1-tls")
     files = folder.issue("client", "edge-e1")
     files.key.write_bytes(device.key_pem)
     files.cert.write_bytes(device.issued.chain)
     files.ca.write_bytes(device.issued.authority)
-    daemon = Daemon(workspace, server, "edge-e1", insecure=False, tls=section(files)).start()
+    daemon = Daemon(module_workspace, server, "edge-e1", insecure=False, tls=section(files)).start()
     server.until_present("edge-e1")
     one = {"clients_per_round": 1, "min_clients": 1}
     server.completed(server.create("enrolled", round=one))
@@ -267,13 +262,13 @@ def test_an_enrolled_daemon_works_until_it_is_revoked(workspace: Workspace, serv
     daemon.kill()
 
 
-def test_a_lost_response_is_repeated_after_a_kill(workspace: Workspace) -> None:
+def test_a_lost_response_is_repeated_after_a_kill(module_workspace: Workspace) -> None:
     """SIGKILL after the token is spent and before the response arrives: the repeat gets the same certificate.
 
     The revocations of before hold after the restart.
     """
-    pki = Pki(workspace.folder / "pki-k")
-    server = EnrollingCoordinator(workspace, pki, name="killed").serve()
+    pki = Pki(module_workspace.folder / "pki-k")
+    server = EnrollingCoordinator(module_workspace, pki, name="killed").serve()
     gone, device, token = server.enrolled("edge-k2"), RawDevice(server), server.create_token("edge-k1")
     with server.admin() as admin:
         admin.revoke_certificates("stolen", name="edge-k2")
@@ -306,11 +301,11 @@ def states(server: EnrollingCoordinator) -> dict[str, str]:
         return {each.id: each.state for each in admin.list_enrollments()}
 
 
-def test_limits_of_requests(workspace: Workspace) -> None:
+def test_limits_of_requests(module_workspace: Workspace) -> None:
     """Renewals of a client, and failures of an address, are refused with a time to wait; others are not affected."""
-    pki = Pki(workspace.folder / "pki-l")
+    pki = Pki(module_workspace.folder / "pki-l")
     server = EnrollingCoordinator(
-        workspace, pki, name="limited", renewals_per_min=2.0, address_failures_per_min=3.0
+        module_workspace, pki, name="limited", renewals_per_min=2.0, address_failures_per_min=3.0
     ).serve()
     first, second = server.enrolled("edge-l1"), server.enrolled("edge-l2")
     for _ in range(2):
@@ -325,7 +320,7 @@ def test_limits_of_requests(workspace: Workspace) -> None:
     assert codes[-1] is LIMITED
 
 
-def test_tokens_are_nowhere_but_in_their_response(workspace: Workspace, server: EnrollingCoordinator) -> None:
+def test_tokens_are_nowhere_but_in_their_response(module_workspace: Workspace, server: EnrollingCoordinator) -> None:
     """Neither in the coordinator's output, nor in its files, history or audit log."""
     tokens = [server.create_token("edge-f1"), server.create_token("edge-f1")]
     RawDevice(server).enroll(tokens[0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,33 +20,22 @@ ONE = {"clients_per_round": 1, "min_clients": 1}
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
-    """A folder for all processes of this file."""
-    with Workspace(tmp_path_factory.mktemp("mtls")) as workspace:
-        yield workspace
-
-
-@pytest.fixture(scope="module")
-def pki(workspace: Workspace) -> Pki:
-    """The authority of the coordinator."""
-    return Pki(workspace.folder / "pki")
-
-
-@pytest.fixture(scope="module")
-def foreign(workspace: Workspace) -> Pki:
+def foreign(module_workspace: Workspace) -> Pki:
     """An authority that the coordinator does not know."""
-    return Pki(workspace.folder / "foreign")
+    return Pki(module_workspace.folder / "foreign")
 
 
 @pytest.fixture(scope="module")
-def server(workspace: Workspace, pki: Pki) -> SecureCoordinator:
+def server(module_workspace: Workspace, pki: Pki) -> SecureCoordinator:
     """A coordinator that requires certificates."""
-    return SecureCoordinator(workspace, pki).serve()
+    return SecureCoordinator(module_workspace, pki).serve()
 
 
-def test_a_run_completes_over_mtls(workspace: Workspace, server: Coordinator, pki: Pki) -> None:
+def test_a_run_completes_over_mtls(module_workspace: Workspace, server: Coordinator, pki: Pki) -> None:
     """Client and admin are named by their certificates, and the history names the admin."""
-    daemon = Daemon(workspace, server, "edge-1", insecure=False, tls=section(pki.issue("client", "edge-1"))).start()
+    daemon = Daemon(
+        module_workspace, server, "edge-1", insecure=False, tls=section(pki.issue("client", "edge-1"))
+    ).start()
     server.until_present("edge-1")
     run = server.create("secure", round=ONE)
     server.completed(run)
@@ -91,10 +79,12 @@ def test_a_session_cannot_be_used_by_another_client(server: Coordinator, pki: Pk
             thief.attend()
 
 
-def test_a_daemon_checks_its_id_against_its_certificate(workspace: Workspace, server: Coordinator, pki: Pki) -> None:
+def test_a_daemon_checks_its_id_against_its_certificate(
+    module_workspace: Workspace, server: Coordinator, pki: Pki
+) -> None:
     """A client_id that is not the certificate's is refused before anything is sent."""
     tls = section(pki.issue("client", "edge-2"))
-    wrong = Daemon(workspace, server, "edge-9", process="misnamed", insecure=False, tls=tls)
+    wrong = Daemon(module_workspace, server, "edge-9", process="misnamed", insecure=False, tls=tls)
     assert wrong.start().wait() == 2
     assert "is the certificate of 'edge-2', but client_id = 'edge-9': remove client_id, or use" in wrong.errors()
 
@@ -115,7 +105,7 @@ REFUSALS = {
 
 @pytest.mark.parametrize("kind", REFUSALS)
 def test_a_daemon_that_cannot_connect_logs_the_reason(
-    workspace: Workspace, server: Coordinator, pki: Pki, foreign: Pki, kind: str
+    module_workspace: Workspace, server: Coordinator, pki: Pki, foreign: Pki, kind: str
 ) -> None:
     """It continues to retry, because certificates can be replaced."""
     own, other = pki.issue("client", "edge-1"), foreign.issue("client", "edge-1")
@@ -124,7 +114,7 @@ def test_a_daemon_that_cannot_connect_logs_the_reason(
         "foreign server": {"insecure": False, "tls": section(replace(own, ca=other.ca))},
         "plain text": {"insecure": True},
     }
-    daemon = Daemon(workspace, server, "edge-1", process=kind.replace(" ", "-"), **settings[kind]).start()
+    daemon = Daemon(module_workspace, server, "edge-1", process=kind.replace(" ", "-"), **settings[kind]).start()
 
     def logged() -> bool:
         reasons = [line["reason"] for line in daemon.events("disconnected")]
@@ -141,13 +131,13 @@ DATES = {"expired": (-10, 7, "ended on 20"), "early": (5, 7, "is not valid befor
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", DATES)
 def test_a_daemon_with_an_invalid_certificate_names_the_date(
-    workspace: Workspace, server: Coordinator, pki: Pki, kind: str
+    module_workspace: Workspace, server: Coordinator, pki: Pki, kind: str
 ) -> None:
     """It stays alive, logs the date and the remedy, and connects without a restart when it has a valid certificate."""
     begins, days, text = DATES[kind]
     name = f"edge-{kind}"
     own = pki.issue("client", name, days, begins)
-    daemon = Daemon(workspace, server, name, insecure=False, tls=section(own)).start()
+    daemon = Daemon(module_workspace, server, name, insecure=False, tls=section(own)).start()
     line = daemon.logged("certificate_invalid")
     assert f"this device's certificate {own.cert} {text}" in line["reason"]
     assert line["todo"]
@@ -156,10 +146,10 @@ def test_a_daemon_with_an_invalid_certificate_names_the_date(
     assert daemon.terminate() == 0
 
 
-def test_the_command_explains_a_refused_plain_text_connection(server: Coordinator, workspace: Workspace) -> None:
+def test_the_command_explains_a_refused_plain_text_connection(server: Coordinator, module_workspace: Workspace) -> None:
     """`fl --insecure` to a port that requires certificates: exit code 3 and the probable reason."""
     address = str(server.settings["admin_listen"])
-    result = run_fl("run", "list", "--insecure", "--server", address, folder=workspace.folder)
+    result = run_fl("run", "list", "--insecure", "--server", address, folder=module_workspace.folder)
     assert result.returncode == 3
     assert "a coordinator with TLS needs your certificates" in result.stderr
 

@@ -49,22 +49,9 @@ NO_IDENTITY = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATE
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
-    """A folder for the coordinator."""
-    with Workspace(tmp_path_factory.mktemp("roles")) as workspace:
-        yield workspace
-
-
-@pytest.fixture(scope="module")
-def pki(workspace: Workspace) -> Pki:
-    """The authority of the coordinator."""
-    return Pki(workspace.folder / "pki")
-
-
-@pytest.fixture(scope="module")
-def server(workspace: Workspace, pki: Pki) -> SecureCoordinator:
+def server(module_workspace: Workspace, pki: Pki) -> SecureCoordinator:
     """A coordinator with one run, which has no owner, because it waits for clients that never come."""
-    server = SecureCoordinator(workspace, pki, {"reflection": True}).serve()
+    server = SecureCoordinator(module_workspace, pki, {"reflection": True}).serve()
     server.create(RUN)
     return server
 
@@ -175,17 +162,17 @@ def _descriptor(service: str) -> Any:
     return descriptor_pool.Default().FindServiceByName(service)
 
 
-def test_the_command_explains_a_refused_role(workspace: Workspace, server: SecureCoordinator, pki: Pki) -> None:
+def test_the_command_explains_a_refused_role(module_workspace: Workspace, server: SecureCoordinator, pki: Pki) -> None:
     """Exit code 4, the role that is needed, and how to get it; `fl whoami` shows what one has."""
     files = pki.issue("viewer", "dora")
     options = ("--ca", files.ca, "--cert", files.cert, "--key", files.key, "--server", server.settings["admin_listen"])
     words = [str(each) for each in options]
-    refused = run_fl("run", "stop", RUN, *words, folder=workspace.folder)
+    refused = run_fl("run", "stop", RUN, *words, folder=module_workspace.folder)
     assert refused.returncode == 4
     text = " ".join(refused.stderr.split())
     assert "viewer:dora is not allowed to do this; needed: the role operator or admin" in text
     assert "`fl ca issue operator NAME`" in text
-    shown = run_fl("whoami", *words, folder=workspace.folder)
+    shown = run_fl("whoami", *words, folder=module_workspace.folder)
     assert shown.returncode == 0
     assert [line.split()[:2] for line in shown.stdout.splitlines()[:3]] == [
         ["identity", "viewer:dora"], ["roles", "viewer"], ["source", "your"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Self
@@ -25,19 +24,6 @@ from tests.processes.process import Process, Workspace, eventually, run_fl
 
 V12, V13 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
 PORTS = ("listen", "admin_listen", "enroll_listen", "token_listen")
-
-
-@pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
-    """A folder for all processes of this file."""
-    with Workspace(tmp_path_factory.mktemp("tls")) as workspace:
-        yield workspace
-
-
-@pytest.fixture(scope="module")
-def pki(workspace: Workspace) -> Pki:
-    """The authority of all programs."""
-    return Pki(workspace.folder / "pki")
 
 
 @pytest.fixture(autouse=True)
@@ -67,17 +53,17 @@ class StartedWithAllPorts(EnrollingCoordinator):
     forks = False
     environment = Started.environment
 
-    def __init__(self, workspace: Workspace, pki: Pki) -> None:
-        keys = workspace.folder / "keys.json"
+    def __init__(self, module_workspace: Workspace, pki: Pki) -> None:
+        keys = module_workspace.folder / "keys.json"
         keys.write_bytes(jwks(Key("k1").public()))
         oidc = {"issuer": ISSUER, "audience": AUDIENCE, "jwks_file": str(keys), "roles": {"fl": "viewer"}}
-        super().__init__(workspace, pki, {"token_listen": "127.0.0.1:0", "oidc": oidc})
+        super().__init__(module_workspace, pki, {"token_listen": "127.0.0.1:0", "oidc": oidc})
 
 
 @pytest.fixture(scope="module")
-def server(workspace: Workspace, pki: Pki) -> SecureCoordinator:
+def server(module_workspace: Workspace, pki: Pki) -> SecureCoordinator:
     """A coordinator with the default version."""
-    return StartedWithAllPorts(workspace, pki).serve()
+    return StartedWithAllPorts(module_workspace, pki).serve()
 
 
 class OneVersion:
@@ -138,11 +124,11 @@ def test_a_downgraded_handshake_is_refused_on_every_port(server: SecureCoordinat
 
 
 @pytest.mark.slow
-def test_a_daemon_connects_to_no_server_with_an_older_version(workspace: Workspace, pki: Pki) -> None:
+def test_a_daemon_connects_to_no_server_with_an_older_version(module_workspace: Workspace, pki: Pki) -> None:
     """The reason in the log names TLS 1.3. Nothing is sent."""
     own = pki.issue("client", "edge-2")
     with OneVersion(pki.issue("server", "old"), V12) as old:
-        daemon = StartedDaemon(workspace, old, "edge-2", insecure=False, tls=section(own)).start()
+        daemon = StartedDaemon(module_workspace, old, "edge-2", insecure=False, tls=section(own)).start()
         reason = daemon.logged("disconnected")["reason"]
         assert daemon.terminate() == 0
     assert "no TLS 1.3" in reason
@@ -153,12 +139,12 @@ def test_a_daemon_connects_to_no_server_with_an_older_version(workspace: Workspa
 @pytest.mark.slow
 @pytest.mark.parametrize(("allowed", "accepted"), [("", []), ("1.2", ["TLSv1.2"])])
 def test_the_command_connects_to_no_server_with_an_older_version(
-    workspace: Workspace, pki: Pki, monkeypatch: pytest.MonkeyPatch, allowed: str, accepted: list[str]
+    module_workspace: Workspace, pki: Pki, monkeypatch: pytest.MonkeyPatch, allowed: str, accepted: list[str]
 ) -> None:
     """The error names TLS 1.3 and the variable that allows TLS 1.2 by name; with it there is a connection."""
     monkeypatch.setenv("FL_TLS_MIN_VERSION", allowed)
     with OneVersion(pki.issue("server", "older"), V12) as old:
-        done = list_runs(workspace.folder, old.address, pki.issue("admin", "alice"))
+        done = list_runs(module_workspace.folder, old.address, pki.issue("admin", "alice"))
         eventually(lambda: old.accepted or old.refused, "a handshake")
     assert done.returncode == 3
     assert old.accepted[:1] == accepted
@@ -172,15 +158,15 @@ def list_runs(folder: Path, address: str, files: Certificates) -> Any:
 
 
 @pytest.mark.slow
-def test_tls_1_2_is_accepted_by_name(workspace: Workspace, pki: Pki) -> None:
+def test_tls_1_2_is_accepted_by_name(module_workspace: Workspace, pki: Pki) -> None:
     """With tls.min_version = "1.2" a coordinator accepts both versions, and a daemon connects with the older one."""
     own = pki.issue("client", "edge-3")
     tls = {**server_section(pki.issue("server", "older")), "min_version": "1.2"}
-    server = Started(workspace, pki, {"state_dir": "older-state", "tls": tls}, "older").serve()
+    server = Started(module_workspace, pki, {"state_dir": "older-state", "tls": tls}, "older").serve()
     assert [handshake(server.address, own, version) for version in (V12, V13)] == ["TLSv1.2", "TLSv1.3"]
     with OneVersion(pki.issue("server", "old"), V12) as old:
         tls = {**section(own), "min_version": "1.2"}
-        daemon = StartedDaemon(workspace, old, "edge-3", insecure=False, tls=tls).start()
+        daemon = StartedDaemon(module_workspace, old, "edge-3", insecure=False, tls=tls).start()
         eventually(lambda: old.accepted, "a handshake with TLS 1.2")
         assert daemon.terminate() == 0
     assert set(old.accepted) == {"TLSv1.2"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +52,9 @@ class MixedFleet(Fleet):
 
 
 @pytest.fixture(scope="module")
-def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MixedFleet]:
+def mixed(module_workspace: Workspace) -> MixedFleet:
     """A fleet for all tests of this file."""
-    with Workspace(tmp_path_factory.mktemp("mixed")) as workspace:
-        yield MixedFleet(workspace, 3)
+    return MixedFleet(module_workspace, 3)
 
 
 @pytest.mark.parametrize("name", RUNS)

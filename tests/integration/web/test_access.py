@@ -26,10 +26,10 @@ COOKIE = "__Host-impetus"
 
 
 @pytest.fixture(scope="module")
-def secured(web_workspace: Workspace, pki: Pki) -> Coordinator:
+def secured(module_workspace: Workspace, pki: Pki) -> Coordinator:
     """A coordinator with certificates and a page."""
     settings: dict[str, Any] = {"insecure": False, "tls": server_section(pki.issue("server", "s"))}
-    return Coordinator(web_workspace, "secured", {**settings, "web_listen": "127.0.0.1:0"}).serve()
+    return Coordinator(module_workspace, "secured", {**settings, "web_listen": "127.0.0.1:0"}).serve()
 
 
 def link(server: Coordinator, files: Certificates) -> str:
@@ -192,10 +192,10 @@ def test_many_streams(plain: Coordinator) -> None:
 
 
 @pytest.mark.slow
-def test_sessions_survive_the_web_process_and_not_the_coordinator(web_workspace: Workspace, pki: Pki) -> None:
+def test_sessions_survive_the_web_process_and_not_the_coordinator(module_workspace: Workspace, pki: Pki) -> None:
     """The coordinator keeps them, in memory."""
     settings: dict[str, Any] = {"insecure": False, "tls": server_section(pki.issue("server", "t"))}
-    server = Coordinator(web_workspace, "kept", {**settings, "web_listen": "127.0.0.1:0"}).serve()
+    server = Coordinator(module_workspace, "kept", {**settings, "web_listen": "127.0.0.1:0"}).serve()
     vera, each = pki.issue("viewer", "vera"), browser(server, pki)
     each.log_in(link(server, vera))
     os.kill(web_process(server).pid, signal.SIGKILL)

@@ -20,9 +20,9 @@ from tests.processes.process import ROOT, Workspace, eventually
 
 
 @pytest.mark.slow
-def test_the_process_comes_back_and_ends_with_the_coordinator(web_workspace: Workspace) -> None:
+def test_the_process_comes_back_and_ends_with_the_coordinator(module_workspace: Workspace) -> None:
     """After SIGKILL of the web process a browser that waits is answered; after SIGKILL of the coordinator it ends."""
-    server = Coordinator(web_workspace, "killed", {"web_listen": "127.0.0.1:0"}).serve()
+    server = Coordinator(module_workspace, "killed", {"web_listen": "127.0.0.1:0"}).serve()
     each = Browser(server.settings["web_listen"])
     assert each.get("/").status == 200
     first = web_process(server)
@@ -42,7 +42,7 @@ def test_the_process_comes_back_and_ends_with_the_coordinator(web_workspace: Wor
 @pytest.mark.slow
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
 def test_a_process_that_cannot_start_is_no_endless_wait(
-    tmp_path: Path, web_workspace: Workspace, pki: Pki, *, secure: bool
+    tmp_path: Path, module_workspace: Workspace, pki: Pki, *, secure: bool
 ) -> None:
     """Browsers get status 503 while it ends at its start, and the page once its environment is whole again."""
     package = tmp_path / "jinja2"
@@ -50,7 +50,7 @@ def test_a_process_that_cannot_start_is_no_endless_wait(
     (package / "__init__.py").write_text("raise ImportError('a file of it is missing')\n")
     tls = {"insecure": False, "tls": server_section(pki.issue("server", "broken"))} if secure else {}
     server = Coordinator(
-        web_workspace, f"broken-{secure}", {**tls, "web_listen": "127.0.0.1:0"}, path=[tmp_path]
+        module_workspace, f"broken-{secure}", {**tls, "web_listen": "127.0.0.1:0"}, path=[tmp_path]
     ).serve()
     each = browser(server, pki) if secure else Browser(server.settings["web_listen"])
 
@@ -75,10 +75,10 @@ def test_a_process_that_cannot_start_is_no_endless_wait(
 
 
 @pytest.mark.slow
-def test_without_the_extra_the_coordinator_does_not_start(tmp_path: Path, web_workspace: Workspace) -> None:
+def test_without_the_extra_the_coordinator_does_not_start(tmp_path: Path, module_workspace: Workspace) -> None:
     """It names the package that is missing, and what to install."""
     block(tmp_path, "starlette")
-    server = Coordinator(web_workspace, "without", {"web_listen": "127.0.0.1:0"}, path=[tmp_path])
+    server = Coordinator(module_workspace, "without", {"web_listen": "127.0.0.1:0"}, path=[tmp_path])
     server.forks = False
     assert server.start().wait() == 2
     assert "web_listen: the web page needs starlette, which is not installed" in server.errors()
@@ -108,10 +108,10 @@ def block(folder: Path, package: str) -> None:
 
 
 def test_the_process_holds_nothing_of_the_coordinator(
-    web_workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+    module_workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No variable of its environment but those that a program needs."""
     monkeypatch.setenv("PGPASSWORD", "hunter2")
-    server = Coordinator(web_workspace, "environment", {"web_listen": "127.0.0.1:0"}).serve()
+    server = Coordinator(module_workspace, "environment", {"web_listen": "127.0.0.1:0"}).serve()
     assert "PGPASSWORD" not in web_process(server).environ()
     server.kill()
