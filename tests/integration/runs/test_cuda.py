@@ -13,12 +13,9 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from fl_ops.commands.cli import app
-from fl_ops.simulate.clients import prepare
-from fl_ops.simulate.settings import SimulationConfig, SimulationSection
-from fl_ops.simulate.simulation import Simulation
-from fl_server.run_spec import from_spec
-from tests.processes.federation import Coordinator, Daemon, Fleet, run_spec
+from tests.processes.federation import Coordinator, Daemon, Fleet
 from tests.processes.process import HERE, Workspace, eventually
+from tests.processes.simulated import simulation
 
 DEVICE = "cuda"
 CLIENTS: dict[str, Any] = {"clients": 3, "names": "edge-{index}", "partition": {"method": "iid", "seed": 1}}
@@ -74,7 +71,10 @@ def test_a_killed_run_comes_near_the_model_of_cpus(
     slow.start()
     mixed.server.completed(name)
     assert len(slow.events("trained", run=name, round=0)) == 1
-    found, expected = exported(mixed.server, name, tmp_path / "model.safetensors"), on_cpus(name, sections)
+    with simulation(name, **sections) as on_cpus:  # in float32
+        list(on_cpus.rounds())
+        expected = on_cpus.model()
+    found = exported(mixed.server, name, tmp_path / "model.safetensors")
     distance = sum(float((found[key] - expected[key]).square().sum()) for key in expected) ** 0.5
     assert distance < 0.05 * sum(float(value.square().sum()) for value in expected.values()) ** 0.5
 
@@ -95,15 +95,6 @@ def test_the_doctor_trains_a_batch_on_the_gpu(mixed: MixedFleet) -> None:
     )
     assert result.returncode == 0, result.stdout + result.stderr
     assert "on cuda" in result.stdout
-
-
-def on_cpus(name: str, sections: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """The model of the same run in float32 on the CPU, simulated in this process."""
-    config = SimulationConfig(from_spec(run_spec(name, **sections)), SimulationSection(**CLIENTS))
-    prepared = prepare(config, config.run.seed)
-    with Simulation(prepared.config, prepared.clients, task=prepared.server_task) as simulation:
-        list(simulation.rounds())
-        return simulation.model()
 
 
 def exported(server: Coordinator, name: str, path: Path) -> dict[str, torch.Tensor]:

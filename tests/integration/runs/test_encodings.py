@@ -7,14 +7,11 @@ from typing import Any
 
 import pytest
 
-from fl_ops.simulate.clients import prepare
-from fl_ops.simulate.settings import SimulationConfig, SimulationSection
-from fl_ops.simulate.simulation import Simulation
-from fl_server.run_spec import from_spec
-from tests.integration.runs.test_simulation import CLIENTS, over_the_wire, replayed, simulated
+from tests.integration.runs.test_simulation import over_the_wire, simulated
 from tests.marks import slow_except
-from tests.processes.federation import Fleet, run_spec
+from tests.processes.federation import Fleet
 from tests.processes.process import HERE, eventually
+from tests.processes.simulated import replay, simulated_digests, simulated_rounds
 
 SCAFFOLD: dict[str, Any] = {"algorithm": {"name": "scaffold"}, "population": 3}
 RUNS: dict[str, dict[str, Any]] = {
@@ -57,13 +54,13 @@ def _task_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", slow_except(RUNS, "int8-scaffold", "topk"))
-def test_simulation_run_and_replay_have_the_same_bits(fleet: Fleet, tmp_path: Path, name: str) -> None:
+def test_simulation_run_and_replay_have_the_same_bits(fleet: Fleet, name: str) -> None:
     """Models, metrics and losses; other models than those of a plain run, and fewer bytes."""
     sections = {**RUNS[name], "stop": {"rounds": 3}}
     run = fleet.server.create(f"encoded-{name}", **sections)
     came = over_the_wire(fleet.server, run)
     assert simulated(run, **sections) == came
-    result = replayed(fleet, run, tmp_path)
+    result = replay(fleet.server, run)
     assert result.exit_code == 0, result.output
     plain = simulated(f"plain-{name}", **{**sections, "encodings": {}})
     assert [each[0] for each in plain] != [each[0] for each in came]
@@ -91,7 +88,7 @@ def test_a_killed_coordinator_ends_with_the_same_models(fleet: Fleet, name: str)
     fleet.server.serve()
     assert fleet.server.run(run).admitted == 1
     slow.hold.unlink()
-    assert [each[0] for each in simulated(run, **sections)] == fleet.server.digests(run)
+    assert simulated_digests(run, **sections) == fleet.server.digests(run)
     trained = quick.events("trained", run=run, round=0)
     assert len(trained) == (2 if name == "eden" else 1)  # two exchanges
 
@@ -109,19 +106,16 @@ def test_a_daemon_killed_with_a_pending_update_sends_it(fleet: Fleet, name: str)
     slow.kill()
     fleet.server.serve()
     slow.start()
-    assert [each[0] for each in simulated(run, **sections)] == fleet.server.digests(run)
+    assert simulated_digests(run, **sections) == fleet.server.digests(run)
     assert len(slow.events("trained", run=run, round=0)) == 1
 
 
 FEWER = {**DIFFERENCES, "encodings": {**DIFFERENCES["encodings"], "difference": "previous"}}
 
 
-def simulated_bytes(name: str, sections: dict[str, Any]) -> list[int]:
+def bytes_down(name: str, sections: dict[str, Any]) -> list[int]:
     """Bytes down of each round of the same run, simulated in this process."""
-    config = SimulationConfig(from_spec(run_spec(name, **sections)), SimulationSection(**CLIENTS))
-    prepared = prepare(config, config.run.seed)
-    with Simulation(prepared.config, prepared.clients, task=prepared.server_task) as simulation:
-        return [done.bytes_down for done in simulation.rounds()]
+    return [done.bytes_down for done in simulated_rounds(name, **sections)]
 
 
 def test_differences_are_fewer_bytes_of_the_same_run(fleet: Fleet) -> None:
@@ -134,7 +128,7 @@ def test_differences_are_fewer_bytes_of_the_same_run(fleet: Fleet) -> None:
     fewer, whole = ([done.bytes_down for done in fleet.server.rounds(name)] for name in ("fewer", "whole"))
     assert fewer[0] == whole[0]
     assert all(less < more for less, more in zip(fewer[1:], whole[1:], strict=True))
-    assert (fewer, whole) == (simulated_bytes("fewer", FEWER), simulated_bytes("whole", DIFFERENCES))
+    assert (fewer, whole) == (bytes_down("fewer", FEWER), bytes_down("whole", DIFFERENCES))
     assert not any(daemon.events("difference_not_used") for daemon in fleet.daemons.values())
 
 
@@ -151,10 +145,10 @@ def test_a_kill_after_a_difference_ends_with_the_same_models(fleet: Fleet, kille
         first = server.until(run, lambda status: status.rounds_done == 1, "it commits one round and waits")
         fleet.hold()
         admin.resume_run(run)
-    expected = first.bytes_down + simulated_bytes(run, FEWER)[1]
+    expected = first.bytes_down + bytes_down(run, FEWER)[1]
     server.until(run, lambda status: status.bytes_down == expected, "all clients have fetched the differences")
     process = server if killed == "server" else fleet[killed]
     process.kill()
     server.serve() if killed == "server" else fleet[killed].start()
     fleet.release()
-    assert [each[0] for each in simulated(run, **DIFFERENCES)] == server.digests(run)
+    assert simulated_digests(run, **DIFFERENCES) == server.digests(run)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +10,9 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from fl_ops.commands.cli import app
-from fl_ops.simulate.clients import prepare
-from fl_ops.simulate.settings import SimulationConfig, SimulationSection
-from fl_ops.simulate.simulation import Simulation
-from fl_server.run_spec import from_spec
-from tests.processes.federation import TASK, Coordinator, Daemon, run_spec
+from tests.processes.federation import Coordinator, Daemon
 from tests.processes.process import HERE, Workspace
+from tests.processes.simulated import check_replay, simulation
 
 PARTITION: dict[str, Any] = {"method": "iid", "seed": 1}
 OPTIONS = {"model": "bfloat16"}
@@ -28,7 +24,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.slow
 def test_a_killed_run_has_the_simulated_bits_and_is_replayed(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Client states and a direction, or adaptive state; the coordinator is killed after two of five rounds."""
     monkeypatch.syspath_prepend(HERE)
@@ -44,29 +40,11 @@ def test_a_killed_run_has_the_simulated_bits_and_is_replayed(
         server.until(name, lambda run: run.rounds_done >= 2, "two rounds are done")
         server.kill()
         server.serve()
-        digests, model = simulated(name, sections)
+        with simulation(name, **sections) as again:
+            digests, model = [done.digest for done in again.rounds()], again.model()
         assert server.digests(name) == digests
-        check_replay(server, name, tmp_path / f"{name}.toml")
+        check_replay(server, name, {"options": OPTIONS})
         check_export(server, name, model)
-
-
-def simulated(name: str, sections: dict[str, Any]) -> tuple[list[str], dict[str, torch.Tensor]]:
-    """Digests and the last model of the same run, simulated in this process."""
-    section = SimulationSection(clients=3, names="edge-{index}", partition=PARTITION)
-    prepared = prepare(SimulationConfig(from_spec(run_spec(name, **sections)), section), 7)
-    with Simulation(prepared.config, prepared.clients, task=prepared.server_task) as simulation:
-        return [done.digest for done in simulation.rounds()], simulation.model()
-
-
-def check_replay(server: Coordinator, name: str, config: Path) -> None:
-    """`fl simulate --replay` computes the same models from the ledger."""
-    config.write_text(
-        f'[task]\nname = "{TASK}"\noptions = {{ model = "bfloat16" }}\n[simulation]\nclients = 3\n'
-        'names = "edge-{index}"\npartition = { method = "iid", seed = 1 }\n'
-    )
-    state = str(server.settings["state_dir"])
-    result = CliRunner().invoke(app, ["simulate", str(config), "--replay", name, "--state-dir", state])
-    assert result.exit_code == 0, result.output
 
 
 def check_export(server: Coordinator, name: str, model: dict[str, torch.Tensor]) -> None:

@@ -5,20 +5,14 @@ Each of the three homes of the optimizer's state is covered: none, the device, a
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from fl_ops.commands.cli import app
 from fl_ops.errors import OpsError
-from fl_ops.simulate.clients import prepare
-from fl_ops.simulate.settings import SimulationConfig, SimulationSection
-from fl_ops.simulate.simulation import Simulation
-from fl_server.run_spec import from_spec
-from tests.processes.federation import TASK, Fleet, run_spec
+from tests.processes.federation import Fleet
 from tests.processes.process import HERE
+from tests.processes.simulated import check_replay, simulated_digests
 
 LOCAL: dict[str, Any] = {
     "learning_rate": 0.01,
@@ -42,41 +36,22 @@ def sections(state: str, **more: Any) -> dict[str, Any]:
     return {"algorithm": {"name": "fedavg"}, "local": {**LOCAL, "optimizer": optimizer}, "stop": {"rounds": 5}, **more}
 
 
-def simulated(name: str, state: str) -> list[str]:
-    """Digests of the models of the same run, simulated in this process."""
-    section = SimulationSection(clients=3, names="edge-{index}", partition={"method": "iid", "seed": 1})
-    prepared = prepare(SimulationConfig(from_spec(run_spec(name, **sections(state))), section), 7)
-    with Simulation(prepared.config, prepared.clients, task=prepared.server_task) as simulation:
-        return [done.digest for done in simulation.rounds()]
-
-
-def check_replay(fleet: Fleet, run: str, config: Path) -> None:
-    """`fl simulate --replay` computes the same models from the ledger."""
-    config.write_text(
-        f'[task]\nname = "{TASK}"\n[simulation]\nclients = 3\nnames = "edge-{{index}}"\n'
-        'partition = { method = "iid", seed = 1 }\n'
-    )
-    state = str(fleet.server.settings["state_dir"])
-    result = CliRunner().invoke(app, ["simulate", str(config), "--replay", run, "--state-dir", state])
-    assert result.exit_code == 0, result.output
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("state", ["fresh", "device", "server"])
-def test_adamw_survives_a_killed_coordinator_with_the_simulated_bits(fleet: Fleet, tmp_path: Path, state: str) -> None:
+def test_adamw_survives_a_killed_coordinator_with_the_simulated_bits(fleet: Fleet, state: str) -> None:
     """The coordinator is killed after two of five rounds; run, simulation and replay have the same models."""
     name = f"adamw-{state}"
     fleet.server.create(name, **sections(state))
     fleet.server.until(name, lambda run: run.rounds_done >= 2, "two rounds are done")
     fleet.server.kill()
     fleet.server.serve()
-    assert fleet.server.digests(name) == simulated(name, state)
-    check_replay(fleet, name, tmp_path / "clients.toml")
+    assert fleet.server.digests(name) == simulated_digests(name, **sections(state))
+    check_replay(fleet.server, name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("state", ["device", "server"])
-def test_a_killed_daemon_goes_on_from_the_state_that_counted(fleet: Fleet, tmp_path: Path, state: str) -> None:
+def test_a_killed_daemon_goes_on_from_the_state_that_counted(fleet: Fleet, state: str) -> None:
     """A daemon is killed while it trains in the third round and comes back. A replay has the same models."""
     name = f"killed-{state}"
     fleet.hold()
@@ -89,13 +64,15 @@ def test_a_killed_daemon_goes_on_from_the_state_that_counted(fleet: Fleet, tmp_p
     fleet["edge-2"].kill()
     fleet["edge-2"].start()
     fleet.server.completed(name)
-    check_replay(fleet, name, tmp_path / "clients.toml")
+    check_replay(fleet.server, name)
 
 
 @pytest.mark.slow
 def test_the_state_changes_the_models(fleet: Fleet) -> None:
     """A state that is kept, or averaged, gives other models from the second round on, and the same first one."""
-    fresh, device, server = (simulated(f"state-{state}", state) for state in ("fresh", "device", "server"))
+    fresh, device, server = (
+        simulated_digests(f"state-{state}", **sections(state)) for state in ("fresh", "device", "server")
+    )
     assert fresh[0] == device[0] == server[0]
     assert len({fresh[1], device[1], server[1]}) == 3
 

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from fl_ops.commands.cli import app
-from fl_ops.simulate.clients import prepare
-from fl_ops.simulate.settings import SimulationConfig, SimulationSection
-from fl_ops.simulate.simulation import Simulation
-from fl_server.run_spec import from_spec
-from tests.processes.federation import Coordinator, Daemon, Fleet, run_spec
+from tests.processes.federation import Coordinator, Daemon, Fleet
 from tests.processes.process import HERE, Workspace, eventually
+from tests.processes.simulated import check_replay, simulated_digests
 
 TASK = "sequence_task:Counting"
 PARTITION: dict[str, Any] = {"method": "iid", "seed": 1}
@@ -63,7 +57,7 @@ class BatchedFleet(SequenceFleet):
     ],
 )
 def test_a_killed_run_has_the_simulated_bits_and_is_replayed(
-    kind: type[SequenceFleet], method: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    kind: type[SequenceFleet], method: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Coordinator and one daemon are killed in the first round. The models are those of a simulation and a replay."""
     monkeypatch.syspath_prepend(HERE)
@@ -78,10 +72,10 @@ def test_a_killed_run_has_the_simulated_bits_and_is_replayed(
     fleet.server.serve()
     slow.start()
     slow.hold.unlink()
-    digests = simulated(method, sections)
+    digests = simulated_digests(method, **sections)
     assert fleet.server.digests(method) == digests
     assert len(set(digests)) == 3
-    check_replay(fleet.server, method, options, tmp_path / "replay.toml")
+    check_replay(fleet.server, method, {"name": TASK, "options": options})
     check_evaluations(fleet.server, method)
     offers = [fleet.server.client(f"edge-{index}").tasks[0] for index in range(3)]
     own = 4 if kind is BatchedFleet else 0
@@ -92,23 +86,3 @@ def check_evaluations(server: Coordinator, name: str) -> None:
     """The server has evaluated each round, and three clients the last one."""
     eventually(lambda: server.rounds(name)[-1].metrics.get("clients_evaluated") == 3, "the clients have evaluated")
     assert all({"loss", "accuracy"} <= round_.metrics.keys() for round_ in server.rounds(name))
-
-
-def simulated(name: str, sections: dict[str, Any]) -> list[str]:
-    """Digests of the same run, simulated in this process, without workers."""
-    section = SimulationSection(clients=3, names="edge-{index}", partition=PARTITION)
-    prepared = prepare(SimulationConfig(from_spec(run_spec(name, **sections)), section), 7)
-    with Simulation(prepared.config, prepared.clients, task=prepared.server_task) as simulation:
-        return [done.digest for done in simulation.rounds()]
-
-
-def check_replay(server: Coordinator, name: str, options: dict[str, Any], config: Path) -> None:
-    """`fl simulate --replay` computes the same models from the ledger."""
-    config.write_text(
-        f'[task]\nname = "{TASK}"\noptions = {{ form = "{options["form"]}", kept = {options["kept"]} }}\n'
-        '[simulation]\nclients = 3\nnames = "edge-{index}"\npartition = { method = "iid", seed = 1 }\n'
-    )
-    state = str(server.settings["state_dir"])
-    result = CliRunner().invoke(app, ["simulate", str(config), "--replay", name, "--state-dir", state])
-    assert result.exit_code == 0, result.output
-    assert "every model equals the ledger's bit for bit" in result.output

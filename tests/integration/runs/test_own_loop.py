@@ -11,14 +11,10 @@ from typer.testing import CliRunner
 
 from fl_ops.commands.cli import app
 from fl_ops.errors import OpsError
-from fl_ops.simulate.clients import prepare
-from fl_ops.simulate.reports import RoundResult
-from fl_ops.simulate.settings import SimulationConfig, SimulationSection
-from fl_ops.simulate.simulation import Simulation
-from fl_server.run_spec import from_spec
 from protos.fl.v1 import admin_pb2
-from tests.processes.federation import Coordinator, Daemon, Fleet, run_spec
+from tests.processes.federation import Coordinator, Daemon, Fleet
 from tests.processes.process import HERE, Workspace
+from tests.processes.simulated import simulated_rounds
 
 LOOP = "loop_task:Looped"
 SECTIONS: dict[str, Any] = {
@@ -62,14 +58,6 @@ def fleet(module_fleet: LoopFleet, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     module_fleet.release()
 
 
-def simulated(name: str, sections: dict[str, Any]) -> list[RoundResult]:
-    """The rounds of the same run, simulated in this process."""
-    section = SimulationSection(clients=3, names="edge-{index}", partition={"method": "iid", "seed": 1})
-    prepared = prepare(SimulationConfig(from_spec(run_spec(name, **sections)), section), 7)
-    with Simulation(prepared.config, prepared.clients, task=prepared.server_task) as simulation:
-        return list(simulation.rounds())
-
-
 def epochs_of(summary: admin_pb2.RoundSummary) -> list[dict[str, float]]:
     """The metrics of its local epochs as plain values."""
     return [dict(epoch.values) for epoch in summary.local_epochs]
@@ -86,7 +74,7 @@ def test_a_networked_run_is_the_simulated_run(fleet: LoopFleet, request: pytest.
     name = f"loop-{request.node.callspec.id}"
     fleet.server.create(name, **sections)
     fleet.server.completed(name)
-    expected, came = simulated(name, sections), fleet.server.rounds(name)
+    expected, came = simulated_rounds(name, **sections), fleet.server.rounds(name)
     assert [(done.digest, done.training_loss) for done in expected] == [
         (done.model_digest, done.training_loss) for done in came
     ]
@@ -94,7 +82,7 @@ def test_a_networked_run_is_the_simulated_run(fleet: LoopFleet, request: pytest.
     assert [len(done.local_epochs) for done in came] == [sections["local"]["epochs"] or 1] * 5
     assert all(epoch.keys() == {"loss", "accuracy"} for epoch in epochs_of(came[0]))
     plain = {**sections, "task": {"name": "tiny_task:Tiny"}}
-    assert simulated(name, plain)[0].digest != expected[0].digest
+    assert simulated_rounds(name, **plain)[0].digest != expected[0].digest
 
 
 @pytest.mark.slow
@@ -106,7 +94,7 @@ def test_killed_processes_change_no_bit(fleet: LoopFleet, tmp_path: Path) -> Non
     fleet.server.serve()
     quick.start()
     slow.hold.unlink()
-    expected = simulated("killed", SECTIONS)
+    expected = simulated_rounds("killed", **SECTIONS)
     assert fleet.server.digests("killed") == [done.digest for done in expected]
     assert [epochs_of(done) for done in fleet.server.rounds("killed")] == [
         list(map(dict, done.local_epochs)) for done in expected
@@ -166,7 +154,7 @@ def test_other_methods_are_inexact_where_the_run_allows_it(fleet: LoopFleet, met
     }  # fmt: skip
     fleet.server.create(f"inexact-{method}", **sections)
     assert fleet.server.digests(f"inexact-{method}") == [
-        done.digest for done in simulated(f"inexact-{method}", sections)
+        done.digest for done in simulated_rounds(f"inexact-{method}", **sections)
     ]
 
 

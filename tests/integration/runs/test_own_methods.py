@@ -10,17 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from fl_ops.commands.cli import app
 from fl_ops.errors import OpsError
-from fl_ops.simulate.clients import prepare
-from fl_ops.simulate.settings import SimulationConfig, SimulationSection
-from fl_ops.simulate.simulation import Simulation
-from fl_server.run_spec import from_spec
 from protos.fl.v1 import admin_pb2
-from tests.processes.federation import TASK, Coordinator, Daemon, run_spec
+from tests.processes.federation import Coordinator, Daemon
 from tests.processes.process import HERE, ROOT, Workspace
+from tests.processes.simulated import replay, simulated_digests
 
 EXAMPLE = ROOT / "examples" / "sign-momentum"
 METHOD, MEDIAN, SIMILAR = (
@@ -68,25 +63,6 @@ def started(workspace: Workspace, server: Coordinator, index: int, **settings: A
     return daemon
 
 
-def simulated(name: str, **sections: Any) -> list[str]:
-    """Digests of the same run, simulated in this process."""
-    section = SimulationSection(clients=3, names="edge-{index}", partition=PARTITION)
-    prepared = prepare(SimulationConfig(from_spec(run_spec(name, **sections)), section), 7)
-    with Simulation(prepared.config, prepared.clients, task=prepared.server_task) as simulation:
-        return [done.digest for done in simulation.rounds()]
-
-
-def replayed(server: Coordinator, name: str) -> Result:
-    """`fl simulate --replay` of a run."""
-    config = server.folder / f"{name}-replay.toml"
-    config.write_text(
-        f'[task]\nname = "{TASK}"\n[simulation]\nclients = 3\nnames = "edge-{{index}}"\n'
-        'partition = { method = "iid", seed = 1 }\n'
-    )
-    state = str(server.settings["state_dir"])
-    return CliRunner().invoke(app, ["simulate", str(config), "--replay", name, "--state-dir", state])
-
-
 @pytest.mark.slow
 def test_killed_runs_have_the_simulated_bits_and_are_replayed(workspace: Workspace) -> None:
     """A method with a payload and a schedule of its own, and both kinds of reducers; coordinator and daemon die."""
@@ -99,11 +75,11 @@ def test_killed_runs_have_the_simulated_bits_and_are_replayed(workspace: Workspa
         server.kill()
         daemons[1].start()
         server.serve()
-        digests = simulated(name, **sections, stop={"rounds": 5})
+        digests = simulated_digests(name, **sections, stop={"rounds": 5})
         assert server.digests(name) == digests
-        result = replayed(server, name)
+        result = replay(server, name)
         assert result.exit_code == 0, result.output
-    assert simulated("median", stop={"rounds": 5}) != digests
+    assert simulated_digests("median", stop={"rounds": 5}) != digests
     offered = server.client("edge-0").methods
     assert [offer.name for offer in offered] == [METHOD]
     assert offered[0].fingerprint.version == "1"
@@ -217,7 +193,7 @@ def test_a_coordinator_with_other_code_does_not_go_on(workspace: Workspace, tmp_
     server.kill()
     module.write_text(text)
     server.serve()
-    assert server.digests("changed") == simulated("changed", **sections)
+    assert server.digests("changed") == simulated_digests("changed", **sections)
 
 
 def test_a_reducer_that_raises_fails_the_run_with_its_message(workspace: Workspace) -> None:

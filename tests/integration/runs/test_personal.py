@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,14 +13,10 @@ from typer.testing import CliRunner
 
 from fl_ops.commands.cli import app
 from fl_ops.errors import OpsError
-from fl_ops.simulate.clients import prepare
-from fl_ops.simulate.reports import RoundResult
-from fl_ops.simulate.settings import SimulationConfig, SimulationSection
-from fl_ops.simulate.simulation import Simulation
-from fl_server.run_spec import from_spec
 from tests.marks import slow_except
-from tests.processes.federation import TASK, Daemon, Fleet, run_spec
+from tests.processes.federation import Daemon, Fleet
 from tests.processes.process import HERE, Workspace
+from tests.processes.simulated import check_replay, simulated_digests, simulated_rounds
 
 OPTIONS = {"model": "batchnorm", "kept": 16}
 HEAD = ["3.*"]
@@ -67,32 +62,13 @@ def fleet(module_fleet: PersonalFleet, monkeypatch: pytest.MonkeyPatch) -> Itera
     module_fleet.release()
 
 
-def simulated(name: str, sections: dict[str, Any]) -> list[RoundResult]:
-    """The rounds of the same run, simulated in this process."""
-    section = SimulationSection(clients=3, names="edge-{index}", partition={"method": "iid", "seed": 1})
-    prepared = prepare(SimulationConfig(from_spec(run_spec(name, **sections)), section), 7)
-    with Simulation(prepared.config, prepared.clients, task=prepared.server_task) as simulation:
-        return list(simulation.rounds())
-
-
-def check_replay(fleet: Fleet, name: str, config: Path) -> None:
-    """`fl simulate --replay` computes the same models from the ledger."""
-    config.write_text(
-        f'[task]\nname = "{TASK}"\noptions = {{ model = "batchnorm", kept = 16 }}\n[simulation]\nclients = 3\n'
-        'names = "edge-{index}"\npartition = { method = "iid", seed = 1 }\n'
-    )
-    state = str(fleet.server.settings["state_dir"])
-    result = CliRunner().invoke(app, ["simulate", str(config), "--replay", name, "--state-dir", state])
-    assert result.exit_code == 0, result.output
-
-
 @pytest.mark.parametrize("method", slow_except(METHODS, "fedcm", "scaffold"))
 def test_a_networked_run_is_the_simulated_run(fleet: PersonalFleet, method: str) -> None:
     """Models, and evaluations with and without the personal values, are equal for a head and for norms with buffers."""
     sections = {**SECTIONS, **METHODS[method]}
     fleet.server.create(f"wire-{method}", **sections)
     fleet.server.completed(f"wire-{method}")
-    expected = simulated(f"wire-{method}", sections)
+    expected = simulated_rounds(f"wire-{method}", **sections)
     fleet.server.until(
         f"wire-{method}", lambda run: "clients_evaluated" in run.latest.metrics, "clients have evaluated"
     )
@@ -105,7 +81,7 @@ def test_a_networked_run_is_the_simulated_run(fleet: PersonalFleet, method: str)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedcm", "scaffold"])
-def test_killed_processes_change_no_bit(fleet: PersonalFleet, method: str, tmp_path: Path) -> None:
+def test_killed_processes_change_no_bit(fleet: PersonalFleet, method: str) -> None:
     """Coordinator and daemon are killed after two of five rounds. The models are those of the simulation and replay."""
     name, sections = f"killed-{method}", {**SECTIONS, **METHODS[method]}
     fleet.server.create(name, **sections)
@@ -114,8 +90,8 @@ def test_killed_processes_change_no_bit(fleet: PersonalFleet, method: str, tmp_p
     fleet["edge-1"].kill()
     fleet.server.serve()
     fleet["edge-1"].start()
-    assert fleet.server.digests(name) == [done.digest for done in simulated(name, sections)]
-    check_replay(fleet, name, tmp_path / "run.toml")
+    assert fleet.server.digests(name) == simulated_digests(name, **sections)
+    check_replay(fleet.server, name, {"options": OPTIONS})
 
 
 def test_an_update_that_was_trained_before_a_kill_keeps_its_values(fleet: PersonalFleet) -> None:
@@ -127,12 +103,12 @@ def test_an_update_that_was_trained_before_a_kill_keeps_its_values(fleet: Person
     fleet.server.serve()
     quick.start()
     slow.hold.unlink()
-    assert fleet.server.digests("promoted") == [done.digest for done in simulated("promoted", sections)]
+    assert fleet.server.digests("promoted") == simulated_digests("promoted", **sections)
     assert len(quick.events("trained", run="promoted", round=0)) == 1
 
 
 @pytest.mark.slow
-def test_a_device_that_lost_its_values_starts_again_alone(fleet: PersonalFleet, tmp_path: Path) -> None:
+def test_a_device_that_lost_its_values_starts_again_alone(fleet: PersonalFleet) -> None:
     """Its state directory is deleted during the run. The others keep their values, and a replay has the same models."""
     sections = {**SECTIONS, **METHODS["fedavg"], "round": {"clients_per_round": 3}}
     fleet.server.create("lost", **sections)
@@ -147,9 +123,9 @@ def test_a_device_that_lost_its_values_starts_again_alone(fleet: PersonalFleet, 
     digests = fleet.server.digests("lost")
     history = fleet.server.history("lost")
     assert ("state_lost" in history, "states_restarted" in history) == (True, False)
-    assert digests[0] == simulated("lost", sections)[0].digest
-    assert digests[-1] != simulated("lost", sections)[-1].digest
-    check_replay(fleet, "lost", tmp_path / "run.toml")
+    assert digests[0] == simulated_digests("lost", **sections)[0]
+    assert digests[-1] != simulated_digests("lost", **sections)[-1]
+    check_replay(fleet.server, "lost", {"options": OPTIONS})
 
 
 def test_the_server_keeps_the_initial_values(fleet: PersonalFleet) -> None:

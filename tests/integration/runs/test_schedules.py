@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.runs.test_simulation import replayed, simulated
+from tests.integration.runs.test_simulation import simulated
 from tests.processes.federation import Fleet
 from tests.processes.process import HERE
+from tests.processes.simulated import replay, simulated_digests
 
 METHODS: dict[str, dict[str, Any]] = {
     "mofedsam": {
@@ -32,7 +32,7 @@ def _task_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_a_killed_and_extended_run_is_the_simulated_one(fleet: Fleet, tmp_path: Path, method: str) -> None:
+def test_a_killed_and_extended_run_is_the_simulated_one(fleet: Fleet, method: str) -> None:
     """SIGKILL in the third of four rounds, then two rounds more, which keep the values of the last planned one.
 
     The models are those of an undisturbed simulation and of a replay, and not those of a run without schedules.
@@ -53,10 +53,10 @@ def test_a_killed_and_extended_run_is_the_simulated_one(fleet: Fleet, tmp_path: 
         admin.extend_run(name, 2, 0.0)
     digests = fleet.server.digests(name)
     longer: dict[str, Any] = {"stop": {"rounds": 6}, "planned_rounds": 4}
-    assert digests == [digest for digest, _, _ in simulated(name, algorithm=algorithm, **longer)]
+    assert digests == simulated_digests(name, algorithm=algorithm, **longer)
     plain = simulated(name, algorithm={**algorithm, "schedules": {}}, **longer)
     assert [digests[t] == plain[t][0] for t in (0, 5)] == [True, False]
-    result = replayed(fleet, name, tmp_path)
+    result = replay(fleet.server, name)
     assert result.exit_code == 0, result.output
     shown = fleet.server.run(name).spec
     assert shown.algorithm.schedules["beta"].end == METHODS[method]["schedules"]["beta"]["end"]

@@ -7,19 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 import algorithms as fl
-from fl_ops.commands.cli import app
-from fl_ops.simulate.clients import prepare
-from fl_ops.simulate.settings import SimulationConfig, SimulationSection
-from fl_ops.simulate.simulation import Simulation
-from fl_server.run_spec import from_spec
 from tests.marks import slow_except
-from tests.processes.federation import TASK, Coordinator, Daemon, Fleet, run_spec
+from tests.processes.federation import Coordinator, Daemon, Fleet
 from tests.processes.process import HERE, Workspace
+from tests.processes.simulated import replay, simulated_rounds
 
-CLIENTS: dict[str, Any] = {"clients": 3, "names": "edge-{index}", "partition": {"method": "iid", "seed": 1}}
 BERNOULLI = {"sampling": "bernoulli", "rate": 0.5, "clients_per_round": None}
 
 
@@ -35,10 +29,8 @@ def _task_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def simulated(name: str, **sections: Any) -> list[Round]:
     """Digest, evaluation and training loss of each round of the same run, simulated in this process."""
-    config = SimulationConfig(from_spec(run_spec(name, **sections)), SimulationSection(**CLIENTS))
-    prepared = prepare(config, config.run.seed)
-    with Simulation(prepared.config, prepared.clients, task=prepared.server_task) as simulation:
-        return [(done.digest, dict(done.metrics), done.training_loss) for done in simulation.rounds()]
+    rounds = simulated_rounds(name, **sections)
+    return [(done.digest, dict(done.metrics), done.training_loss) for done in rounds]
 
 
 def over_the_wire(server: Coordinator, name: str) -> list[Round]:
@@ -107,7 +99,7 @@ def test_simulated_and_networked_runs_agree_with_other_settings(
     assert simulated(name, **sections) == over_the_wire(fleet.server, name)
 
 
-def test_a_limit_relative_to_earlier_norms_is_simulated_and_replayed(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_limit_relative_to_earlier_norms_is_simulated_and_replayed(fleet: Fleet) -> None:
     """The clip factors depend on earlier rounds. They are equal in run, simulation and replay, and some are below 1."""
     plain = {"clients_per_round": 3}
     sections = {"algorithm": {"name": "fedavg"}, "stop": {"rounds": 6}}
@@ -117,7 +109,7 @@ def test_a_limit_relative_to_earlier_norms_is_simulated_and_replayed(fleet: Flee
     assert came == over_the_wire(fleet.server, "wire-relative")
     unlimited = simulated("wire-relative", **sections, round=plain)
     assert (came[:3] == unlimited[:3], came[-1] == unlimited[-1]) == (True, False)
-    result = replayed(fleet, "wire-relative", tmp_path)
+    result = replay(fleet.server, "wire-relative")
     assert result.exit_code == 0, result.output
 
 
@@ -132,18 +124,7 @@ def test_buffers_and_frozen_parts(workspace: Workspace, model: str) -> None:
     assert simulated(model, task={"options": options}, stop={"rounds": 2}) == over_the_wire(server, model)
 
 
-def replayed(fleet: Fleet, run: str, folder: Path, *options: str, seed: int = 1) -> Result:
-    """`fl simulate --replay` of a run of the fleet."""
-    config = folder / "clients.toml"
-    config.write_text(
-        f'[task]\nname = "{TASK}"\n[simulation]\nclients = 3\nnames = "edge-{{index}}"\n'
-        f'partition = {{ method = "iid", seed = {seed} }}\n'
-    )
-    state = fleet.server.settings["state_dir"]
-    return CliRunner().invoke(app, ["simulate", str(config), "--replay", run, "--state-dir", state, *options])
-
-
-def test_a_run_that_lost_a_daemon_is_replayed(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_run_that_lost_a_daemon_is_replayed(fleet: Fleet) -> None:
     """First arrivals close the rounds, and a daemon dies during training. The accepted lists give the same models."""
     fleet.hold()
     fleet.server.create("replayed", round={"close": "goal", "over_selection": 1.5, "min_clients": 2})
@@ -153,13 +134,13 @@ def test_a_run_that_lost_a_daemon_is_replayed(fleet: Fleet, tmp_path: Path) -> N
     fleet.release()
     digests = fleet.server.digests("replayed")
     assert fleet.server.rounds("replayed")[0].dropped == 1
-    result = replayed(fleet, "replayed", tmp_path)
+    result = replay(fleet.server, "replayed")
     assert result.exit_code == 0, result.output
     assert all(f"round {number}: 2 clients, same model, {digest}" in result.output
                for number, digest in enumerate(digests))  # fmt: skip
 
 
-def test_lost_states_are_replayed(fleet: Fleet, tmp_path: Path) -> None:
+def test_lost_states_are_replayed(fleet: Fleet) -> None:
     """A daemon that lost its state starts a new state epoch, and so does the replay."""
     fleet.hold()
     fleet.server.create("new-epoch", algorithm={"name": "scaffold"}, population=3, round={"clients_per_round": 3})
@@ -174,7 +155,7 @@ def test_lost_states_are_replayed(fleet: Fleet, tmp_path: Path) -> None:
         admin.resume_run("new-epoch")
     fleet.server.completed("new-epoch")
     assert "states_restarted" in fleet.server.history("new-epoch")
-    result = replayed(fleet, "new-epoch", tmp_path)
+    result = replay(fleet.server, "new-epoch")
     assert result.exit_code == 0, result.output
 
 
@@ -186,15 +167,15 @@ def test_ids_and_shards_come_from_the_daemons_files(fleet: Fleet, tmp_path: Path
     configs.mkdir()
     for daemon in fleet.daemons.values():
         (configs / daemon.config.name).write_text(daemon.config.read_text())
-    result = replayed(fleet, "by-files", tmp_path, "--client-configs", str(configs), seed=2)
+    result = replay(fleet.server, "by-files", "--client-configs", str(configs), seed=2)
     assert result.exit_code == 0, result.output
 
 
-def test_a_replay_with_other_data_differs(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_replay_with_other_data_differs(fleet: Fleet) -> None:
     """Exit code 1 at the first different round, with its number and the clients with different updates."""
     fleet.server.create("other-data")
     fleet.server.completed("other-data")
-    result = replayed(fleet, "other-data", tmp_path, seed=2)
+    result = replay(fleet.server, "other-data", seed=2)
     assert result.exit_code == 1
     assert "round 0: 2 clients, ANOTHER model" in result.output
     assert "; the updates of edge-" in result.output
