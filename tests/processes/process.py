@@ -147,7 +147,11 @@ class Process:
 
     def tail(self, lines: int = 12) -> str:
         """The last lines of its output, for the report of a failed test."""
-        texts = [path.read_text().splitlines()[-lines:] for path in (self._out, self._err) if path.exists()]
+        texts = [
+            path.read_text(errors="backslashreplace").splitlines()[-lines:]
+            for path in (self._out, self._err)
+            if path.exists()
+        ]
         return "\n".join(line[:250] for text in texts for line in text)
 
 

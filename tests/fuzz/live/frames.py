@@ -70,8 +70,8 @@ class RawCall:
 def exchange(address: str, sent: bytes, certificates: Certificates | None, wait_s: float = 5.0) -> int | None:
     """Send bytes on a new connection; returns the call's grpc-status, None if the connection ended without one."""
     host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), wait_s) as plain:
-        channel = plain if certificates is None else _secured(plain, certificates)
+    plain = socket.create_connection((host, int(port)), wait_s)
+    with plain if certificates is None else _secured(plain, certificates) as channel:
         received = b""
         try:
             channel.sendall(sent)

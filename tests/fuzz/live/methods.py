@@ -16,7 +16,7 @@ from tests.fuzz.parsers.handlers import is_served
 
 CLIENTS, OPERATORS, PROBES, DEVICES = "listen", "admin_listen", "health_listen", "enroll_listen"
 """Ports, by the names of their settings."""
-FIRST_ONLY = frozenset({"Attend", "WatchRun", "Watch"})
+FIRST_ONLY = frozenset({"Attend", "WatchHistory", "WatchRun", "Watch"})
 """Streams without an end: the fuzzer takes the first response and hangs up."""
 
 
