@@ -18,7 +18,6 @@ from tests.processes.process import HERE, Workspace, eventually
 from tests.processes.simulated import simulation
 
 DEVICE = "cuda"
-CLIENTS: dict[str, Any] = {"clients": 3, "names": "edge-{index}", "partition": {"method": "iid", "seed": 1}}
 RUNS: dict[str, dict[str, Any]] = {
     "fedcm": {},
     "scaffold-int8": {
@@ -38,12 +37,12 @@ class CudaDaemon(Daemon):
 
 
 class MixedFleet(Fleet):
-    """Two daemons on the GPU, the second one in bfloat16, and one on the CPU."""
+    """A daemon on the CPU, and two on the GPU, the first of them in bfloat16."""
 
     def daemon(self, index: int, size: int) -> Daemon:
         shard = {"partition": {"method": "iid", "clients": size, "seed": 1}, "index": index}
         daemon = CudaDaemon(self.workspace, self.server, f"edge-{index}", shard=shard)
-        devices = [{"device": DEVICE}, {"device": DEVICE, "precision": "bfloat16"}, {"device": "cpu"}]
+        devices = [{"device": "cpu"}, {"device": DEVICE, "precision": "bfloat16"}, {"device": DEVICE}]
         daemon.configure(**devices[index])
         return daemon
 
@@ -58,10 +57,11 @@ def mixed(module_workspace: Workspace) -> MixedFleet:
 def test_a_killed_run_comes_near_the_model_of_cpus(
     mixed: MixedFleet, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A daemon is killed with its update trained and not sent, then the coordinator is; nothing is trained twice."""
+    """The coordinator is killed, then a daemon on the GPU with its update trained and not sent; none is made twice."""
     monkeypatch.syspath_prepend(HERE)
     sections = {**RUNS[name], "stop": {"rounds": 4}}
     _, slow = mixed.half_delivered(name, **sections)
+    assert slow.settings["device"] == DEVICE
     mixed.server.kill()
     slow.hold.unlink()
     kept = Path(slow.settings["state_dir"])
@@ -82,9 +82,9 @@ def test_a_killed_run_comes_near_the_model_of_cpus(
 def test_the_clients_name_their_devices(mixed: MixedFleet) -> None:
     """An operator sees the kind and the product of each device."""
     devices = [mixed.server.client(f"edge-{index}").device for index in range(3)]
-    assert [device.kind for device in devices] == ["cuda", "cuda", "cpu"]
-    assert devices[0].name == torch.cuda.get_device_name()
-    assert devices[0].memory_bytes > 2**30
+    assert [device.kind for device in devices] == ["cpu", "cuda", "cuda"]
+    assert devices[2].name == torch.cuda.get_device_name()
+    assert devices[2].memory_bytes > 2**30
 
 
 def test_the_doctor_trains_a_batch_on_the_gpu(mixed: MixedFleet) -> None:

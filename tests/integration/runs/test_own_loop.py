@@ -43,10 +43,9 @@ def loop_daemon(workspace: Workspace, server: Coordinator, index: int, size: int
 
 
 @pytest.fixture(scope="module")
-def module_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopFleet]:
+def module_fleet(module_workspace: Workspace) -> LoopFleet:
     """One fleet for all tests of this module."""
-    with Workspace(tmp_path_factory.mktemp("loop")) as workspace:
-        yield LoopFleet(workspace, 3, tasks=[LOOP])
+    return LoopFleet(module_workspace, 3, tasks=[LOOP])
 
 
 @pytest.fixture

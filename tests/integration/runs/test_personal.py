@@ -47,10 +47,9 @@ class PersonalFleet(Fleet):
 
 
 @pytest.fixture(scope="module")
-def module_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PersonalFleet]:
+def module_fleet(module_workspace: Workspace) -> PersonalFleet:
     """One fleet for all tests of this module."""
-    with Workspace(tmp_path_factory.mktemp("personal")) as workspace:
-        yield PersonalFleet(workspace, 3)
+    return PersonalFleet(module_workspace, 3)
 
 
 @pytest.fixture
