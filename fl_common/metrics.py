@@ -33,6 +33,7 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from fl_common.certificates.leaf import Period
 from fl_common.metrics_server import DEFAULT_LIMITS, MetricsServer, ServerLimits
 
 Values = tuple[str, ...]
@@ -110,12 +111,37 @@ class MetricFactory:
         self.declare(Declaration(name, "gauge", meaning, {}))
         return OptionalGauge(name, meaning, self.registry)
 
+    def certificates(self, prefix: str, meaning: str, *files: str) -> CertificateValidity:
+        """End and lifetime of the certificates of these files."""
+        return CertificateValidity(
+            self.gauge(f"{prefix}_expiry_timestamp_seconds", meaning, file=files),
+            self.gauge(
+                f"{prefix}_lifetime_seconds",
+                f"From the begin to the end of the certificate that {prefix}_expiry_timestamp_seconds shows.",
+                file=files,
+            ),
+        )
+
     def disk_space(self, prefix: str) -> DiskSpace:
         """Free and total bytes of the state directory's file system."""
         return DiskSpace(
             self.optional_gauge(f"{prefix}_available_bytes", "Bytes free for us on the state directory's file system."),
             self.optional_gauge(f"{prefix}_size_bytes", "Bytes of the state directory's file system."),
         )
+
+
+@dataclass(frozen=True)
+class CertificateValidity:
+    """Gauges of the certificates of a process, by file. An alert compares the time left with the lifetime."""
+
+    expiry: Gauge
+    lifetime: Gauge
+
+    def show(self, periods: Mapping[str, Period]) -> None:
+        """Export when the certificates of these files are valid."""
+        for file, period in periods.items():
+            self.expiry.labels(file).set(period.ends.timestamp())
+            self.lifetime.labels(file).set(period.seconds)
 
 
 class OptionalGauge(Collector):

@@ -225,7 +225,7 @@ class Server:
     def _poll_authority(self) -> None:
         if (issuer := self._services.issuer) is not None:
             issuer.authority.poll()
-            self._services.metrics.certificate_expiry.labels("authority").set(issuer.authority.ends)
+            self._services.metrics.certificates.show({"authority": issuer.authority.period})
 
     async def watch_connections(self) -> None:
         """Watch the connections, and log when a port has no more of them."""

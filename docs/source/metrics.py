@@ -71,7 +71,7 @@ WORRY = {
     "fl_audit_rows_total": "`altered`: FlAuditAltered. `left_out` grows: FlAuditRowsLeftOut.",
     "fl_web_process_ends_total": "It grows: the web page cannot start, and browsers get status 503; the log has the"
     " reason before `web_process_ended`.",
-    "fl_certificate_expiry_timestamp_seconds": "Soon: FlCertificateExpiring.",
+    "fl_certificate_expiry_timestamp_seconds": "Soon, compared with its lifetime: FlCertificateExpiring.",
     "fl_enrollments_total": "`token` grows: somebody guesses, or uses old tokens; the log has the address."
     " `limited`: more devices at once than `enrollment.requests_per_s` allows.",
     "fl_revoked_calls_total": "It grows for long: a device with a revoked certificate calls; the log has its name.",
@@ -86,7 +86,7 @@ WORRY = {
     "fl_client_work_failures_total": "It grows: see the reasons in the log.",
     "fl_client_attached": "0 for long: the coordinator or the link is down; run `fl-client doctor`.",
     "fl_client_connection_attempts_total": "`failed` grows: as for `fl_client_attached`.",
-    "fl_client_certificate_expiry_timestamp_seconds": "Soon: FlCertificateExpiring.",
+    "fl_client_certificate_expiry_timestamp_seconds": "Soon, compared with its lifetime: FlCertificateExpiring.",
     "fl_client_may_train": "0 for longer than intended: check its [gates](../devices/gates.md).",
     "fl_client_device_memory_bytes": "`reserved` near the card's memory: a smaller batch.",
     "fl_client_state_dir_available_bytes": "Too little for a model and an update.",

@@ -110,8 +110,7 @@ class Certificates:
         self._warn()
 
     def _show_expiry(self) -> None:
-        for file, end in self._files.pem.ends().items():
-            self._metrics.certificate_expiry.labels(file).set(end)
+        self._metrics.certificates.show(self._files.pem.periods())
         self._warn()
 
     def _warn(self) -> None:

@@ -87,10 +87,11 @@ class Metrics:
         self.connects = factory.counter(
             "fl_client_connection_attempts", "Tries to reach the coordinator.", result=("attached", "failed")
         )
-        self.certificate_expiry = factory.gauge(
-            "fl_client_certificate_expiry_timestamp_seconds",
+        self.certificates = factory.certificates(
+            "fl_client_certificate",
             "Expiry of TLS certificates: cert, this device's own; ca, the last of the trusted CAs.",
-            file=("cert", "ca"),
+            "cert",
+            "ca",
         )
         self.renewals = factory.counter(
             "fl_client_certificate_renewals", "Tries to renew this device's certificate at the coordinator.",

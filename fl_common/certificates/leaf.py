@@ -38,6 +38,16 @@ class Period:
     begins: datetime
     ends: datetime
 
+    @property
+    def seconds(self) -> float:
+        """The time between begin and end."""
+        return (self.ends - self.begins).total_seconds()
+
+
+def period_of(certificate: x509.Certificate) -> Period:
+    """When a certificate is valid."""
+    return Period(certificate.not_valid_before_utc, certificate.not_valid_after_utc)
+
 
 @dataclass(frozen=True, slots=True)
 class Leaf:

@@ -16,6 +16,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from fl_common.certificates.leaf import Period, period_of
 from fl_common.file_permissions import check_private_key
 from fl_common.settings import SettingsError
 
@@ -53,12 +54,12 @@ class Pem:
         """The end's own certificate."""
         return x509.load_pem_x509_certificate(self.cert)
 
-    def ends(self) -> dict[str, float]:
-        """When the files expire, in seconds since the epoch: the first end in the chain, the last in the CA bundle."""
-        ends = {"cert": min(map(_expiry, x509.load_pem_x509_certificates(self.cert)))}
+    def periods(self) -> dict[str, Period]:
+        """When the files are valid: the first to end in the chain ("cert"), the last in the CA bundle ("ca")."""
+        periods = {"cert": min(_periods(self.cert), key=_end)}
         if self.ca is not None:
-            ends["ca"] = max(map(_expiry, x509.load_pem_x509_certificates(self.ca)))
-        return ends
+            periods["ca"] = max(_periods(self.ca), key=_end)
+        return periods
 
     def ending(self, now: datetime) -> bool:
         """Whether so little of the certificate's lifetime is left that its renewal has probably failed."""
@@ -168,8 +169,12 @@ class PemWatcher:
         self._further_check(pem)
 
 
-def _expiry(certificate: x509.Certificate) -> float:
-    return certificate.not_valid_after_utc.timestamp()
+def _periods(pem: bytes) -> list[Period]:
+    return list(map(period_of, x509.load_pem_x509_certificates(pem)))
+
+
+def _end(period: Period) -> datetime:
+    return period.ends
 
 
 def _read(path: Path, setting: str) -> bytes:

@@ -13,7 +13,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
-from fl_common.certificates.leaf import CLOCK_SKEW, Leaf, Period, sign_leaf
+from fl_common.certificates.leaf import CLOCK_SKEW, Leaf, Period, period_of, sign_leaf
 from fl_common.certificates.leaf import Authority as Signer
 from fl_common.certificates.names import Holder
 from fl_common.certificates.pem import Pem, PemChange, PemFiles, PemWatcher
@@ -68,9 +68,9 @@ class Authority:
                 log.warning("authority_not_used", reason=self._files.problem, todo="the earlier one stays in use")
 
     @property
-    def ends(self) -> float:
-        """End of the authority's certificate in Unix seconds."""
-        return self._files.pem.leaf.not_valid_after_utc.timestamp()
+    def period(self) -> Period:
+        """When the authority's certificate is valid."""
+        return period_of(self._files.pem.leaf)
 
     def sign(self, holder: Holder, key: ec.EllipticCurvePublicKey, span: Validity) -> bytes:
         """A certificate in DER. It ends with the authority at the latest. Raises NotConfigured when that has ended."""

@@ -151,11 +151,13 @@ class Metrics:
         factory.process_metrics()
 
     def _about_certificates(self, factory: MetricFactory) -> None:
-        self.certificate_expiry = factory.gauge(
-            "fl_certificate_expiry_timestamp_seconds",
+        self.certificates = factory.certificates(
+            "fl_certificate",
             "When what TLS is made with ends: cert, the coordinator's own; ca, the last of its clients'; authority, "
             "that of [enrollment].",
-            file=("cert", "ca", "authority"),
+            "cert",
+            "ca",
+            "authority",
         )
         self.enrollments = factory.counter(
             "fl_enrollments", "Requests for certificates at enroll_listen, by result.", result=ENROLLMENTS

@@ -84,8 +84,7 @@ class Certificates:
         pem = self._files.pem
         if pem is self._warned:
             return
-        for file, end in pem.ends().items():
-            self._metrics.certificate_expiry.labels(file).set(end)
+        self._metrics.certificates.show(pem.periods())
         if pem.ending(datetime.now(UTC)):
             self._warned = pem
             log.warning("certificate_ends_soon", not_after=pem.leaf.not_valid_after_utc.isoformat())

@@ -116,12 +116,13 @@ def _reserves() -> list[stat.Panel]:
         ),
         number(
             What(
-                "Certificate expires",
-                "s",
-                "The first expiry of the coordinator's certificate and its authority; empty with plain text.",
+                "Certificate life left",
+                "percentunit",
+                "The smallest share of its life that a certificate of the coordinator has left; empty with plain text. "
+                "Renewals are due at a third.",
             ),
-            "min(fl_certificate_expiry_timestamp_seconds) - time()",
-            {LOWEST: "red", 86400: "orange", 7 * 86400: "green"},
+            "min((fl_certificate_expiry_timestamp_seconds - time()) / fl_certificate_lifetime_seconds)",
+            {LOWEST: "red", 0.1: "orange", 0.25: "green"},
         ),
     ]
 

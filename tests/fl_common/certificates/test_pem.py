@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fl_common.certificates.leaf import period_of
 from fl_common.certificates.pem import Pem, PemChange, PemFiles, PemWatcher
 from fl_common.settings import SettingsError
 from fl_ops.certificates import ca
@@ -118,14 +119,13 @@ def test_the_owners_own_check_counts_too(files: PemFiles) -> None:
     assert watched.problem == "not this one"
 
 
-def test_ends(files: PemFiles) -> None:
-    """A chain expires with its first expiring certificate, a bundle of authorities with its last."""
+def test_periods(files: PemFiles) -> None:
+    """A chain has the period of its first expiring certificate, a bundle of authorities that of its last."""
     longer = ca.make_authority("Next CA", ca.Validity(NOW, 3650))
     (files.cert.parent / "ca.crt").write_bytes(ca.certificate_pem(longer.certificate) + ROOT)
     leaf = files.read().leaf
     files.cert.write_bytes(files.cert.read_bytes() + ROOT)
-    last = longer.certificate.not_valid_after_utc
-    assert files.read().ends() == {"cert": leaf.not_valid_after_utc.timestamp(), "ca": last.timestamp()}
+    assert files.read().periods() == {"cert": period_of(leaf), "ca": period_of(longer.certificate)}
 
 
 @pytest.mark.parametrize(("days_later", "ending"), [(60, False), (70, True)])

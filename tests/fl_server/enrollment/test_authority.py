@@ -198,4 +198,4 @@ def test_a_renewed_authority_is_used_without_a_restart(pki: Pki) -> None:
         authority.poll()
     signed(authority).verify_directly_issued_by(renewed.certificate)
     assert authority.presented() is not before
-    assert authority.ends == renewed.certificate.not_valid_after_utc.timestamp()
+    assert authority.period.ends == renewed.certificate.not_valid_after_utc

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from prometheus_client import CollectorRegistry
 
+from fl_common.certificates.leaf import period_of
 from fl_common.settings import SettingsError
 from fl_ops.certificates import ca
 from fl_server import identity
@@ -336,7 +337,8 @@ async def test_another_authority_is_used_without_a_restart(site: Site, renewable
         assert await response_to(site.credentials("client", "edge-3"), address) is None
         assert await call(b"", timeout=TIMEOUT_S) == b"client:edge-3"
     ends = metrics.registry.get_sample_value("fl_certificate_expiry_timestamp_seconds", {"file": "ca"})
-    assert ends == other.certificate.not_valid_after_utc.timestamp()
+    lifetime = metrics.registry.get_sample_value("fl_certificate_lifetime_seconds", {"file": "ca"})
+    assert (ends, lifetime) == (other.certificate.not_valid_after_utc.timestamp(), period_of(other.certificate).seconds)
 
 
 async def test_a_partial_renewal_is_not_used(site: Site, renewable: Renewable, port: Port) -> None:

@@ -38,7 +38,7 @@ def parsers(folder: Path, opened: ExitStack) -> Iterator[Parser]:
     def read(raw: bytes) -> None:
         files.cert.write_bytes(raw)
         pem = files.read()
-        pem.ends()
+        pem.periods()
         pem.ending(datetime.now(UTC))
         check_name(pem, "edge-1")
 
