@@ -14,6 +14,7 @@ from tasks.base import Task
 from tasks.batches import ordered_batches
 from tasks.data.forms import Data, TaskData, as_data, forward_of
 from tasks.errors import TaskError, task_code
+from tasks.metrics import checked_names
 
 CPU_BATCH, DEVICE_BATCH = 128, 512
 """Examples of a batch. On a CPU the activations of larger batches leave the caches, and blocks over 32 MiB are mapped
@@ -97,11 +98,22 @@ def _metrics(task: Task, forward: Forward, model: nn.Module, batch: Batch) -> Ma
     with task_code("the task's model or metrics"):
         size = examples_of(batch)
         values = task.metrics(*forward(model, batch))
+    if not isinstance(values, Mapping):
+        raise TaskError(
+            'metrics(): expected a dict of names with one value for each example, as in {"loss": ...}, got'
+            f" {type(values).__name__}"
+        )
+    checked_names(list(values), "metrics()")
     for name, value in values.items():
-        if not isinstance(value, Tensor) or value.shape != (size,):
-            came = f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        if not isinstance(value, Tensor) or value.shape != (size,) or value.is_complex():
             raise TaskError(
                 f'expected the metric "{name}" as a tensor with one value for each example, shape [{size}], got'
-                f" {came}: leave the averaging to the caller"
+                f" {_came(value)}: leave the averaging to the caller"
             )
     return values
+
+
+def _came(value: object) -> str:
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"shape {list(value.shape)}" + (" of complex numbers" if value.is_complex() else "")

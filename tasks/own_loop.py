@@ -24,9 +24,10 @@ import torch
 from torch import Tensor, nn
 
 from tasks.base import TaskError
+from tasks.metrics import wrong_name
 
-MAX_EPOCHS, MAX_METRICS, NAME_CHARS = 100, 16, 64
-"""Limits of a report's metrics: epochs, metrics of an epoch, characters of a name."""
+MAX_EPOCHS, MAX_METRICS = 100, 16
+"""Limits of a report's metrics: epochs, and metrics of an epoch."""
 MAX_VALUE = 1e100
 """A larger metric is no measurement."""
 
@@ -141,8 +142,8 @@ def _checked_epoch(metrics: object) -> dict[str, float]:
 
 
 def _checked_name(name: object) -> str:
-    if not isinstance(name, str) or not name.isprintable() or not 1 <= len(name) <= NAME_CHARS:
-        raise TaskError(f"TrainReport.metrics: expected names of 1 to {NAME_CHARS} printable characters, got {name!r}")
+    if (rule := wrong_name(name)) is not None or not isinstance(name, str):
+        raise TaskError(f"TrainReport.metrics: expected {rule}, got {name!r}")
     return name
 
 

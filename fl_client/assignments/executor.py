@@ -210,7 +210,7 @@ class AssignmentExecutor:
         services.audit.note(
             "evaluated", subject_of(key), detail=f"{found.examples} examples, sent {', '.join(sorted(found.metrics))}"
         )
-        log.info("evaluated", **key_fields(key), examples=found.examples, **found.metrics)
+        log.info("evaluated", **key_fields(key), examples=found.examples, metrics=found.metrics)
 
     async def _layouts(self, assignment: AnyAssignment) -> Layouts:
         """The layouts of an assignment's bundles. The first call makes the model."""

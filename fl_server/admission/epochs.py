@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from protos.fl.v1.training_pb2 import UpdateHeader
-from tasks.own_loop import MAX_EPOCHS, MAX_METRICS, MAX_VALUE, NAME_CHARS
+from tasks.metrics import wrong_name
+from tasks.own_loop import MAX_EPOCHS, MAX_METRICS, MAX_VALUE
 
 Epochs = Sequence[Mapping[str, float]]
 """The metrics of each epoch by name."""
@@ -25,8 +26,8 @@ def wrong_epochs(header: UpdateHeader) -> str:
         if len(epoch.values) > MAX_METRICS:
             return f"epochs[{number}]: expected at most {MAX_METRICS} metrics, got {len(epoch.values)}"
         for name, value in epoch.values.items():
-            if not (0 < len(name) <= NAME_CHARS and name.isprintable()):
-                return f"epochs[{number}]: expected names of 1 to {NAME_CHARS} printable characters, got {name[:100]!r}"
+            if (rule := wrong_name(name)) is not None:
+                return f"epochs[{number}]: expected {rule}, got {name[:100]!r}"
             if not abs(value) <= MAX_VALUE:
                 return f"epochs[{number}], {name!r}: expected a finite value, got {value}"
     return ""

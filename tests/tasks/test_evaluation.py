@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -90,6 +91,35 @@ def test_metrics_give_one_value_for_each_example(
     monkeypatch.setattr(tiny, "metrics", lambda output, target: {"f1": value})
     with pytest.raises(TaskError, match=rf'"f1" as a tensor .* shape \[12\], got {came}'):
         evaluate(tiny, tiny.model(), tiny.eval_data())
+
+
+@pytest.mark.parametrize(("values", "came"), [(None, "NoneType"), ([torch.zeros(12)], "list"), (0.5, "float")])
+def test_metrics_that_are_no_dict_are_an_error_of_the_task(
+    monkeypatch: pytest.MonkeyPatch, tiny: Tiny, values: object, came: str
+) -> None:
+    """The message says what was expected and what came."""
+    monkeypatch.setattr(tiny, "metrics", lambda output, target: values)
+    with pytest.raises(TaskError, match=rf"metrics\(\): expected a dict of names .*, got {came}"):
+        evaluate(tiny, tiny.model(), tiny.eval_data())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", 3, None, "loss/", "/loss", "a//b", "a/../b", "a\nb", "a\x1b[2J", "\ud800", " loss", "x" * 65,
+     "clients_loss", "loss_without_personal"],
+)  # fmt: skip
+def test_names_of_metrics_are_checked(monkeypatch: pytest.MonkeyPatch, tiny: Tiny, name: Any) -> None:
+    """A name that breaks tables, terminals, MLflow or the project's own names is refused."""
+    monkeypatch.setattr(tiny, "metrics", lambda output, target: {name: output[:, 0]})
+    with pytest.raises(TaskError, match=r"metrics\(\): expected names"):
+        evaluate(tiny, tiny.model(), tiny.eval_data())
+
+
+@pytest.mark.parametrize("name", ["event", "run", "loss/train", "top-5 (%)", "Präzision"])
+def test_other_names_are_the_tasks_own(monkeypatch: pytest.MonkeyPatch, tiny: Tiny, name: str) -> None:
+    """Every printable name may be used, also one of a field of the log."""
+    monkeypatch.setattr(tiny, "metrics", lambda output, target: {name: torch.ones(len(output))})
+    assert evaluate(tiny, tiny.model(), tiny.eval_data()) == {name: 1.0}
 
 
 def test_metrics_are_the_same_for_every_batch(monkeypatch: pytest.MonkeyPatch, tiny: Tiny) -> None:

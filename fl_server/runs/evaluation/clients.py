@@ -29,13 +29,12 @@ from fl_server.store.records import ClientEvaluation
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.tensor_pb2 import Resource
 from protos.fl.v1.training_pb2 import EvaluationAssignment, ExchangeKey, TaskFingerprint
+from tasks.metrics import MAX_METRICS, wrong_name
 
 log = structlog.get_logger()
 
 AT_ONCE = 2
 """Rounds that are evaluated at a time: each holds a model. One more ends the oldest before its deadline."""
-MAX_METRICS = 64
-MAX_NAME = 64
 MAX_VALUE = 1e100
 """A larger value is no measurement, and its square would not be finite."""
 
@@ -252,7 +251,7 @@ def _check(request: pb.ReportEvaluationRequest, *, personal: bool) -> None:
 
 def _check_values(field: str, metrics: Mapping[str, float]) -> None:
     for name, value in metrics.items():
-        if not (0 < len(name) <= MAX_NAME and name.isprintable()):
-            raise InvalidInput(field, f"names of 1 to {MAX_NAME} printable characters", repr(name[:100]))
+        if (rule := wrong_name(name)) is not None:
+            raise InvalidInput(field, rule, repr(name[:100]))
         if not (math.isfinite(value) and abs(value) <= MAX_VALUE):
             raise InvalidInput(f"{field}[{name!r}]", f"a finite value, at most {MAX_VALUE:g} in size", value)
