@@ -1,8 +1,9 @@
-"""Reads the image data sets' files through torchvision, as bytes. Errors name the missing files and their folder."""
+"""Reads the image data sets' files as bytes. Errors name the missing files and their folder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +11,18 @@ import torch
 from torch import Tensor
 
 from tasks.base import TaskError
+from tasks.built_in.cifar_files import read_batch
 from tasks.torchvision_compat import import_torchvision
 
 Images = tuple[Tensor, Tensor]
 """uint8 [n, channels, height, width] and int64 labels [n]."""
 
-UNREADABLE = (RuntimeError, OSError, ValueError, TypeError, AssertionError)
-"""torchvision's exceptions for missing, changed or truncated files."""
+UNREADABLE = (RuntimeError, OSError, ValueError, TypeError, AssertionError, LookupError)
+"""The exceptions for missing, changed or truncated files."""
 
 CIFAR_FOLDER = "cifar-10-batches-py"
 CIFAR_OFFICIAL_TEST = "test_batch"
 
-CIFAR_SHORT_BYTES = 30_740_222
 CIFAR_SHORT_MD5 = {
     "data_batch_1": "d46ec4c9ee3ee9e99e11d85c33cf907d",
     "data_batch_2": "b59052152463b1ca2854db63c8851ec4",
@@ -35,10 +36,12 @@ CIFAR_SHORT_MD5 = {
 def fashion_mnist(root: Path, train: bool, download: bool) -> Images:
     """60,000 training or 10,000 test images, [n, 1, 28, 28]."""
     kind = import_torchvision().datasets.FashionMNIST
-    prefix = "train" if train else "t10k"
+    folder, prefix = root / "FashionMNIST" / "raw", "train" if train else "t10k"
     files = [f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"]
-    data = _open(lambda: kind(root, train=train, download=download), root / "FashionMNIST" / "raw", files)
-    return data.data.unsqueeze(1), data.targets
+    with _errors_named(folder, files):
+        if download:
+            _fetch_mnist(kind, root)
+        return _read_images(folder / files[0]).unsqueeze(1), _read_labels(folder / files[1])
 
 
 def cifar10(root: Path, train: bool, download: bool) -> Images:
@@ -46,41 +49,41 @@ def cifar10(root: Path, train: bool, download: bool) -> Images:
     official = import_torchvision().datasets.CIFAR10
     folder = root / CIFAR_FOLDER
     names = [name for name, _ in official.train_list]
-    if download and not all((folder / name).exists() for name in names):
-        _open(lambda: official(root, download=True), folder, [*names, CIFAR_OFFICIAL_TEST])
-    batches = [_entry(folder, name, md5) for name, md5 in official.train_list]
-    kind = official
-    if cifar10_holds_out_batch_5(root):
-        kind = type("Cifar10HeldOut", (official,), {"train_list": batches[:4], "test_list": batches[4:]})
-    data = _open(lambda: kind(root, train=train), folder, names)
-    return torch.from_numpy(data.data).permute(0, 3, 1, 2), torch.tensor(data.targets)
+    with _errors_named(folder, names):
+        if download and not all((folder / name).exists() for name in names):
+            _fetch_cifar(official, root)
+        first, last = official.train_list, official.test_list
+        if cifar10_holds_out_batch_5(root):
+            first, last = official.train_list[:4], official.train_list[4:]
+        return _joined(folder, first if train else last)
 
 
 def cifar100(root: Path, train: bool, download: bool) -> Images:
     """50,000 training or 10,000 test images, [n, 3, 32, 32], with the hundred fine labels."""
     kind = import_torchvision().datasets.CIFAR100
-    data = _open(lambda: kind(root, train=train, download=download), root / kind.base_folder, ["train", "test", "meta"])
-    return torch.from_numpy(data.data).permute(0, 3, 1, 2), torch.tensor(data.targets)
+    folder, files = root / kind.base_folder, ["train", "test"]
+    with _errors_named(folder, files):
+        if download and not all((folder / name).exists() for name in files):
+            _fetch_cifar(kind, root)
+        return _joined(folder, kind.train_list if train else kind.test_list)
 
 
 def emnist(root: Path, split: str, train: bool, download: bool) -> Images:
     """The training or the test images of a split, [n, 1, 28, 28], upright; the files store them transposed."""
-    prefix = f"emnist-{split}-{'train' if train else 'test'}"
-    data = _open_emnist(root, prefix, lambda kind: kind(root, split, train=train, download=download))
-    return data.data.transpose(1, 2).unsqueeze(1), data.targets
+    folder, files = _emnist_files(root, split, "train" if train else "test")
+    with _errors_named(folder, files):
+        if download:
+            _fetch_mnist(import_torchvision().datasets.EMNIST, root, split)
+        return _read_images(folder / files[0]).transpose(1, 2).unsqueeze(1), _read_labels(folder / files[1])
 
 
 def emnist_labels(root: Path, split: str, download: bool) -> Tensor:
-    """The training labels of a split. The images must exist but are not read."""
-
-    def read(official: Any) -> Any:
-        read_labels = import_torchvision().datasets.mnist.read_label_file
-        # The class needs this name: torchvision derives the folder from it.
-        kind = type("EMNIST", (official,), {"_load_data": lambda self: (None, read_labels(self.labels_file))})
-        return kind(root, split, download=download)
-
-    labels: Tensor = _open_emnist(root, f"emnist-{split}-train", read).targets
-    return labels
+    """The training labels of a split. The images are not read."""
+    folder, files = _emnist_files(root, split, "train")
+    with _errors_named(folder, files):
+        if download:
+            _fetch_mnist(import_torchvision().datasets.EMNIST, root, split)
+        return _read_labels(folder / files[1])
 
 
 def cifar10_holds_out_batch_5(root: Path) -> bool:
@@ -89,20 +92,43 @@ def cifar10_holds_out_batch_5(root: Path) -> bool:
     return folder.exists() and not (folder / CIFAR_OFFICIAL_TEST).exists()
 
 
-def _open_emnist(root: Path, prefix: str, read: Callable[[Any], Any]) -> Any:
-    files = [f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"]
-    return _open(lambda: read(import_torchvision().datasets.EMNIST), root / "EMNIST" / "raw", files)
+def _emnist_files(root: Path, split: str, part: str) -> tuple[Path, list[str]]:
+    prefix = f"emnist-{split}-{part}"
+    return root / "EMNIST" / "raw", [f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"]
 
 
-def _entry(folder: Path, name: str, md5: str) -> list[str]:
-    path = folder / name
-    short = path.exists() and path.stat().st_size == CIFAR_SHORT_BYTES
-    return [name, CIFAR_SHORT_MD5[name] if short else md5]
+def _read_images(path: Path) -> Tensor:
+    images: Tensor = import_torchvision().datasets.mnist.read_image_file(path)
+    return images
 
 
-def _open(read: Callable[[], Any], folder: Path, files: list[str]) -> Any:
+def _read_labels(path: Path) -> Tensor:
+    labels: Tensor = import_torchvision().datasets.mnist.read_label_file(path)
+    return labels
+
+
+def _joined(folder: Path, batches: Sequence[tuple[str, str]]) -> Images:
+    """The images of several batches. torchvision's own reader unpickles anything, so the files are parsed here."""
+    parts = [read_batch(folder / name, {md5, CIFAR_SHORT_MD5.get(name, md5)}) for name, md5 in batches]
+    return torch.cat([images for images, _ in parts]), torch.cat([labels for _, labels in parts])
+
+
+def _fetch_cifar(kind: Any, root: Path) -> None:
+    fetch = import_torchvision().datasets.utils.download_and_extract_archive
+    fetch(kind.url, str(root), filename=kind.filename, md5=kind.tgz_md5)
+
+
+def _fetch_mnist(kind: Any, root: Path, *split: str) -> None:
+    """Let torchvision download the files that are missing. It must not read any: its files of old are pickles."""
+    reads_nothing = {"_check_legacy_exist": lambda _: False, "_load_data": lambda _: (None, None)}
+    # The class needs this name: torchvision derives the folder from it.
+    type(kind.__name__, (kind,), reads_nothing)(root, *split, download=True)
+
+
+@contextmanager
+def _errors_named(folder: Path, files: list[str]) -> Iterator[None]:
     try:
-        return read()
+        yield
     except UNREADABLE as error:
         missing = [name for name in files if not (folder / name).exists()]
         state = f"is missing {', '.join(missing)}" if missing else f"has files that are not the originals: {error}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from tasks import Shard, TaskError, load_task, training_labels
 from tasks.batches import ordered_batches
+from tasks.built_in.cifar_files import parse_batch
 from tasks.built_in.vision import Cifar10
 from tasks.built_in.vision_files import cifar10_holds_out_batch_5
 from tasks.models import PreActResNet18, ResNet18
@@ -120,7 +122,7 @@ def test_wrong_options_are_refused_at_once(name: str, options: dict[str, object]
     [
         ("fashion-mnist", "FashionMNIST/raw", "train-images-idx3-ubyte"),
         ("cifar10", "cifar-10-batches-py", "data_batch_1, data_batch_2"),
-        ("cifar100", "cifar-100-python", "train, test, meta"),
+        ("cifar100", "cifar-100-python", "train, test"),
         ("emnist", "EMNIST/raw", "emnist-byclass-train-images-idx3-ubyte"),
         ("emnist-digits", "EMNIST/raw", "emnist-digits-train-images-idx3-ubyte"),
     ],
@@ -135,7 +137,7 @@ def test_missing_files_are_named_with_folder_and_remedy(tmp_path: Path, name: st
 
 
 def test_files_that_are_not_the_originals_are_refused(tmp_path: Path) -> None:
-    """A batch of other bytes is never unpickled."""
+    """A batch of other bytes is never parsed."""
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
     for number in range(1, 6):
@@ -159,32 +161,96 @@ def test_the_official_test_set_goes_first(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def write_cifar(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six batches of one black image in the original layout, labelled 1 to 6, without hash checks."""
-    official = import_torchvision().datasets.CIFAR10
-    monkeypatch.setattr(official, "train_list", [[name, None] for name, _ in official.train_list])
-    monkeypatch.setattr(official, "test_list", [["test_batch", None]])
-    monkeypatch.setattr(official, "meta", {**official.meta, "md5": None})
+    """Six batches of one black image in the original layout, labelled 1 to 6, with their digests."""
     folder.mkdir()
-    for label, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"], start=1):
-        image = torch.zeros(1, 3072, dtype=torch.uint8).numpy()
-        (folder / name).write_bytes(pickle.dumps({"data": image, "labels": [label]}))
-    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": list("abcdefghij")}))
+    image = torch.zeros(1, 3072, dtype=torch.uint8).numpy()
+    names = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
+    entries = [written(folder / name, {"data": image, "labels": [label]}) for label, name in enumerate(names, start=1)]
+    official = import_torchvision().datasets.CIFAR10
+    monkeypatch.setattr(official, "train_list", entries[:5])
+    monkeypatch.setattr(official, "test_list", entries[5:])
+
+
+def written(path: Path, content: object) -> list[str]:
+    """The name and the MD5 of a file that now has the content, pickled as the original files are."""
+    data = pickle.dumps(content, protocol=4)
+    path.write_bytes(data)
+    return [path.name, hashlib.md5(data, usedforsecurity=False).hexdigest()]
+
+
+class Command:
+    """An object whose pickle makes a file when it is read."""
+
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.made,)
+
+
+def test_a_batch_that_is_swapped_after_its_digest_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes that are parsed are those that were hashed: another file in their place runs nothing."""
+    folder, made = tmp_path / "cifar-10-batches-py", tmp_path / "made"
+    write_cifar(folder, monkeypatch)
+    md5 = hashlib.md5
+
+    def swapping(data: bytes, **given: Any) -> Any:
+        for name in ("data_batch_1", "batches.meta"):
+            (folder / name).write_bytes(pickle.dumps(Command(made)))
+        return md5(data, **given)
+
+    monkeypatch.setattr("hashlib.md5", swapping)
+    assert load("cifar10", {"data_root": str(tmp_path)})._read(train=True)[1].tolist() == [1, 2, 3, 4, 5]
+    assert not made.exists()
+
+
+@pytest.mark.parametrize("where", ["data", "labels", "more"])
+def test_a_batch_that_names_a_function_is_refused(tmp_path: Path, where: str) -> None:
+    """Also one with the right digest: the unpickler calls nothing that a file names."""
+    made = tmp_path / "made"
+    batch = {"data": torch.zeros(1, 3072, dtype=torch.uint8).numpy(), "labels": [1], where: Command(made)}
+    with pytest.raises(ValueError, match="expected a batch of CIFAR, got UnpicklingError: the file names"):
+        parse_batch(pickle.dumps(batch, protocol=4))
+    assert not made.exists()
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        {"data": torch.zeros(2, 3072, dtype=torch.uint8).numpy(), "labels": [1]},
+        {"data": torch.zeros(1, 3072).numpy(), "labels": [1]},
+        {"data": [0] * 3072, "labels": [1]},
+        {"labels": [1]},
+        {"data": torch.zeros(1, 3072, dtype=torch.uint8).numpy(), "labels": ["one"]},
+        [1, 2],
+    ],
+    ids=["rows", "floats", "list", "nothing", "text", "no-dict"],
+)
+def test_other_arrays_are_refused(batch: object) -> None:
+    """A batch has one row of 3,072 bytes for each label."""
+    with pytest.raises(ValueError, match="expected a batch of CIFAR"):
+        parse_batch(pickle.dumps(batch, protocol=4))
+
+
+def test_old_pickles_of_torchvision_are_not_read(tmp_path: Path) -> None:
+    """`processed/training.pt`, which torchvision prefers to the IDX files, is left alone."""
+    (tmp_path / "FashionMNIST" / "processed").mkdir(parents=True)
+    for name in ("training.pt", "test.pt"):
+        torch.save((torch.zeros(1, 28, 28), torch.zeros(1)), tmp_path / "FashionMNIST" / "processed" / name)
+    with pytest.raises(TaskError, match="which is missing train-images-idx3-ubyte"):
+        load("fashion-mnist", {"data_root": str(tmp_path)}).train_data(Shard())
 
 
 @pytest.fixture
 def cifar100_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A folder with three training images of one colour, labelled 99, 0 and 50, and a test image labelled 7."""
     official = import_torchvision().datasets.CIFAR100
-    for name in ("train_list", "test_list"):
-        monkeypatch.setattr(official, name, [[file, None] for file, _ in getattr(official, name)])
-    monkeypatch.setattr(official, "meta", {**official.meta, "md5": None})
     folder = tmp_path / "cifar-100-python"
     folder.mkdir()
     for name, labels in (("train", [99, 0, 50]), ("test", [7])):
         colours = torch.tensor([0, 128, 255]).repeat_interleave(1024).repeat(len(labels), 1).to(torch.uint8)
         content = {"data": colours.numpy(), "fine_labels": labels, "coarse_labels": [0] * len(labels)}
-        (folder / name).write_bytes(pickle.dumps(content))
-    (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": [str(number) for number in range(100)]}))
+        monkeypatch.setattr(official, f"{name}_list", [written(folder / name, content)])
     return str(tmp_path)
 
 
