@@ -155,7 +155,6 @@ NO_EFFECTS = {"asyncio", "datetime", "grpc", "http", "io", "os", "pathlib", "pic
               "subprocess", "tempfile", "threading", "time", "urllib"}  # fmt: skip
 """Modules that the mathematics does not import: files, clocks, threads, networks."""
 
-UNPICKLE = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 
 IMPORT_BY_NAME = {
     "fl_client.gates.nvml",
@@ -300,11 +299,6 @@ def test_only_the_edges_know_grpc() -> None:
     }
     users = {module for module in sources() if "grpc" in foreign()[module]} | stubs
     assert {module for module in users if not within(module, KNOW_GRPC)} == set()
-
-
-def test_nothing_unpickles() -> None:
-    """Bytes from the wire or from a disk are never executed."""
-    assert {module for module in sources() if foreign()[module] & UNPICKLE} == set()
 
 
 def test_few_modules_import_by_name() -> None:
