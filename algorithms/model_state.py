@@ -134,6 +134,13 @@ def trainable_parameters(model: nn.Module) -> Tensors:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
+def state_tensors(model: nn.Module) -> list[torch.Tensor]:
+    """The parameters and persistent buffers themselves, each once."""
+    buffers = dict(model.named_buffers())
+    persistent = model.state_dict().keys() if buffers else ()
+    return [*model.parameters(), *(buffer for name, buffer in buffers.items() if name in persistent)]
+
+
 def _buffers(model: nn.Module) -> Tensors:
     named = dict(model.named_buffers())
     # Only the state dict shows which buffers are persistent.

@@ -34,6 +34,7 @@ from fl_client.training.results import PreparedWork, TrainingResult, result_of
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
 from tasks.batches import count_steps, ordered_batches, raw_batches, seed_everything
+from tasks.building.new_model import new_model
 from tasks.data.forms import forward_of
 from tasks.evaluation import evaluate
 from tasks.own_loop import MAX_EPOCHS, own_loop
@@ -76,7 +77,7 @@ class Trainer:
         """
         self._local, self._compute, self._optimizers = local, compute, optimizers
         if model is None:
-            model = LocalModel(local.task.model, lambda module: compute.prepared(module, local.device))
+            model = LocalModel(lambda: new_model(local.task), lambda module: compute.prepared(module, local.device))
         self._model = model if isinstance(model, LocalModel) else LocalModel.of(model)
         self._layouts: dict[tuple[tuple[str, ...], bool], Layouts] = {}
         """Layouts of the model's bundles, by the patterns of personal parameters and whether frozen ones are here."""

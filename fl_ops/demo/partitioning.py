@@ -85,11 +85,12 @@ def _metrics(task: Task, held_out: Data) -> Collection[str]:
     import torch
 
     from tasks.batches import batches
+    from tasks.building.new_model import new_model
     from tasks.data.forms import forward_of
 
     batch = next(batches(held_out, 2, seed=0, steps=1))
     with torch.random.fork_rng(devices=[]):
-        return list(task.metrics(*forward_of(task)(task.model(), batch)))
+        return list(task.metrics(*forward_of(task)(new_model(task), batch)))
 
 
 def _check_algorithms(wanted: Sequence[str], known: Sequence[str]) -> None:

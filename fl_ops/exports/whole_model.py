@@ -14,7 +14,7 @@ from fl_ops.errors import Refused, UsageError
 from fl_ops.exports.header import frozen_digest
 from protos.frozen import frozen_resource, frozen_text
 from tasks import Task, TaskError, TaskNotListed, load_task
-from tasks.errors import task_code
+from tasks.building.new_model import new_model
 
 
 def task_of(name: str, options: dict[str, object], *, trusted: bool) -> Task:
@@ -39,8 +39,8 @@ def load_exported(task: Task, file: Path) -> nn.Module:
     Raises Refused: the task's model is another one, or its frozen parameters are not those of the run.
     """
     try:
-        with torch.random.fork_rng(devices=[]), task_code("the task's model()"):
-            module = task.model()
+        with torch.random.fork_rng(devices=[]):
+            module = new_model(task)
         values = load_file(file)
     except (TaskError, SafetensorError, OSError) as error:
         raise Refused(str(error)) from error

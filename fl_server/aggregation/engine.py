@@ -98,7 +98,9 @@ class Engine:
         """The state before round 0. Raises InvalidInput if the file named by `initial_model` does not fit."""
         with self._evaluating, self._model.first(self.config.initial_model) as start:
             self.frozen = laid_out(start.frozen, Layout.of(start.frozen))
-            return self._laid_out(Snapshot(-1, self.algorithm.init(start.trainable), start.buffers))
+            snapshot = self._laid_out(Snapshot(-1, self.algorithm.init(start.trainable), start.buffers))
+            del start  # with it goes its memory, when the block ends
+        return snapshot
 
     def _laid_out(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot in memory of its own, in wire layout."""

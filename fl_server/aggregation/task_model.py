@@ -21,7 +21,8 @@ from protos.codec import Layout, LayoutError
 from protos.fl.v1.tensor_pb2 import Resource
 from protos.frozen import frozen_resource, frozen_text, tensor_digests
 from tasks import Task, TaskError
-from tasks.errors import task_code
+from tasks.building.holders import held_outside
+from tasks.building.new_model import new_model
 
 
 class TaskModel:
@@ -65,8 +66,7 @@ class TaskModel:
     def _built(self, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(initial_model_seed(seed))
-            with task_code("the task's model()"):
-                module = self._task.model()
+            module = new_model(self._task)
         self._memories = _memories(module)
         return module
 
@@ -102,13 +102,19 @@ class TaskModel:
         self.release()
 
     def release(self) -> None:
-        """Release the values. Tensors outside the state_dict stay: only a newly built module would have them again."""
+        """Release the values. Tensors outside the state_dict stay: only a newly built module would have them again.
+
+        A module that the task's code holds on to is left to it: it would read memory that is gone.
+        """
         self._has_first = False
-        if self.local_frozen is not None:
-            self._module, self._memories = None, []
+        owner, self._module = [self._module] if self._module is not None else [], None
+        if not owner or self.local_frozen is not None or held_outside(owner):
+            owner.clear()
+            self._memories = []
             gc.collect()  # modules of some libraries refer to themselves
         for memory, _ in self._memories:
             memory.resize_(0)
+        self._module = owner.pop() if owner else None
         give_back_freed_memory()
 
     @contextmanager
@@ -117,19 +123,21 @@ class TaskModel:
 
         Raises TaskError if the frozen parameters that clients have themselves are others now.
         """
-        module = self._module if self._module is not None and self.local_frozen is None else self._built_again()
+        if self._module is None or self.local_frozen is not None:
+            self._module = self._built_again()
         for memory, size in self._memories:
             if memory.nbytes() != size:  # a digest read some of a new module's memory, which then has a fixed size
                 memory.resize_(size)
         try:
-            fill(self._views(module), values)
-            yield module
+            fill(self._views(self._module), values)
+            yield self._module
         finally:
-            del module
             self.release()
 
     def _built_again(self) -> nn.Module:
         module = self._built(self._seed)
+        if self.local_frozen is None:
+            return module
         now = frozen_resource(state_views(module).frozen)
         if now != self.local_frozen:
             raise TaskError(other_frozen(frozen_text(self.local_frozen), frozen_text(now)))

@@ -19,6 +19,7 @@ from fl_client.setup.doctor.findings import Finding, fail, ok, size, warn
 from fl_client.storage.state import StateDir
 from fl_client.training.data import LocalTask, load_local_task
 from tasks.batches import batches
+from tasks.building.new_model import new_model
 from tasks.data.forms import forward_of
 
 _BATCH = 8
@@ -68,7 +69,7 @@ def _step(config: ClientConfig, local: LocalTask, loaded: Finding) -> TrialResul
     device = local.device
     try:
         torch.manual_seed(0)
-        model = devices.Compute(config.precision, config.memory_format).prepared(local.task.model(), device)
+        model = devices.Compute(config.precision, config.memory_format).prepared(new_model(local.task), device)
         count, began = min(_BATCH, len(local.train)), time.monotonic()
         batch = to_device(next(batches(local.train, count, seed=0, steps=1)), device)
         loss = local.task.loss(*forward_of(local.task)(model, batch))

@@ -24,6 +24,7 @@ from fl_ops.simulate.engines.server_parts import Part, PartResult
 from fl_server.admission.reading import UpdateContent, read_update
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment, UpdateHeader
 from tasks import Task
+from tasks.building.new_model import new_model
 
 CPU = torch.device("cpu")
 
@@ -131,7 +132,7 @@ def _never_cancelled(step: int, steps: int) -> None:
 def _new_model(task: Task) -> torch.nn.Module:
     """The module that all clients train with; its initial values are never used."""
     with torch.random.fork_rng(devices=[]):
-        return task.model()
+        return new_model(task)
 
 
 @contextmanager

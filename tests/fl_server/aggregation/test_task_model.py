@@ -46,14 +46,17 @@ def model() -> TaskModel:
 def first(model: TaskModel) -> fl.ModelState:
     """Copies of the initial values."""
     with model.first() as values:
-        return fl.ModelState(
+        copies = fl.ModelState(
             *({n: t.clone() for n, t in part.items()} for part in (values.trainable, values.buffers, {}))
         )
+        del values
+    return copies
 
 
 def bytes_of(model: TaskModel) -> int:
     """Bytes that the tensors of the state_dict hold now."""
-    assert model._module is not None
+    if model._module is None:
+        return 0
     return sum(tensor.untyped_storage().nbytes() for tensor in {*model._module.state_dict().values()})
 
 
@@ -68,7 +71,9 @@ def test_values_are_released_and_filled_again(model: TaskModel) -> None:
         assert torch.equal(module.two.weight, values.trainable["one.weight"])
         assert torch.equal(module.row, values.trainable["one.weight"][0])
         assert torch.equal(module.table, table)
+        del module
     assert bytes_of(model) == 0
+    assert model._module is not None
 
 
 def test_a_module_cannot_change_the_given_values(model: TaskModel) -> None:
@@ -97,3 +102,55 @@ def test_values_are_released_when_an_evaluation_fails(model: TaskModel) -> None:
 def test_the_initial_values_can_be_read_again(model: TaskModel) -> None:
     """An empty module is built again from the same seed."""
     assert torch.equal(first(model).trainable["one.weight"], first(model).trainable["one.weight"])
+
+
+class KeptTask:
+    """A task that makes its model once."""
+
+    def __init__(self) -> None:
+        self.kept = nn.Linear(2, 2)
+
+    def model(self) -> nn.Module:
+        """Always the same module."""
+        return self.kept
+
+
+class HoldingTask(TiedTask):
+    """A task that holds on to the last model it made, from its second on."""
+
+    def __init__(self) -> None:
+        self.made: list[nn.Module] = []
+
+    def model(self) -> nn.Module:
+        """A new module."""
+        made = super().model()
+        self.made = [made] if self.made else [nn.Identity()]
+        return made
+
+
+def test_two_runs_of_a_task_that_returns_one_module_do_not_disturb_each_other() -> None:
+    """Both begin from the same values, whatever the other has filled in. The task's module is unchanged."""
+    task = KeptTask()
+    before = task.kept.weight.detach().clone()
+    for _ in range(2):
+        model = TaskModel(cast(Task, task), 5)
+        values = first(model)
+        assert torch.equal(values.trainable["weight"], before)
+        with model.filled(fl.ModelState({n: t + 1 for n, t in values.trainable.items()}, {}, {})) as module:
+            assert module is not task.kept
+            del module
+    assert torch.equal(task.kept.weight, before)
+
+
+def test_memory_that_the_task_holds_is_not_released() -> None:
+    """Only a module that nothing else holds loses its values. The model of the next use is a new one."""
+    task = HoldingTask()
+    model = TaskModel(cast(Task, task), 5)
+    values = first(model)
+    with model.filled(values) as module:
+        row = next(module.parameters()).detach()[0]
+        del module
+    assert model._module is None
+    assert torch.equal(row, values.trainable["one.weight"][0])
+    with model.filled(values) as module:
+        assert torch.equal(next(module.parameters()), values.trainable["one.weight"])
