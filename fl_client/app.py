@@ -53,6 +53,7 @@ from fl_client.training.worker import Worker
 from fl_common.allocator import keep_freed_memory
 from fl_common.file_permissions import restrict_permissions
 from fl_common.metrics import package_version
+from fl_common.proxies import proxy_for
 from fl_common.settings import SettingsError, split_address
 from fl_common.tracing.opening import open_traces
 from fl_common.tracing.traces import UNTRACED, Traces
@@ -193,7 +194,7 @@ def _endpoint(config: ClientConfig, certificates: Certificates | None, services:
 
         def connect_plain() -> GrpcTransport:
             site.trusted_ca(None)
-            return GrpcTransport(config.server, traces=traces)
+            return GrpcTransport(config.server, traces=traces, proxy=proxy_for(config.server, config.use_proxy))
 
         accept_plain = _accept(site, audit, lambda: b"")
         return Endpoint(config.server, connect_plain, site.until_changed, accept=accept_plain)
@@ -201,7 +202,8 @@ def _endpoint(config: ClientConfig, certificates: Certificates | None, services:
     def connect() -> GrpcTransport:
         pem = certificates.current()
         events.note_certificate(audit, pem.cert)
-        return GrpcTransport(config.server, replace(pem, ca=site.trusted_ca(pem.ca)), traces)
+        pem = replace(pem, ca=site.trusted_ca(pem.ca))
+        return GrpcTransport(config.server, pem, traces, proxy_for(config.server, config.use_proxy))
 
     async def renewed() -> None:
         """Wait for new certificates, or another policy, which raises."""
@@ -238,7 +240,8 @@ def _renewal(config: ClientConfig, certificates: Certificates | None, services: 
     folder = CertificateFolder(config.tls.folder.absolute())
     means = Means(folder, certificates, services.link, services.disk, services.metrics)
     if (address := config.tls.enroll_server) is not None:
-        means = replace(means, reenrollment=lambda ca: GrpcEnrollment(address, services.policy.trusted_ca(ca) or b""))
+        proxy, policy = proxy_for(address, config.use_proxy), services.policy
+        means = replace(means, reenrollment=lambda ca: GrpcEnrollment(address, policy.trusted_ca(ca) or b"", proxy))
     return CertificateRenewal(means)
 
 

@@ -61,6 +61,8 @@ def client_options() -> ChannelOptions:
         ("grpc.max_reconnect_backoff_ms", 15_000),
         # Otherwise channels to one address share a connection, and a stalled client would stall others.
         ("grpc.use_local_subchannel_pool", 1),
+        # Only a caller that has chosen a proxy goes through one (fl_common/proxies.py): gRPC would send loopback too.
+        ("grpc.enable_http_proxy", 0),
     )
 
 

@@ -106,6 +106,13 @@ FL = {
     ),
     "insecure": ("true or false", "Plain text, on this machine only; in place of the files."),
     "insecure_remote": ("true or false", "Plain text to other machines too, with `insecure`."),
+    "use_proxy": (
+        "true or false, default true",
+        (
+            "Connect through the HTTP proxy of the variable `grpc_proxy`, `https_proxy` or `http_proxy`, the first "
+            "that is set. Never to this machine, and not to the hosts of `no_proxy`."
+        ),
+    ),
 }
 
 INTRO = """# Configuration

@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 from fl_client.connection.messages import InvalidMessage, log_text, parse
 from fl_client.connection.transport_errors import error_of
 from fl_client.errors import Refused, TransportError, Unreachable
+from fl_common.proxies import Proxy, channel_options
 from protos.fl.v1 import enrollment_pb2 as pb
 from protos.wire import client_options
 
@@ -36,9 +37,9 @@ class EnrollmentCalls(Protocol):
 class GrpcEnrollment:
     """Each call has a connection of its own, because a device makes few of them."""
 
-    def __init__(self, address: str, authority: bytes) -> None:
+    def __init__(self, address: str, authority: bytes, proxy: Proxy | None = None) -> None:
         """authority: trusted roots, PEM."""
-        self._address, self._authority = address, authority
+        self._address, self._authority, self._proxy = address, authority, proxy
 
     async def enroll(self, request: pb.EnrollRequest) -> pb.IssuedCertificate:
         """See EnrollmentCalls."""
@@ -52,19 +53,20 @@ class GrpcEnrollment:
 
     async def _call(self, method: str, request: Message, response: type[Message]) -> Any:
         credentials = grpc.ssl_channel_credentials(self._authority)
-        async with grpc.aio.secure_channel(self._address, credentials, options=list(client_options())) as channel:
+        options = list({**dict(client_options()), **channel_options(self._proxy)}.items())
+        async with grpc.aio.secure_channel(self._address, credentials, options=options) as channel:
             rpc: grpc.aio.UnaryUnaryMultiCallable[Message, bytes]
             rpc = channel.unary_unary(f"/fl.v1.Enrollment/{method}", type(request).SerializeToString, None)
             try:
                 return parse(await rpc(request, timeout=SECONDS), response)
             except grpc.aio.AioRpcError as error:
-                raise _enrollment_error(error) from error
+                raise _enrollment_error(error, self._proxy) from error
             except InvalidMessage as error:
                 raise Unreachable(str(error)) from error
 
 
-def _enrollment_error(error: grpc.aio.AioRpcError) -> TransportError:
+def _enrollment_error(error: grpc.aio.AioRpcError, proxy: Proxy | None) -> TransportError:
     """As `error_of`. UNAUTHENTICATED is final here: it is the answer to a token or a proof."""
     if error.code() is grpc.StatusCode.UNAUTHENTICATED:
         return Refused(log_text(error.details() or error.code().name))
-    return error_of(error)
+    return error_of(error, proxy)

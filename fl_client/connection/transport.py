@@ -16,6 +16,7 @@ from fl_client.connection.messages import InvalidMessage, parse
 from fl_client.connection.transport_errors import error_of
 from fl_client.errors import BrokenTransfer, Unreachable
 from fl_common.certificates.pem import Pem
+from fl_common.proxies import Proxy, channel_options
 from fl_common.tracing.traces import UNTRACED, Traces
 from protos.chunks import ReadChunk, is_chunk, read_chunk
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -78,9 +79,12 @@ Connect = Callable[[], Connection]
 class GrpcTransport:
     """One TCP connection, a new one for each try. The daemon waits between tries, not grpc."""
 
-    def __init__(self, address: str, tls: Pem | None = None, traces: Traces = UNTRACED) -> None:
+    def __init__(
+        self, address: str, tls: Pem | None = None, traces: Traces = UNTRACED, proxy: Proxy | None = None
+    ) -> None:
+        self._proxy = proxy
         settings: dict[str, Any] = {
-            "options": list(client_options()),
+            "options": list({**dict(client_options()), **channel_options(proxy)}.items()),
             "interceptors": list(traces.client_interceptors()),
         }
         if tls is None:
@@ -162,7 +166,7 @@ class GrpcTransport:
         try:
             yield
         except grpc.aio.AioRpcError as error:
-            raise error_of(error) from error
+            raise error_of(error, self._proxy) from error
         except InvalidMessage as error:
             raise Unreachable(str(error)) from error
         except grpc.aio.UsageError as error:

@@ -21,12 +21,13 @@ from fl_client.errors import (
     TransportError,
     Unreachable,
 )
+from fl_common.proxies import Proxy
 from protos.fl.v1 import errors_pb2
 from protos.status import detail_of
 
 
-def error_of(error: grpc.aio.AioRpcError) -> TransportError:
-    """The daemon's error for a failed call: by its detail, else by its status code."""
+def error_of(error: grpc.aio.AioRpcError, proxy: Proxy | None = None) -> TransportError:
+    """The daemon's error for a failed call: by its detail, else by its status code. proxy: of the connection."""
     message = log_text(error.details() or error.code().name)
     detail = detail_of(error.trailing_metadata())
     if isinstance(detail, errors_pb2.SessionFenced):
@@ -41,6 +42,8 @@ def error_of(error: grpc.aio.AioRpcError) -> TransportError:
     if error.code() in _PERMANENT:
         return Refused(f"{error.code().name}: {message}")
     explained = _explained(message)
+    if proxy is not None and error.code() is grpc.StatusCode.UNAVAILABLE:
+        explained = proxy.explained(explained, message, "use_proxy = false in the settings")
     return FailedCall(f"{error.code().name}: {explained}") if error.code() in _FAULTS else Unreachable(explained)
 
 

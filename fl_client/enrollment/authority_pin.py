@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from OpenSSL import SSL
 
 from fl_client.errors import UsageError
+from fl_common.proxies import Proxy, connect
 from fl_common.settings import split_address
 
 SECONDS = 20.0
@@ -44,17 +45,18 @@ def fingerprint_of(certificate: x509.Certificate) -> str:
     return certificate.fingerprint(hashes.SHA256()).hex()
 
 
-def find_authority(address: str, fingerprint: str) -> bytes:
+def find_authority(address: str, fingerprint: str, proxy: Proxy | None = None) -> bytes:
     """The certificate with this fingerprint from the coordinator's chain, as PEM.
 
     Args:
         address: host:port of the coordinator's port for enrollment.
         fingerprint: as `parse_fingerprint` returns it.
+        proxy: of the connection; None for a direct one.
 
     Raises:
         UsageError: no TLS server answers, or no authority of its chain has the fingerprint.
     """
-    chain = presented_chain(address)
+    chain = presented_chain(address, proxy)
     for certificate in chain:
         if fingerprint_of(certificate) == fingerprint:
             if not _may_sign(certificate):
@@ -70,16 +72,16 @@ def find_authority(address: str, fingerprint: str) -> bytes:
     )
 
 
-def presented_chain(address: str) -> list[x509.Certificate]:
+def presented_chain(address: str, proxy: Proxy | None = None) -> list[x509.Certificate]:
     """The certificates that a TLS server presents, unchecked, its own first. Raises UsageError if there is none."""
-    host, port = split_address(address)
     try:
-        with socket.create_connection((host, port), SECONDS) as connected:
-            chain = _shake(connected, host)
+        with connect(address, proxy, SECONDS) as connected:
+            chain = _shake(connected, split_address(address)[0])
     except OSError as error:
+        through = "" if proxy is None else f" through {proxy} (--no-proxy connects without it)"
         raise UsageError(
-            f"{address} cannot be reached: {error.strerror or error}; is this the coordinator's enroll_listen, and does"
-            " a firewall allow it?"
+            f"{address} cannot be reached{through}: {error.strerror or error}; is this the coordinator's enroll_listen,"
+            " and does a firewall allow it?"
         ) from None
     except SSL.Error as error:
         raise UsageError(f"{address}: expected a TLS 1.3 handshake, got {_reason(error)}; {_NO_TLS}") from None

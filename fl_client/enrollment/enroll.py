@@ -19,6 +19,7 @@ from fl_client.enrollment.requests import Issued, KeyRequest, checked
 from fl_client.errors import FailedCall, NotAllowed, Refused, TransportError, Unreachable, UsageError
 from fl_common.certificates.names import NoHolder, holder_of
 from fl_common.certificates.pem import invalid_now
+from fl_common.proxies import proxy_for
 from protos.fl.v1.enrollment_pb2 import EnrollRequest, IssuedCertificate
 
 if TYPE_CHECKING:
@@ -44,15 +45,18 @@ class Enrollment:
     """PEM of the trusted authority."""
     name: str = ""
     """The requested client id; empty: the token's."""
+    use_proxy: bool = True
+    """Connect through the proxy of the environment."""
 
     def into(self, folder: CertificateFolder) -> Issued:
         """Get the certificate and put it in use. Raises UsageError, which names the cause and what to do."""
         # Imported here, so that `fl-client --help` is quick.
         from fl_client.connection.enrollment_calls import GrpcEnrollment  # noqa: PLC0415
 
-        authority = self.authority if self.fingerprint is None else find_authority(self.address, self.fingerprint)
+        proxy, pin = proxy_for(self.address, self.use_proxy), self.fingerprint
+        authority = self.authority if pin is None else find_authority(self.address, pin, proxy)
         try:
-            issued = self._issued(GrpcEnrollment(self.address, authority), folder)
+            issued = self._issued(GrpcEnrollment(self.address, authority, proxy), folder)
             self._check(issued, folder)
             folder.install(issued)
         except OSError as error:

@@ -238,6 +238,9 @@ class ClientConfig(Section):
     optimizers: list[CodePath] = Field(default_factory=list)
     """Optimizers of other packages that runs may name, as module:Class. They are imported here. Those of torch.optim
     need no entry."""
+    use_proxy: bool = True
+    """Connect through the HTTP proxy of the variable grpc_proxy, https_proxy or http_proxy, the first that is set.
+    Never to this machine, and not to the hosts of no_proxy."""
     labels: dict[str, str] = Field(default_factory=dict)
     """Labels by which runs select clients."""
     gates: GatesConfig = GatesConfig()

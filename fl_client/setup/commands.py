@@ -76,6 +76,7 @@ def init(
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch.")] = None,
     label: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Label for runs; repeat.")] = None,
     metrics_listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="For Prometheus.")] = None,
+    no_proxy: Annotated[bool, typer.Option("--no-proxy", help="Ignore the proxy of the environment.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="No questions: flags and defaults.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing settings.")] = False,
     doctor: Annotated[bool, typer.Option("--doctor/--no-doctor", help="Run the doctor afterwards.")] = True,
@@ -92,11 +93,11 @@ def init(
         tls=_given(ca=ca, cert=cert, key=key),
         insecure=insecure, insecure_remote=insecure_remote,
         other=_given(device=device, threads=threads, labels=_parsed(label, as_text=True),
-                     metrics_listen=metrics_listen),
+                     metrics_listen=metrics_listen, use_proxy=False if no_proxy else None),
     )  # fmt: skip
     enrolling = EnrollFlags(
         token=token, token_file=token_file, fingerprint=ca_fingerprint, ca=ca, server=server,
-        enroll_server=enroll_server, name=client_id, state_dir=state_dir, force=force,
+        enroll_server=enroll_server, name=client_id, state_dir=state_dir, force=force, use_proxy=not no_proxy,
     )  # fmt: skip
     if enrolling.wanted or only_certificate:
         _enroll(config, flags, enrolling, ask=not yes, only_certificate=only_certificate)

@@ -49,6 +49,7 @@ class EnrollFlags:
     name: str | None = None
     state_dir: Path | None = None
     force: bool = False
+    use_proxy: bool = True
 
     @property
     def wanted(self) -> bool:
@@ -104,7 +105,7 @@ def enroll(flags: EnrollFlags, target: Target) -> Issued | None:
         _checked(lambda: check_id("--client-id", flags.name or ""))
     pin = None if flags.fingerprint is None else _checked(lambda: parse_fingerprint(flags.fingerprint or ""))
     authority = b"" if pin is not None else _authority(target.authority)
-    enrollment = Enrollment(target.enroll_server, token_of(flags), pin, authority, flags.name or "")
+    enrollment = Enrollment(target.enroll_server, token_of(flags), pin, authority, flags.name or "", flags.use_proxy)
     issued = enrollment.into(target.folder)
     end = target.folder.certificate()
     until = "" if end is None else f", valid until {end.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 from opentelemetry import context, trace
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -16,6 +17,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from fl_common.proxies import channel_options, proxy_for
 from fl_common.tracing.traces import RoundSpan, Traces
 
 CLOSE_S = 1.0
@@ -30,7 +32,8 @@ class OtelTraces(Traces):
     def __init__(self, service: str) -> None:
         named = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": service}
         self._provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        exporter = OTLPSpanExporter(channel_options=_channel_options())
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("impetus")
 
     def round(self, run: str, number: int) -> RoundSpan:
@@ -99,6 +102,16 @@ class _OtelRoundSpan(RoundSpan):
     def _end_phase(self) -> None:
         if self._phase is not None:
             self._phase.end()
+
+
+def _channel_options() -> Any:
+    """Options of the exporter's channel: a collector on this machine is never behind a proxy."""
+    named = (os.environ.get(f"OTEL_EXPORTER_OTLP_{name}ENDPOINT") for name in ("TRACES_", ""))
+    endpoint = next((text for text in named if text), "")
+    address = urlsplit(endpoint if "://" in endpoint else f"//{endpoint}")
+    if not address.hostname:
+        return None
+    return tuple(channel_options(proxy_for(f"{address.hostname}:{address.port or 4317}")).items())
 
 
 def _in_a_trace(_: object = None) -> bool:

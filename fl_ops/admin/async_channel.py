@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import grpc.aio
 
+from fl_common.proxies import channel_options
 from fl_ops.admin.client import credentials
 from fl_ops.admin.settings import Connection, Token
 from protos.wire import client_options
@@ -16,7 +17,7 @@ def open_channel(connection: Connection) -> grpc.aio.Channel:
     """A channel for the calls of one event loop. Raises UsageError."""
     own = {"grpc.max_reconnect_backoff_ms": _RECONNECT_MS, "grpc.initial_reconnect_backoff_ms": 200,
            "grpc.min_reconnect_backoff_ms": _RECONNECT_MS}  # fmt: skip
-    options = tuple({**dict(client_options()), **own}.items())
+    options = tuple({**dict(client_options()), **own, **channel_options(connection.proxy)}.items())
     if connection.security is None:
         channel = grpc.aio.insecure_channel(connection.server, options)
     else:

@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 
 from fl_common.certificates.tls_version import check_oldest_tls
 from fl_common.file_permissions import check_private_key
+from fl_common.proxies import channel_options
 from fl_common.settings import SettingsError
 from fl_ops.admin.failures import FailedCall, explain
 from fl_ops.admin.settings import Certificates, Connection, Token, oldest_tls
@@ -42,7 +43,8 @@ class AdminClient:
             "grpc.max_receive_message_length": _MAX_RESPONSE_BYTES,
             "grpc.min_reconnect_backoff_ms": _CONNECT_MILLISECONDS,
         }
-        options = tuple({**dict(client_options()), **own}.items())
+        self._proxy = connection.proxy
+        options = tuple({**dict(client_options()), **own, **channel_options(self._proxy)}.items())
         if connection.security is None:
             self._channel = grpc.insecure_channel(connection.server, options)
         else:
@@ -276,7 +278,7 @@ class AdminClient:
         """error: of grpc; its stubs do not declare that an RpcError of a call has code, details and metadata."""
         detail = detail_of((entry.key, entry.value) for entry in error.trailing_metadata() or ())
         server, security = self._connection.server, self._connection.security
-        return explain(FailedCall(server, security, error.code().name, error.details() or "", detail))
+        return explain(FailedCall(server, security, error.code().name, error.details() or "", detail, self._proxy))
 
 
 def credentials(files: Certificates | Token) -> grpc.ChannelCredentials:

@@ -9,6 +9,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from fl_common.certificates.names import OPERATOR_ROLES
+from fl_common.proxies import Proxy
 from fl_ops.admin.settings import Certificates, Token
 from fl_ops.admin.unreachable import why_unreachable
 from fl_ops.errors import NotAllowed, NotFound, OpsError, Refused, UnknownCall, Unreachable, UsageError
@@ -22,7 +23,7 @@ _OPERATORS = frozenset(OPERATOR_ROLES)
 class FailedCall:
     """A failed call. code: name of the status code; text: its message; detail: its message of errors.proto.
 
-    security: of the connection; None: plain text.
+    security: of the connection; None: plain text. proxy: of the connection; None: direct.
     """
 
     server: str
@@ -30,6 +31,7 @@ class FailedCall:
     code: str
     text: str
     detail: Message | None = None
+    proxy: Proxy | None = None
 
 
 def explain(failure: FailedCall) -> OpsError:
@@ -97,7 +99,10 @@ _BY_DETAIL: dict[type[Any], Callable[[FailedCall, Any], OpsError]] = {
 
 
 def _unavailable(failure: FailedCall) -> OpsError:
-    return Unreachable(why_unreachable(failure.server, failure.text, failure.security))
+    why = why_unreachable(failure.server, failure.text, failure.security)
+    if failure.proxy is not None:
+        why = failure.proxy.explained(why, failure.text, "FL_USE_PROXY=0 or --no-proxy")
+    return Unreachable(why)
 
 
 def _no_answer_in_time(failure: FailedCall) -> OpsError:

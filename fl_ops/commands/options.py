@@ -128,6 +128,14 @@ def _connection(
             "--insecure-remote", help="Allow plain text to other machines. FL_INSECURE_REMOTE=1", rich_help_panel=_PANEL
         ),
     ] = None,
+    use_proxy: Annotated[
+        bool | None,
+        typer.Option(
+            "--proxy/--no-proxy",
+            help="Use the HTTP proxy of the environment, except to this machine. FL_USE_PROXY=0: not",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
 ) -> None:
     """The options of commands that call a coordinator, as a signature. The names are those of `settings.Layer`."""
 

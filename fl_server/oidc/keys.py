@@ -16,13 +16,14 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
+from urllib.parse import urlsplit
 
 import structlog
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from jwt import PyJWK
 from jwt.exceptions import PyJWTError
 
-from fl_common.settings import SettingsError
+from fl_common.settings import SettingsError, is_loopback
 from fl_server.errors import NotNow, one_line
 from fl_server.oidc.settings import OidcConfig
 
@@ -148,14 +149,18 @@ def _content(config: OidcConfig) -> bytes:
     if config.jwks_file is not None:
         return _bounded(config.jwks_file)
     context = ssl.create_default_context(cafile=None if config.jwks_ca is None else str(config.jwks_ca))
-    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _NoRedirects())
+    proxies = proxies_of(config)
+    handlers = (urllib.request.ProxyHandler(proxies), urllib.request.HTTPSHandler(context=context), _NoRedirects())
+    opener = urllib.request.build_opener(*handlers)
     ends = time.monotonic() + READ_S
     content = b""
     try:
         opened = opener.open(str(config.jwks_url), timeout=READ_S)
     except HTTPError as error:
         error.close()
-        raise ValueError(f"expected the status 200, got {error.code}") from None
+        raise ValueError(f"expected the status 200, got {error.code}{_through(proxies)}") from None
+    except OSError as error:
+        raise OSError(f"{error}{_through(proxies)}") from None
     with opened as response:
         while part := response.read1(_MOST_BYTES):
             content += part
@@ -164,6 +169,26 @@ def _content(config: OidcConfig) -> bytes:
             if time.monotonic() > ends:
                 raise TimeoutError(f"expected the keys within {READ_S:g} s")
     return content
+
+
+def proxies_of(config: OidcConfig) -> dict[str, str]:
+    """URL of the proxy for the scheme of `jwks_url`; empty for a direct connection."""
+    parts = urlsplit(str(config.jwks_url))
+    host = parts.hostname or ""
+    if not config.use_proxy or is_loopback(host) or urllib.request.proxy_bypass(host):
+        return {}
+    proxies = urllib.request.getproxies()
+    return {parts.scheme: proxies[parts.scheme]} if parts.scheme in proxies else {}
+
+
+def _through(proxies: Mapping[str, str]) -> str:
+    """For a message: the proxy without its password, and its variable."""
+    for scheme, url in proxies.items():
+        return (
+            f", through the proxy {url.rpartition('@')[2]} of the variable {scheme}_proxy: if it is not needed, set "
+            "oidc.use_proxy = false, or add the host to no_proxy"
+        )
+    return ""
 
 
 def _bounded(path: Path) -> bytes:

@@ -38,6 +38,9 @@ class OidcConfig(Section):
     """The provider's signing keys (JWKS), https only."""
     jwks_ca: Path | None = None
     """CA of that address, PEM; the system's authorities if it is missing."""
+    use_proxy: bool = True
+    """Read `jwks_url` through the proxy of the variable https_proxy, except for a loopback address and the hosts of
+    no_proxy."""
     jwks_file: Path | None = None
     """The signing keys in a file, in place of `jwks_url`."""
     refresh_s: float = Field(default=600.0, ge=10, le=86_400)

@@ -12,6 +12,7 @@ from fl_client.settings.identity import identity_of
 from fl_client.setup.doctor.findings import Finding, fail, ok
 from fl_client.setup.doctor.handshake import uses_tls
 from fl_common.certificates.pem import PemFiles
+from fl_common.proxies import proxy_for
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
 
@@ -36,7 +37,7 @@ def check(config: ClientConfig) -> Iterator[Finding]:
 
 async def _register(config: ClientConfig) -> None:
     tls = None if config.tls is None else PemFiles(config.tls.cert, config.tls.key, config.tls.ca).read()
-    transport = GrpcTransport(config.server, tls)
+    transport = GrpcTransport(config.server, tls, proxy=proxy_for(config.server, config.use_proxy))
     try:
         await transport.register(pb.RegisterRequest(client_id=identity_of(config), protocol=pb.ProtocolRange()))
     finally:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 from fl_client.settings.config import ClientConfig
 from fl_client.setup.doctor.findings import Finding, fail, ok
+from fl_common import proxies
+from fl_common.proxies import proxy_for
 from fl_common.settings import split_address
 
 SECONDS = 5.0
@@ -16,8 +18,9 @@ SECONDS = 5.0
 
 
 def look_up(config: ClientConfig) -> Iterator[Finding]:
-    """Resolve the coordinator's name."""
-    host, port = split_address(config.server)
+    """Resolve the coordinator's name, or the proxy's, which then resolves the coordinator's."""
+    proxy = proxy_for(config.server, config.use_proxy)
+    host, port = split_address(config.server if proxy is None else proxy.address)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
@@ -26,6 +29,7 @@ def look_up(config: ClientConfig) -> Iterator[Finding]:
             if error.errno == socket.EAI_AGAIN
             else f"check server in the settings, and the name server: getent hosts {host}"
         )
+        fix = fix if proxy is None else f"check the variable {proxy.variable}; {_NO_PROXY}"
         yield fail("name", f"expected an address for {host}, got: {error.strerror}", fix)
         return
     yield ok("name", f"{host} is {', '.join(dict.fromkeys(str(entry[4][0]) for entry in found))}")
@@ -33,18 +37,20 @@ def look_up(config: ClientConfig) -> Iterator[Finding]:
 
 def connect(config: ClientConfig) -> Iterator[Finding]:
     """Open a TCP connection, and measure its time."""
-    began = time.monotonic()
+    proxy, began = proxy_for(config.server, config.use_proxy), time.monotonic()
+    through = "" if proxy is None else f" through {proxy}"
     try:
         open_connection(config).close()
     except OSError as error:
-        yield fail("port", f"expected a connection to {config.server}, got: {error}", _fix(error))
+        fix = _fix(error) if proxy is None else f"is {proxy} needed, and does it allow this port? {_NO_PROXY}"
+        yield fail("port", f"expected a connection to {config.server}{through}, got: {error}", fix)
         return
-    yield ok("port", f"{config.server} is open, connected in {1000 * (time.monotonic() - began):.0f} ms")
+    yield ok("port", f"{config.server} is open{through}, connected in {1000 * (time.monotonic() - began):.0f} ms")
 
 
 def open_connection(config: ClientConfig) -> socket.socket:
-    """A connection, which the caller closes. Raises OSError."""
-    return socket.create_connection(split_address(config.server), timeout=SECONDS)
+    """A connection, through the proxy if there is one, which the caller closes. Raises OSError."""
+    return proxies.connect(config.server, proxy_for(config.server, config.use_proxy), SECONDS)
 
 
 def _fix(error: OSError) -> str:
@@ -55,3 +61,6 @@ def _fix(error: OSError) -> str:
     if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
         return "there is no route: is the network up? ip route get ADDRESS"
     return "check the network: ip route, ping"
+
+
+_NO_PROXY = "use_proxy = false in the settings, or the host in no_proxy, connects without it"

@@ -13,6 +13,7 @@ import pytest
 from tests.fl_client.setup.conftest import TASK, Doctor, Site
 from tests.processes.closing_port import closing_port
 from tests.processes.federation import PRESENT, Coordinator, Daemon
+from tests.processes.http_proxy import http_proxy
 from tests.processes.process import Workspace, eventually
 
 
@@ -193,3 +194,27 @@ def test_a_device_that_is_banned(doctor: Doctor, plain_server: Coordinator) -> N
     found = doctor(server=plain_server.address, client_id="edge-banned")
     assert found.faults == ["FAIL coordinator"]
     assert "banned: its sensor lies" in found.of("coordinator")
+
+
+def test_a_coordinator_behind_a_proxy(
+    doctor: Doctor, plain_server: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The doctor goes through the proxy of the environment and names it; a dead one is a fault of the port."""
+    address = f"coordinator.invalid:{plain_server.address.rpartition(':')[2]}"
+    with http_proxy(tmp_path) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.address)
+        found = doctor(server=address, insecure_remote=True)
+        assert found.faults == ["WARN identity"]  # of plain text over a network
+        assert f"through the proxy http://{proxy.address} of the variable http_proxy" in found.of("port")
+        assert "FAIL name" in doctor(server=address, insecure_remote=True, use_proxy=False).faults
+    dead = doctor(server=address, insecure_remote=True)
+    assert dead.faults == ["WARN identity", "FAIL port"]
+    assert "use_proxy = false" in dead.of("port")
+
+
+def test_loopback_goes_through_no_proxy(
+    doctor: Doctor, plain_server: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a dead proxy in the environment a device that reaches its coordinator on this machine has no fault."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    assert doctor(server=plain_server.address).faults == []

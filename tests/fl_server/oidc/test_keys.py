@@ -17,6 +17,7 @@ from fl_server.oidc.keys import LEAST_WAIT_S, MOST_AGE_S, SigningKeys, usable_ke
 from fl_server.oidc.settings import OidcConfig
 from tests.fl_server.harness import until
 from tests.processes.certificates import Pki
+from tests.processes.http_proxy import http_proxy
 from tests.processes.identity_provider import AUDIENCE, ISSUER, Key, jwks, serving_jwks
 
 A, B = Key("a"), Key("b")
@@ -133,6 +134,30 @@ async def test_keys_come_over_https_of_a_known_authority(tmp_path: Path) -> None
         with capture_logs() as logs:
             await SigningKeys(config(jwks_url=served.url)).start()
         assert "CERTIFICATE_VERIFY_FAILED" in logs[0]["reason"]
+
+
+async def test_keys_of_this_machine_come_through_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a dead proxy in the environment, keys at a loopback address are read."""
+    for name in ("http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    with serving_jwks(jwks(A.public())) as served:
+        keys = SigningKeys(config(jwks_url=served.url))
+        await keys.start()
+        assert await keys.find("a") is not None
+
+
+@pytest.mark.parametrize(("changes", "asked"), [({}, True), ({"use_proxy": False}, False)])
+async def test_a_failure_of_the_proxy_names_it(
+    changes: dict[str, bool], asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys elsewhere are asked for through the proxy, unless the setting turns it off; the log has its variable."""
+    with http_proxy(tmp_path, 403) as proxy, capture_logs() as logs:
+        monkeypatch.setenv("https_proxy", f"http://ann:s3cret@{proxy.address}")
+        await SigningKeys(config(jwks_url="https://id.invalid/keys", **changes)).start()
+        assert bool(proxy.asked) == asked
+    reason = logs[0]["reason"]
+    assert ("of the variable https_proxy" in reason, "403" in reason) == (asked, asked)
+    assert "s3cret" not in reason
 
 
 @pytest.mark.parametrize("content", ["redirect", "large"])
