@@ -43,6 +43,15 @@ def raised_interrupts() -> Iterator[None]:
             _replace(signal.default_int_handler, _end)
 
 
+def keep_working_directory_out() -> None:
+    """Let no Python that this process starts look for modules in the working directory, before all others.
+
+    `multiprocessing` starts its helpers with `python -c`, which does: a file `signal.py` there would run. Code from
+    outside is still found there, last, after all that is installed (`extensions.importing`).
+    """
+    os.environ["PYTHONSAFEPATH"] = "1"
+
+
 def impetus_version() -> str:
     """The version of this software: "0.1.0", or "not installed"."""
     from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - few programs need it

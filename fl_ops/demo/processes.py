@@ -56,7 +56,8 @@ class Processes:
         log = self._logs / f"{name}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(  # noqa: S603 - this interpreter, our own module
-                [sys.executable, *_search_path(), "-m", "fl_ops.demo.child", program, "--config", str(config)],
+                # -P: a `tasks.py` in the current folder hides no package.
+                [sys.executable, "-P", "-m", "fl_ops.demo.child", program, "--config", str(config)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -89,14 +90,6 @@ class Processes:
             with child.process:
                 pass
         self._children.clear()
-
-
-def _search_path() -> list[str]:
-    """Python options for children, so that they find modules where this process does.
-
-    -P keeps a `tasks.py` in the current folder from hiding the package `tasks`.
-    """
-    return [] if sys.path[0] in ("", str(Path.cwd())) else ["-P"]
 
 
 def _ended(child: Child) -> ChildEnded:

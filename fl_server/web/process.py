@@ -66,9 +66,7 @@ class WebProcess:
 
     async def _serve(self) -> int:
         """Start the process and wait for its end. Returns its exit code."""
-        # Started as this process was: without the working directory in the path of modules, or with it.
-        flags = ["-P"] if sys.flags.safe_path else []
-        async with self._started([*flags, "-m", "fl_web"]) as process:
+        async with self._started(["-m", "fl_web"]) as process:
             self._process = process
             log.info("web_process_started", pid=process.pid)
             return await process.wait()
@@ -87,8 +85,8 @@ class WebProcess:
     async def _started(self, arguments: Sequence[str]) -> AsyncIterator[Process]:
         """A process of this Python with the settings as its input. It ends with the block."""
         process = await asyncio.create_subprocess_exec(
-            sys.executable, *arguments,
-            stdin=PIPE, pass_fds=(self._listening,), env=_environment(),
+            sys.executable, "-P", *arguments,  # -P: no module comes from the working directory
+            stdin=PIPE, pass_fds=(self._listening,), env=_environment(), cwd="/",
             start_new_session=True,  # Ctrl-C in a terminal is for the coordinator, which ends it after the drain
         )  # fmt: skip
         assert process.stdin is not None  # noqa: S101 - it is a pipe
@@ -113,4 +111,7 @@ async def _end(process: Process) -> None:
 
 
 def _environment() -> dict[str, str]:
-    return {name: os.environ[name] for name in _PASSED if name in os.environ}
+    """Folders of modules are absolute, because the process works in another directory."""
+    passed = {name: os.environ[name] for name in _PASSED if name in os.environ}
+    folders = filter(None, passed.pop("PYTHONPATH", "").split(os.pathsep))
+    return {**passed, "PYTHONPATH": os.pathsep.join(str(Path(each).absolute()) for each in folders)}

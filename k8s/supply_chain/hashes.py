@@ -47,7 +47,7 @@ def compiled(requirements: Iterable[str]) -> Entries:
         source, target = Path(folder, "wanted.in"), Path(folder, "found.txt")
         source.write_text("\n".join(requirements))
         _run(
-            *(sys.executable, "-m", "piptools", "compile", "--quiet", "--generate-hashes", "--allow-unsafe"),
+            *(sys.executable, "-P", "-m", "piptools", "compile", "--quiet", "--generate-hashes", "--allow-unsafe"),
             *("--no-header", "--no-annotate", "--strip-extras", "--no-emit-index-url", "--no-emit-trusted-host"),
             *("--no-emit-find-links", "--constraint", str(ROOT / "constraints.txt"), "--output-file", str(target)),
             str(source),
@@ -59,7 +59,7 @@ def torch_for_cpus(version: str, index: str | None) -> str:
     """torch's build for CPUs, with the hash of the file for this platform."""
     wheel = f"torch==={version}+cpu"
     report = _run(
-        *(sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--no-deps"),
+        *(sys.executable, "-P", "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--no-deps"),
         *("--report", "-", *(("--extra-index-url", index) if index else ()), wheel),
     )
     (found,) = json.loads(report)["install"]

@@ -29,7 +29,7 @@ def bill_of(python: Path) -> Bill:
     """The bill of all packages of this Python, without times, random numbers and addresses of package indexes."""
     done = subprocess.run(  # noqa: S603 - this Python, and a path of the command line
         [
-            *(sys.executable, "-m", "cyclonedx_py", "environment", "--output-format", "JSON"),
+            *(sys.executable, "-P", "-m", "cyclonedx_py", "environment", "--output-format", "JSON"),
             *("--output-reproducible", "--short-PURLs", "--mc-type", "application", "--no-validate"),
             *("--pyproject", str(ROOT / "pyproject.toml"), str(python)),
         ],

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -77,3 +82,53 @@ def test_version(program: str) -> None:
     assert done.stdout.startswith("impetus ")
     assert done.stdout.endswith(f", Python {sys.version.split()[0]}\n")
     assert ", protocol 1 to " in done.stdout
+
+
+@pytest.mark.parametrize("kind", ["spawn", "forkserver"])
+def test_helpers_import_nothing_from_the_working_directory(tmp_path: Path, kind: str) -> None:
+    """`multiprocessing` starts its helpers with `python -c`, which looks in the working directory first."""
+    made = tmp_path / "made"
+    for name in ("multiprocessing", "signal", "struct", "torch"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(made)!r}, 'w')\nraise SystemExit(3)\n")
+    code = (
+        "from fl_common.program import keep_working_directory_out as keep\nimport multiprocessing\nkeep()\n"
+        f"process = multiprocessing.get_context({kind!r}).Process(target=print, args=('worked',))\n"
+        "process.start()\nprocess.join()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr, made.exists()) == ("worked\n", "", False)
+
+
+@pytest.mark.parametrize("program", ["fl_server", "fl_client", "fl_ops"])
+def test_each_program_keeps_the_working_directory_out(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything else, so that every process that it starts has it."""
+    monkeypatch.setenv("PYTHONSAFEPATH", "")
+    monkeypatch.setattr("sys.argv", [program, "--version"])
+    with pytest.raises(SystemExit):
+        import_module(f"{program}.__main__").main()
+    assert os.environ["PYTHONSAFEPATH"] == "1"
+
+
+def test_every_python_that_is_started_leaves_the_working_directory_out() -> None:
+    """`sys.executable` is followed by -P wherever the product starts it."""
+    packages = ("fl_common", "algorithms", "extensions", "tasks", "fl_server", "fl_client", "fl_web", "fl_ops", "k8s")
+    started = [
+        (path.name, after)
+        for package in packages
+        for path in (ROOT / package).rglob("*.py")
+        if "sys.executable" in (text := path.read_text())
+        for node in ast.walk(ast.parse(text))
+        for after in _after_executable(node)
+    ]
+    assert {name for name, _ in started} >= {"process.py", "processes.py", "hashes.py", "sbom.py"}
+    assert [each for each in started if each[1] != "'-P'"] == []
+
+
+def _after_executable(node: ast.AST) -> Iterator[str]:
+    """What follows `sys.executable` in a list, a tuple or the arguments of a call."""
+    parts = node.elts if isinstance(node, ast.List | ast.Tuple) else node.args if isinstance(node, ast.Call) else []
+    texts = [ast.unparse(each) for each in parts]
+    yield from (after for before, after in pairwise(texts) if before == "sys.executable")

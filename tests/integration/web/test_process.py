@@ -74,6 +74,19 @@ def test_a_process_that_cannot_start_is_no_endless_wait(
     assert server.terminate() == 0
 
 
+def test_a_module_in_the_working_directory_is_not_run(module_workspace: Workspace) -> None:
+    """The coordinator's web process, with its settings and its socket, is not a file that somebody put there."""
+    made, planted = module_workspace.folder / "made", ("fl_web", "jinja2", "http", "asyncio")
+    for name in planted:
+        (module_workspace.folder / f"{name}.py").write_text(f"open({str(made)!r}, 'w')\n")
+    server = Coordinator(module_workspace, "planted", {"web_listen": "127.0.0.1:0"}).serve()
+    assert Browser(server.settings["web_listen"]).get("/").status == 200
+    assert not made.exists()
+    server.kill()
+    for name in planted:
+        (module_workspace.folder / f"{name}.py").unlink()
+
+
 @pytest.mark.slow
 def test_without_the_extra_the_coordinator_does_not_start(tmp_path: Path, module_workspace: Workspace) -> None:
     """It names the package that is missing, and what to install."""
