@@ -220,9 +220,10 @@ class Server:
     async def watch_certificates(self) -> None:
         """Use renewed certificates."""
         if self._certificates is not None:
-            await self._certificates.watch(self._poll_authority)
+            await self._certificates.watch(self._poll_others, self._web.renew)
 
-    def _poll_authority(self) -> None:
+    def _poll_others(self) -> None:
+        self._web.poll()
         if (issuer := self._services.issuer) is not None:
             issuer.authority.poll()
             self._services.metrics.certificates.show({"authority": issuer.authority.period})

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 from fl_common.settings import Address, Section, is_loopback, split_address
 from fl_server.limits_config import ConnectionsConfig, LimitsConfig, TransfersConfig
 from fl_server.oidc.settings import OidcConfig
-from fl_server.security_config import EnrollmentConfig, TlsConfig
+from fl_server.security_config import EnrollmentConfig, TlsConfig, WebTlsConfig
 
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 LEAST_ROUNDS = 20
@@ -133,11 +133,12 @@ class ServerConfig(Section):
     """`enroll_listen` as devices dial it, for the commands that `fl enroll create` prints."""
     web_listen: Address | None = None
     """For browsers: a page of runs and clients, live and read only, which a process of its own serves (`fl web open`
-    makes a login link). It uses the certificate of `[tls]`. Needs the extra `web`. None: no page."""
+    makes a login link). With `[tls]` it needs `[web_tls]`. Needs the extra `web`. None: no page."""
     web_address: Address | None = None
     """`web_listen` as browsers reach it, for login links. Requests with another host name are refused, except those of
     this machine's own names."""
     tls: TlsConfig | None = None
+    web_tls: WebTlsConfig | None = None
     oidc: OidcConfig | None = None
     insecure: bool = False
     """Use plain text, on this machine only."""
@@ -216,6 +217,13 @@ class ServerConfig(Section):
     def _page_by_name(self) -> Self:
         if self.web_address is not None and self.web_listen is None:
             raise ValueError("web_address: expected web_listen too, which it describes, found none")
+        if self.web_tls is not None and (self.web_listen is None or self.tls is None):
+            raise ValueError("web_tls: expected web_listen and [tls] too, found one of them at most")
+        if self.web_listen is not None and self.tls is not None and self.web_tls is None:
+            raise ValueError(
+                "web_listen: expected a [web_tls] section with cert and key of the page's own: `fl ca init --dir "
+                "page-pki --host NAME` makes them, for an authority that no device trusts"
+            )
         if self.web_listen is None or self.operators_have_names or is_loopback(split_address(self.web_listen)[0]):
             return self
         raise ValueError(

@@ -28,6 +28,19 @@ class TlsConfig(Section):
     """Oldest TLS version of all ports. "1.2" is for peers that cannot do better."""
 
 
+class WebTlsConfig(Section):
+    """The certificate of the web page, with a key of its own: whoever gets the page's key is not the coordinator.
+
+    Best from an authority that browsers know; devices should not trust it. `fl ca init --dir page-pki --host NAME`
+    makes one for a page without such an authority.
+    """
+
+    cert: Path
+    """PEM: the page's certificate, followed by the intermediate ones."""
+    key: Path
+    """Its private key, which only its owner may read. It must not be the key of `[tls]`."""
+
+
 class EnrollmentConfig(Section):
     """The authority that signs certificates of devices, and its limits.
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import h11
@@ -16,6 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fl_web.access.asgi import Application
 from fl_web.access.sessions import PEER_CERTIFICATE
+from fl_web.connections import Listener
 
 _STOP_S = 1
 """Open event streams are ended this long after a signal."""
@@ -23,31 +24,35 @@ HEAD_S = 10.0
 """A connection that has not sent a request's headers in this time is closed."""
 HEAD_BYTES = 16 << 10
 """Largest headers of a request."""
-MOST_CONNECTIONS = 1000
-"""Further connections are closed at once."""
-CERTIFICATES_S = 30.0
-"""Period of reading the certificate's files again. Open connections keep the earlier ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Files of a page with TLS."""
+    """Certificate and key of a page with TLS, as PEM. The process has them from the coordinator, and opens no file."""
 
-    cert: Path
-    key: Path
-    client_ca: Path | None
+    cert: str
+    key: str
+    client_ca: str | None
     """Authorities of client certificates, which a browser may show. None: it is not asked for one."""
     min_version: str = "1.3"
 
     def context(self) -> ssl.SSLContext:
-        """For new connections."""
+        """For new connections. Raises ssl.SSLError."""
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         made.minimum_version = ssl.TLSVersion.TLSv1_2 if self.min_version == "1.2" else ssl.TLSVersion.TLSv1_3
-        made.load_cert_chain(self.cert, self.key)
+        self.load(made)
         if self.client_ca is not None:
             made.verify_mode = ssl.CERT_OPTIONAL
-            made.load_verify_locations(self.client_ca)
         return made
+
+    def load(self, context: ssl.SSLContext) -> None:
+        """Use these in a context from its next connection on. Raises ssl.SSLError."""
+        with open(os.memfd_create("page"), "w") as file:  # noqa: PTH123 - the library reads certificates from a file only
+            file.write(f"{self.cert}\n{self.key}")
+            file.flush()
+            context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+        if self.client_ca is not None:
+            context.load_verify_locations(cadata=self.client_ca)
 
 
 class Connection(H11Protocol):
@@ -55,12 +60,15 @@ class Connection(H11Protocol):
 
     _waits: asyncio.TimerHandle | None = None
 
+    def __init__(self, listener: Listener, **given: Any) -> None:
+        """listener: where the connection was accepted. given: what uvicorn gives its protocols."""
+        super().__init__(**given)
+        self._listener = listener
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in the base class
         """The connection was accepted, and TLS is established."""
         super().connection_made(transport)
-        if len(self.connections) > MOST_CONNECTIONS:
-            transport.abort()
-            return
+        self._listener.established(transport.get_extra_info("socket").fileno())
         secured = transport.get_extra_info("ssl_object")
         certificate = None if secured is None else secured.getpeercert(binary_form=True)
         self.app_state = {**self.app_state, PEER_CERTIFICATE: certificate}
@@ -86,11 +94,11 @@ class Connection(H11Protocol):
         self._waits = None if transport is None else self.loop.call_later(HEAD_S, transport.abort)
 
 
-def server(app: Application, tls: Tls | None = None) -> uvicorn.Server:
-    """A server for a socket that listens: `await server.serve(sockets=[...])`. Raises OSError, ssl.SSLError."""
+def server(app: Application, listener: Listener, tls: Tls | None = None) -> uvicorn.Server:
+    """A server: `await server.serve(sockets=[listener])`. Raises OSError, ssl.SSLError."""
     config = uvicorn.Config(
         app,
-        http=Connection,
+        http=partial(Connection, listener),  # type: ignore[arg-type]  # it is called, as a class would be
         ws="none",
         log_config=None,
         access_log=False,
@@ -109,29 +117,8 @@ def server(app: Application, tls: Tls | None = None) -> uvicorn.Server:
 
 async def serve(app: Application, listening: socket.socket) -> None:
     """Answer requests on a socket that listens, without TLS, until a signal to end."""
-    await server(app).serve(sockets=[listening])
-
-
-async def renew(context: ssl.SSLContext, tls: Tls, log: Callable[[str], Any]) -> None:
-    """Read the certificate again when its files change, without end. Files that do not fit together are not used."""
-    seen = await asyncio.to_thread(_stamps, tls)
-    while True:
-        await asyncio.sleep(CERTIFICATES_S)
-        if (now := await asyncio.to_thread(_stamps, tls)) == seen:
-            continue
-        seen = now
-        try:
-            await asyncio.to_thread(tls.context)  # a whole check before the one in use is changed
-            context.load_cert_chain(tls.cert, tls.key)
-            if tls.client_ca is not None:
-                context.load_verify_locations(tls.client_ca)
-        except (OSError, ssl.SSLError) as error:
-            log(f"the renewed certificate cannot be used: {error}")
-
-
-def _stamps(tls: Tls) -> list[int]:
-    files = [tls.cert, tls.key, *([] if tls.client_ca is None else [tls.client_ca])]
-    return [path.stat().st_mtime_ns if path.exists() else 0 for path in files]
+    listener = Listener(listening)
+    await server(app, listener).serve(sockets=[listener])
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -25,6 +25,9 @@ MAX_MESSAGE_BYTES = MAX_CHUNK_BYTES + (1 << 20)
 AHEAD_BYTES = 1 << 20
 """Bytes that one call may send before the receiver reads them. On `listen` it is the setting `transfers.ahead_mib`."""
 
+BROWSER_ADDRESS = "fl-browser-address"
+"""Metadata of the web process's calls: host:port of the browser that it calls for."""
+
 KEEPALIVE_SECONDS = 30
 """A connection is pinged after this time without traffic."""
 KEEPALIVE_TIMEOUT_SECONDS = 12

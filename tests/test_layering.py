@@ -89,9 +89,11 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
     "fl_web": (
         "__main__",
         "process",
+        "sandbox",
         "guarded",
         "serve",
         "access",
+        "connections",
         "app",
         "live",
         "views",

@@ -20,7 +20,7 @@ from fl_server import errors, identity
 from fl_server.audit.record import Auditor
 from fl_server.identity import ANYBODY, Identity, caller
 from fl_server.metrics import Metrics
-from fl_server.rpc.access.bearer import Tokens, token_holder
+from fl_server.rpc.access.bearer import Tokens, browser_of, token_holder
 from fl_server.rpc.access.method_roles import EVERYONE, METHOD_ROLES, require_role
 from fl_server.rpc.audited.calls import AuditedMethod
 from fl_server.rpc.limits.certificate_expiry import ExpiringCalls
@@ -57,6 +57,8 @@ class CallPolicy:
     """Whether a caller without an identity may call every method of the port."""
     tokens: Tokens | None = None
     """Verifies bearer tokens, where callers have these in place of certificates."""
+    names_addresses: bool = False
+    """Whether its one caller names the address that it calls for in each call, as the web process does."""
     methods: Mapping[str, frozenset[str]] = field(default_factory=lambda: METHOD_ROLES)
     """The roles that may call each method."""
 
@@ -128,7 +130,7 @@ class _Call:
         peer = context.peer()
         if self.policy.limits.is_new(peer) and self.policy.metrics is not None:
             self.policy.metrics.connections_used.labels(self.policy.setting).inc()
-        identity.address.set(identity.address_of(peer))
+        identity.address.set(browser_of(context) if self.policy.names_addresses else identity.address_of(peer))
         tokens = self.policy.tokens
         who = identity.of_connection(context.auth_context()) if tokens is None else await token_holder(tokens, context)
         caller.set(who)

@@ -66,8 +66,13 @@ class Certificates:
         asked = cast("Callable[[], grpc.ServerCertificateConfiguration]", renewed)
         return grpc.dynamic_ssl_server_credentials(_configuration(used[0]), asked, needed)
 
-    async def watch(self, poll_more: Callable[[], None] = lambda: None) -> None:
-        """Check the files periodically, without end. poll_more: checks other files, in a thread."""
+    async def watch(
+        self, poll_more: Callable[[], None] = lambda: None, polled: Callable[[], None] = lambda: None
+    ) -> None:
+        """Check the files periodically, without end.
+
+        poll_more: checks other files, in a thread. polled: called on the event loop after each check.
+        """
         while True:
             await asyncio.sleep(CHECK_S)
             await asyncio.to_thread(poll_more)
@@ -79,6 +84,7 @@ class Certificates:
                         "certificates_not_used", reason=self._files.problem, todo="the earlier ones stay in use"
                     )
             self._report_expiry()
+            polled()
 
     def _report_expiry(self) -> None:
         pem = self._files.pem

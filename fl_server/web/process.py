@@ -37,7 +37,7 @@ class WebProcess:
     """The supervised process. Lives on the event loop."""
 
     def __init__(self, settings: bytes, listening: int, count_end: Callable[[], object]) -> None:
-        """settings: its first line of input. listening: the file descriptor that it serves.
+        """settings: its first line of input, and a further one after each change. listening: what it serves.
 
         count_end: counts an end that nobody asked for.
         """
@@ -48,6 +48,14 @@ class WebProcess:
     def pid(self) -> int | None:
         """Of the running process."""
         return None if self._process is None else self._process.pid
+
+    def renew(self, settings: bytes) -> None:
+        """Give these settings to the running process, and to each that is started later."""
+        if settings == self._settings:
+            return
+        self._settings = settings
+        if self._process is not None and (given := self._process.stdin) is not None and not given.is_closing():
+            given.write(settings)
 
     async def run(self) -> None:
         """Keep the process running until this is cancelled."""

@@ -6,7 +6,6 @@ They are in memory, by the hash of their secret: after a restart of the coordina
 from __future__ import annotations
 
 import hashlib
-import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from math import inf
 
 from fl_common.certificates.names import OPERATOR_ROLES
+from fl_common.own_secrets import new_key, new_secret
 from fl_server.errors import Forbidden, TooMany, Unauthenticated
 from fl_server.identity import Identity
 
@@ -27,7 +27,6 @@ MOST_SESSIONS = 16
 """Sessions of one operator; the oldest makes room."""
 MOST_OF_ALL = 4096
 """Sessions of all operators."""
-_SECRET_BYTES = 32
 _AGAIN = "ask for another link with `fl web open`"
 
 
@@ -38,13 +37,14 @@ class Opened:
     secret: str
     ends: float
     """Unix seconds."""
+    holder: Identity
 
 
 class _Held:
     """Secrets by their hash, each with its holder and its end. The oldest first."""
 
-    def __init__(self, per_holder: int, why: str) -> None:
-        self._per_holder, self._why = per_holder, why
+    def __init__(self, key: bytes, per_holder: int, why: str) -> None:
+        self._key, self._per_holder, self._why = key, per_holder, why
         self._holders: OrderedDict[bytes, tuple[Identity, float]] = OrderedDict()
 
     def add(self, who: Identity, seconds: float) -> Opened:
@@ -56,9 +56,9 @@ class _Held:
             del self._holders[key]
         if len(self._holders) >= MOST_OF_ALL:
             raise TooMany(f"{MOST_OF_ALL:,} {self._why}, which is the limit", LINK_S, routine=True)
-        secret, ends = secrets.token_urlsafe(_SECRET_BYTES), min(now + seconds, inf if who.ends is None else who.ends)
+        secret, ends = new_secret(self._key), min(now + seconds, inf if who.ends is None else who.ends)
         self._holders[_hash(secret)] = who, ends
-        return Opened(secret, ends)
+        return Opened(secret, ends, who)
 
     def of(self, secret: str) -> Identity | None:
         """The holder of a secret that has not ended."""
@@ -81,8 +81,10 @@ class WebSessions:
     def __init__(self, url: str = "", denied: Callable[[Identity], str] = lambda _: "") -> None:
         """url: of the page, as browsers reach it. denied: why a certificate is revoked; empty if it is not."""
         self.url, self._denied = url, denied
-        self._links = _Held(MOST_LINKS, "login links are open")
-        self._sessions = _Held(MOST_SESSIONS, "sessions are open")
+        self.key = new_key()
+        """Of codes and sessions: the web process tells made-up ones by it (`fl_common/own_secrets.py`)."""
+        self._links = _Held(self.key, MOST_LINKS, "login links are open")
+        self._sessions = _Held(self.key, MOST_SESSIONS, "sessions are open")
 
     def link(self, who: Identity) -> Opened:
         """A code for one login of an operator."""
@@ -106,9 +108,11 @@ class WebSessions:
             raise Unauthenticated(f"the certificate of {who} is revoked ({why})")
         return self._sessions.add(who, SESSION_S)
 
-    def close(self, secret: str) -> None:
-        """End a session."""
+    def close(self, secret: str) -> Identity | None:
+        """End a session. Returns its holder; None for one that has ended or is unknown."""
+        holder = self._sessions.of(secret)
         self._sessions.remove(secret)
+        return holder
 
     def drop_denied(self) -> None:
         """End the links and sessions of operators whose certificates are revoked now."""

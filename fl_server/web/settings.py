@@ -4,11 +4,28 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from fl_common.settings import SettingsError, split_address
 from fl_server.config import ServerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What the web process is given beside settings of the coordinator."""
+
+    path: Path
+    """Of the coordinator's socket for it."""
+    listening: int
+    """File descriptor of the socket that browsers connect to."""
+    secrets_key: bytes
+    """By which it tells made-up codes and sessions (`fl_common/own_secrets.py`)."""
+    tls: Mapping[str, str | None] | None
+    """cert, key, client_ca as PEM, and min_version; None for a page in plain text."""
+
 
 _PACKAGES = ("starlette", "uvicorn", "jinja2")
 _LONGEST_PATH = 100
@@ -58,16 +75,15 @@ def coordinator_socket(state: Path) -> Path:
     return folder / "socket"
 
 
-def line_for(config: ServerConfig, path: Path, listening: socket.socket, *, has_login: bool) -> bytes:
+def line_for(config: ServerConfig, page: Page) -> bytes:
     """The settings of the web process."""
-    tls, hosts = config.tls, [] if config.web_address is None else [split_address(config.web_address)[0]]
-    files = None if tls is None else {
-        "cert": str(tls.cert.absolute()),
-        "key": str(tls.key.absolute()),
-        "client_ca": str(tls.client_ca.absolute()) if tls.client_ca is not None else None,
-        "min_version": tls.min_version,
-    }  # fmt: skip
+    hosts = [] if config.web_address is None else [split_address(config.web_address)[0]]
     values = {
-        "socket": str(path), "listening": listening.fileno(), "hosts": hosts, "has_login": has_login, "tls": files,
-    }  # fmt: skip
+        "socket": str(page.path),
+        "listening": page.listening,
+        "hosts": hosts,
+        "has_login": config.operators_have_names,
+        "secrets_key": page.secrets_key.hex(),
+        "tls": page.tls,
+    }
     return json.dumps(values).encode() + b"\n"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import ssl
 import sys
@@ -67,13 +68,16 @@ class _Answers:
             writer.close()
 
 
-def _tls(files: dict[str, Any] | None) -> ssl.SSLContext | None:
+def _tls(given: dict[str, Any] | None) -> ssl.SSLContext | None:
     """As the page has it. Raises OSError, ssl.SSLError."""
-    if files is None:
+    if given is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2 if files["min_version"] == "1.2" else ssl.TLSVersion.TLSv1_3
-    context.load_cert_chain(files["cert"], files["key"])
+    context.minimum_version = ssl.TLSVersion.TLSv1_2 if given["min_version"] == "1.2" else ssl.TLSVersion.TLSv1_3
+    with open(os.memfd_create("page"), "w") as file:  # noqa: PTH123 - the library reads certificates from a file only
+        file.write(f"{given['cert']}\n{given['key']}")
+        file.flush()
+        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
     return context
 
 

@@ -12,21 +12,29 @@ import hmac
 import secrets
 import time
 from collections import OrderedDict
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import grpc
 import grpc.aio
 
+from fl_common.own_secrets import is_own
 from fl_web.coordinator.reader import Reader
 from protos.fl.v1 import web_pb2, web_pb2_grpc
+from protos.wire import BROWSER_ADDRESS
 
 SESSION_S = 8 * 3600.0
 MOST_READERS = 256
 """Of sessions; the one that was used longest ago is closed, and made again when it is needed."""
+MOST_ENDED = 4096
+"""Secrets that the coordinator did not know any more; it is not asked for these again."""
 MOST_SECRET = 100
 """Characters; longer texts are no secret."""
 _CALL_S = 10.0
+
+browser_address: ContextVar[str] = ContextVar("browser_address", default="")
+"""host:port of the browser whose request is answered. The coordinator records it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +50,9 @@ class Identities(Protocol):
     """Gives browsers an identity."""
 
     needs_login: bool
+
+    def is_own(self, secret: str) -> bool:
+        """Whether a session's secret or a link's code was given out here, ended or not. Others are made up."""
 
     async def reader(self, secret: str) -> Reader | None:
         """The Reader of a session; None for a session that is unknown or has ended."""
@@ -78,6 +89,11 @@ class Everybody(_NoCertificates):
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
+
+    def is_own(self, secret: str) -> bool:
+        """False: there are none."""
+        del secret
+        return False
 
     async def reader(self, secret: str) -> Reader | None:
         """The one Reader."""
@@ -116,13 +132,17 @@ class OneOperator(_NoCertificates):
         """Of the link; empty once it was used."""
         return self._code
 
+    def is_own(self, secret: str) -> bool:
+        """Whether it is the link's code, or a session."""
+        return _hash(secret) in self._sessions or (bool(self._code) and _equal(secret, self._code))
+
     async def reader(self, secret: str) -> Reader | None:
         """The one Reader, for a session that has not ended."""
         return self._reader if time.monotonic() < self._sessions.get(_hash(secret), 0.0) else None
 
     async def open_by_code(self, code: str) -> Session | None:
         """A session for the link's code, once."""
-        if not self._code or not hmac.compare_digest(code.encode(), self._code.encode()):
+        if not self._code or not _equal(code, self._code):
             return None
         self._code, secret = "", secrets.token_urlsafe(32)
         self._sessions[_hash(secret)] = time.monotonic() + self._session_s
@@ -145,24 +165,33 @@ class Coordinator:
 
     needs_login = True
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        """channel: to the coordinator's socket for this process."""
-        self._channel = channel
+    def __init__(self, channel: grpc.aio.Channel, key: bytes) -> None:
+        """channel: to the coordinator's socket for this process. key: of its secrets (`own_secrets`)."""
+        self._channel, self._key = channel, key
         self._login: Any = cast(Any, web_pb2_grpc).WebLoginStub(channel)
         self._readers: OrderedDict[str, Reader] = OrderedDict()
+        self._ended: OrderedDict[str, None] = OrderedDict()
+        """Hashes of secrets that open nothing any more."""
+
+    def is_own(self, secret: str) -> bool:
+        """Whether the coordinator has made it."""
+        return is_own(self._key, secret)
 
     async def reader(self, secret: str) -> Reader | None:
         """The Reader of a session. The first time, the coordinator is asked whether the session is known."""
         key = _hash(secret)
+        if key in self._ended:
+            return None
         if (known := self._readers.get(key)) is not None:
             self._readers.move_to_end(key)
             return known
-        reader = Reader(self._channel, (("authorization", f"Bearer {secret}"),))
+        reader = Reader(self._channel, lambda: (("authorization", f"Bearer {secret}"), *_address()))
         try:
             await reader.who_am_i()
         except grpc.aio.AioRpcError as error:
             await reader.close()
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                self._has_ended(key)
                 return None
             raise
         self._readers[key] = reader
@@ -172,7 +201,11 @@ class Coordinator:
 
     async def open_by_code(self, code: str) -> Session | None:
         """A session for a link's code."""
-        return await self._opened("OpenByCode", web_pb2.OpenByCodeRequest(code=code))
+        if (key := _hash(code)) in self._ended:
+            return None
+        session = await self._opened("OpenByCode", web_pb2.OpenByCodeRequest(code=code))
+        self._has_ended(key)
+        return session
 
     async def open_by_certificate(self, certificate: bytes) -> Session | None:
         """A session for a certificate."""
@@ -180,7 +213,7 @@ class Coordinator:
 
     async def _opened(self, method: str, request: Any) -> Session | None:
         try:
-            session = (await getattr(self._login, method)(request, timeout=_CALL_S)).session
+            session = (await getattr(self._login, method)(request, timeout=_CALL_S, metadata=_address())).session
         except grpc.aio.AioRpcError as error:
             if error.code() in {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}:
                 return None
@@ -190,10 +223,12 @@ class Coordinator:
     async def close_session(self, secret: str) -> None:
         """End a session."""
         await self.forget(secret)
-        await self._login.CloseSession(web_pb2.CloseSessionRequest(secret=secret), timeout=_CALL_S)
+        request = web_pb2.CloseSessionRequest(secret=secret)
+        await self._login.CloseSession(request, timeout=_CALL_S, metadata=_address())
 
     async def forget(self, secret: str) -> None:
-        """Drop the Reader of a session."""
+        """Drop the Reader of a session that has ended."""
+        self._has_ended(_hash(secret))
         if (reader := self._readers.pop(_hash(secret), None)) is not None:
             await reader.close()
 
@@ -201,6 +236,19 @@ class Coordinator:
         """Close all Readers."""
         while self._readers:
             await self._readers.popitem()[1].close()
+
+    def _has_ended(self, key: str) -> None:
+        self._ended[key] = None
+        while len(self._ended) > MOST_ENDED:
+            self._ended.popitem(last=False)
+
+
+def _address() -> tuple[tuple[str, str], ...]:
+    return ((BROWSER_ADDRESS, browser_address.get()),)
+
+
+def _equal(first: str, second: str) -> bool:
+    return hmac.compare_digest(first.encode(errors="surrogatepass"), second.encode(errors="surrogatepass"))
 
 
 def _hash(secret: str) -> str:

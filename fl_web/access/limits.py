@@ -8,31 +8,31 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 FAILURES, FAILURES_S = 10, 60.0
-"""Failed logins of one address, and the time in which so many are allowed."""
-ADDRESSES = 4096
-"""Addresses that are remembered."""
+"""Failed logins of one caller, and the time in which so many are allowed."""
+CALLERS = 4096
+"""Callers that are remembered."""
 STREAMS_PER_SESSION, STREAMS = 100, 500
 """Open event streams of one browser, and of all."""
 
 
 class FailedLogins:
-    """Counts failed logins by address. A correct login does not count, and is refused too while there are too many."""
+    """Counts failed logins by caller: an address or a certificate. Known secrets are not asked to wait."""
 
     def __init__(self) -> None:
         self._failed: OrderedDict[str, tuple[float, int]] = OrderedDict()
-        """Begin of the time, by the monotonic clock, and failures in it, by address."""
+        """Begin of the time, by the monotonic clock, and failures in it, by caller."""
 
-    def wait_s(self, address: str) -> float:
-        """Seconds that an address has to wait; 0: it may try."""
-        began, count = self._failed.get(address, (0.0, 0))
+    def wait_s(self, caller: str) -> float:
+        """Seconds that a caller has to wait; 0: it may try."""
+        began, count = self._failed.get(caller, (0.0, 0))
         return max(0.0, began + FAILURES_S - time.monotonic()) if count >= FAILURES else 0.0
 
-    def add(self, address: str) -> None:
-        """A login of an address failed."""
+    def add(self, caller: str) -> None:
+        """A login of a caller failed."""
         now = time.monotonic()
-        began, count = self._failed.pop(address, (now, 0))
-        self._failed[address] = (now, 1) if now - began >= FAILURES_S else (began, count + 1)
-        if len(self._failed) > ADDRESSES:
+        began, count = self._failed.pop(caller, (now, 0))
+        self._failed[caller] = (now, 1) if now - began >= FAILURES_S else (began, count + 1)
+        if len(self._failed) > CALLERS:
             self._failed.popitem(last=False)
 
 

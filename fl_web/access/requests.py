@@ -1,7 +1,7 @@
 """Checks of a request before anything reads it, and the headers of every response.
 
 The Host header must name this page, so that a name of another site that points here opens nothing (DNS rebinding). A
-request that another site's page makes is refused, except a plain link to a page.
+request that another site's page makes is refused, except a plain link to a page. A form must come from the page itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ HEADERS = {
     b"content-security-policy": POLICY.encode(),
     b"x-content-type-options": b"nosniff",
     b"x-frame-options": b"DENY",
-    b"referrer-policy": b"no-referrer",
+    # Not no-referrer: with it a browser sends "Origin: null" with a form of the page itself.
+    b"referrer-policy": b"same-origin",
     b"cross-origin-opener-policy": b"same-origin",
     b"cross-origin-resource-policy": b"same-origin",
 }
@@ -24,7 +25,8 @@ _PRIVATE = (b"cache-control", b"no-store")
 """Of a response that has no other rule: what a browser was shown is of its identity."""
 _ONCE = ("host", "origin", "content-length", "sec-fetch-site", "sec-fetch-mode")
 OWN_NAMES = ("localhost", "127.0.0.1", "[::1]")
-LOGOUT = "/logout"
+LOGIN, LOGOUT = "/login", "/logout"
+"""Addresses that change a session. A GET shows a form, whose POST makes the change: a link alone changes nothing."""
 MOST_PATH, MOST_QUERY = 1024, 8192
 """Bytes of an address."""
 
@@ -78,7 +80,7 @@ class CheckedRequests:
             return 421, f"This page is not served as {host[:200]!r}: expected one of {own} (web_address names it).\n"
         if len(scope.get("raw_path") or path.encode()) > MOST_PATH or len(scope["query_string"]) > MOST_QUERY:
             return 414, "The address is too long.\n"
-        if scope["method"] not in {"GET", "HEAD"} and not _is_logout(scope):
+        if scope["method"] not in {"GET", "HEAD"} and not _is_form(scope):
             return 405, "This page is read only: expected GET or HEAD.\n"
         if self._is_foreign(scope, headers, host):
             return 403, "The request comes from the page of another site.\n"
@@ -92,11 +94,11 @@ class CheckedRequests:
         is_link = headers.get("sec-fetch-mode", [""])[0] == "navigate" and scope["method"] == "GET"
         if site in {"cross-site", "same-site"} and not is_link:
             return True
-        return _is_logout(scope) and origin is None and site != "same-origin"
+        return _is_form(scope) and origin is None and site != "same-origin"
 
 
-def _is_logout(scope: Message) -> bool:
-    return bool(scope["method"] == "POST" and scope["path"] == LOGOUT)
+def _is_form(scope: Message) -> bool:
+    return scope["method"] == "POST" and scope["path"] in {LOGIN, LOGOUT}
 
 
 def headers_of(scope: Message) -> Mapping[str, list[str]]:

@@ -36,7 +36,7 @@ class Browser:
     tls: ssl.SSLContext | None = None
     cookie: str = ""
 
-    def get(self, path: str, method: str = "GET", **headers: str) -> Answer:
+    def get(self, path: str, method: str = "GET", body: str | None = None, **headers: str) -> Answer:
         """Make a request on a connection of its own."""
         connection = (
             http.client.HTTPConnection(self.address, timeout=60)
@@ -45,16 +45,24 @@ class Browser:
         )
         own = {"Cookie": self.cookie} if self.cookie else {}
         try:
-            connection.request(method, path, headers={**own, **{k.replace("_", "-"): v for k, v in headers.items()}})
+            given = {name.replace("_", "-"): value for name, value in headers.items()}
+            connection.request(method, path, body, headers={**own, **given})
             response = connection.getresponse()
             found = {name.lower(): value for name, value in response.getheaders()}
             return Answer(response.status, found, response.read().decode())
         finally:
             connection.close()
 
+    def send(self, path: str, body: str = "", **headers: str) -> Answer:
+        """Send a form of the page itself."""
+        scheme = "http" if self.tls is None else "https"
+        return self.get(path, "POST", body, **{"Origin": f"{scheme}://{self.address}", **headers})
+
     def log_in(self, link: str) -> Answer:
-        """Follow a login link, as a browser does: the cookie is kept."""
-        answer = self.get(link.partition(self.address)[2])
+        """Follow a login link and press its button, as a person does: the cookie is kept."""
+        path, _, form = link.partition(self.address)[2].partition("?")
+        assert 'method="post"' in self.get(f"{path}?{form}").text
+        answer = self.send(path, form)
         self.cookie = answer.session or self.cookie
         return answer
 

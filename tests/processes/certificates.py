@@ -86,6 +86,12 @@ def server_section(files: Certificates) -> dict[str, str]:
     return {"client_ca": str(files.ca), "cert": str(files.cert), "key": str(files.key)}
 
 
+def page_section(pki: Pki) -> dict[str, str]:
+    """A coordinator's [web_tls] section, with a certificate of its own."""
+    files = pki.issue("server", "page", hosts=("127.0.0.1", "localhost"))
+    return {"cert": str(files.cert), "key": str(files.key)}
+
+
 def section(files: Certificates) -> dict[str, str]:
     """A daemon's [tls] section."""
     return {"ca": str(files.ca), "cert": str(files.cert), "key": str(files.key)}

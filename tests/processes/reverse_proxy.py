@@ -60,8 +60,8 @@ def nginx(folder: Path, port: int, upstream: str, files: Certificates) -> Iterat
         "server_name fl.example.org;": "server_name localhost;",
         "/etc/nginx/fl.example.org.crt": str(files.cert),
         "/etc/nginx/fl.example.org.key": str(files.key),
-        "/etc/nginx/impetus-ca.crt": str(files.ca),
-        "proxy_ssl_name coordinator.example.org;": "proxy_ssl_name localhost;",
+        "/etc/nginx/page-ca.crt": str(files.ca),
+        "proxy_ssl_name page.example.org;": "proxy_ssl_name localhost;",
     }
     for documented, here in own.items():
         assert documented in server, f"docs/operation/web.md: expected {documented!r} in the block for nginx"

@@ -77,12 +77,12 @@ class WebPage:
         )  # fmt: skip
         link = urlsplit(self._link())
         self.address = f"{link.scheme}://{link.netloc}"
-        self.cookie = self._log_in(f"{link.path}?{link.query}")
+        self.cookie = self._log_in(link.path, link.query)
 
-    def _log_in(self, path: str) -> str:
-        """Use the login link. Returns the cookie."""
+    def _log_in(self, path: str, form: str) -> str:
+        """Send the form of the login link. Returns the cookie."""
         connection = HTTPConnection(self.address.removeprefix("http://"), timeout=TIMEOUT_S)
-        connection.request("GET", path)
+        connection.request("POST", path, form, {"Origin": self.address})
         response = connection.getresponse()
         assert response.status == 303, response.read()
         cookie = str(response.getheader("set-cookie")).partition(";")[0]

@@ -1,4 +1,4 @@
-"""The bearer token of a call: `authorization: Bearer TOKEN` in its metadata, as in RFC 6750."""
+"""What the metadata of a call says of its caller: a bearer token as in RFC 6750, and the address of a browser."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import grpc.aio
 
 from fl_server.errors import Unauthenticated
 from fl_server.identity import ANYBODY, Identity
+from protos.wire import BROWSER_ADDRESS
 
 _SCHEME = "bearer "
+_MOST_ADDRESS = 64
 
 
 class Tokens(Protocol):
@@ -30,3 +32,9 @@ async def token_holder(tokens: Tokens, context: grpc.aio.ServicerContext[Any, An
     if len(found) > 1 or not isinstance(found[0], str) or found[0][: len(_SCHEME)].lower() != _SCHEME:
         raise Unauthenticated("expected the metadata authorization: Bearer TOKEN, once, got another form")
     return await tokens.identity(found[0][len(_SCHEME) :].strip())
+
+
+def browser_of(context: grpc.aio.ServicerContext[Any, Any]) -> str:
+    """host:port of the browser that the web process calls for; empty if it names none."""
+    metadata: Iterable[tuple[str, Any]] = context.invocation_metadata() or ()
+    return str(next((value for key, value in metadata if key == BROWSER_ADDRESS), ""))[:_MOST_ADDRESS]

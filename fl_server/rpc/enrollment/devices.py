@@ -12,6 +12,7 @@ from typing import Any, Literal
 import grpc.aio
 import structlog
 
+from fl_common.addresses import network_of
 from fl_server import identity
 from fl_server.audit.record import Auditor, AuditRecord
 from fl_server.clients.rate_limits import ClientRate
@@ -20,7 +21,7 @@ from fl_server.errors import Forbidden, InvalidInput, LimitExceeded, NotConfigur
 from fl_server.identity import ANYBODY, caller
 from fl_server.metrics import Metrics
 from fl_server.rpc.audited.calls import ANSWER_S
-from fl_server.rpc.enrollment.rates import EnrollmentRates, network_of
+from fl_server.rpc.enrollment.rates import EnrollmentRates
 from fl_server.rpc.views import timestamp
 from fl_server.timeouts import TimeLimit
 from protos.fl.v1 import enrollment_pb2 as pb

@@ -6,10 +6,10 @@ in seconds of a monotonic clock.
 
 from __future__ import annotations
 
-import ipaddress
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from fl_common.addresses import network_of
 from fl_server.clients.rate_limits import TokenBucket
 from fl_server.errors import TooMany
 from fl_server.security_config import EnrollmentConfig
@@ -18,8 +18,6 @@ HOLD_S = 10.0
 """Longest wait in a call for its turn."""
 MOST_ADDRESSES = 4096
 """Addresses that are remembered; of more, the one that has called least recently is dropped."""
-_NETWORK_BITS = 64
-"""One holder usually has a /64 network of IPv6."""
 
 
 @dataclass(slots=True)
@@ -69,20 +67,6 @@ class EnrollmentRates:
                 self._sources.popitem(last=False)
         self._sources.move_to_end(key)
         return source
-
-
-def network_of(address: str) -> str:
-    """What the limits of an address count: the address of IPv4, the /64 network of IPv6."""
-    host = address.rpartition(":")[0].strip("[]").partition("%")[0]
-    try:
-        parsed = ipaddress.ip_address(host)
-    except ValueError:
-        return host
-    if isinstance(parsed, ipaddress.IPv4Address):
-        return str(parsed)
-    if parsed.ipv4_mapped is not None:
-        return str(parsed.ipv4_mapped)
-    return str(ipaddress.ip_network((parsed, _NETWORK_BITS), strict=False))
 
 
 def _per_second(rate: float) -> TokenBucket:

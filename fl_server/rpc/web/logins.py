@@ -1,8 +1,9 @@
-"""The WebLogin service: sessions for codes and for client certificates."""
+"""The WebLogin service: sessions for codes and for client certificates. The audit log has each login and logout."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import grpc.aio
@@ -10,9 +11,13 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from fl_server import identity
+from fl_server.audit.record import Auditor, AuditRecord
 from fl_server.errors import Unauthenticated
 from fl_server.identity import Identity, of_certificate
+from fl_server.rpc.audited.calls import ANSWER_S
 from fl_server.rpc.views import timestamp
+from fl_server.timeouts import TimeLimit
 from fl_server.web.sessions import Opened, WebSessions
 from protos.fl.v1 import web_pb2 as pb
 from protos.fl.v1 import web_pb2_grpc
@@ -23,25 +28,36 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class WebLoginService(web_pb2_grpc.WebLoginServicer):
     """Answers the web process."""
 
-    def __init__(self, sessions: WebSessions, authorities: Callable[[], bytes | None]) -> None:
+    def __init__(self, sessions: WebSessions, authorities: Callable[[], bytes | None], audit: Auditor) -> None:
         """authorities: PEM of those that sign operators' certificates; None: there are none."""
-        self._sessions, self._authorities = sessions, authorities
+        self._sessions, self._authorities, self._audit = sessions, authorities, audit
 
     async def OpenByCode(self, request: pb.OpenByCodeRequest, context: Context) -> pb.OpenByCodeResponse:
         """A session for the code of a link."""
-        return pb.OpenByCodeResponse(session=_session(self._sessions.open_by_code(request.code)))
+        opened = self._sessions.open_by_code(request.code)
+        await self._record("OpenByCode", opened.holder)
+        return pb.OpenByCodeResponse(session=_session(opened))
 
     async def OpenByCertificate(
         self, request: pb.OpenByCertificateRequest, context: Context
     ) -> pb.OpenByCertificateResponse:
         """A session for a certificate of a browser."""
         who = self._holder(request.certificate)
-        return pb.OpenByCertificateResponse(session=_session(self._sessions.open_by_certificate(who)))
+        opened = self._sessions.open_by_certificate(who)
+        await self._record("OpenByCertificate", who)
+        return pb.OpenByCertificateResponse(session=_session(opened))
 
     async def CloseSession(self, request: pb.CloseSessionRequest, context: Context) -> pb.CloseSessionResponse:
         """End a session."""
-        self._sessions.close(request.secret)
+        if (who := self._sessions.close(request.secret)) is not None:
+            await self._record("CloseSession", who)
         return pb.CloseSessionResponse()
+
+    async def _record(self, method: str, who: Identity) -> None:
+        """Add a row for a login or logout of an operator. The browser waits for it for some seconds."""
+        record = AuditRecord(str(who), identity.address.get(), method, "web page", "ok")
+        with suppress(TimeoutError), TimeLimit(ANSWER_S):
+            await self._audit.record(record)
 
     def _holder(self, certificate: bytes) -> Identity:
         """The holder of a certificate that one of the authorities signed. Raises Unauthenticated, Forbidden."""

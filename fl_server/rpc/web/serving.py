@@ -8,6 +8,7 @@ from contextlib import suppress
 import grpc.aio
 
 from fl_common.settings import SettingsError
+from fl_server.config import ServerConfig
 from fl_server.coordinator.coordinator import Coordinator
 from fl_server.rpc.access.method_roles import METHOD_ROLES, WEB_METHODS
 from fl_server.rpc.admin import AdminService
@@ -17,9 +18,10 @@ from fl_server.rpc.limits.open_calls import CallLimits
 from fl_server.rpc.tls import Certificates
 from fl_server.rpc.web.logins import WebLoginService
 from fl_server.services import Services
+from fl_server.web.certificate import PageCertificate
 from fl_server.web.process import WebProcess
 from fl_server.web.sessions import WebSessions
-from fl_server.web.settings import coordinator_socket, line_for, listening_socket, page_url, require_packages
+from fl_server.web.settings import Page, coordinator_socket, line_for, listening_socket, page_url, require_packages
 from protos.fl.v1 import admin_pb2_grpc, web_pb2_grpc
 
 
@@ -31,6 +33,14 @@ class WebPage:
         self._server: grpc.aio.Server | None = None
         self._running: asyncio.Task[None] | None = None
         self.process: WebProcess | None = None
+        self._certificate = self._page_certificate(services.config)
+
+    def _page_certificate(self, config: ServerConfig) -> PageCertificate | None:
+        """Raises SettingsError."""
+        certificates = self._certificates
+        if certificates is None or config.tls is None or config.web_tls is None:
+            return None
+        return PageCertificate(config.web_tls, config.tls, lambda: certificates.pem)
 
     async def start(self, address: str, sessions: WebSessions) -> str:
         """Serve the page. Returns host:port. Raises SettingsError."""
@@ -47,11 +57,27 @@ class WebPage:
             raise SettingsError(f"web_listen: cannot make the socket {path}: {error}") from error
         path.chmod(0o600)
         await self._server.start()
-        settings = line_for(config, path, listening, has_login=config.operators_have_names)
-        self.process = WebProcess(settings, listening.fileno(), self._services.metrics.web_process_ends.inc)
+        self._own, self._secrets_key = (path, listening.fileno()), sessions.key
+        ends = self._services.metrics.web_process_ends.inc
+        self.process = WebProcess(self._settings(), listening.fileno(), ends)
         self._running = asyncio.create_task(self.process.run())
         self._running.add_done_callback(lambda _: listening.close())
         return f"{host}:{port}"
+
+    def _settings(self) -> bytes:
+        """The line of settings of the web process, as it is now."""
+        tls = None if self._certificate is None else self._certificate.values()
+        return line_for(self._services.config, Page(*self._own, self._secrets_key, tls))
+
+    def poll(self) -> None:
+        """Read the page's certificate again. Blocking."""
+        if self._certificate is not None:
+            self._certificate.poll()
+
+    def renew(self) -> None:
+        """Give the web process what `poll` has found."""
+        if self.process is not None:
+            self.process.renew(self._settings())
 
     def _admin(self, sessions: WebSessions) -> grpc.aio.Server:
         services = self._services
@@ -65,13 +91,16 @@ class WebPage:
             audit=services.audit,
             trusts_everybody=not has_login,
             tokens=sessions if has_login else None,
+            names_addresses=True,
             methods={name: METHOD_ROLES[name] for name in WEB_METHODS},
         )
         checks = CallInterceptor(policy)
         services.revocations.on_change += [sessions.drop_denied, checks.end_denied]
         server = grpc.aio.server(interceptors=[checks], options=web_options())
         admin_pb2_grpc.add_AdminServicer_to_server(AdminService(services, self._coordinator), server)
-        web_pb2_grpc.add_WebLoginServicer_to_server(WebLoginService(sessions, self._authorities), server)
+        web_pb2_grpc.add_WebLoginServicer_to_server(
+            WebLoginService(sessions, self._authorities, services.audit), server
+        )
         return server
 
     def _authorities(self) -> bytes | None:

@@ -47,7 +47,7 @@ async def serving(world: World) -> AsyncIterator[grpc.aio.Channel]:
     certificates = CertificatesService(None, world.services.metrics, world.services.audit)
     enrollment_pb2_grpc.add_CertificatesServicer_to_server(certificates, server)
     enrollment_pb2_grpc.add_EnrollmentServicer_to_server(enrollment(), server)
-    logins = WebLoginService(WebSessions(), lambda: None)
+    logins = WebLoginService(WebSessions(), lambda: None, world.services.audit)
     web_pb2_grpc.add_WebLoginServicer_to_server(logins, server)
     Health(()).serve_on(server)
     reflection.enable_server_reflection((service.SERVICE,), server)

@@ -20,7 +20,7 @@ from fl_server.rpc.access.method_roles import ADMIN, METHOD_ROLES
 from protos.fl.v1 import admin_pb2
 from protos.wire import client_options
 from tests.processes.browser import Browser
-from tests.processes.certificates import Pki, credentials
+from tests.processes.certificates import Pki, credentials, page_section
 from tests.processes.federation import Coordinator, SecureCoordinator, run_spec
 from tests.processes.identity_provider import AUDIENCE, ISSUER, JwksServer, Key, jwks, serving_jwks
 from tests.processes.process import Workspace, eventually, run_fl
@@ -67,7 +67,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
                 "roles": ROLES,
             }  # fmt: skip
             settings = {"token_listen": "127.0.0.1:0", "web_listen": "127.0.0.1:0", "oidc": oidc, "reflection": True}
-            server = SecureCoordinator(workspace, pki, settings).serve()
+            server = SecureCoordinator(workspace, pki, {**settings, "web_tls": page_section(pki)}).serve()
             yield Site(workspace, pki, server, provider, [])
 
 

@@ -16,9 +16,10 @@ from cryptography import x509
 
 from fl_ops.admin.settings import Certificates
 from fl_ops.errors import NotAllowed
+from fl_web.connections import MOST_OF_ADDRESS
 from protos.fl.v1 import admin_pb2 as pb
 from tests.processes.browser import Browser, browser, web_process
-from tests.processes.certificates import Pki, server_section
+from tests.processes.certificates import Pki, page_section, server_section
 from tests.processes.federation import Coordinator, Fleet, run_spec
 from tests.processes.process import ROOT, Workspace, eventually, run_fl
 
@@ -28,8 +29,13 @@ COOKIE = "__Host-impetus"
 @pytest.fixture(scope="module")
 def secured(module_workspace: Workspace, pki: Pki) -> Coordinator:
     """A coordinator with certificates and a page."""
-    settings: dict[str, Any] = {"insecure": False, "tls": server_section(pki.issue("server", "s"))}
-    return Coordinator(module_workspace, "secured", {**settings, "web_listen": "127.0.0.1:0"}).serve()
+    return Coordinator(module_workspace, "secured", with_page(pki)).serve()
+
+
+def with_page(pki: Pki) -> dict[str, Any]:
+    """Settings with certificates and a page."""
+    tls = {"tls": server_section(pki.issue("server", "s")), "web_tls": page_section(pki)}
+    return {"insecure": False, "web_listen": "127.0.0.1:0", **tls}
 
 
 def link(server: Coordinator, files: Certificates) -> str:
@@ -100,14 +106,98 @@ def test_a_session_ends_with_the_operators_certificate(secured: Coordinator, pki
 
 
 def test_logging_out(secured: Coordinator, pki: Pki) -> None:
-    """Ends the session at the coordinator; another site's page cannot do it."""
+    """Ends the session at the coordinator; a link alone, and another site's page, cannot do it."""
     each = browser(secured, pki)
     each.log_in(link(secured, pki.issue("viewer", "vera")))
-    assert each.get("/logout", "POST", Origin="https://evil.example").status == 403
+    for site in ("cross-site", "same-origin", "none"):
+        shown = each.get("/logout", Sec_Fetch_Site=site, Sec_Fetch_Mode="navigate")
+        assert (shown.status, shown.session, 'method="post"' in shown.text) == (200, "", True)
+    assert each.send("/logout", Origin="https://evil.example").status == 403
+    assert each.get("/logout", "POST", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate").status == 403
     assert each.get("/").status == 200
-    answer = each.get("/logout", "POST", Origin=f"https://{each.address}")
+    answer = each.send("/logout")
     assert (answer.status, answer.session) == (303, f"{COOKIE}=")
     assert each.get("/").status == 401
+
+
+def test_a_login_is_a_form_of_the_page_itself(secured: Coordinator, pki: Pki) -> None:
+    """A program that opens the link first uses nothing up, and another site's page logs nobody in."""
+    each, url = browser(secured, pki), link(secured, pki.issue("viewer", "vera"))
+    path, _, form = url.partition(each.address)[2].partition("?")
+    for method, foreign in (("HEAD", {}), ("GET", {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate"})):
+        shown = each.get(f"{path}?{form}", method, **foreign)
+        assert (shown.status, shown.session) == (200, "")
+    for origin in ("https://evil.example", "null"):
+        assert each.send(path, form, Origin=origin).status == 403
+    assert each.get(path, "POST", form).status == 403
+    assert each.send(path, form + "&" * 5000).status == 401
+    assert each.log_in(url).status == 303
+
+
+def test_strangers_lock_nobody_out(secured: Coordinator, pki: Pki) -> None:
+    """After many made-up codes and cookies of one address, sessions, links and certificates there work as before."""
+    vera = pki.issue("viewer", "vera")
+    known, late, stranger = browser(secured, pki), browser(secured, pki), browser(secured, pki)
+    known.log_in(link(secured, vera))
+    url = link(secured, vera)
+    codes = [stranger.send("/login", f"code=guess-{number}").status for number in range(12)]
+    assert (set(codes[:8]), codes[-1]) == ({401}, 429)
+    for number in range(12):
+        made_up = stranger.get("/runs", Cookie=f"{COOKIE}=made-up-{number}")
+        assert made_up.status == 401
+    assert made_up.session == "", "a cookie that was not checked is not cleared"
+    os.kill(web_process(secured).pid, signal.SIGKILL)  # the new process knows no session yet
+    eventually(lambda: len(secured.events("web_process_started")) > 1, "the process is started again")
+    for number in range(12):
+        stranger.get("/runs", Cookie=f"{COOKIE}=made-up-{number}")
+    assert known.get("/").status == 200
+    assert late.log_in(url).status == 303
+    assert late.get("/").status == 200
+    assert browser(secured, pki, vera).get("/").status == 200
+
+
+def test_logins_are_in_the_audit_log_with_the_browsers_address(secured: Coordinator, pki: Pki) -> None:
+    """Logins by link and by certificate, logouts, and refused logins; each with the address that the browser has."""
+    zoe = pki.issue("viewer", "zoe")
+    each = browser(secured, pki)
+    each.log_in(link(secured, zoe))
+    each.send("/logout")
+    browser(secured, pki, zoe).get("/")
+    browser(secured, pki).log_in(f"https://{each.address}/login?code=made-up")
+    with secured.admin(pki.issue("admin", "root")) as admin:
+        rows = [row for page in admin.list_audit(pb.ListAuditRequest()) for row in page.entries]
+    own = {(row.method, row.address.partition(":")[0]) for row in rows if row.actor == "viewer:zoe"}
+    logins = {(method, "127.0.0.1") for method in ("OpenByCode", "CloseSession", "OpenByCertificate")}
+    assert logins <= own
+    refused = [row for row in rows if (row.method, row.result) == ("OpenByCode", "unauthenticated")]
+    assert {row.address.partition(":")[0] for row in refused} == {"127.0.0.1"}
+
+
+def test_one_address_leaves_room_for_others(plain: Coordinator) -> None:
+    """Its connections are counted when they are accepted: silent ones too, and others are served."""
+    host, _, port = plain.settings["web_listen"].rpartition(":")
+    silent = [socket.create_connection((host, int(port)), timeout=60) for _ in range(MOST_OF_ADDRESS)]
+    try:
+        with socket.create_connection((host, int(port)), timeout=60) as over:
+            assert over.recv(1) == b""
+        with socket.create_connection((host, int(port)), timeout=60, source_address=("127.0.0.2", 0)) as other:
+            other.sendall(f"GET /healthz HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode())
+            assert other.recv(64).startswith(b"HTTP/1.1 200 OK")
+    finally:
+        for connection in silent:
+            connection.close()
+
+
+def test_the_page_has_a_key_of_its_own(module_workspace: Workspace, pki: Pki) -> None:
+    """Without one, and with the coordinator's, the coordinator does not start, and names what to set."""
+    settings = with_page(pki)
+    for own, why in (({}, "expected a [web_tls] section"), (settings["tls"], "expected a key of the page's own")):
+        page = {name: own[name] for name in ("cert", "key") if name in own}
+        given = {name: value for name, value in settings.items() if name != "web_tls"}
+        server = Coordinator(module_workspace, f"key-{len(page)}", given | ({"web_tls": page} if page else {}))
+        server.forks = False
+        assert server.start().wait() == 2
+        assert why in server.errors()
 
 
 def test_an_opened_link_is_in_the_audit_log(secured: Coordinator, pki: Pki) -> None:
@@ -142,7 +232,7 @@ def test_the_headers_of_every_response(plain: Coordinator, path: str) -> None:
         assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
         assert "unsafe" not in answer.headers["content-security-policy"]
         assert answer.headers["x-content-type-options"] == "nosniff"
-        assert answer.headers["referrer-policy"] == "no-referrer"
+        assert answer.headers["referrer-policy"] == "same-origin"
         assert answer.headers["cache-control"] == (
             "public, max-age=31536000, immutable" if "page.css" in path and not headers else "no-store"
         )
@@ -194,8 +284,7 @@ def test_many_streams(plain: Coordinator) -> None:
 @pytest.mark.slow
 def test_sessions_survive_the_web_process_and_not_the_coordinator(module_workspace: Workspace, pki: Pki) -> None:
     """The coordinator keeps them, in memory."""
-    settings: dict[str, Any] = {"insecure": False, "tls": server_section(pki.issue("server", "t"))}
-    server = Coordinator(module_workspace, "kept", {**settings, "web_listen": "127.0.0.1:0"}).serve()
+    server = Coordinator(module_workspace, "kept", with_page(pki)).serve()
     vera, each = pki.issue("viewer", "vera"), browser(server, pki)
     each.log_in(link(server, vera))
     os.kill(web_process(server).pid, signal.SIGKILL)

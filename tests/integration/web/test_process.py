@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.processes.browser import Answer, Browser, browser, web_process
-from tests.processes.certificates import Pki, server_section
+from tests.processes.certificates import Pki, page_section, server_section
 from tests.processes.federation import Coordinator
 from tests.processes.process import ROOT, Workspace, eventually
 
@@ -48,7 +48,8 @@ def test_a_process_that_cannot_start_is_no_endless_wait(
     package = tmp_path / "jinja2"
     package.mkdir()
     (package / "__init__.py").write_text("raise ImportError('a file of it is missing')\n")
-    tls = {"insecure": False, "tls": server_section(pki.issue("server", "broken"))} if secure else {}
+    own = server_section(pki.issue("server", "broken"))
+    tls = {"insecure": False, "tls": own, "web_tls": page_section(pki)} if secure else {}
     server = Coordinator(
         module_workspace, f"broken-{secure}", {**tls, "web_listen": "127.0.0.1:0"}, path=[tmp_path]
     ).serve()
@@ -120,11 +121,45 @@ def block(folder: Path, package: str) -> None:
     (folder / "sitecustomize.py").write_text(f"import sys\nsys.modules[{package!r}] = None\n")
 
 
+def test_the_process_reads_its_code_alone(module_workspace: Workspace) -> None:
+    """Not the coordinator's key and state, which have the same user; it writes nothing and connects nowhere."""
+    key = module_workspace.folder / "coordinator.key"
+    key.write_text("a key")
+    program = f"""
+import socket, sys
+from fl_web.sandbox import code_of_this_process, restrict
+why = restrict(code_of_this_process())
+def tried(function, *arguments):
+    try:
+        function(*arguments)
+    except PermissionError:
+        return "refused"
+    return "done"
+print(why or [tried(*each) for each in (
+    (open, {str(key)!r}), (open, {str(key)!r}, "w"), (open, {str(key.parent / "new")!r}, "w"),
+    (open, "/proc/{os.getpid()}/environ"), (socket.create_connection, ("127.0.0.1", 9), 1),
+    (open, sys.modules["fl_web"].__file__),
+)])
+import fl_web.process
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    if "refused" not in done.stdout:
+        pytest.skip(f"the kernel restricts no process: {done.stdout}{done.stderr}")
+    assert done.stdout.strip() == str(["refused"] * 5 + ["done"]), done.stderr
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_process_holds_nothing_of_the_coordinator(
     module_workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No variable of its environment but those that a program needs."""
     monkeypatch.setenv("PGPASSWORD", "hunter2")
     server = Coordinator(module_workspace, "environment", {"web_listen": "127.0.0.1:0"}).serve()
-    assert "PGPASSWORD" not in web_process(server).environ()
+    process = web_process(server)
+    assert "PGPASSWORD" not in process.environ()
+    is_restricted = "NoNewPrivs:\t1" in Path(f"/proc/{process.pid}/status").read_text()
+    assert is_restricted or "restricts no process" in server.errors()
     server.kill()

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from fl_common.addresses import network_of
 from fl_server.errors import TooMany
-from fl_server.rpc.enrollment.rates import HOLD_S, MOST_ADDRESSES, EnrollmentRates, network_of
+from fl_server.rpc.enrollment.rates import HOLD_S, MOST_ADDRESSES, EnrollmentRates
 from fl_server.security_config import EnrollmentConfig
 from protos.fl.v1.errors_pb2 import RetryLater
 
