@@ -25,6 +25,24 @@ class Target:
     replace: bool = False
 
 
+_LONGEST_NAME = 200
+
+
+def file_name(what: str, name: str) -> str:
+    """The name, which becomes the name of one file or folder. It may come from a coordinator or from a ledger.
+
+    what: of what it is the name, for the message. Raises Refused for a name that leads to another folder, is hidden, an
+    option of a command, or a control sequence of a terminal.
+    """
+    plain = name.isprintable() and not name.startswith((".", "-")) and not {"/", "\\"} & set(name)
+    if not plain or not 0 < len(name.encode()) <= _LONGEST_NAME:
+        raise Refused(
+            f"expected {what} that can be the name of a file: 1 to {_LONGEST_NAME} bytes without / and \\ that do not"
+            f" begin with . or -; got {name[:80]!r}: nothing was written"
+        )
+    return name
+
+
 def check_free(target: Target, remedy: str) -> None:
     """Raises UsageError with `remedy` when a file is in the way."""
     if not target.replace and os.path.lexists(target.path):

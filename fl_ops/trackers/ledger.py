@@ -15,7 +15,7 @@ from fl_ops.admin import watching
 from fl_ops.admin.client import AdminClient
 from fl_ops.errors import NotFound, Unreachable
 from fl_ops.exports.download import receive
-from fl_ops.files import Target
+from fl_ops.files import Target, file_name
 from fl_ops.render.runs.progress import Lost, exit_code
 from fl_ops.render.states import run_state
 from fl_ops.trackers.facts import EndFacts, RoundFacts, RoundValues, RunFacts, dotted
@@ -29,10 +29,15 @@ T = TypeVar("T")
 
 
 def run_facts(run: admin_pb2.RunStatus) -> RunFacts:
-    """A run's identity and settings. Two coordinators may use one run id; the time of its creation tells them apart."""
+    """A run's identity and settings. Raises Refused for an id that is no name of a file.
+
+    Two coordinators may use one run id; the time of its creation tells them apart.
+    """
     began = run.created.ToNanoseconds() / 1e9
     spec = MessageToDict(run.spec, preserving_proto_field_name=True)
-    return RunFacts(run.run_id, f"{run.run_id}, created {run.created.ToJsonString()}", dotted(spec), began)
+    return RunFacts(
+        file_name("a run's id", run.run_id), f"{run.run_id}, created {run.created.ToJsonString()}", dotted(spec), began
+    )
 
 
 def round_facts(summary: admin_pb2.RoundSummary) -> RoundFacts:

@@ -18,6 +18,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from fl_common.file_lock import FileLock, FileLocked
 from fl_ops.errors import Refused, UsageError
+from fl_ops.files import file_name
 from fl_ops.trackers.facts import EndFacts, RoundFacts, RunFacts
 
 IDENTITY, LOCK = "impetus-run.txt", ".impetus-lock"
@@ -32,9 +33,9 @@ class TensorBoardRun:
 
         Raises:
             UsageError: the folder has another run of this name.
-            Refused: another process writes to it now, or it cannot be written.
+            Refused: another process writes to it now, it cannot be written, or the run's name is no name of a folder.
         """
-        self.folder = place / run.name
+        self.folder = place / file_name("a run's id", run.name)
         self._run = run
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

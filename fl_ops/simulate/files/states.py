@@ -12,6 +12,7 @@ from pathlib import Path
 from algorithms.base import Memory
 from fl_client.storage import memory_file
 from fl_client.storage.client_state_store import NextState
+from fl_ops.files import file_name
 
 _STATE, _AT_ONE, _AT_ZERO = "state", "next/at-one", "next/at-zero"
 
@@ -118,4 +119,4 @@ class ClientStates:
             file.writelines(memory_file.encode(b"", [memory]))
 
     def _path(self, client: str, kind: str) -> Path:
-        return self._folder / kind / client
+        return self._folder / kind / file_name("a client's id", client)  # of a replayed ledger, too

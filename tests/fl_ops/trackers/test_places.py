@@ -13,10 +13,13 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fl_ops.errors import Refused, UsageError
+from fl_ops.simulate.files.states import ClientStates
 from fl_ops.trackers import opening
 from fl_ops.trackers.facts import EndFacts, RoundFacts, RoundValues, RunFacts, dotted
+from fl_ops.trackers.ledger import run_facts
 from fl_ops.trackers.mlflow_runs import without_password
 from fl_ops.trackers.opening import Trackers
+from protos.fl.v1 import admin_pb2
 from tests.processes.process import ROOT
 from tests.processes.tracker_readers import Values, mlflow_client, mlflow_run, mlflow_values, tensorboard_values
 
@@ -54,6 +57,23 @@ class Place:
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """Each place, empty."""
     return Place(request.param, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["../../escaped", "/tmp/x", "..", "", ".hidden", "-rf", "a/b", "a\\b", "a\n", "x" * 201]
+)
+def test_a_name_from_a_coordinator_leads_nowhere_else(tmp_path: Path, name: str) -> None:
+    """Neither as a run's id from a coordinator, nor as a folder of event files, nor as a client of a ledger."""
+    place = tmp_path / "one" / "two"
+    expected = "that can be the name of a file"
+    with pytest.raises(Refused, match=f"expected a run's id {expected}"):
+        run_facts(admin_pb2.RunStatus(run_id=name))
+    with pytest.raises(Refused, match=expected), Trackers(place).opened(replace(RUN, name=name)):
+        pass
+    with pytest.raises(Refused, match=f"expected a client's id {expected}"):
+        ClientStates(place).remove(name)
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert not (tmp_path / "escaped").exists()
 
 
 def test_nothing_is_added_twice(place: Place) -> None:
