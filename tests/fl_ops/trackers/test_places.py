@@ -59,9 +59,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return Place(request.param, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "name", ["../../escaped", "/tmp/x", "..", "", ".hidden", "-rf", "a/b", "a\\b", "a\n", "x" * 201]
-)
+@pytest.mark.parametrize("name", ["../../escaped", "/x", "..", "", ".hidden", "-rf", "a/b", "a\\b", "a\n", "x" * 201])
 def test_a_name_from_a_coordinator_leads_nowhere_else(tmp_path: Path, name: str) -> None:
     """Neither as a run's id from a coordinator, nor as a folder of event files, nor as a client of a ledger."""
     place = tmp_path / "one" / "two"
