@@ -36,6 +36,7 @@ from algorithms.base import (
     WeightedSum,
     Weights,
 )
+from algorithms.outside_code import outside_code
 from algorithms.parameters import AlgorithmError, Value
 from algorithms.precision import low_dtypes, widened
 
@@ -279,8 +280,9 @@ def _server_step(
         memory, given = _select(name, state, correction.memory), _Sums(name, sums)
         if correction.sends is not None and SENT not in given:
             given[SENT] = state.as_sent(memory[correction.sends])
-        movement, corrected = correction.advance(memory, given, round_info)
-        x, optimized = optimizer.step(state.x, _select(name, state, optimizer.memory), movement, round_info)
+        with outside_code(f"algorithm {name}", AlgorithmError):
+            movement, corrected = correction.advance(memory, given, round_info)
+            x, optimized = optimizer.step(state.x, _select(name, state, optimizer.memory), movement, round_info)
         return state.replace(x=x, memory={**corrected, **optimized})
 
     return server_step
@@ -290,7 +292,8 @@ def _exchanges(name: str, components: Components) -> tuple[Exchange, ...]:
     correction, weigh = components.correction, WEIGHTS[components.weights]
 
     def sums(cohort: Sequence[UpdateInfo], round_info: RoundInfo) -> Sums:
-        wanted = dict(correction.sums(weigh(cohort), cohort, round_info))
+        with outside_code(f"algorithm {name}", AlgorithmError):
+            wanted = dict(correction.sums(weigh(cohort), cohort, round_info))
         if components.normaliser == "fednova":
             wanted["Dbar"] = _normalised(wanted["Dbar"], [correction.effective_steps(c, round_info) for c in cohort])
         return _for_admitted(wanted, cohort)

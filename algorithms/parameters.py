@@ -15,6 +15,8 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from algorithms.outside_code import outside_code
+
 Value = float | int | str | bool
 Made = TypeVar("Made")
 
@@ -101,10 +103,8 @@ def check_builder(name: str, builder: object, made: type) -> None:
     example = f"def {name.rpartition(':')[2].replace('-', '_')}(alpha: Share = 0.1) -> {made.__name__}"
     if not inspect.isfunction(builder):
         raise AlgorithmError(f"{name}: expected a function such as {example}, got {type(builder).__name__}")
-    try:
+    with outside_code(f"{name}: reading its annotations", AlgorithmError):
         kinds = get_type_hints(builder, include_extras=True)
-    except Exception as error:  # the annotations are foreign code
-        raise AlgorithmError(f"{name}: reading its annotations raised {type(error).__name__}: {error}") from error
     if kinds.get("return") is not made:
         raise AlgorithmError(
             f"{name} is a function that is not annotated to return {made.__name__}, so it was not called: expected one"
@@ -126,12 +126,8 @@ def check_builder(name: str, builder: object, made: type) -> None:
 
 def made_by(name: str, builder: Callable[..., object], values: Mapping[str, object], made: type[Made]) -> Made:
     """What a builder makes of the values. Raises AlgorithmError if it fails, or makes something else."""
-    try:
+    with outside_code(name, AlgorithmError):
         result = builder(**values)
-    except AlgorithmError:
-        raise
-    except Exception as error:  # a fault in foreign code, of any type
-        raise AlgorithmError(f"{name} raised {type(error).__name__}: {error}") from error
     if not isinstance(result, made):
         raise AlgorithmError(f"{name}: expected that it returns a {made.__name__}, got {type(result).__name__}")
     return result

@@ -6,23 +6,13 @@ import hashlib
 import importlib
 import inspect
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from algorithms.outside_code import outside_code
 from extensions.naming import Kind, comma_separated
-
-
-@contextmanager
-def authors_code(what: str, error: type[ValueError]) -> Iterator[None]:
-    """Run code from outside. Its exceptions become an `error` that names `what` and has them as cause."""
-    try:
-        yield
-    except error:
-        raise
-    except Exception as raised:  # a fault in foreign code, of any type
-        raise error(f"{what} raised {type(raised).__name__}: {raised}") from raised
+from extensions.process_state import process_state_kept
 
 
 def attribute_of(kind: Kind, path: str, name: str) -> object:
@@ -37,10 +27,13 @@ def attribute_of(kind: Kind, path: str, name: str) -> object:
     # Last, so that a file in the current directory replaces no installed module.
     if not {"", str(Path.cwd())} & set(sys.path):
         sys.path.append(str(Path.cwd()))
+    known, importing = module_name in sys.modules, f"importing {module_name} for {kind.noun} {name}"
     try:
-        with authors_code(f"importing {module_name} for {kind.noun} {name}", kind.error):
+        with outside_code(importing, kind.error), process_state_kept(importing, kind.error):
             module = importlib.import_module(module_name)
     except kind.error as error:
+        if not known:
+            sys.modules.pop(module_name, None)  # a second try must fail as this one did
         cause = error.__cause__
         # Only if the module itself or its package is missing, not a module that it imports.
         if isinstance(cause, ModuleNotFoundError) and cause.name and f"{module_name}.".startswith(f"{cause.name}."):
@@ -49,14 +42,21 @@ def attribute_of(kind: Kind, path: str, name: str) -> object:
                 f" Python (pip install ...), or start in the folder where {module_name.split('.')[0]}.py lies"
             ) from cause
         raise
+    with outside_code(f"reading {path} for {kind.noun} {name}", kind.error):
+        return _attribute(kind, module, attribute)
+
+
+def _attribute(kind: Kind, module: ModuleType, attribute: str) -> object:
     if not hasattr(module, attribute):
         here = [
             key
             for key, value in inspect.getmembers(module, inspect.isclass if kind.classes else inspect.isfunction)
-            if value.__module__ == module_name
+            if value.__module__ == module.__name__
         ]
         what = "classes" if kind.classes else "functions"
-        raise kind.error(f"module {module_name} has no attribute {attribute}; its {what} are {comma_separated(here)}")
+        raise kind.error(
+            f"module {module.__name__} has no attribute {attribute}; its {what} are {comma_separated(here)}"
+        )
     return getattr(module, attribute)
 
 

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import sysconfig
-from pathlib import Path
-from traceback import FrameSummary, StackSummary, TracebackException
+from traceback import StackSummary, TracebackException
 
-_PACKAGES = Path(__file__).resolve().parents[1]
-_OURS = tuple(
-    f"{_PACKAGES / name}/"
-    for name in ("fl_ops", "fl_client", "fl_server", "fl_common", "algorithms", "extensions", "tasks", "protos")
-)
-_STANDARD = f"{sysconfig.get_path('stdlib')}/"
+from algorithms.outside_code import is_foreign
+
 _NAMES = ("fl_ops.", "fl_client.", "fl_server.", "algorithms.", "extensions.", "tasks.")
 _RAN_A_TASK = {"TaskError", "WorkFailed", "AlgorithmError"}
 """Errors that have an exception of a user's code as their cause."""
@@ -29,14 +23,8 @@ def traceback_of(error: BaseException) -> str:
     if cause is None or ours not in _RAN_A_TASK:
         return ""
     trace = TracebackException.from_exception(cause)
-    foreign = [index for index, frame in enumerate(trace.stack) if _is_foreign(frame)]
+    foreign = [index for index, frame in enumerate(trace.stack) if is_foreign(frame.filename)]
     if not foreign and not isinstance(cause, SyntaxError):
         return ""
     trace.stack = StackSummary.from_list(trace.stack[foreign[0] :] if foreign else [])
     return "".join(trace.format(chain=cause.__cause__ is not None or not cause.__suppress_context__)).rstrip("\n")
-
-
-def _is_foreign(frame: FrameSummary) -> bool:
-    file = frame.filename
-    installed = "/site-packages/" in file or "/dist-packages/" in file
-    return not file.startswith(("<frozen", *_OURS)) and (installed or not file.startswith(_STANDARD))

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ParamSpec, TypeVar
 
+from algorithms.outside_code import described
 from fl_common.tracing.traces import UNTRACED, Traces
 from fl_server.audit.record import Auditor
 from fl_server.clients.fleet import Fleet
@@ -21,6 +23,7 @@ from fl_server.store.errors import StoreError
 from fl_server.store.ledger import Ledger
 from fl_server.store.spool.spool import Spool
 from fl_server.web.sessions import WebSessions
+from tasks import TaskError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -54,11 +57,13 @@ class Services:
 
     async def in_compute(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a long computation outside the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self.compute, lambda: function(*args, **kwargs))
+        work = partial(function, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self.compute, _guarded, work)
 
     async def in_evaluations(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run an evaluation outside the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self.evaluations, lambda: function(*args, **kwargs))
+        work = partial(function, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self.evaluations, _guarded, work)
 
     async def in_io(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run work on an upload's file outside the event loop."""
@@ -72,3 +77,16 @@ class Services:
         """Remove spare files from the disk."""
         with suppress(StoreError):  # the write that failed first is reported by its caller
             await self.in_io(self.spool.make_room)
+
+
+def _guarded(work: Callable[[], R]) -> R:
+    """Do work that may call code from outside: a method's step, a reducer, a task.
+
+    What would end the event loop or cancel a task of it, as SystemExit or CancelledError, becomes an error of the work.
+    """
+    try:
+        return work()
+    except Exception:
+        raise
+    except BaseException as raised:
+        raise TaskError(f"code from outside raised {described(raised)}") from raised

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+
+from algorithms.outside_code import outside_code
+from extensions.process_state import process_state_kept
 
 
 class TaskError(ValueError):
     """A task, its options, its data or its partition is invalid. The message names the remedy."""
 
 
+def task_code(what: str) -> AbstractContextManager[None]:
+    """Run code of the task's author. Whatever it raises becomes a TaskError that names `what` and has it as cause."""
+    return outside_code(what, TaskError)
+
+
 @contextmanager
-def task_code(what: str) -> Iterator[None]:
-    """Run code of the task's author. Its exceptions become a TaskError that names `what` and has them as cause."""
-    try:
+def task_call(what: str) -> Iterator[None]:
+    """The same for a whole call, such as model(), that must also leave the state of the process as it is."""
+    with task_code(what), process_state_kept(what, TaskError):
         yield
-    except TaskError:
-        raise
-    except Exception as error:  # a fault in the task's own code, of any type
-        raise TaskError(f"{what} raised {type(error).__name__}: {error}") from error

@@ -10,8 +10,9 @@ from typing import Any, cast, get_type_hints
 
 from extensions.importing import attribute_of, source_digest
 from extensions.naming import comma_separated
-from tasks.base import Task, TaskError, task_code
+from tasks.base import Task, TaskError
 from tasks.classifier import Classifier
+from tasks.errors import task_call, task_code
 from tasks.naming import TASKS, path_of
 
 METHODS = tuple(name for name, member in vars(Task).items() if callable(member) and not name.startswith("_"))
@@ -50,6 +51,11 @@ def load_task(name: str, options: Mapping[str, object] = NO_OPTIONS, listed: Col
         TaskError: the task cannot be loaded. An exception of the task's own code is its cause.
     """
     attribute = attribute_of(TASKS, path_of(name, listed), name)
+    with task_code(f"reading the members of task {name}"):
+        return _task_of(name, attribute, options)
+
+
+def _task_of(name: str, attribute: object, options: Mapping[str, object]) -> Task:
     if inspect.isclass(attribute):
         if _class_lacks(attribute):
             raise _incomplete(name, attribute)
@@ -91,7 +97,9 @@ def fingerprint(task: Task) -> tuple[str, str]:
             f"the task's class {kind.__qualname__} of module {kind.__module__} has no source here; define it in a"
             " file of your own: devices and server compare the text of its module"
         )
-    return task.version, f"sha256:{_SAME_BEHAVIOUR.get(digest, digest)}"
+    with task_code("reading the task's version"):
+        version = task.version
+    return version, f"sha256:{_SAME_BEHAVIOUR.get(digest, digest)}"
 
 
 def _make(name: str, factory: Callable[..., Any], options: Mapping[str, object]) -> object:
@@ -104,7 +112,7 @@ def _make(name: str, factory: Callable[..., Any], options: Mapping[str, object])
             f"task {name} does not take the options {comma_separated(options)}: {error}; it accepts"
             f" {comma_separated(signature.parameters)}"
         ) from error
-    with task_code(f"making task {name} with options {dict(options)}"):
+    with task_call(f"making task {name} with options {dict(options)}"):
         return factory(**options)
 
 

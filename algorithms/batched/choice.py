@@ -22,6 +22,7 @@ from algorithms.batched.streams import RandomStream
 from algorithms.batches import Batch, examples_of, leaves, to_device
 from algorithms.client import LocalData
 from algorithms.model_state import trainable_views
+from algorithms.outside_code import is_interrupt
 
 NAMES: tuple[Name, ...] = ("grouped", "unfolded", "one_by_one")
 REPEATS = 3
@@ -69,14 +70,16 @@ def choose(  # noqa: PLR0913, PLR0917 - model, data and batches are one client's
     holder = Holder(model, data.forward)
     fills = _examples_are_independent(model, holder, max(batches, key=examples_of))
     strategies = {name: _make(name, holder, data, fills=fills) for name in _candidates(model, wanted)}
-    trial, possible, errors = _Trial(model, batches, clock), list[Name](), dict[str, Exception]()
+    trial, possible, errors = _Trial(model, batches, clock), list[Name](), dict[str, BaseException]()
     for name, strategy in strategies.items():
         try:
             trial.seconds(strategy)
             possible.append(name)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # noqa: BLE001 - torch has no type for what vmap cannot do
+        except BaseException as error:  # torch has no type for what vmap cannot do, and the task may raise anything
+            if is_interrupt(error):
+                raise
             errors[name] = error
     impossible = {
         name: f"{type(error).__name__}: {[*str(error).splitlines(), ''][0]}" for name, error in errors.items()

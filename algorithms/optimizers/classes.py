@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from algorithms.optimizers.lion import Lion
 from algorithms.optimizers.spec import OptimizerSpec, OptimizerValue
+from algorithms.outside_code import is_interrupt
 from algorithms.parameters import AlgorithmError, unknown
 
 BUILT_IN: Mapping[str, type[Optimizer]] = MappingProxyType(
@@ -173,7 +174,9 @@ def _made(
     given: dict[str, Any] = {name: _as_expected(value, accepted[name]) for name, value in values.items()}
     try:
         return kind(list(y.values()), lr=1.0, **given)  # type: ignore[call-arg] # every class but the base has a rate
-    except Exception as error:  # the class refuses a value, in words of its own
+    except BaseException as error:  # the class refuses a value, in words of its own
+        if is_interrupt(error):
+            raise
         raise AlgorithmError(f"{spec.name} with {_shown(values)}: {error}") from error
 
 

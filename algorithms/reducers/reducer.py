@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from algorithms.outside_code import outside_code
 from algorithms.parameters import AlgorithmError
 
 
@@ -62,10 +63,8 @@ class Reducer:
         """The result for one block, checked. name: for messages. Raises AlgorithmError."""
         if self.reduce is None:
             raise AlgorithmError(f"reducer {name} selects updates and reduces no values")
-        try:
+        with outside_code(f"reducer {name}", AlgorithmError):
             result = self.reduce(values, weights)
-        except Exception as error:  # a fault in foreign code, of any type
-            raise AlgorithmError(f"reducer {name} raised {type(error).__name__}: {error}") from error
         if not isinstance(result, Tensor) or result.dtype != torch.float64 or result.shape != values.shape[1:]:
             raise AlgorithmError(
                 f"reducer {name}: expected {values.shape[1]} entries of float64, got {_described(result)}"
@@ -76,10 +75,8 @@ class Reducer:
         """The indices of the updates to keep, checked, in rising order. name: for messages. Raises AlgorithmError."""
         if self.select is None:
             raise AlgorithmError(f"reducer {name} reduces values and selects no updates")
-        try:
+        with outside_code(f"reducer {name}", AlgorithmError):
             chosen = sorted({int(index) for index in self.select(geometry, weights)})
-        except Exception as error:  # a fault in foreign code, of any type
-            raise AlgorithmError(f"reducer {name} raised {type(error).__name__}: {error}") from error
         if not chosen or not 0 <= chosen[0] <= chosen[-1] < len(weights):
             raise AlgorithmError(
                 f"reducer {name}: expected at least one index from 0 to {len(weights) - 1}, got {chosen[:10]}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from algorithms.outside_code import described, is_interrupt
 from fl_ops.demo.settings import DIRICHLET_ALPHA, DemoSettings
 from fl_ops.errors import UsageError
 
@@ -50,8 +51,10 @@ def partition(settings: DemoSettings, path: Path) -> PartitionedData:
         metrics = _metrics(task, held_out)
     except TaskError as exc:
         raise UsageError(f"task {settings.task}: {exc}") from exc
-    except Exception as exc:  # the task is the user's code, which may raise anything
-        raise UsageError(f"task {settings.task} raised {type(exc).__name__}: {exc}") from exc
+    except BaseException as exc:  # the task is the user's code, which may raise anything
+        if is_interrupt(exc):
+            raise
+        raise UsageError(f"task {settings.task} raised {described(exc)}") from exc
     if METRIC not in metrics:
         raise UsageError(
             f"the demo compares by the metric {METRIC!r}, and task {settings.task} has {', '.join(metrics) or 'none'}: "

@@ -12,7 +12,7 @@ from fl_server.aggregation.blocks import CPU
 from tasks import Task
 from tasks.data.examples import Examples
 from tasks.data.forms import Data, as_data
-from tasks.errors import task_code
+from tasks.errors import task_call
 from tasks.evaluation import BatchSums, batch_size_on, batches_of, mean_of, sums_of_batches
 
 
@@ -30,8 +30,9 @@ class ServerEvaluation:
         if self._device != CPU:
             # Moved itself, the module would lose the memory that its owner fills.
             model = copy.deepcopy(model).to(self._device)
-        data = self.held_out()
-        return mean_of(sums_of_batches(self._task, model, batches_of(data, self._batch_size)), len(data))
+        with task_call("the task's evaluation"):
+            data = self.held_out()
+            return mean_of(sums_of_batches(self._task, model, batches_of(data, self._batch_size)), len(data))
 
     def batches(self) -> int | None:
         """Number of batches if parts of the evaluation can be computed alone; None if they cannot. Raises TaskError."""
@@ -47,6 +48,6 @@ class ServerEvaluation:
     def held_out(self) -> Data:
         """The examples, on the device. The first call reads them. Raises TaskError."""
         if self._held_out is None:
-            with task_code("the task's eval_data()"):
+            with task_call("the task's eval_data()"):
                 self._held_out = as_data(self._task.eval_data()).to(self._device)
         return self._held_out

@@ -53,7 +53,8 @@ class RunCreation:
                 continue
             try:
                 config = await self._load_code(from_stored(record.spec), ended=record.state in ENDED)
-                run = self._table.loaded[record.run_id] = self._build(record, config, await self._load_task(config))
+                run = await self._build(record, config, await self._load_task(config))
+                self._table.loaded[record.run_id] = run
                 await restore_run(run)
             except (TaskError, InvalidInput, AlgorithmError) as error:
                 self._table.loaded.pop(record.run_id, None)
@@ -73,9 +74,9 @@ class RunCreation:
     async def _create(self, config: RunConfig, actor: str) -> Run:
         run_id = self._free_id(config)
         try:
-            config = complete(await self._code_for(run_id, config, actor))
+            config = await self._services.in_compute(complete, await self._code_for(run_id, config, actor))
             record = RunRecord(run_id, config.model_dump(exclude_none=True), "waiting", "", time.time())
-            run = self._build(record, config, await self._task_for(run_id, config, actor))
+            run = await self._build(record, config, await self._task_for(run_id, config, actor))
             # A crash before `create_run` may have left files under the id.
             await self._services.in_compute(self._services.checkpoints.remove_run, run_id)
             await run.model.load(config)
@@ -125,10 +126,10 @@ class RunCreation:
     async def _load_task(self, config: RunConfig) -> LoadedTask:
         return await self._services.in_compute(load_allowed, config.task, self._services.config.tasks)
 
-    def _build(self, record: RunRecord, config: RunConfig, task: LoadedTask) -> Run:
-        dependencies = RunDependencies(
-            task.fingerprint, build_algorithm(config), lambda current: Engine(current, task.task)
-        )
+    async def _build(self, record: RunRecord, config: RunConfig, task: LoadedTask) -> Run:
+        # Outside of the loop: the method's builder may be code from outside.
+        algorithm = await self._services.in_compute(build_algorithm, config)
+        dependencies = RunDependencies(task.fingerprint, algorithm, lambda current: Engine(current, task.task))
         return Run(self._services, record, config, dependencies)
 
 

@@ -18,6 +18,7 @@ from typing import ParamSpec, TypeVar
 
 import structlog
 
+from algorithms import AlgorithmError
 from fl_server.aggregation.sending.broadcast import Broadcast
 from fl_server.errors import RunBroke, WrongState
 from fl_server.metrics.runs import RunFigures
@@ -38,6 +39,7 @@ from fl_server.services import Services
 from fl_server.store.errors import StoreTakenOver
 from fl_server.store.ledger import write_when_possible
 from fl_server.store.records import HistoryRecord, RunRecord
+from tasks import TaskError
 
 log = structlog.get_logger()
 P = ParamSpec("P")
@@ -213,7 +215,10 @@ class Run:
         if isinstance(error, StoreTakenOver):
             return None
         log.error("run_failed", run=self.id, phase=self.state.phase.value, error=repr(error), exc_info=error)
-        return ev.EndRequested("failed", f"a fault of the coordinator: {error!r}; see its log", broken=True)
+        if isinstance(error, TaskError | AlgorithmError):  # of code from outside, which it names
+            return ev.EndRequested("failed", str(error), broken=True)
+        reason = f"a fault of the coordinator: {error!r}; see its log"
+        return ev.EndRequested("failed", reason, broken=True)
 
     async def take(self, event: ev.Event) -> bool:
         """Process an event that applies at once. The caller holds `turn`.

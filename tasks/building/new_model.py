@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from algorithms.model_state import state_tensors
+from algorithms.outside_code import described, is_interrupt
 from tasks.base import Task
 from tasks.building.holders import held_outside, survives
-from tasks.errors import TaskError, task_code
+from tasks.errors import TaskError, task_call
 
 
 def new_model(task: Task) -> nn.Module:
@@ -36,7 +37,7 @@ def new_model(task: Task) -> nn.Module:
 
 
 def _made(task: Task) -> nn.Module:
-    with task_code("the task's model()"):
+    with task_call("the task's model()"):
         module: object = task.model()
         if not isinstance(module, nn.Module):
             raise TaskError(f"the task's model(): expected a torch.nn.Module with values, got {_described(module)}")
@@ -73,10 +74,12 @@ def _without_values(tensor: Tensor) -> str:
 def _copied(module: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(module)
-    except Exception as error:
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
         raise TaskError(
             "the task's model() returned the same module, or parts of it, twice, and they cannot be copied"
-            f" ({type(error).__name__}: {error}): make a new one in each call"
+            f" ({described(error)}): make a new one in each call"
         ) from error
 
 

@@ -19,6 +19,7 @@ from torch.utils import data
 from torch.utils.data import default_collate
 
 from algorithms.batches import Batch
+from algorithms.outside_code import described, is_interrupt
 from tasks.data.seeds import generators_kept, seed_generators
 from tasks.errors import TaskError
 
@@ -58,7 +59,7 @@ class BatchReader(data.Dataset[Any]):
         """The batch of an order; in a worker, its exception as a value."""
         try:
             return self.read(order)
-        except Exception as error:  # noqa: BLE001 - an error of the task's code, of any type, which the caller raises
+        except BaseException as error:  # noqa: BLE001 - an error of the task's code, of any type; the caller raises it
             return _Failure(str(error), isinstance(error, MemoryError), traceback.format_exc())
 
     def read(self, order: Order) -> Batch:
@@ -68,9 +69,11 @@ class BatchReader(data.Dataset[Any]):
             return self._collate(samples)
         except MemoryError:
             raise
-        except Exception as error:
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
             raise TaskError(
-                f"the collate function raised {type(error).__name__}: {_first_line(error)}; it gets a list of"
+                f"the collate function raised {described(error)}; it gets a list of"
                 f" {len(samples)} examples of type {type(samples[0]).__name__}"
             ) from error
 
@@ -91,12 +94,10 @@ def _called(read: Callable[[], Result], what: str) -> Result:
         return read()
     except MemoryError:
         raise
-    except Exception as error:
-        raise TaskError(f"reading {what} of the data raised {type(error).__name__}: {_first_line(error)}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0]
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        raise TaskError(f"reading {what} of the data raised {described(error)}") from error
 
 
 def _unwrapped(dataset: Any, positions: Sequence[int]) -> tuple[Any, list[int]]:
@@ -161,10 +162,12 @@ class Reading:
             self._loader = self._make()
         try:
             return iter(self._loader)
-        except Exception as error:  # pickle raises errors of many types
+        except BaseException as error:  # pickle raises errors of many types
+            if is_interrupt(error):
+                raise
             raise TaskError(
-                f"workers = {self._workers}: the data set cannot be read in other processes: {type(error).__name__}:"
-                f" {_first_line(error)}; use classes and functions of a module for data set and collate (no lambda, no"
+                f"workers = {self._workers}: the data set cannot be read in other processes: {described(error)};"
+                f" use classes and functions of a module for data set and collate (no lambda, no"
                 " inner function), open files in __getitem__, or set workers = 0"
             ) from error
 

@@ -24,6 +24,7 @@ from algorithms.batched.memory import bytes_of_client
 from algorithms.batched.refusals import NotBatched, check_work
 from algorithms.batched.strategies import Name
 from algorithms.batched.streams import RandomStream
+from algorithms.outside_code import is_interrupt
 from fl_client.errors import WorkFailed
 from fl_client.training.data import LocalTask
 from fl_client.training.packing import encoding_of, header_of, laid_out
@@ -140,7 +141,9 @@ class BatchedEngine(LocalEngine):
         except (MemoryError, torch.OutOfMemoryError):
             yield from self._smaller(common, group)
             return
-        except Exception:  # noqa: BLE001 - an error of one client's data or of the task's code, of any type
+        except BaseException as error:  # an error of one client's data or of the task's code, of any type
+            if is_interrupt(error):
+                raise
             self._alone += len(ready)
             for each in ready:
                 seed = each.assigned.assignment.training.seed
@@ -220,7 +223,9 @@ class BatchedEngine(LocalEngine):
             ready = self._work.assigned(common, *first).prepare(self._bundles)
             with one_thread():
                 each = bytes_of_client(ready.model, ready.data, next(iter(ready.data.complete)))
-        except Exception:  # noqa: BLE001 - the error is reported when the client trains
+        except BaseException as error:  # it is reported when the client trains
+            if is_interrupt(error):
+                raise
             return 1
         free = CPU_BYTES if device.type == "cpu" else GPU_SHARE * torch.cuda.mem_get_info(device)[0]
         self._group = max(1, min(MOST_CLIENTS, int(free // each)))

@@ -1,0 +1,83 @@
+"""Code from outside: tasks, methods, reducers and optimizers that are not of this project.
+
+Such code may raise anything, also what would end the process or its event loop: SystemExit, KeyboardInterrupt,
+asyncio.CancelledError. All of it becomes an error of the one run or client, with type, message, file and line.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from traceback import extract_tb
+
+_PACKAGES = __file__.removesuffix("algorithms/outside_code.py")
+_OURS = tuple(
+    f"{_PACKAGES}{name}/"
+    for name in ("algorithms", "extensions", "fl_client", "fl_common", "fl_ops", "fl_server", "protos", "tasks")
+)
+_STANDARD = f"{sysconfig.get_path('stdlib')}/"
+_INSTALLED = ("/site-packages/", "/dist-packages/")
+
+_MOST = 2000
+"""Characters of an exception's own message."""
+
+
+@contextmanager
+def outside_code(what: str, error: type[ValueError]) -> Iterator[None]:
+    """Run code from outside. Whatever it raises becomes an `error` that names `what` and has it as cause.
+
+    An `error` itself passes. So does KeyboardInterrupt in the main thread, where Python raises it for Ctrl-C.
+    """
+    try:
+        yield
+    except error:
+        raise
+    except BaseException as raised:
+        if is_interrupt(raised):
+            raise
+        raise error(f"{what} raised {described(raised)}") from raised
+
+
+def is_interrupt(raised: BaseException) -> bool:
+    """Whether it is Ctrl-C, which no guard may catch. In other threads a KeyboardInterrupt is the author's own."""
+    return isinstance(raised, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
+
+
+def described(raised: BaseException) -> str:
+    """Type, message, and file and line in the code from outside: "KeyError: 'age' (mine.py, line 3, in loss)"."""
+    message = _message(raised)
+    return f"{type(raised).__name__}{': ' if message else ''}{message}{_place(raised)}"
+
+
+def _message(raised: BaseException) -> str:
+    try:
+        message = str(raised)
+    except BaseException as error:  # noqa: BLE001 - `__str__` is code from outside too
+        return f"a message that cannot be read ({type(error).__name__})"
+    return message if len(message) <= _MOST else f"{message[:_MOST]}..."
+
+
+def _place(raised: BaseException) -> str:
+    """File, line and function of the innermost frame that is the author's; empty if there is none."""
+    frames = [frame for frame in extract_tb(raised.__traceback__) if is_foreign(frame.filename)]
+    if not frames:
+        return ""
+    own = [frame for frame in frames if not any(folder in frame.filename for folder in _INSTALLED)]
+    frame = (own or frames)[-1]
+    where = "" if frame.name.startswith("<") else f", in {frame.name}"
+    return f" ({_shown(frame.filename)}, line {frame.lineno}{where})"
+
+
+def is_foreign(file: str) -> bool:
+    """Whether a file of a traceback is neither of this project nor of Python's standard library."""
+    installed = any(folder in file for folder in _INSTALLED)
+    return not file.startswith(("<frozen", *_OURS)) and (installed or not file.startswith(_STANDARD))
+
+
+def _shown(file: str) -> str:
+    """The path below the folder that it was imported from: that is how its author knows it."""
+    folders = [f"{entry}/" for entry in sys.path if entry]
+    return file.removeprefix(max((folder for folder in folders if file.startswith(folder)), key=len, default=""))
