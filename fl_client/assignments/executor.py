@@ -125,7 +125,9 @@ class AssignmentExecutor:
             await services.state.required(services.storage.check_limits, key[0])
         await services.policy.begin_training(assignment, services.trainer.examples, services.trainer.own_batches)
         self._show(key, "fetching the model")
-        bundles = await services.bundles.get(assignment.resources, await self._layouts(assignment))
+        bundles = await services.bundles.get(
+            assignment.resources, await self._layouts(assignment), assignment.key.run_id
+        )
 
         def work(check: Callable[[], None]) -> TrainingResult:
             return services.trainer.train(assignment, bundles, state, self._on_step(key, check))
@@ -192,7 +194,9 @@ class AssignmentExecutor:
             state = await services.state.required(services.storage.latest_state, key[0])
         async with services.availability.while_allowed():
             await services.policy.begin_evaluation(assignment, services.trainer.held_out)
-            bundles = await services.bundles.get(assignment.resources, await self._layouts(assignment))
+            bundles = await services.bundles.get(
+                assignment.resources, await self._layouts(assignment), assignment.key.run_id
+            )
             found = await self._compute(lambda check: services.trainer.evaluate(assignment, bundles, state))
 
         async def report(session: Session) -> None:

@@ -72,12 +72,18 @@ class Coordinator:
             raise NoSuchRun(run_id)
         return run
 
-    def resource(self, digest: bytes) -> tuple[Run, Broadcast]:
-        """The broadcast with a digest, and its run. Raises NoSuchResource."""
-        for run in self.table.loaded.values():
-            if broadcast := run.broadcast(digest):
-                return run, broadcast
-        raise NoSuchResource(digest_text(digest))
+    def resource(self, digest: bytes, run_id: str, client_id: str) -> tuple[Run, Broadcast]:
+        """The broadcast with a digest, and its run. Raises NoSuchResource.
+
+        Several runs may have it: then that with `run_id`, else one that the client works for, else the first.
+        """
+        named = self.table.loaded.get(run_id)
+        if named is not None and (broadcast := named.broadcast(digest)):
+            return named, broadcast
+        found = [(run, broadcast) for run in self.table.loaded.values() if (broadcast := run.broadcast(digest))]
+        if not found:
+            raise NoSuchResource(digest_text(digest))
+        return next((each for each in found if each[0].state.works(client_id)), found[0])
 
     async def model_round(self, run: Run, wanted: str) -> int:
         """The round that "latest", "best" or a number means. Raises InvalidInput, NoSuchModel."""

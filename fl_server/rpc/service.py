@@ -90,7 +90,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     async def _messages(self, request: pb.FetchModelRequest, transfer: Transfer) -> AsyncIterator[bytes]:
         digest = _digest(request.digest, "digest")
-        run, broadcast = self._coordinator.resource(digest)
+        run, broadcast = self._coordinator.resource(digest, request.run_id, transfer.client_id)
         if request.offset > broadcast.resource.size_bytes:
             raise InvalidInput("offset", f"at most the size, {broadcast.resource.size_bytes}", request.offset)
         client, limits = transfer.client_id, self._transfer_limits.of(transfer.client_id)

@@ -37,17 +37,19 @@ class BundleCache:
         # By kind too: a model and a direction of zeros have the same bytes and different manifests.
         self._held: dict[_Name, Bundle] = {}
 
-    async def get(self, resources: Iterable[tensor_pb2.Resource], layouts: Layouts) -> dict[ResourceKey, Bundle]:
+    async def get(
+        self, resources: Iterable[tensor_pb2.Resource], layouts: Layouts, run_id: str = ""
+    ) -> dict[ResourceKey, Bundle]:
         """The bundles of an assignment by kind, and by name if they have one. All others are released first.
 
-        layouts: of this device's model. Nothing else is fetched.
+        layouts: of this device's model. Nothing else is fetched. run_id: of the assignment.
 
         Raises:
             WorkFailed: a resource that this device cannot hold or read.
             ResourceGone: the coordinator no longer sends a resource.
         """
         async with self._lock:
-            return await self._get([self._expected.of(resource, layouts) for resource in resources])
+            return await self._get([self._expected.of(resource, layouts, run_id) for resource in resources])
 
     async def _get(self, expected: Iterable[ExpectedBundle]) -> dict[ResourceKey, Bundle]:
         wanted = {_name_of(each.resource): each for each in expected}

@@ -67,7 +67,7 @@ class Differences:
             return None
 
     async def _made(self, base: memoryview, difference: tensor_pb2.Difference, expected: ExpectedBundle) -> memoryview:
-        came = await self._fetch(ExpectedDifference(difference))
+        came = await self._fetch(ExpectedDifference(difference, expected.run_id))
         data = self._memory.take(expected.size_bytes)
         await asyncio.to_thread(apply_difference, base, came, difference.word_bytes, data)
         if not await asyncio.to_thread(expected.has_digest, data):
@@ -100,6 +100,8 @@ class ExpectedDifference:
     """The bytes of a difference."""
 
     difference: tensor_pb2.Difference
+    run_id: str = ""
+    """Run of the assignment."""
 
     @property
     def digest(self) -> tensor_pb2.Digest:

@@ -32,6 +32,11 @@ class Expected(Protocol):
         ...
 
     @property
+    def run_id(self) -> str:
+        """Run of the assignment with the bundle."""
+        ...
+
+    @property
     def header_bytes(self) -> int:
         """Largest header that is parsed: a parsed manifest takes many times its size."""
         ...
@@ -62,7 +67,12 @@ class Download:
             WorkFailed: several streams in a row have stalled.
             Exception: of `Expected.check`, for a manifest of other bytes.
         """
-        request = pb.FetchModelRequest(session_id=session.id, digest=self._expected.digest, offset=self._received)
+        request = pb.FetchModelRequest(
+            session_id=session.id,
+            digest=self._expected.digest,
+            offset=self._received,
+            run_id=self._expected.run_id,
+        )
         first, headers = True, 0
         async with aclosing(session.connection.fetch(request, self._expected.header_bytes)) as parts:
             while (part := await self._next(parts)) is not None:

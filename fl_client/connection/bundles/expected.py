@@ -27,6 +27,8 @@ class ExpectedBundle:
 
     resource: tensor_pb2.Resource
     encoded: EncodedLayout
+    run_id: str = ""
+    """Run of the assignment."""
 
     @property
     def digest(self) -> tensor_pb2.Digest:
@@ -85,7 +87,7 @@ class ExpectedBundles:
         self._encoded: dict[tensor_pb2.ResourceKind, EncodedLayout] = {}
         """The latest layouts: those of the rounds of a run are equal, and are computed once."""
 
-    def of(self, resource: tensor_pb2.Resource, layouts: Layouts) -> ExpectedBundle:
+    def of(self, resource: tensor_pb2.Resource, layouts: Layouts, run_id: str = "") -> ExpectedBundle:
         """What a resource must be. Raises WorkFailed unless encoding, size and kind fit this device and its model."""
         spec = _encoding_of(resource)  # its error comes first
         if resource.size_bytes > self._max_bytes:
@@ -108,7 +110,7 @@ class ExpectedBundles:
             codec.digest_bytes(resource.digest)
         except ValueError as error:
             raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"resource: {error}") from None
-        return ExpectedBundle(resource, encoded)
+        return ExpectedBundle(resource, encoded, run_id)
 
     def _encoding(self, kind: tensor_pb2.ResourceKind, layout: codec.Layout, spec: EncodingSpec) -> EncodedLayout:
         known = self._encoded.get(kind)

@@ -239,14 +239,16 @@ class AttendResponse(_message.Message):
     def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., assignment: _Optional[_Union[_training_pb2.Assignment, _Mapping]] = ..., evaluation: _Optional[_Union[_training_pb2.EvaluationAssignment, _Mapping]] = ..., outcome: _Optional[_Union[_training_pb2.Outcome, _Mapping]] = ..., retry: _Optional[_Union[RetryWindow, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., run_ended: _Optional[_Union[RunEnded, _Mapping]] = ...) -> None: ...
 
 class FetchModelRequest(_message.Message):
-    __slots__ = ("session_id", "digest", "offset")
+    __slots__ = ("session_id", "digest", "offset", "run_id")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     digest: _tensor_pb2.Digest
     offset: int
-    def __init__(self, session_id: _Optional[str] = ..., digest: _Optional[_Union[_tensor_pb2.Digest, _Mapping]] = ..., offset: _Optional[int] = ...) -> None: ...
+    run_id: str
+    def __init__(self, session_id: _Optional[str] = ..., digest: _Optional[_Union[_tensor_pb2.Digest, _Mapping]] = ..., offset: _Optional[int] = ..., run_id: _Optional[str] = ...) -> None: ...
 
 class ResourceHeader(_message.Message):
     __slots__ = ("resource", "manifest")

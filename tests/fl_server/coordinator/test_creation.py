@@ -81,4 +81,4 @@ async def test_unknown_runs_and_resources_are_refused(world: World) -> None:
     with pytest.raises(NoSuchRun, match="no run 'x'; `fl run list` shows"):
         world.coordinator.run("x")
     with pytest.raises(NoSuchResource, match="its round is over; wait for a new assignment"):
-        world.coordinator.resource(bytes(32))
+        world.coordinator.resource(bytes(32), "", "a")

@@ -96,9 +96,9 @@ async def test_a_resource_is_looked_up_once_for_a_fetch(tmp_path: Path, monkeypa
         frozen = (await a.assigned()).resources[-1]
         found, look_up = [], world.coordinator.resource
 
-        def counted(digest: bytes) -> tuple[Run, Broadcast]:
+        def counted(digest: bytes, *others: str) -> tuple[Run, Broadcast]:
             found.append(digest)
-            return look_up(digest)
+            return look_up(digest, *others)
 
         monkeypatch.setattr(world.coordinator, "resource", counted)
         request = pb.FetchModelRequest(session_id=a.session, digest=frozen.digest)
@@ -141,3 +141,24 @@ async def test_a_banned_clients_fetch_ends(world: World) -> None:
     await world.operators.ban("a", "it fetches too much", "admin")
     with pytest.raises(Forbidden, match="banned: it fetches too much"):
         await anext(reading)
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+async def test_a_fetch_counts_for_the_run_of_the_assignment(world: World, is_named: bool) -> None:
+    """Of two runs with one first model, that with the assignment has the bytes and shows the transfer.
+
+    A client that names no run works for that run.
+    """
+    a = await Device("a", works=False).connect(world)
+    waits = await world.create(name="waits", round={"clients_per_round": 2})
+    goes = await world.create(name="goes", round={"clients_per_round": 1})
+    assignment = await a.assigned()
+    assert waits.model.broadcasts[0].digest == goes.model.broadcasts[0].digest
+    run_id = assignment.key.run_id if is_named else ""
+    request = pb.FetchModelRequest(session_id=a.session, digest=assignment.resources[0].digest, run_id=run_id)
+    reading = aiter(world.service.FetchModel(request, NO_CONTEXT))
+    await anext(reading)
+    assert ["a" in run.log.transfers.newest for run in (waits, goes)] == [False, True]
+    received = [part async for part in reading]
+    assert len(received) == 1
+    assert (waits.log.bytes_down, goes.log.bytes_down) == (0, assignment.resources[0].size_bytes)

@@ -124,3 +124,15 @@ def test_a_stopped_run_ends_a_watch_with_its_own_code(fleet: Fleet, tmp_path: Pa
     address = str(fleet.server.settings["admin_listen"])
     result = run_fl("run", "watch", "watch-stop", "--json", "--insecure", "--server", address, folder=tmp_path)
     assert result.returncode == 6
+
+
+def test_bytes_count_for_the_run_that_used_them(workspace: Workspace) -> None:
+    """A run that never draws a client has no bytes, and the run beside it with the same first model has all of its own."""
+    fleet = Fleet(workspace, 1)
+    waits = fleet.server.create("waits", round={"clients_per_round": 2, "min_clients": 2}, stop={"rounds": 2})
+    goes = fleet.server.completed(
+        fleet.server.create("goes", round={"clients_per_round": 1, "min_clients": 1}, stop={"rounds": 3})
+    )
+    rounds = fleet.server.rounds(goes.run_id)
+    assert fleet.server.run(waits).bytes_down == 0
+    assert [each.bytes_down for each in rounds] == [goes.bytes_down // 3] * 3
