@@ -127,7 +127,7 @@ def test_a_stopped_run_ends_a_watch_with_its_own_code(fleet: Fleet, tmp_path: Pa
 
 
 def test_bytes_count_for_the_run_that_used_them(workspace: Workspace) -> None:
-    """A run that never draws a client has no bytes, and the run beside it with the same first model has all of its own."""
+    """A run that never draws a client has no bytes; a run beside it with the same first model has all of its own."""
     fleet = Fleet(workspace, 1)
     waits = fleet.server.create("waits", round={"clients_per_round": 2, "min_clients": 2}, stop={"rounds": 2})
     goes = fleet.server.completed(
