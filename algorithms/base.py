@@ -92,10 +92,18 @@ class RoundInfo:
     """sum n_i over the population. Needed for objective = examples."""
     cohort_size: int | None = None
     """|S|, the updates that were summed. Needed for SCAFFOLD."""
+    schedule: RateSchedule = field(default_factory=RateSchedule)
+    """Factor of eta_l(t) over the steps of the round, as in LocalSettings."""
 
     def __post_init__(self) -> None:
         if self.round < 0 or not self.learning_rate > 0.0:
             raise ValueError(f"expected a round counted from 0 and a learning rate over 0, got {self}")
+
+    def sum_of_rates(self, steps: int) -> float:
+        """sum_k eta_k, the sum of the rates of a client's K_i steps; eta_l(t) K_i without a schedule."""
+        if self.schedule.constant:
+            return self.learning_rate * steps
+        return self.learning_rate * sum(self.schedule.factor(step, steps) for step in range(steps))
 
     def need(self, fact: Literal["rounds", "population", "population_examples", "cohort_size"]) -> int:
         """A fact that the method needs. Raises ValueError if it was omitted, and for a cohort larger than N."""
@@ -339,7 +347,9 @@ class Algorithm:
     needs_population: bool = False
     """Every RoundInfo needs N, and N must not change. Reducers other than the mean break such a method."""
     needs_sgd: str = ""
-    """Why its formulas hold only for local steps of plain SGD with one learning rate; empty: they hold for any."""
+    """Why its formulas hold only for local steps of plain SGD; empty: they hold for any."""
+    needs_one_rate: bool = True
+    """Whether those formulas need the same learning rate in all steps of a round, too."""
     own_steps: str = ""
     """Why its local steps cannot be those of another optimizer, not even inexactly; empty: they can."""
     averaged: tuple[str, ...] = ()

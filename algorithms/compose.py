@@ -58,9 +58,11 @@ def mean_delta(p: ClientWeights, cohort: Sequence[UpdateInfo], round_info: Round
 
 
 def mean_delta_and_gradient(p: ClientWeights, cohort: Sequence[UpdateInfo], round_info: RoundInfo) -> Sums:
-    """Dbar, and G = - sum_i p_i delta_i / (eta_l K_i) in gradient units, with each client's own K_i."""
-    eta_l = round_info.learning_rate
-    G = tuple(-p_i / (eta_l * client.num_steps) for p_i, client in zip(p, cohort, strict=True))
+    """Dbar, and G = - sum_i p_i delta_i / (sum_k eta_k) in gradient units, with each client's own K_i steps.
+
+    With one rate in all steps the divisor is eta_l K_i.
+    """
+    G = tuple(-p_i / round_info.sum_of_rates(client.num_steps) for p_i, client in zip(p, cohort, strict=True))
     return {"Dbar": WeightedSum(p), "G": WeightedSum(G)}
 
 
@@ -135,7 +137,9 @@ class Correction:
     """examples: the rule depends on each client's omega_i."""
     needs_population: bool = False
     needs_sgd: str = ""
-    """Why its formulas hold only for local steps of plain SGD with one learning rate; empty: they hold for any."""
+    """Why its formulas hold only for local steps of plain SGD; empty: they hold for any."""
+    needs_one_rate: bool = True
+    """Whether those formulas need the same learning rate in all steps of a round, too."""
     own_steps: str = ""
     """Why its local steps cannot be those of another optimizer; empty: they can."""
     no_loop: str = ""
@@ -218,12 +222,13 @@ def compose(name: str, parameters: Mapping[str, Value], components: Components) 
         objective=correction.objective,
         needs_population=correction.needs_population,
         needs_sgd=correction.needs_sgd or (_FEDNOVA if components.normaliser == "fednova" else ""),
+        needs_one_rate=correction.needs_one_rate or components.normaliser == "fednova",
         own_steps=correction.own_steps,
     )
 
 
 _FEDNOVA = "tau_i counts a client's steps as steps of plain SGD"
-GRADIENT_FROM_DELTA = "G = -delta / (eta_l K) is the mean gradient of a client's steps only for plain SGD"
+GRADIENT_FROM_DELTA = "G = -delta / sum_k eta_k is the mean gradient of a client's steps only for plain SGD"
 """Why the sum G of `mean_delta_and_gradient` needs plain SGD."""
 
 

@@ -198,14 +198,20 @@ class _Step:
         loss, g = self._gradients.compute(batch)
         if self._low:
             g = widened(g)
-        g_personal = {name: g[name] for name in self._personal}
+        g_personal = _of(g, self._personal)
         if self._personal:
-            g = {name: g[name] for name in self._y}
+            g = _of(g, self._y)
         if self._rule.anchored:
             point = {**self._sent, **self._personal_model}
             g = tree.subtract(g, self._gradients.recompute_at(point), self._g_out)
         rate = next(self._rates)
-        self._advance(g, rate)
+        if self._rule.gradient.order == "feddyn_code":
+            d, g_personal = self._clipped_decayed(self._mixed(g), g_personal)
+            self._descend(d, rate)
+        elif self.v is None and self._optimizer is None:
+            self._move(g, rate)
+        else:
+            self._descend(self._mixed(g), rate)
         if self._personal:
             self._advance_personal(g_personal, rate)
         if self._low:
@@ -214,8 +220,6 @@ class _Step:
 
     def _advance_personal(self, g: Tensors, rate: float) -> None:
         """One step of the personal parameters without a term of the method's rule, for they have no server."""
-        if self._rule.gradient.order == "feddyn_code":
-            g = decayed(clipped(g, self._settings), self._personal, self._settings)
         if self._personal_optimizer is None:
             tree.add_(self._personal, g, -rate)
         else:
@@ -223,18 +227,13 @@ class _Step:
         if self._low:
             tree.copy_(self._personal_model, self._personal)
 
-    def _advance(self, g: Tensors, rate: float) -> None:
-        """One step of y."""
-        rule = self._rule
-        if self.v is None and self._optimizer is None and rule.gradient.order == "paper":
-            self._move(g, rate)
-            return
-        d = self._mixed(g) if rule.gradient.order == "paper" else self._mixed_clipped_decayed(g)
+    def _descend(self, d: Tensors, rate: float) -> None:
+        """One step of y along d, by the rule's optimizer or momentum if it has one."""
         if self._optimizer is not None:
             self._optimizer.step(d, rate)
             return
         if self.v is not None:
-            d = self.v = tree.accumulate(self.v, rule.gamma, d, self._v_out)
+            d = self.v = tree.accumulate(self.v, self._rule.gamma, d, self._v_out)
         tree.add_(self._y, d, -rate)
 
     def _move(self, g: Tensors, rate: float) -> None:
@@ -257,14 +256,22 @@ class _Step:
         away = tree.subtract(self._y, self._anchor, self._d_out)
         return tree.add(g, away, self._rule.mu, self._d_out)
 
-    def _mixed_clipped_decayed(self, g: Tensors) -> Tensors:
-        """d = clip(a * g + u - mu * x) + (wd + mu) * y: that program's optimizer adds mu * y together with the decay.
+    def _clipped_decayed(self, d: Tensors, g_personal: Tensors) -> tuple[Tensors, Tensors]:
+        """clip(a * g + u - mu * x) + (wd + mu) * y: that program's optimizer adds mu * y together with the decay.
 
-        `_prepared` has added - mu * x to u.
+        `_prepared` has added - mu * x to u. The norm is that of shared and personal parts together.
         """
-        d = clipped(self._mixed(g), self._settings, self._d_out)
+        if g_personal:
+            both = clipped({**d, **g_personal}, self._settings)
+            d, g_personal = _of(both, d), decayed(_of(both, g_personal), self._personal, self._settings)
+        else:
+            d = clipped(d, self._settings, self._d_out)
         decay = self._settings.weight_decay + self._rule.mu
-        return tree.add(d, self._y, decay, self._d_out) if decay else d
+        return tree.add(d, self._y, decay, self._d_out) if decay else d, g_personal
+
+
+def _of(tensors: Tensors, names: Collection[str]) -> Tensors:
+    return {name: tensors[name] for name in names}
 
 
 def _optimizers(rule: LocalRule, y: Tensors, personal: Tensors) -> tuple[OptimizerSteps | None, OptimizerSteps | None]:

@@ -6,7 +6,8 @@
 
 alpha is the share of the LOCAL gradient: alpha = 1 is FedAvg. (Some programs call 1 - alpha by that name.) Delta is in
 units of a gradient: each delta_i is divided by its own K_i and by the rate that produced it, so that unequal work and
-a decaying rate do not change its scale. So lemma 4.1 holds: Delta is the moving average of the clients' gradients,
+a decaying rate do not change its scale. With a schedule within the round, the divisor is sum_k eta_k, and a gradient's
+weight is the rate of its step. So lemma 4.1 holds: Delta is the moving average of the clients' gradients,
 
     Delta_{t+1} = sum_{s<=t} alpha (1 - alpha)^(t-s) gbar_s,     gbar_s = sum_i p_i (1/K_i) sum_k g_{i,k}
 
@@ -46,6 +47,7 @@ def client_momentum(alpha: float) -> Correction:
         sums=mean_delta_and_gradient,
         advance=_advance,
         needs_sgd=GRADIENT_FROM_DELTA,
+        needs_one_rate=False,
     )
 
 

@@ -5,10 +5,10 @@
     FedSAM    d = gs                                      server as FedAvg
     MoFedSAM  d = beta * gs + (1 - beta) * Delta_t        server as FedCM
 
-beta is the share of the LOCAL gradient: beta = 1 is FedSAM. rho = 0 is FedAvg, or FedCM with alpha = beta. The ascent
-has no weight decay, its norm has 1e-12 added, and batch-norm statistics use the first pass only. `gradient = sam`
-applies the same ascent to every other correction. `sam_scope = tensor` uses one norm for each tensor, which is another
-method.
+beta is the share of the LOCAL gradient: beta = 1 is FedSAM. Both have the same weights. rho = 0 is FedAvg with these
+weights, or FedCM with alpha = beta. The ascent has no weight decay, its norm has 1e-12 added, and batch-norm statistics
+use the first pass only. `gradient = sam` applies the same ascent to every other correction. `sam_scope = tensor` uses
+one norm for each tensor, which is another method.
 
 Qu, Li, Duan, Liu, Tang, Lu: Generalized Federated Learning via Sharpness Aware Minimization, ICML 2022.
 """
@@ -21,11 +21,11 @@ from algorithms.methods.fedcm import client_momentum
 from algorithms.parameters import SharePerRound
 
 
-def fedsam(weights: Weights = "examples") -> Method:
-    """weights: by examples or uniform; rho is the radius of the ascent."""
+def fedsam(weights: Weights = "uniform") -> Method:
+    """weights: p_i uniform, as in the paper, or by examples; rho is the radius of the ascent."""
     return Method(Correction(), weights, gradient="sam")
 
 
 def mofedsam(beta: SharePerRound = 0.1, weights: Weights = "uniform") -> Method:
-    """beta: the local share; weights: uniform or by examples; rho is the radius of the ascent."""
+    """beta: the local share; weights: p_i uniform, as in the paper, or by examples; rho is the radius of the ascent."""
     return Method(client_momentum(beta), weights, gradient="sam")

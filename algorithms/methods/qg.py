@@ -3,7 +3,7 @@
     client    d          = g + beta * mhat_t                       mhat_t is constant during the round
     server    mhat_{t+1} = mu * mhat_t + (1 - mu) * G_t            mhat_0 = 0
               x_{t+1}    = x_t + eta_g * Dbar
-    with      G_t        = - sum_S p_i delta_i / (eta_l(t) * K_i)
+    with      G_t        = - sum_S p_i delta_i / (eta_l(t) * K_i)     with a schedule: sum_k eta_k in place of eta_l K_i
 
 In QG-DSGDm with equal weights between all nodes, all x_i and all mhat_i are equal, so the server keeps one of each.
 Unlike in FedCM, g keeps its full weight, and the server computes the moving average.
@@ -45,4 +45,5 @@ def quasi_global(beta: float, mu: float) -> Correction:
         sums=mean_delta_and_gradient,
         advance=advance,
         needs_sgd=GRADIENT_FROM_DELTA,
+        needs_one_rate=False,
     )

@@ -47,9 +47,10 @@ def check_combination(
         )
     if inexact or not algorithm.needs_sgd:
         return
+    varies = algorithm.needs_one_rate and not schedule.constant
     for field, changed, shown in (
         ("optimizer", not spec.plain, spec.name),
-        ("schedule", not schedule.constant, f"kind = {schedule.kind}, warmup = {schedule.warmup:g}"),
+        ("schedule", varies, f"kind = {schedule.kind}, warmup = {schedule.warmup:g}"),
     ):
         if changed:
             raise AlgorithmError(

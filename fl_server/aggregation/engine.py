@@ -26,7 +26,13 @@ from fl_server.aggregation.encoded.references import References, check_reference
 from fl_server.aggregation.encoded.run_encodings import UpdateKeys, update_encoding
 from fl_server.aggregation.evaluation import ServerEvaluation
 from fl_server.aggregation.mean import SumUpdates, sum_updates
-from fl_server.aggregation.methods import algorithm_in, build_algorithm, check_own_loop, learning_rate_in
+from fl_server.aggregation.methods import (
+    algorithm_in,
+    build_algorithm,
+    check_own_loop,
+    learning_rate_in,
+    rate_schedule,
+)
 from fl_server.aggregation.reduction import Reduction, reduce_buffers, select_updates
 from fl_server.aggregation.sending.exchange import ExchangeBundles, direction_of, dtype_names
 from fl_server.aggregation.sending.outgoing import Outgoing
@@ -252,6 +258,7 @@ class Engine:
             population=self.config.population or None,
             population_examples=self.config.population_examples or None,
             cohort_size=cohort_size,
+            schedule=rate_schedule(self.config.local.schedule),
         )
 
     def whole_model(self, snapshot: Snapshot) -> fl.Tensors:

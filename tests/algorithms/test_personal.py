@@ -89,6 +89,20 @@ def test_clipping_and_decay_apply_to_personal_parameters() -> None:
     torch.testing.assert_close(came, start - RATE * (g / (g.norm() + 1e-6) + 0.5 * start))
 
 
+def test_clipping_after_the_mixing_has_one_norm_over_shared_and_personal_parts() -> None:
+    """A step of C = 1 without decay has the length eta_l over both parts together, as in the other order."""
+    lengths = []
+    for order in ("paper", "feddyn_code"):
+        model = TwoParts(trained=True)
+        start = torch.cat([each.detach().clone().flatten() for each in model.parameters()])
+        settings = fl.LocalSettings(RATE, max_gradient_norm=1.0)
+        work = fl.Work(fl.build("fedavg", order=order), fl.ClientContext(), settings, personal=OWN)
+        fl.answer(model, fl.LocalData([(torch.ones(1, 2), torch.full((1, 1), 9.0))], [], loss), work)
+        end = torch.cat([each.detach().flatten() for each in model.parameters()])
+        lengths.append((end - start).norm())
+    torch.testing.assert_close(torch.stack(lengths), torch.full((2,), RATE))
+
+
 def test_personal_values_are_part_of_the_frozen_state() -> None:
     """The trainable part and the buffers are without them, and together the parts have every name once."""
     model = batchnorm()

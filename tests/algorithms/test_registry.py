@@ -34,7 +34,7 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
 }
 FIXED: dict[str, dict[str, Any]] = {
     "fednova": {"weights": "examples", **OPTIONS},
-    "fedsam": {"weights": "examples", **OPTIONS, "rho": 0.1, "sam_scope": "model"},
+    "fedsam": {"weights": "uniform", **OPTIONS, "rho": 0.1, "sam_scope": "model"},
     "mofedsam": {"beta": 0.1, "weights": "uniform", **OPTIONS, "rho": 0.1, "sam_scope": "model"},
 }
 del FIXED["fednova"]["normaliser"], FIXED["fedsam"]["gradient"], FIXED["mofedsam"]["gradient"]

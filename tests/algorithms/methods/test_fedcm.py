@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import algorithms as fl
-from algorithms.conformance.federation import Federation
+from algorithms.conformance.federation import Federation, flat
+from algorithms.optimizers.spec import RateSchedule
 
 
 def test_two_rounds_by_hand() -> None:
@@ -74,6 +75,25 @@ def test_momentum_is_the_moving_average_of_gradients(federation: Federation, alp
         state = fl.apply_updates(fedcm, state, updates, fl.RoundInfo(t, rate))
         Delta = torch.cat([tensor.flatten() for tensor in state.memory["Delta"].values()])
         torch.testing.assert_close(Delta, average, rtol=0, atol=1e-12)
+
+
+def test_with_a_schedule_the_momentum_is_the_mean_gradient_weighted_by_the_rates(federation: Federation) -> None:
+    """Delta_1 = alpha * sum_i p_i (sum_k eta_k g_k) / (sum_k eta_k), with each client's own K_i and rates."""
+    schedule, alpha = RateSchedule("cosine", warmup=0.3, end=0.1), 0.3
+    now = dataclasses.replace(federation, settings=fl.LocalSettings(0.2, schedule=schedule))
+    fedcm = fl.build("fedcm", alpha=alpha)
+    state, updates, means = fedcm.init(federation.x), [], []
+    rule = fedcm.local_rule(fedcm.direction(state))
+    for client in federation.clients:
+        points = [torch.cat([tensor.flatten() for tensor in state.x.values()])]
+        updates.append((client.info, now.train(client, state.x, rule, points.append).delta))
+        rates = [0.2 * schedule.factor(step, client.steps) for step in range(client.steps)]
+        weighted = sum(rate * client.gradient(y) for rate, y in zip(rates, points[:-1], strict=True))
+        means.append(weighted / sum(rates))
+    assert len({client.steps for client in federation.clients}) > 1
+    state = fl.apply_updates(fedcm, state, updates, fl.RoundInfo(0, 0.2, schedule=schedule))
+    expected = alpha * sum(means) / len(means)
+    torch.testing.assert_close(flat(state.memory["Delta"]), expected, rtol=0, atol=1e-12)
 
 
 def test_momentum_does_not_see_the_server_rate(federation: Federation) -> None:

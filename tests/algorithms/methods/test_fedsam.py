@@ -35,8 +35,8 @@ def test_mofedsam_by_hand() -> None:
     ("a", "b"),
     [
         (("mofedsam", {"rho": 0, "beta": 0.3}), ("fedcm", {"alpha": 0.3})),
-        (("mofedsam", {"rho": 0.2, "beta": 1}), ("fedsam", {"rho": 0.2, "weights": "uniform"})),
-        (("fedavg", {"gradient": "sam", "rho": 0.2}), ("fedsam", {"rho": 0.2})),
+        (("mofedsam", {"rho": 0.2, "beta": 1}), ("fedsam", {"rho": 0.2})),
+        (("fedavg", {"gradient": "sam", "rho": 0.2, "weights": "uniform"}), ("fedsam", {"rho": 0.2})),
         (("fedcm", {"alpha": 0.3, "gradient": "sam", "rho": 0.2}), ("mofedsam", {"rho": 0.2, "beta": 0.3})),
     ],
     ids=["MoFedSAM(0, b) = FedCM(b)", "MoFedSAM(beta=1) = FedSAM", "FedAvg + sam", "FedCM + sam"],

@@ -198,6 +198,18 @@ def test_a_method_names_the_reason_why_it_needs_plain_sgd(method: str) -> None:
         check_combination(algorithm, adamw, RateSchedule("cosine"), inexact=True)
 
 
+@pytest.mark.parametrize("method", [name for name in fl.names() if fl.build(name).needs_sgd])
+def test_a_method_that_divides_by_the_sum_of_rates_allows_a_schedule(method: str) -> None:
+    """The others that need plain SGD refuse it, and so does every method with FedNova's normaliser."""
+    plain, cosine = OptimizerSpec(), RateSchedule("cosine")
+    algorithm = fl.build(method)
+    if method in {"fedcm", "mofedsam", "qg"}:
+        check_combination(algorithm, plain, cosine)
+        algorithm = fl.build(method, normaliser="fednova")
+    with pytest.raises(AlgorithmError, match=r"Leave out local\.schedule"):
+        check_combination(algorithm, plain, cosine)
+
+
 def test_scaffold_with_full_gradients_needs_no_plain_sgd() -> None:
     """Its variates are gradients, whichever steps follow, so it has no reason against them; option II has one."""
     scaffold = fl.build("scaffold", option="I")
