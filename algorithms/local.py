@@ -167,7 +167,7 @@ class _Step:
         self._y, self._u, self._anchor = widened(self._model), rule.u, None
         self._g_out, self._d_out, self._v_out = tree.scratch(x), tree.scratch(x), tree.scratch(x)
         self.v = rule.v
-        self._optimizer, self._personal_optimizer = _optimizers(rule, self._y, self._personal)
+        self._optimizer, self._personal_optimizer = _optimizers(rule, model, self._y, self._personal)
         if rule.gradient.order == "paper" and rule.mu:
             # One constant instead of two: u + mu * (y - x) = mu * (y - (x - u / mu)), and with u = 0 that is exact.
             self._u, self._anchor = None, x if rule.u is None else tree.add(x, rule.u, -1.0 / rule.mu)
@@ -274,12 +274,14 @@ def _of(tensors: Tensors, names: Collection[str]) -> Tensors:
     return {name: tensors[name] for name in names}
 
 
-def _optimizers(rule: LocalRule, y: Tensors, personal: Tensors) -> tuple[OptimizerSteps | None, OptimizerSteps | None]:
+def _optimizers(
+    rule: LocalRule, model: nn.Module, y: Tensors, personal: Tensors
+) -> tuple[OptimizerSteps | None, OptimizerSteps | None]:
     """The rule's optimizer for y, and another one for personal parameters, whose state never leaves the device."""
     if rule.optimizer is None:
         return None, None
-    own = rule.optimizer.private().begin(personal) if personal else None
-    return rule.optimizer.begin(y), own
+    own = rule.optimizer.private().begin(personal, model) if personal else None
+    return rule.optimizer.begin(y, model), own
 
 
 def rates_of(settings: LocalSettings, steps: int) -> Iterator[float]:

@@ -107,7 +107,7 @@ class _Steps:
             [rule.ascent for rule in rules],
         )
         self._optimizers = [
-            each.optimizer.begin(stacked.of_client(self._y, number))
+            each.optimizer.begin(stacked.of_client(self._y, number), model)
             for number, each in enumerate(rules)
             if each.optimizer is not None
         ]

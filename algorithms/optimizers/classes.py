@@ -7,12 +7,14 @@ Another class, as module:Name, must be given: nothing is imported here.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from algorithms.optimizers.lion import Lion
@@ -30,7 +32,7 @@ BUILT_IN: Mapping[str, type[Optimizer]] = MappingProxyType(
         "muon": torch.optim.Muon,
     }
 )
-"""Names with their classes. muon: for matrices; AdamW makes the steps of all other parameters."""
+"""Names with their classes. muon: for hidden matrices; AdamW makes the steps of all other parameters."""
 
 Known = Mapping[str, type[Optimizer]]
 """Classes of other packages that this machine's own settings list, by module:Name."""
@@ -38,7 +40,14 @@ NO_CLASSES: Known = MappingProxyType({})
 
 TORCH = "torch.optim"
 REST = "adamw_"
-"""Arguments of muon with this prefix are those of AdamW for parameters that are no matrices."""
+"""Arguments of muon with this prefix are those of AdamW for all other parameters."""
+NAMES, RATIO = f"{REST}names", f"{REST}rate_ratio"
+"""Further arguments of muon: patterns of the matrices that AdamW gets, and AdamW's share of the learning rate."""
+_MUON = {"weight_decay": 0.0}
+"""local.weight_decay is the decay of a run. torch's default of 0.1 would be added to it unasked."""
+_MUON_REST = {"betas": (0.9, 0.95), "weight_decay": 0.0}
+_MUON_RATIO = 3e-4 / 0.02
+"""Of the rates that the author of Muon advises. With adjust_lr_fn = "match_rms_adamw" one rate is for both."""
 
 _OURS = {
     "params": "they are the model's trainable parameters",
@@ -86,28 +95,76 @@ def is_outside(name: str) -> bool:
     return ":" in name and name.partition(":")[0] != TORCH
 
 
+class OptimizedPart(NamedTuple):
+    """An optimizer with its part of the parameters."""
+
+    optimizer: Optimizer
+    tensors: dict[str, Tensor]
+    rate_ratio: float = 1.0
+    """Its learning rate, as a share of the step's."""
+
+
 def make_optimizers(
-    spec: OptimizerSpec, y: dict[str, Tensor], known: Known
-) -> list[tuple[Optimizer, dict[str, Tensor]]]:
-    """The optimizers of the parameters, each with its part of them: one, or for muon one or two.
+    spec: OptimizerSpec, y: dict[str, Tensor], known: Known, model: nn.Module | None = None
+) -> list[OptimizedPart]:
+    """The optimizers of the parameters: one, or for muon one or two.
 
     Args:
         spec: name and arguments.
         y: the parameters, leaves that need no gradient.
         known: classes of other packages.
+        model: the module with these parameters, in which muon finds the hidden matrices. None: all matrices are hidden.
 
     Raises:
         AlgorithmError: the class is unknown or not listed, or it refuses its arguments.
     """
     kind = _class_of(spec.name, known)
     if kind is not torch.optim.Muon:
-        return [(_made(kind, spec, spec.parameters, y), y)]
-    own = {name: value for name, value in spec.parameters.items() if not name.startswith(REST)}
-    rest = {name.removeprefix(REST): value for name, value in spec.parameters.items() if name.startswith(REST)}
-    matrices = {name: tensor for name, tensor in y.items() if tensor.dim() == 2}
-    others = {name: tensor for name, tensor in y.items() if name not in matrices}
-    parts = [(kind, own, matrices), (torch.optim.AdamW, rest, others)]
-    return [(_made(each, spec, values, part), part) for each, values, part in parts if part]
+        return [OptimizedPart(_made(kind, spec, spec.parameters, y), y)]
+    given = dict(spec.parameters)
+    patterns, ratio = _patterns(given.pop(NAMES, None)), _ratio(given)
+    own = {name: value for name, value in given.items() if not name.startswith(REST)}
+    rest = {name.removeprefix(REST): value for name, value in given.items() if name.startswith(REST)}
+    hidden = _hidden_matrices(y, model, patterns)
+    matrices = {name: tensor for name, tensor in y.items() if name in hidden}
+    others = {name: tensor for name, tensor in y.items() if name not in hidden}
+    parts = [(kind, {**_MUON, **own}, matrices, 1.0), (torch.optim.AdamW, {**_MUON_REST, **rest}, others, ratio)]
+    return [OptimizedPart(_made(each, spec, values, part), part, rate) for each, values, part, rate in parts if part]
+
+
+def _hidden_matrices(y: Mapping[str, Tensor], model: nn.Module | None, patterns: Sequence[str] | None) -> set[str]:
+    """The matrices for Muon: without those of `patterns`, or without patterns all but embeddings and the last matrix.
+
+    The last matrix of a model is the head: that of its classes, or of its vocabulary.
+    """
+    matrices = [name for name, tensor in y.items() if tensor.dim() == 2]
+    if patterns is not None:
+        return {name for name in matrices if not any(fnmatchcase(name, pattern) for pattern in patterns)}
+    if model is None or not matrices:
+        return set(matrices)
+    kinds = dict(model.named_modules(remove_duplicate=False))
+    tables = (nn.Embedding, nn.EmbeddingBag)
+    return {name for name in matrices[:-1] if not isinstance(kinds.get(name.rpartition(".")[0]), tables)}
+
+
+def _patterns(value: OptimizerValue | None) -> list[str] | None:
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise AlgorithmError(
+            f'{NAMES}: expected patterns of names with commas between them, as in "head.*, embed*", or "" for none, '
+            f"got {value!r}",
+            NAMES,
+        )
+    return [pattern.strip() for pattern in value.split(",") if pattern.strip()]
+
+
+def _ratio(given: dict[str, OptimizerValue]) -> float:
+    """AdamW's share of the learning rate, removed from the arguments."""
+    value = given.pop(RATIO, 1.0 if given.get("adjust_lr_fn") == "match_rms_adamw" else _MUON_RATIO)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < math.inf:
+        raise AlgorithmError(f"{RATIO}: expected a number over 0, got {value!r}", RATIO)
+    return float(value)
 
 
 def averaged_symbols(spec: OptimizerSpec) -> dict[str, float]:
@@ -120,7 +177,10 @@ def averaged_symbols(spec: OptimizerSpec) -> dict[str, float]:
         case "adam" | "adamw" | "muon":
             if given.get("amsgrad"):
                 raise AlgorithmError("amsgrad: expected false with state = server: a maximum has no average", "amsgrad")
-            first, second = _betas(given.get(f"{REST}betas" if spec.name == "muon" else "betas", (0.9, 0.999)))
+            muon = spec.name == "muon"
+            first, second = _betas(
+                given.get(f"{REST}betas", _MUON_REST["betas"]) if muon else given.get("betas", (0.9, 0.999))
+            )
             return {"exp_avg": first, "exp_avg_sq": second}
         case "rmsprop":
             more = [name for key, name in (("momentum", "momentum_buffer"), ("centered", "grad_avg")) if given.get(key)]

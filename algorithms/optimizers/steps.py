@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from algorithms.optimizers.classes import Known, averaged_symbols, make_optimizers
@@ -41,14 +41,16 @@ class LocalOptimizer:
     start: _Memory = field(default_factory=dict)
     """The state to start from, in the form of `spec.state`; empty: a fresh one."""
 
-    def begin(self, y: _Tensors) -> OptimizerSteps:
+    def begin(self, y: _Tensors, model: nn.Module | None = None) -> OptimizerSteps:
         """Its steps on these parameters, which they change in place. Tensors of other parameters are not read.
+
+        model: the module with these parameters, as in `make_optimizers`.
 
         Raises:
             AlgorithmError: the optimizer is unknown here.
             ValueError: the state does not fit the parameters.
         """
-        return OptimizerSteps(self, y)
+        return OptimizerSteps(self, y, model)
 
     def private(self) -> LocalOptimizer:
         """The same for parameters that no server sees: what it would average starts anew."""
@@ -58,24 +60,24 @@ class LocalOptimizer:
 class OptimizerSteps:
     """Steps of one optimizer on the parameters of one model."""
 
-    def __init__(self, local: LocalOptimizer, y: _Tensors) -> None:
+    def __init__(self, local: LocalOptimizer, y: _Tensors, model: nn.Module | None) -> None:
         self._spec, self._y = local.spec, y
-        self._optimizers = make_optimizers(local.spec, y, local.known)
+        self._parts = make_optimizers(local.spec, y, local.known, model)
         start = {symbol: _of(tensors, y) for symbol, tensors in local.start.items()}
         if any(start.values()):
             check_state(start, y)
             load = self._load_averaged if local.spec.state == "server" else self._load
-            for optimizer, part in self._optimizers:
+            for optimizer, part, _ in self._parts:
                 load(optimizer, part, start)
 
     def step(self, d: _Tensors, rate: float) -> None:
         """One step with d in place of the gradient. rate: the learning rate."""
         for name, tensor in self._y.items():
             tensor.grad = d[name]
-        for optimizer, _ in self._optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.step()
+        for part in self._parts:
+            for group in part.optimizer.param_groups:
+                group["lr"] = rate * part.rate_ratio
+            part.optimizer.step()
         for tensor in self._y.values():
             tensor.grad = None
 
@@ -89,7 +91,7 @@ class OptimizerSteps:
         if self._spec.state == "server":
             return self._averaged()
         found: dict[str, _Tensors] = {}
-        for optimizer, part in self._optimizers:
+        for optimizer, part, _ in self._parts:
             for name, tensor in part.items():
                 for key, value in optimizer.state[tensor].items():
                     if value is not None:
@@ -134,7 +136,7 @@ class OptimizerSteps:
         found: dict[str, _Tensors] = {}
         for symbol, beta in averaged_symbols(self._spec).items():
             values = found[f"{PREFIX}{symbol}"] = dict.fromkeys(self._y, torch.empty(0))
-            for optimizer, part in self._optimizers:
+            for optimizer, part, _ in self._parts:
                 key = _key_of(optimizer, symbol)
                 for name, tensor in part.items():
                     values[name] = _corrected(optimizer.state[tensor], key, beta, tensor)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import algorithms as fl
-from algorithms.optimizers.classes import BUILT_IN, averaged_symbols, check_optimizer
+from algorithms.optimizers.classes import BUILT_IN, averaged_symbols, check_optimizer, make_optimizers
 from algorithms.optimizers.federated import check_combination, with_optimizer
 from algorithms.optimizers.lion import Lion
 from algorithms.optimizers.spec import OptimizerSpec, RateSchedule
@@ -26,7 +26,10 @@ SPECS = {
     "adamw": OptimizerSpec("adamw", {"weight_decay": 0.1}),
     "rmsprop": OptimizerSpec("rmsprop", {"momentum": 0.5, "centered": True}),
     "lion": OptimizerSpec("lion", {"weight_decay": 0.1}),
-    "muon": OptimizerSpec("muon", {"momentum": 0.9, "ns_steps": 4.0, "adamw_weight_decay": 0.1}),
+    "muon": OptimizerSpec(
+        "muon",
+        {"momentum": 0.9, "ns_steps": 4.0, "adamw_weight_decay": 0.1, "adamw_names": "", "adamw_rate_ratio": 0.5},
+    ),
     "torch.optim:NAdam": OptimizerSpec("torch.optim:NAdam", {"momentum_decay": 0.01}),
 }
 
@@ -104,8 +107,8 @@ def test_muon_makes_the_steps_of_matrices_and_adamw_those_of_vectors() -> None:
         def __init__(self, params: list[nn.Parameter]) -> None:
             matrices, others = ([each for each in params if (each.dim() == 2) is wanted] for wanted in (True, False))
             self.all = (
-                torch.optim.Muon(matrices, RATE, momentum=0.9, ns_steps=4),
-                torch.optim.AdamW(others, RATE, weight_decay=0.1),
+                torch.optim.Muon(matrices, RATE, momentum=0.9, ns_steps=4, weight_decay=0.0),
+                torch.optim.AdamW(others, RATE / 2, betas=(0.9, 0.95), weight_decay=0.1),
             )
 
         def zero_grad(self) -> None:
@@ -117,6 +120,28 @@ def test_muon_makes_the_steps_of_matrices_and_adamw_those_of_vectors() -> None:
                 each.step()  # type: ignore[no-untyped-call] # of Muon
 
     assert close(one_client(in_state(SPECS["muon"], "device"), 3)[0], by_torch(Both, 3))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "hidden", "ratio"),
+    [
+        pytest.param({}, {"1.weight", "2.weight"}, 0.015, id="as its author advises"),
+        pytest.param({"adamw_names": "1.*, 0.*"}, {"2.weight", "3.weight"}, 0.015, id="patterns"),
+        pytest.param({"adamw_names": ""}, {"0.weight", "1.weight", "2.weight", "3.weight"}, 0.015, id="no pattern"),
+        pytest.param({"adjust_lr_fn": "match_rms_adamw"}, {"1.weight", "2.weight"}, 1.0, id="one rate"),
+    ],
+)
+def test_muon_leaves_embeddings_and_the_head_to_adamw(
+    parameters: dict[str, str], hidden: set[str], ratio: float
+) -> None:
+    """AdamW has its own share of the rate, and neither has a decay that nobody asked for."""
+    net = nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3))
+    y = {name: parameter.detach() for name, parameter in net.named_parameters()}
+    muon, adamw = make_optimizers(OptimizerSpec("muon", parameters), y, {}, net)
+    assert muon.tensors.keys() == hidden
+    assert adamw.tensors.keys() == y.keys() - hidden
+    assert (muon.rate_ratio, adamw.rate_ratio) == pytest.approx((1.0, ratio))
+    assert {part.optimizer.param_groups[0]["weight_decay"] for part in (muon, adamw)} == {0.0}
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
@@ -222,6 +247,8 @@ def test_scaffold_with_full_gradients_needs_no_plain_sgd() -> None:
     [
         (OptimizerSpec("adam", {"beta": 0.9}), "unknown parameter of adam: 'beta'. Did you mean 'betas'"),
         (OptimizerSpec("adam", {"fused": True}), "fused: .* the device chooses how to compute"),
+        (OptimizerSpec("muon", {"adamw_names": 3}), "adamw_names: expected patterns of names"),
+        (OptimizerSpec("muon", {"adamw_rate_ratio": 0}), "adamw_rate_ratio: expected a number over 0, got 0"),
         (OptimizerSpec("lion", {"betas": (1.5, 0.9)}), "expected two betas, at least 0 and below 1"),
         (OptimizerSpec("adam", {"amsgrad": True}, "server"), "a maximum has no average"),
         (OptimizerSpec("torch.optim:Adadelta", {}, "server"), "the server averages the states of adam, adamw"),
