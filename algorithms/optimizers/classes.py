@@ -43,9 +43,9 @@ REST = "adamw_"
 """Arguments of muon with this prefix are those of AdamW for all other parameters."""
 NAMES, RATIO = f"{REST}names", f"{REST}rate_ratio"
 """Further arguments of muon: patterns of the matrices that AdamW gets, and AdamW's share of the learning rate."""
-_MUON = {"weight_decay": 0.0}
+_MUON: Mapping[str, OptimizerValue] = {"weight_decay": 0.0}
 """local.weight_decay is the decay of a run. torch's default of 0.1 would be added to it unasked."""
-_MUON_REST = {"betas": (0.9, 0.95), "weight_decay": 0.0}
+_MUON_REST: Mapping[str, OptimizerValue] = {"betas": (0.9, 0.95), "weight_decay": 0.0}
 _MUON_RATIO = 3e-4 / 0.02
 """Of the rates that the author of Muon advises. With adjust_lr_fn = "match_rms_adamw" one rate is for both."""
 
