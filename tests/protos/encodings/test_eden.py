@@ -78,7 +78,7 @@ def test_the_error_is_across_the_values(name: str, dtype: torch.dtype, count: in
     ("values", "bias"), [(noise(4096), 0.0), (heavy_tailed(4096, 7), 0.05)], ids=["normal", "heavy-tailed"]
 )
 def test_the_mean_over_keys_has_little_bias(name: str, values: Tensor, bias: float) -> None:
-    """The bias is 0 for normal values, and below 5 % of the error for heavy-tailed ones (3.6 % for eden1, 2.6 % for eden2).
+    """The bias is 0 for normal values, and below 5 % of the error for heavy-tailed ones.
 
     K |mean error|^2 / mean |error|^2 is 1 for independent errors with mean 0, and over K b^2 with a bias b.
 
