@@ -15,6 +15,7 @@
     |- NoSuchResource      its round is over
     |- NoSuchRun, RunExists
     |- NoSuchModel         its checkpoint was removed
+    |- NoBestRound         no evaluation has a value of the run's metric
     |- NoSuchClient
     |- NoSuchToken         no enrollment token of this id
     |- NoSuchService       a health check of an unknown service
@@ -193,6 +194,17 @@ class NoSuchModel(ServerError):
         super().__init__(
             f"run {run_id!r} has no {which} any more, because older checkpoints are removed "
             f'(keep_checkpoints): take {instead}"latest" or "best"'
+        )
+
+
+class NoBestRound(ServerError):
+    """No round of the run is the best one. Without a detail: its text is complete."""
+
+    def __init__(self, run_id: str, metric: str, reported: Iterable[str]) -> None:
+        names = ", ".join(sorted(reported)[:20]) or "none"
+        super().__init__(
+            f"run {run_id!r} has no best round: no evaluation so far has a finite {metric!r}, its metric (stop.metric);"
+            f' metrics reported: {names}; take "latest" or a round'
         )
 
 

@@ -25,7 +25,9 @@ from fl_server.plain_values import (
 )
 from fl_server.round_config import CHECKS, Fingerprint, LocalSection, RoundSection
 from fl_server.rounds.client_metrics import by_clients
+from fl_server.rounds.directions import LOSS, Criterion, Directions
 from fl_server.rounds.state import RoundPolicy
+from fl_server.rounds.stop_rules import StopPolicy
 
 
 class _Section(BaseModel):
@@ -95,10 +97,28 @@ class StopSection(_Section):
     """The stop rules."""
 
     rounds: int = Field(default=100, ge=1, le=MAX_COUNT)
-    metric: Word = "accuracy"
+    metric: Annotated[Word, Field(min_length=1)] = LOSS
+    lower_is_better: bool | None = None
     target: float | None = None
     patience: int = Field(default=0, ge=0, le=MAX_COUNT)
     wall_time_s: float = Field(default=0.0, ge=0, le=MAX_SECONDS)
+
+    @model_validator(mode="after")
+    def _target_of_a_metric(self) -> Self:
+        if self.target is not None and "metric" not in self.model_fields_set:
+            raise ValueError("expected stop.metric with stop.target: the metric that is to reach it")
+        return self
+
+    @property
+    def criterion(self) -> Criterion:
+        """The metric that selects the best round. A run that was created has its direction."""
+        known = self.lower_is_better
+        return Criterion(self.metric, bool(Directions().lower_is_better(self.metric) if known is None else known))
+
+    @property
+    def policy(self) -> StopPolicy:
+        """The stop rules by the metric."""
+        return StopPolicy(self.criterion, self.target, self.patience)
 
 
 class EvaluationSection(_Section):
@@ -195,13 +215,14 @@ class RunConfig(_Section):
     @model_validator(mode="after")
     def _metric_rules_need_evaluations(self) -> Self:
         key = "clients_every" if by_clients(self.stop.metric) else "every"
-        if self._stops_by_metric and not getattr(self.evaluation, key):
+        if self.stops_by_metric and not getattr(self.evaluation, key):
             raise ValueError(f"expected evaluation.{key} over 0 with stop.target or stop.patience, got 0")
         return self
 
     @property
-    def _stops_by_metric(self) -> bool:
-        return self.stop.target is not None or self.stop.patience > 0
+    def stops_by_metric(self) -> bool:
+        """Whether an evaluation can end the run."""
+        return self.stop.policy.uses_metrics
 
     @property
     def horizon(self) -> int:
@@ -225,9 +246,9 @@ class RunConfig(_Section):
             exchanges=exchanges,
             population=population,
             evaluate_every=self.evaluation.every,
-            await_evaluation=self._stops_by_metric and not by_clients(self.stop.metric),
+            await_evaluation=self.stops_by_metric and not by_clients(self.stop.metric),
             ask_clients_every=self.evaluation.clients_every,
-            await_clients=self._stops_by_metric and by_clients(self.stop.metric),
+            await_clients=self.stops_by_metric and by_clients(self.stop.metric),
         )
 
     def base_id(self) -> str:

@@ -13,6 +13,7 @@ from fl_common.units import NOTHING
 from fl_ops.render.fitted import FittedTable
 from fl_ops.render.runs import waits
 from fl_ops.render.runs.cohort import by_phase, cohort_table
+from fl_ops.render.runs.criterion import criterion_of, shown_metric
 from fl_ops.render.runs.health import health_rows, lowest_loss
 from fl_ops.render.runs.progress import Row
 from fl_ops.render.runs.rounds import local_epochs_table, round_details_table, rounds_table
@@ -94,8 +95,9 @@ def run_details(
     more: list[RenderableType] = [Text(), round_details_table(response.rounds)] if details else []
     if details and any(summary.local_epochs for summary in response.rounds):
         more += [Text(), local_epochs_table(response.rounds)]
+    rounds = rounds_table(rows, shown_metric(response.run))
     clients: list[RenderableType] = [] if cohort is None else [Text(), by_phase(cohort), cohort_table(cohort)]
-    return Group(run_summary(response.run, target), *clients, Text(), rounds_table(rows), *more)
+    return Group(run_summary(response.run, target), *clients, Text(), rounds, *more)
 
 
 def run_summary(run: admin_pb2.RunStatus, target: TargetCost | None = None) -> RenderableType:
@@ -196,8 +198,8 @@ def _state(name: str) -> Text:
 
 
 def metric_of(run: admin_pb2.RunStatus, summary: admin_pb2.RoundSummary) -> str:
-    """A round's accuracy, or the metric that the run stops by."""
-    metric = run.spec.stop.metric or "accuracy"
+    """A round's value of the metric that selects the best round."""
+    metric = criterion_of(run.spec.stop).metric
     if metric not in summary.metrics:
         return NOTHING
     value = summary.metrics[metric]

@@ -12,7 +12,7 @@ from fl_ops.simulate.updates import NotDelivered
 from fl_server.rounds import events as ev
 from fl_server.rounds.client_metrics import has_evaluation, summary
 from fl_server.rounds.sampling import draw_evaluators
-from fl_server.rounds.stop_rules import Evaluation, StopPolicy, stop_reason
+from fl_server.rounds.stop_rules import Evaluation, stop_reason
 
 
 class Evaluations:
@@ -42,8 +42,7 @@ class Evaluations:
 
     def stop_reason(self) -> str | None:
         """Why the run ends now by its metric. None: it goes on."""
-        stop = self._federation.config.stop
-        return stop_reason(StopPolicy(stop.metric, stop.target, stop.patience), self._done)
+        return stop_reason(self._federation.config.stop.policy, self._done)
 
     def _add(self, round_: int, metrics: Mapping[str, float]) -> None:
         if has_evaluation(metrics, self._federation.config.stop.metric):
@@ -59,4 +58,5 @@ class Evaluations:
             drawn = self._time.evaluate(round_, drawn, awaited=awaited)
         found = dict(self._federation.evaluate(drawn))
         measured = (found[client] for client in drawn)
-        return summary([each for each in measured if not isinstance(each, NotDelivered)])
+        reported = [each for each in measured if not isinstance(each, NotDelivered)]
+        return summary(reported, self._federation.directions)

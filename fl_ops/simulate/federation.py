@@ -31,6 +31,7 @@ from fl_ops.simulate.updates import Contribution, NotDelivered, admit
 from fl_server.admission.culprits import Culprits, outliers, overflow_culprit
 from fl_server.admission.norms import NormHistory
 from fl_server.admission.round_gate import Collecting
+from fl_server.aggregation.criterion import check_metric, directions_of, needs_metric, with_direction
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import keeps_client_state, optimizer_spec
 from fl_server.aggregation.snapshot import Snapshot
@@ -43,6 +44,7 @@ from protos.encodings import PLAIN
 from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_FROZEN, RESOURCE_KIND_MODEL
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
 from tasks import Task
+from tasks.metrics import declared_directions
 
 
 class Federation:
@@ -62,10 +64,12 @@ class Federation:
         clients: Mapping[str, LocalTask],
         options: EngineOptions = SEQUENTIAL,
     ) -> None:
-        self.config = config
+        self.directions = directions_of(config, declared_directions(task))
+        self.config = config = with_direction(config, self.directions)
         self.clients = clients
         self.engine = Engine(config, task, options.device)
         self.snapshot: Snapshot = self.engine.first()
+        check_metric(config, self.engine.reported_metrics(self.snapshot) if needs_metric(config) else None)
         self.state_epoch = 0
         self.traffic = TrafficCounter()
         self.profile = Profile()

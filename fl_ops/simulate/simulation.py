@@ -65,6 +65,7 @@ class Simulation:
         self._members = by_id(clients)
         task = task or clients[self._members[0]].task
         self.federation = Federation(self.config, task, clients, engine)
+        self.config = self.federation.config  # with the direction of its metric
         self._time = None if devices is None else SimulatedTime(devices, self.federation)
         self._collection = Collection(self.federation, self._time)
         algorithm = self.federation.engine.algorithm

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fl_server.rounds.client_metrics import PREFIX, by_clients
+from fl_server.rounds.client_metrics import by_clients
+from fl_server.rounds.directions import PREFIX
 
 
 @dataclass(frozen=True)

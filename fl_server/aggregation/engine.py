@@ -278,6 +278,13 @@ class Engine:
             del model  # with it goes its memory, when the block ends
         return metrics
 
+    def reported_metrics(self, snapshot: Snapshot) -> list[str] | None:
+        """Names of the task's metrics, from one batch of the held-out examples; None if the server has no examples."""
+        with self._evaluating, self._filled(snapshot) as model:
+            names = self.evaluation.names(model)
+            del model
+        return names
+
     def evaluate_part(self, snapshot: Snapshot, first: int, last: int) -> list[BatchSums]:
         """The batches of an evaluation on the CPU from `first` up to `last`, in order."""
         with self._evaluating, self._filled(snapshot) as model:

@@ -34,6 +34,15 @@ class ServerEvaluation:
             data = self.held_out()
             return mean_of(sums_of_batches(self._task, model, batches_of(data, self._batch_size)), len(data))
 
+    def names(self, model: nn.Module) -> list[str] | None:
+        """Names of the metrics, from the first batch; None without examples. model: on the CPU. Raises TaskError."""
+        if not len(data := self.held_out()):
+            return None
+        if self._device != CPU:
+            model = copy.deepcopy(model).to(self._device)
+        first = islice(batches_of(data, self._batch_size), 1)
+        return [name for sums in sums_of_batches(self._task, model, first) for name in sums.sums]
+
     def batches(self) -> int | None:
         """Number of batches if parts of the evaluation can be computed alone; None if they cannot. Raises TaskError."""
         data = self.held_out()

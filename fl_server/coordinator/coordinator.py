@@ -15,7 +15,7 @@ from fl_server.coordinator.run_actions import RunActions
 from fl_server.coordinator.run_creation import RunCreation
 from fl_server.coordinator.run_table import RunTable
 from fl_server.coordinator.task_versions import notify_of_other_version
-from fl_server.errors import InvalidInput, NoSuchModel, NoSuchResource, NoSuchRun
+from fl_server.errors import InvalidInput, NoBestRound, NoSuchModel, NoSuchResource, NoSuchRun
 from fl_server.rounds import events as ev
 from fl_server.rounds.state import Phase
 from fl_server.runs.client_states.lost_states import restart_if_due
@@ -86,11 +86,11 @@ class Coordinator:
         return next((each for each in found if each[0].state.works(client_id)), found[0])
 
     async def model_round(self, run: Run, wanted: str) -> int:
-        """The round that "latest", "best" or a number means. Raises InvalidInput, NoSuchModel."""
-        best, latest = run.log.best, run.log.latest
-        if wanted == "best" and best is not None:
-            return best.round
-        if wanted in ("latest", "best"):
+        """The round that "latest", "best" or a number means. Raises InvalidInput, NoSuchModel, NoBestRound."""
+        latest = run.log.latest
+        if wanted == "best":
+            return self._best_round(run)
+        if wanted == "latest":
             return latest.round if latest else INITIAL
         kept = await self._services.in_compute(self._services.checkpoints.rounds, run.id)
         # Compared as text: a number of a million digits is no number to Python, and none of these.
@@ -100,6 +100,13 @@ class Coordinator:
             raise NoSuchModel(run.id, int(wanted), kept)
         shown = ", ".join(str(round_) for round_ in kept if round_ >= 0) or "none yet"
         raise InvalidInput("round", f'"latest", "best" or a kept round ({shown})', repr(wanted[:100]))
+
+    @staticmethod
+    def _best_round(run: Run) -> int:
+        """The best round. Raises NoBestRound."""
+        if (best := run.log.best) is None:
+            raise NoBestRound(run.id, run.config.stop.metric, [*run.log.newest_metrics()])
+        return best.round
 
     # For the fleet.
 

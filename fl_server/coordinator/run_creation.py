@@ -10,6 +10,7 @@ from functools import partial
 import structlog
 
 from algorithms import AlgorithmError
+from fl_server.aggregation.criterion import check_metric, directions_of, needs_metric, with_direction
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import build_algorithm, complete
 from fl_server.coordinator.audit import Audit
@@ -53,7 +54,9 @@ class RunCreation:
                 continue
             try:
                 config = await self._load_code(from_stored(record.spec), ended=record.state in ENDED)
-                run = await self._build(record, config, await self._load_task(config))
+                task = await self._load_task(config)
+                config = with_direction(config, directions_of(config, task.directions))
+                run = await self._build(record, config, task)
                 self._table.loaded[record.run_id] = run
                 await restore_run(run)
             except (TaskError, InvalidInput, AlgorithmError) as error:
@@ -75,11 +78,14 @@ class RunCreation:
         run_id = self._free_id(config)
         try:
             config = await self._services.in_compute(complete, await self._code_for(run_id, config, actor))
+            task = await self._task_for(run_id, config, actor)
+            config = with_direction(config, directions_of(config, task.directions))
             record = RunRecord(run_id, config.model_dump(exclude_none=True), "waiting", "", time.time())
-            run = await self._build(record, config, await self._task_for(run_id, config, actor))
+            run = await self._build(record, config, task)
             # A crash before `create_run` may have left files under the id.
             await self._services.in_compute(self._services.checkpoints.remove_run, run_id)
             await run.model.load(config)
+            await self._check_metric(run, config)
         except TaskError as error:
             raise not_loadable(error) from error
         except AlgorithmError as error:
@@ -92,6 +98,14 @@ class RunCreation:
         log.info("run_created", run=run_id, actor=actor, task=config.task.name, algorithm=config.algorithm.name)
         run.start()
         return run
+
+    async def _check_metric(self, run: Run, config: RunConfig) -> None:
+        """Raises InvalidInput for a metric that the run cannot use. Its first model is removed then."""
+        try:
+            check_metric(config, await run.model.reported_metrics() if needs_metric(config) else None)
+        except (InvalidInput, TaskError):
+            await self._services.in_compute(self._services.checkpoints.remove_run, run.id)
+            raise
 
     def _free_id(self, config: RunConfig) -> str:
         taken = {*self._table.loaded, *self._table.not_loaded, *self._deletions.ids}
@@ -129,7 +143,10 @@ class RunCreation:
     async def _build(self, record: RunRecord, config: RunConfig, task: LoadedTask) -> Run:
         # Outside of the loop: the method's builder may be code from outside.
         algorithm = await self._services.in_compute(build_algorithm, config)
-        dependencies = RunDependencies(task.fingerprint, algorithm, lambda current: Engine(current, task.task))
+        directions = directions_of(config, task.directions)
+        dependencies = RunDependencies(
+            task.fingerprint, algorithm, lambda current: Engine(current, task.task), directions
+        )
         return Run(self._services, record, config, dependencies)
 
 

@@ -6,12 +6,13 @@ task, an entry point of an installed package, or a `module:attribute` that serve
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from fl_server.errors import InvalidInput
 from fl_server.run_config import TaskSection
 from tasks import BUILT_IN, Task, TaskError, TaskNotListed, fingerprint, load_task
+from tasks.metrics import declared_directions
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,8 @@ class LoadedTask:
 
     task: Task
     fingerprint: tuple[str, str]
+    directions: Mapping[str, bool]
+    """Whether a lower value is better, for each metric whose direction the task declares."""
 
 
 def load_allowed(section: TaskSection, listed: Collection[str]) -> LoadedTask:
@@ -29,7 +32,7 @@ def load_allowed(section: TaskSection, listed: Collection[str]) -> LoadedTask:
     """
     try:
         task = load_task(section.name, section.options, listed)
-        return LoadedTask(task, fingerprint(task))
+        return LoadedTask(task, fingerprint(task), declared_directions(task))
     except TaskNotListed as error:
         raise InvalidInput(
             "task.name",

@@ -44,7 +44,8 @@ class RunFigures:
     """Unix time."""
     training_loss: float | None
     newest_metrics: Mapping[str, float]
-    best_metrics: Mapping[str, float]
+    best_metrics: GaugeValues
+    """By metric and by which values are better: "lower" or "higher"."""
     state_members: int
     missing_members: int
     left_out: int
@@ -140,8 +141,8 @@ RUN_GAUGES = (
         lambda run: {(name,): value for name, value in run.newest_metrics.items()}, metric=ANY,
     ),
     _labelled(
-        "fl_evaluation_best", "Best value so far of the metric that the run stops by, and the lowest loss.",
-        lambda run: {(name,): value for name, value in run.best_metrics.items()}, metric=ANY,
+        "fl_evaluation_best", "Best value so far of the metric that selects the best round, and the lowest loss.",
+        lambda run: run.best_metrics, metric=ANY, better=("lower", "higher"),
     ),
     _labelled(
         "fl_client_evaluation", "The newest evaluation by clients: mean, deviation and worst tenth over them.",

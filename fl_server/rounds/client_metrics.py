@@ -8,9 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from fl_server.rounds.stop_rules import lower_is_better
+from fl_server.rounds.directions import PREFIX, WITHOUT_PERSONAL, Directions
 
-PREFIX = "clients_"
 EVALUATED = "clients_evaluated"
 """Number of clients that reported; present once their evaluation is over, even if it is 0."""
 
@@ -30,10 +29,6 @@ def has_evaluation(metrics: Mapping[str, float], metric: str) -> bool:
     return not all(map(by_clients, metrics))
 
 
-WITHOUT_PERSONAL = "_without_personal"
-"""Ends the name of a metric that a client measured with the initial values of its personal parameters."""
-
-
 def with_own(metrics: Mapping[str, float], without: Mapping[str, float]) -> dict[str, float]:
     """One client's metrics with its personal parameters, and those without them under names of their own."""
     return {**metrics, **{f"{name}{WITHOUT_PERSONAL}": value for name, value in without.items()}}
@@ -44,24 +39,27 @@ STATISTICS = {"mean": "mean", "deviation": "std", "worst_decile": "worst_decile"
 
 
 def spread(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """The statistics over clients in a round's metrics, by the task's metric name."""
+    """The statistics over clients in a round's metrics, by the task's metric name.
+
+    The worst decile is absent for a metric whose direction is unknown.
+    """
     found = {}
     for name in metrics:
         own = name.removeprefix(PREFIX)
         values = {each: metrics.get(f"{PREFIX}{own}_{ending}") for each, ending in STATISTICS.items()}
-        if by_clients(name) and None not in values.values():
+        if by_clients(name) and values["mean"] is not None and values["deviation"] is not None:
             found[own] = {each: value for each, value in values.items() if value is not None}
     return found
 
 
-def summary(evaluations: Sequence[ClientMetrics]) -> dict[str, float]:
+def summary(evaluations: Sequence[ClientMetrics], directions: Directions) -> dict[str, float]:
     """Mean, standard deviation and worst decile over clients, for each metric that more than half of them report.
 
     For a metric "accuracy" of n clients with values a_i over e_i examples:
 
         clients_accuracy_mean           sum a_i / n: every client alike
         clients_accuracy_std            sqrt(sum (a_i - mean)^2 / n), of the population
-        clients_accuracy_worst_decile   mean of the ceil(n / 10) worst a_i; of a loss or error the highest
+        clients_accuracy_worst_decile   mean of the ceil(n / 10) worst a_i; absent if the direction is unknown
         clients_accuracy                sum e_i a_i / sum e_i: every example alike
 
     and `clients_evaluated`, the number of clients. The order of the clients changes no bit. A metric that only few
@@ -72,17 +70,19 @@ def summary(evaluations: Sequence[ClientMetrics]) -> dict[str, float]:
     result = {EVALUATED: float(len(evaluations))}
     for name in sorted(names):
         if 2 * len(rows[name]) > len(evaluations):
-            result.update(_of_one(name, rows[name]))
+            result.update(_of_one(name, rows[name], directions))
     return result
 
 
-def _of_one(name: str, rows: Sequence[tuple[int, float]]) -> dict[str, float]:
+def _of_one(name: str, rows: Sequence[tuple[int, float]], directions: Directions) -> dict[str, float]:
     values = [value for _, value in rows]
     mean = math.fsum(values) / len(values)
-    worst = sorted(values, reverse=lower_is_better(name))[: math.ceil(len(values) / 10)]
-    return {
+    found = {
         f"{PREFIX}{name}": math.fsum(count * value for count, value in rows) / sum(count for count, _ in rows),
         f"{PREFIX}{name}_mean": mean,
         f"{PREFIX}{name}_std": math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values)),
-        f"{PREFIX}{name}_worst_decile": math.fsum(worst) / len(worst),
     }
+    if (lower := directions.lower_is_better(f"{PREFIX}{name}")) is not None:
+        worst = sorted(values, reverse=lower)[: math.ceil(len(values) / 10)]
+        found[f"{PREFIX}{name}_worst_decile"] = math.fsum(worst) / len(worst)
+    return found

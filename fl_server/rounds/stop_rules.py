@@ -1,15 +1,16 @@
 """Stop rules: a metric has reached its target, or has not improved for too many evaluations.
 
-Both use one metric of the evaluations of committed rounds. A metric whose name contains "loss" or "error" is better
-when it is lower, every other one when it is higher. A value that is absent, NaN or infinite is no value: it reaches no
-target and is never better, but the evaluation still counts towards `patience`.
+Both use one metric of the evaluations of committed rounds, in the direction of the run's criterion. A value that is
+absent, NaN or infinite is no value: it reaches no target and is never better, but the evaluation still counts towards
+`patience`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from fl_server.rounds.directions import BY_LOSS, Criterion
 
 Evaluation = tuple[int, Mapping[str, float]]
 """(round, metrics by name)."""
@@ -17,9 +18,9 @@ Evaluation = tuple[int, Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class StopPolicy:
-    """Metric, target and patience."""
+    """Criterion, target and patience."""
 
-    metric: str = "accuracy"
+    criterion: Criterion = BY_LOSS
     target: float | None = None
     """The run ends when the metric is at least as good as this. None: no target."""
     patience: int = 0
@@ -39,34 +40,15 @@ class Best:
     value: float
 
 
-def lower_is_better(metric: str) -> bool:
-    """The direction of a metric, by its name."""
-    return any(word in metric.lower() for word in ("loss", "error"))
-
-
-def better(metric: str, a: float | None, b: float | None) -> bool:
-    """Whether `a` is a better value of the metric than `b`. No value is never better; a value is better than none."""
-    if a is None or not math.isfinite(a):
-        return False
-    if b is None or not math.isfinite(b):
-        return True
-    return a < b if lower_is_better(metric) else a > b
-
-
-def reaches(metric: str, value: float, target: float) -> bool:
-    """Whether a finite value of the metric is at least as good as the target."""
-    return math.isfinite(value) and not better(metric, target, value)
-
-
-def best_round(metric: str, evaluations: Sequence[Evaluation]) -> Best | None:
+def best_round(criterion: Criterion, evaluations: Sequence[Evaluation]) -> Best | None:
     """The evaluation with the best value; of equals the earliest. None if no evaluation has a value.
 
     `evaluations` may come in any order: an evaluation that was backfilled after a restart comes late.
     """
     best: Best | None = None
     for round, metrics in _in_order(evaluations):
-        value = metrics.get(metric)
-        if value is not None and better(metric, value, best.value if best else None):
+        value = metrics.get(criterion.metric)
+        if value is not None and criterion.better(value, best.value if best else None):
             best = Best(round, value)
     return best
 
@@ -79,11 +61,11 @@ class Judged:
     waited: int = 0
     """Evaluations after the best one; all of them if none had a value."""
 
-    def after(self, metric: str, evaluation: Evaluation) -> Judged:
+    def after(self, criterion: Criterion, evaluation: Evaluation) -> Judged:
         """With the next evaluation, in order of round."""
         round, metrics = evaluation
-        value = metrics.get(metric)
-        if value is not None and better(metric, value, self.best.value if self.best else None):
+        value = metrics.get(criterion.metric)
+        if value is not None and criterion.better(value, self.best.value if self.best else None):
             return Judged(Best(round, value))
         return Judged(self.best, self.waited + 1)
 
@@ -98,27 +80,27 @@ def stop_reason(policy: StopPolicy, evaluations: Sequence[Evaluation], earlier: 
 
 
 def _target_reached(policy: StopPolicy, evaluations: Sequence[Evaluation]) -> str | None:
-    metric, target = policy.metric, policy.target
+    metric, target = policy.criterion.metric, policy.target
     if target is None:
         return None
     for round, metrics in _in_order(evaluations):
         value = metrics.get(metric)
-        if value is not None and reaches(metric, value, target):
+        if value is not None and policy.criterion.reaches(value, target):
             return f"{metric} reached {value:.6g}, the target is {target:.6g}, in round {round}"
     return None
 
 
 def _patience_over(policy: StopPolicy, evaluations: Sequence[Evaluation], earlier: Judged) -> str | None:
-    judged = earlier
+    judged, metric = earlier, policy.criterion.metric
     for evaluation in _in_order(evaluations):
-        judged = judged.after(policy.metric, evaluation)
+        judged = judged.after(policy.criterion, evaluation)
     best, waited = judged.best, judged.waited
     if policy.patience <= 0 or waited < policy.patience:
         return None
     count = "1 evaluation" if waited == 1 else f"{waited} evaluations"
     if best is None:
-        return f"{policy.metric} had no finite value in {count}"
-    return f"{policy.metric} has not improved for {count} since {best.value:.6g} in round {best.round}"
+        return f"{metric} had no finite value in {count}"
+    return f"{metric} has not improved for {count} since {best.value:.6g} in round {best.round}"
 
 
 def _in_order(evaluations: Sequence[Evaluation]) -> list[Evaluation]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from fl_server.rounds.stop_rules import reaches
+from fl_server.rounds.directions import Criterion
 
 
 class CommittedRound(Protocol):
@@ -36,7 +36,7 @@ class Reached:
     """In rounds, from the draw of each to its commit."""
 
 
-def rounds_to_target(metric: str, target: float, commits: Iterable[CommittedRound]) -> Reached | None:
+def rounds_to_target(criterion: Criterion, target: float, commits: Iterable[CommittedRound]) -> Reached | None:
     """The first round whose metric is at least as good as the target; None if none is. `commits` in order of round.
 
     Rounds without an evaluation count as cost and cannot reach the target.
@@ -45,6 +45,7 @@ def rounds_to_target(metric: str, target: float, commits: Iterable[CommittedRoun
     seconds = 0.0
     for commit in commits:
         down, up, seconds = down + commit.bytes_down, up + commit.bytes_up, seconds + commit.seconds
-        if metric in commit.metrics and reaches(metric, commit.metrics[metric], target):
+        value = commit.metrics.get(criterion.metric)
+        if value is not None and criterion.reaches(value, target):
             return Reached(commit.round, down, up, seconds)
     return None

@@ -11,6 +11,7 @@ from fl_server.rpc.access.owners import OwnedRuns
 from fl_server.rpc.pages import MOST_ENTRIES, PAGE_BYTES, Cursor, Entries, Page, Position
 from fl_server.rpc.views import (
     client_evaluation,
+    known_directions,
     not_loaded_status,
     round_summary,
     run_shown,
@@ -94,7 +95,10 @@ class Lists:
 
         page = await cursor.page(read)
         return pb.ListEvaluationsResponse(
-            round=round_summary(commit), evaluations=page.entries, next_page_token=page.next_token
+            round=round_summary(commit),
+            evaluations=page.entries,
+            next_page_token=page.next_token,
+            lower_is_better=known_directions(run, {name for each in page.entries for name in each.metrics}),
         )
 
 

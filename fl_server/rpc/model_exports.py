@@ -36,7 +36,7 @@ class ModelExports:
     async def messages(self, run: Run, wanted: str) -> AsyncGenerator[pb.ExportModelResponse, None]:
         """The header and the chunks of a model. wanted: "latest", "best" or a round.
 
-        Raises InvalidInput, NoSuchModel.
+        Raises InvalidInput, NoSuchModel, NoBestRound.
         """
         round_, file = await self._opened(run, wanted)
         with file:
@@ -46,7 +46,7 @@ class ModelExports:
                 yield pb.ExportModelResponse(chunk=await self._services.in_io(_chunk, file, offset, length))
 
     async def _opened(self, run: Run, wanted: str) -> tuple[int, FileIO]:
-        """The round and its open file. Raises InvalidInput, NoSuchModel."""
+        """The round and its open file. Raises InvalidInput, NoSuchModel, NoBestRound."""
         checkpoints, round_ = self._services.checkpoints, INITIAL
         for _ in range(_TRIES):
             round_ = await self._coordinator.model_round(run, wanted)

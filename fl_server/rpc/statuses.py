@@ -28,6 +28,7 @@ CODES: dict[type[Exception], grpc.StatusCode] = {
     errors.NoSuchResource: grpc.StatusCode.NOT_FOUND,
     errors.NoSuchRun: grpc.StatusCode.NOT_FOUND,
     errors.NoSuchModel: grpc.StatusCode.NOT_FOUND,
+    errors.NoBestRound: grpc.StatusCode.NOT_FOUND,
     errors.RunExists: grpc.StatusCode.ALREADY_EXISTS,
     errors.NoSuchService: grpc.StatusCode.NOT_FOUND,
     errors.NoSuchClient: grpc.StatusCode.NOT_FOUND,

@@ -54,6 +54,7 @@ def run_status(run: Run) -> pb.RunStatus:
         account=_account(log.totals()),
         newest_metrics=log.newest_metrics(),
         best_metrics={metric: best.value for metric, best in log.best_values().items()},
+        lower_is_better=known_directions(run, log.newest_metrics()),
         awaited=nsmallest(MOST_SHOWN, waits.clients, key=str.encode),
         awaited_count=len(waits.clients),
         deadline_left_s=waits.seconds_left,
@@ -69,6 +70,12 @@ def run_status(run: Run) -> pb.RunStatus:
     if run.context.keeps_client_state:
         status.states.CopyFrom(_states(run))
     return status
+
+
+def known_directions(run: Run, metrics: Iterable[str]) -> dict[str, bool]:
+    """Whether a lower value is better, for each of the metrics whose direction is known."""
+    found = {name: run.context.directions.lower_is_better(name) for name in metrics}
+    return {name: lower for name, lower in found.items() if lower is not None}
 
 
 @lru_cache(maxsize=8)

@@ -11,6 +11,7 @@ from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import keeps_client_state
 from fl_server.clients.fleet import Fleet
 from fl_server.metrics import Metrics
+from fl_server.rounds.directions import Directions
 from fl_server.run_config import AlgorithmSection, RunConfig
 from fl_server.runs.client_states.members import ClientStates
 from fl_server.runs.model_store import ModelStore
@@ -30,6 +31,8 @@ class RunDependencies:
     """(version, source) of the task that clients must have."""
     algorithm: fl.Algorithm
     make_engine: Callable[[RunConfig], Engine]
+    directions: Directions
+    """Of the run's file and its task."""
 
 
 def _method(section: AlgorithmSection) -> dict[str, str]:
@@ -50,6 +53,8 @@ class RunContext:
     encodings: frozenset[str]
     """Those that clients must know; fixed for the whole run."""
     log: RoundLog
+    directions: Directions
+    """Which of the metrics are better when lower."""
     counters: RunCounters
     watchers: Watchers
     trace: RoundTrace
@@ -63,7 +68,7 @@ class RunContext:
     def create(cls, services: Services, run_id: str, config: RunConfig, dependencies: RunDependencies) -> RunContext:
         """A context without committed rounds."""
         version, source = dependencies.fingerprint
-        algorithm, log = dependencies.algorithm, RoundLog(config.stop.metric)
+        algorithm, log = dependencies.algorithm, RoundLog(config.stop.criterion)
         return cls(
             run_id=run_id,
             services=services,
@@ -72,6 +77,7 @@ class RunContext:
             method=_method(config.algorithm),
             encodings=config.encodings.needed,
             log=log,
+            directions=dependencies.directions,
             counters=RunCounters(services.metrics, run_id, log),
             watchers=Watchers(),
             trace=RoundTrace(services.traces, run_id),

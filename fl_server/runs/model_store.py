@@ -116,6 +116,10 @@ class ModelStore:
         self.states_have_wrong_weights = weighed and _BY_OBJECTIVE not in saved.facts
         return CheckpointCommit(CommitRecord.of(commit), tuple(saved.facts.get("left_out", ())))
 
+    async def reported_metrics(self) -> list[str] | None:
+        """Names of the task's metrics; None if the server has no held-out examples. Raises TaskError."""
+        return await self._services.in_compute(self.engine.reported_metrics, self.snapshot)
+
     def reconfigure(self, config: RunConfig) -> None:
         """Compute the next rounds with another configuration of the same task and method. The run must be loaded."""
         self.engine.config = config

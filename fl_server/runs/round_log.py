@@ -10,10 +10,11 @@ from statistics import fmean
 from fl_server.aggregation.server_update import ServerUpdateStats
 from fl_server.metrics import Metrics
 from fl_server.rounds.client_metrics import has_evaluation
+from fl_server.rounds.directions import Criterion
 from fl_server.rounds.state import Phase
 from fl_server.rounds.stop_rules import Best, Evaluation, Judged, best_round
 from fl_server.runs.committed.statistics import MOST_STALE, RoundStatistics
-from fl_server.runs.committed.totals import LOSS, RoundSums, SettledRounds
+from fl_server.runs.committed.totals import RoundSums, SettledRounds, criteria
 from fl_server.runs.status.client_transfers import ClientTransfers
 from fl_server.store.records import CommitRecord, TotalsRecord, UpdateRecord
 
@@ -26,8 +27,8 @@ written to the ledger after as many rounds."""
 class RoundLog:
     """The committed rounds of a run, and the transferred bytes and statistics of the one under way."""
 
-    metric: str
-    """The metric that selects the best round."""
+    criterion: Criterion
+    """It selects the best round."""
     recent: dict[int, CommitRecord] = field(default_factory=dict)
     """The newest commits by round, and those since the oldest round that is being evaluated."""
     began: float | None = None
@@ -66,11 +67,11 @@ class RoundLog:
     _recorded_up: int = 0
 
     def __post_init__(self) -> None:
-        self._settled = SettledRounds(self.metric)
+        self._settled = SettledRounds(self.criterion)
 
     def restore(self, totals: TotalsRecord) -> None:
         """Begin with the totals in the ledger, before any commit is added. Totals that cannot be used are ignored."""
-        if (settled := SettledRounds.from_text(self.metric, totals.content)) is not None:
+        if (settled := SettledRounds.from_text(self.criterion, totals.content)) is not None:
             self._settled, self._written = settled, settled.sums.rounds
             self._sums = RoundSums.from_values(settled.sums.to_values())
             self._best, self._newest = dict(settled.best), dict(settled.newest)
@@ -171,18 +172,19 @@ class RoundLog:
         for name, value in commit.metrics.items():
             if commit.round >= self._newest.get(name, (-1, 0.0))[0]:
                 self._newest[name] = (commit.round, value)
-        for metric in dict.fromkeys((self.metric, LOSS)):
-            self._update_best_by(metric, commit)
+        for criterion in criteria(self.criterion):
+            self._update_best_by(criterion, commit)
 
-    def _update_best_by(self, metric: str, commit: CommitRecord) -> None:
+    def _update_best_by(self, criterion: Criterion, commit: CommitRecord) -> None:
         """Compare with the best round so far. If the best round itself became worse, compare all rounds."""
+        metric = criterion.metric
         best, rivals = self._best.get(metric), [(commit.round, commit.metrics)]
         if best is not None and best.round == commit.round and commit.metrics.get(metric) != best.value:
             rivals = [(each.round, each.metrics) for each in self.recent.values()]
             best = self._settled.best.get(metric)
         if best is not None and best.round != commit.round:
             rivals.append((best.round, {metric: best.value}))
-        if (found := best_round(metric, rivals)) is not None:
+        if (found := best_round(criterion, rivals)) is not None:
             self._best[metric] = found
         else:
             self._best.pop(metric, None)
@@ -204,7 +206,7 @@ class RoundLog:
     @property
     def best(self) -> Best | None:
         """The best evaluated round by the run's metric."""
-        return self._best.get(self.metric)
+        return self._best.get(self.criterion.metric)
 
     @property
     def best_commit(self) -> CommitRecord | None:
@@ -233,7 +235,11 @@ class RoundLog:
     def evaluations(self, since: int) -> tuple[list[Evaluation], Judged]:
         """The evaluations from a round on by the source of the run's metric: the recent ones, and those before them."""
         commits = [commit for commit in self.recent.values() if commit.round >= since]
-        recent = [(commit.round, commit.metrics) for commit in commits if has_evaluation(commit.metrics, self.metric)]
+        recent = [
+            (commit.round, commit.metrics)
+            for commit in commits
+            if has_evaluation(commit.metrics, self.criterion.metric)
+        ]
         return recent, self._settled.judged_since(since)
 
     @property

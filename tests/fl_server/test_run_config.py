@@ -90,7 +90,7 @@ def test_defaults() -> None:
     assert (run.algorithm.name, run.algorithm.parameters) == ("fedcm", {})
     assert (run.local.learning_rate, run.local.epochs, run.local.steps, run.local.batch_size) == (0.1, 1, None, 32)
     assert (run.round.sampling, run.round.clients_per_round, run.round.close) == ("fixed", 2, "cohort")
-    assert (run.stop.rounds, run.stop.metric, run.stop.target, run.stop.patience) == (100, "accuracy", None, 0)
+    assert (run.stop.rounds, run.stop.metric, run.stop.target, run.stop.patience) == (100, "loss", None, 0)
     assert (run.evaluation.every, run.seed, run.labels, run.keep_checkpoints) == (1, 0, {}, 2)
 
 
@@ -147,7 +147,7 @@ def test_defaults() -> None:
         ({"round": {"deadline_s": 0}}, "round.deadline_s: expected greater than 0, got 0"),
         ({"stop": {"rounds": 0}}, "stop.rounds: expected greater than or equal to 1, got 0"),
         (
-            {"stop": {"target": 0.9}, "evaluation": {"every": 0}},
+            {"stop": {"metric": "f1", "target": 0.9}, "evaluation": {"every": 0}},
             "run: expected evaluation.every over 0 with stop.target",
         ),
         (
@@ -285,7 +285,7 @@ def test_the_policy_of_the_rounds() -> None:
     policy = config(round={"clients_per_round": 5, "deadline_s": 7}, seed=3).policy()
     assert (policy.seed, policy.min_clients, policy.quorum, policy.deadline_s) == (3, 5, 3, 7.0)
     assert (policy.evaluate_every, policy.await_evaluation) == (1, False)
-    assert config(stop={"target": 0.5}).policy().await_evaluation
+    assert config(stop={"metric": "accuracy", "target": 0.5}).policy().await_evaluation
     assert config(stop={"patience": 1}).policy().await_evaluation
     given = config(round={"clients_per_round": 5, "quorum": 5, "min_clients": 9}).policy()
     assert (given.quorum, given.min_clients) == (5, 9)

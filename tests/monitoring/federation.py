@@ -86,7 +86,9 @@ class MonitoredRuns:
 
     def _undisturbed(self) -> None:
         """Four rounds of all daemons, each evaluated by the server and by the clients."""
-        run = self.server.create("undisturbed", round=ALL, evaluation={"clients_every": 1}, labels=PLANT)
+        run = self.server.create(
+            "undisturbed", round=ALL, stop={"metric": "accuracy"}, evaluation={"clients_every": 1}, labels=PLANT
+        )
         self.server.completed(run)
         eventually(lambda: "clients_evaluated" in self.server.rounds(run)[-1].metrics, "clients have evaluated")
         self.undisturbed_at = self.scraped()

@@ -11,6 +11,7 @@ from rich.text import Text
 from fl_common import units
 from fl_ops.render.runs import health, waits
 from fl_ops.render.runs.cohort import cohort_line
+from fl_ops.render.runs.criterion import criterion_of, shown_metric
 from fl_ops.render.runs.progress import SHOWN_EVENTS, RunProgress
 from fl_ops.render.runs.rounds import rounds_table
 from fl_ops.render.sparkline import sparkline
@@ -39,7 +40,8 @@ class LiveTable:
         if room <= _FEWEST_ROUNDS:
             events = []
         yield _line(self._title(), "bold")
-        yield rounds_table(rows[-max(1, room - len(events)) :], names_missing=False)
+        shown = shown_metric(self.progress.run)
+        yield rounds_table(rows[-max(1, room - len(events)) :], shown, names_missing=False)
         yield from (_line(text) for text in below)
         yield from (_line(text, "dim") for text in events)
 
@@ -49,7 +51,7 @@ class LiveTable:
 
     def _values(self, width: int) -> str:
         """The newest values of the run's metric as a line of bars."""
-        metric, values = self.progress.run.spec.stop.metric or "accuracy", self.progress.values()
+        metric, values = criterion_of(self.progress.run.spec.stop).metric, self.progress.values()
         if len(values) < 2:
             return ""
         shown = health.value(metric, values[-1])

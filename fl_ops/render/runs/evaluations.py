@@ -7,8 +7,8 @@ from rich.text import Text
 
 from fl_common import units
 from fl_ops.render.fitted import FittedTable
-from fl_server.rounds.client_metrics import EVALUATED, PREFIX
-from fl_server.rounds.stop_rules import better
+from fl_server.rounds.client_metrics import EVALUATED
+from fl_server.rounds.directions import PREFIX, Directions
 from protos.fl.v1 import admin_pb2
 
 _FIRST = "accuracy"
@@ -23,7 +23,7 @@ def evaluations_table(response: admin_pb2.ListEvaluationsResponse) -> Renderable
     table = FittedTable(
         ("Client", ">Examples", *(f">{name}" for name in shown)), optional=("Examples", *reversed(shown[1:]))
     )
-    for row in _worst_first(response, names[0]):
+    for row in _ordered(response, names[0]):
         values = (f"{row.metrics[name]:.4f}" if name in row.metrics else units.NOTHING for name in names)
         table.add_row(Text(units.plain(row.client_id)), f"{row.num_examples:,}", *values)
     title = Text(f"round {response.round.round}", style="bold")
@@ -39,9 +39,11 @@ def summary_lines(response: admin_pb2.ListEvaluationsResponse, names: list[str])
     for name in names:
         own = f"{PREFIX}{name}"
         if f"{own}_mean" in metrics:
+            worst = metrics.get(f"{own}_worst_decile")
             lines.append(
-                f"{name}: mean {metrics[f'{own}_mean']:.4f}, deviation {metrics[f'{own}_std']:.4f}, worst decile "
-                f"{metrics[f'{own}_worst_decile']:.4f}, over all examples {metrics[own]:.4f}"
+                f"{name}: mean {metrics[f'{own}_mean']:.4f}, deviation {metrics[f'{own}_std']:.4f}, "
+                + ("" if worst is None else f"worst decile {worst:.4f}, ")
+                + f"over all examples {metrics[own]:.4f}"
             )
     return lines
 
@@ -52,9 +54,13 @@ def _metric_names(response: admin_pb2.ListEvaluationsResponse) -> list[str]:
     return sorted(names, key=lambda name: (name != _FIRST, name))
 
 
-def _worst_first(response: admin_pb2.ListEvaluationsResponse, name: str) -> list[admin_pb2.ClientEvaluation]:
-    """Clients by the metric; those without a value come last."""
+def _ordered(response: admin_pb2.ListEvaluationsResponse, name: str) -> list[admin_pb2.ClientEvaluation]:
+    """Clients by the metric, the worst first, or the lowest first if the direction is unknown.
+
+    Those without a value come last.
+    """
     having = [row for row in response.evaluations if name in row.metrics]
-    up = better(name, 1.0, 0.0)
-    ranked = sorted(having, key=lambda row: row.metrics[name] if up else -row.metrics[name])
+    # A coordinator of an older version states no direction.
+    lower = response.lower_is_better.get(name, Directions().lower_is_better(name))
+    ranked = sorted(having, key=lambda row: row.metrics[name], reverse=bool(lower))
     return [*ranked, *(row for row in response.evaluations if name not in row.metrics)]

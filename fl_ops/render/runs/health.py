@@ -60,10 +60,12 @@ def on_clients(metrics: Mapping[str, float]) -> str:
     return "; ".join(_spread(name, **statistics) for name, statistics in sorted(spread(metrics).items()))
 
 
-def _spread(name: str, mean: float, deviation: float, worst_decile: float) -> str:
+def _spread(name: str, mean: float, deviation: float, worst_decile: float | None = None) -> str:
+    """worst_decile: None if the metric's direction is unknown."""
+    worst = "" if worst_decile is None else f", worst tenth {value(name, worst_decile)}"
     if name == "accuracy":
-        return f"{name} {100 * mean:.2f} ± {100 * deviation:.2f} %, worst tenth {units.percent(worst_decile)}"
-    return f"{name} {short(mean)} ± {short(deviation)}, worst tenth {short(worst_decile)}"
+        return f"{name} {100 * mean:.2f} ± {100 * deviation:.2f} %{worst}"
+    return f"{name} {short(mean)} ± {short(deviation)}{worst}"
 
 
 def _evaluation(run: admin_pb2.RunStatus) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
 from fl_common import units
 from fl_ops.errors import Exit
+from fl_ops.render.runs.criterion import criterion_of
 from fl_ops.render.states import run_state
 from protos.fl.v1 import admin_pb2
 
@@ -39,41 +41,32 @@ class Lost:
 class Row:
     """One round of the table. None: not known (yet).
 
-    accuracy: share of 1; loss: on held-out data; training_loss: of the clients' local steps; on_clients: mean and
-    standard deviation of the accuracy over clients; worst_decile: its mean over the worst tenth of the clients.
+    metrics: of all evaluations, by name; training_loss: of the clients' local steps.
     """
 
     round: int
     phase: str
     admitted: int
     cohort: int
-    accuracy: float | None = None
-    loss: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
     training_loss: float | None = None
     seconds: float | None = None
     bytes_down: int | None = None
     bytes_up: int | None = None
-    on_clients: tuple[float, float] | None = None
-    worst_decile: float | None = None
 
     @classmethod
     def committed(cls, summary: admin_pb2.RoundSummary) -> Self:
         """The row of a committed round."""
-        metrics = dict(summary.metrics)
-        mean, deviation = metrics.get("clients_accuracy_mean"), metrics.get("clients_accuracy_std")
         return cls(
             round=summary.round,
             phase="committed",
             admitted=summary.accepted,
             cohort=summary.accepted + summary.dropped,
-            accuracy=metrics.get("accuracy"),
-            loss=metrics.get("loss"),
+            metrics=dict(summary.metrics),
             training_loss=summary.training_loss if summary.HasField("training_loss") else None,
             seconds=summary.seconds,
             bytes_down=summary.bytes_down,
             bytes_up=summary.bytes_up,
-            on_clients=None if mean is None or deviation is None else (mean, deviation),
-            worst_decile=metrics.get("clients_accuracy_worst_decile"),
         )
 
 
@@ -107,7 +100,7 @@ class RunProgress:
     def add_round(self, summary: admin_pb2.RoundSummary) -> None:
         """Add a committed round, or what is new of it."""
         self._rounds[summary.round] = Row.committed(summary)
-        metric = self.run.spec.stop.metric or "accuracy"
+        metric = criterion_of(self.run.spec.stop).metric
         if metric in summary.metrics:
             self._values[summary.round] = summary.metrics[metric]
         for kept, most in ((self._rounds, SHOWN_ROUNDS), (self._values, KEPT_VALUES)):

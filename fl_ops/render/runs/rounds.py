@@ -9,26 +9,35 @@ from rich.text import Text
 from fl_common import units
 from fl_common.units import NOTHING
 from fl_ops.render.fitted import FittedTable
-from fl_ops.render.runs.health import short, update_norms
+from fl_ops.render.runs.criterion import ACCURACY
+from fl_ops.render.runs.health import short, update_norms, value
 from fl_ops.render.runs.progress import Row
 from protos.fl.v1 import admin_pb2
 
 
-def rounds_table(rows: Sequence[Row], *, names_missing: bool = True) -> FittedTable:
-    """A row for each round. Columns for the clients' evaluations only if there are any."""
-    client_columns = (">On clients", ">Worst 10 %") if any(row.on_clients is not None for row in rows) else ()
+def rounds_table(rows: Sequence[Row], metric: str = ACCURACY, *, names_missing: bool = True) -> FittedTable:
+    """A row for each round. Columns for the clients' evaluations only if there are any.
+
+    metric: of the column beside the loss.
+    """
+    client_columns = (
+        (">On clients", ">Worst 10 %") if any(f"clients_{metric}_mean" in row.metrics for row in rows) else ()
+    )
+    name = units.plain(metric.replace("_", " "))
     table = FittedTable(
-        (">Round", "Phase", ">Clients", ">Accuracy", ">Held-out loss", ">Training loss", *client_columns, ">Time",
-         ">Down", ">Up"),
+        (">Round", "Phase", ">Clients", f">{name[:1].upper()}{name[1:]}", ">Held-out loss", ">Training loss",
+         *client_columns, ">Time", ">Down", ">Up"),
         optional=("Up", "Down", *(name.removeprefix(">") for name in reversed(client_columns)), "Time",
                   "Training loss", "Held-out loss"),
         names_missing=names_missing,
     )  # fmt: skip
     for row in rows:
-        clients = (_spread(row), units.percent(row.worst_decile)) if client_columns else ()
+        worst = row.metrics.get(f"clients_{metric}_worst_decile")
+        clients = (_spread(row, metric), _value(metric, worst)) if client_columns else ()
         table.add_row(
-            str(row.round), Text(units.plain(row.phase)), f"{row.admitted}/{row.cohort}", units.percent(row.accuracy),
-            _number(row.loss), _number(row.training_loss), *clients,
+            str(row.round), Text(units.plain(row.phase)), f"{row.admitted}/{row.cohort}",
+            _value(metric, row.metrics.get(metric)), _number(row.metrics.get("loss")), _number(row.training_loss),
+            *clients,
             NOTHING if row.seconds is None else units.duration(row.seconds),
             _size(row.bytes_down), _size(row.bytes_up),
         )  # fmt: skip
@@ -78,12 +87,18 @@ _EPOCHS_SHOWN = 5
 """First and last epochs of a round with many."""
 
 
-def _spread(row: Row) -> str:
-    """Mean and deviation of the accuracy over clients: 81.20 ± 3.10 %."""
-    if row.on_clients is None:
+def _spread(row: Row, metric: str) -> str:
+    """Mean and deviation of the metric over clients: 81.20 ± 3.10 %."""
+    mean, deviation = (row.metrics.get(f"clients_{metric}_{of}") for of in ("mean", "std"))
+    if mean is None or deviation is None:
         return NOTHING
-    mean, deviation = row.on_clients
-    return f"{100 * mean:.2f} ± {100 * deviation:.2f} %"
+    if metric == ACCURACY:
+        return f"{100 * mean:.2f} ± {100 * deviation:.2f} %"
+    return f"{short(mean)} ± {short(deviation)}"
+
+
+def _value(metric: str, number: float | None) -> str:
+    return NOTHING if number is None else value(metric, number)
 
 
 def _size(count: int | None) -> str:

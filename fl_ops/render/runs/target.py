@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from fl_common import units
+from fl_ops.render.runs.criterion import criterion_of
 from fl_server.rounds.target import Reached, rounds_to_target
 from protos.fl.v1 import admin_pb2
 
@@ -24,8 +25,8 @@ class TargetCost:
         stop = response.run.spec.stop
         if target is None and not stop.HasField("target"):
             return None
-        metric, wanted = stop.metric or "accuracy", stop.target if target is None else target
-        return cls(metric, wanted, rounds_to_target(metric, wanted, response.rounds))
+        criterion, wanted = criterion_of(stop), stop.target if target is None else target
+        return cls(criterion.metric, wanted, rounds_to_target(criterion, wanted, response.rounds))
 
     def text(self) -> str:
         """For example: accuracy 0.8 after 13 rounds, 43 MiB down, 43 MiB up, 3 min 05 s."""

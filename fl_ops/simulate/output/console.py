@@ -72,7 +72,8 @@ def _simulated(done: RoundResult) -> str:
 
 def results_table(results: Sequence[SeedResult]) -> FittedTable:
     """A row for each seed, and the mean and standard deviation over the seeds."""
-    metric = str(results[0].settings["run"]["stop"]["metric"])
+    criterion = results[0].criterion
+    metric = criterion.metric
     columns = (">Seed", "Ended", ">Rounds", f">Final {metric}", f">Best {metric}", ">In round", ">Down", ">Up", ">Time")
     simulated = [result.rounds[-1].simulated_total_s if result.rounds else None for result in results]
     timed = (">Simulated",) if any(simulated) else ()
@@ -80,7 +81,7 @@ def results_table(results: Sequence[SeedResult]) -> FittedTable:
     finals: list[float] = []
     bests: list[float] = []
     for result, total in zip(results, simulated, strict=True):
-        best = best_round(metric, [(each.round, each.metrics) for each in result.evaluated])
+        best = best_round(criterion, [(each.round, each.metrics) for each in result.evaluated])
         final = result.evaluated[-1].metrics.get(metric) if result.evaluated else None
         table.add_row(
             str(result.seed), result.status, str(len(result.rounds)), _number(final),

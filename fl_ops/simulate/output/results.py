@@ -19,6 +19,7 @@ from fl_ops.simulate.clients import PreparedRun
 from fl_ops.simulate.reports import RoundResult
 from fl_ops.simulate.settings import SimulationConfig
 from fl_ops.simulate.simulation import Simulation
+from fl_server.rounds.directions import Criterion
 from fl_server.store.bundle_files import separate
 
 ROUNDS, RESULT, MODEL = "rounds.csv", "result.json", "model.safetensors"
@@ -36,6 +37,12 @@ class SeedResult:
     reason: str = ""
     profile: Mapping[str, float] = field(default_factory=dict)
     """Seconds of this process by what they were used for; empty until the run ends."""
+
+    @property
+    def criterion(self) -> Criterion:
+        """The metric that selects the best round."""
+        stop = self.settings["run"]["stop"]
+        return Criterion(str(stop["metric"]), bool(stop["lower_is_better"]))
 
     @property
     def evaluated(self) -> list[RoundResult]:

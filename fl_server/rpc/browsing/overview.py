@@ -160,7 +160,7 @@ def _loaded(run: Run) -> pb.RunOverview:
         cohort_size=len(state.drawn),
         admitted=len(state.admitted),
         created=timestamp(record.created_at),
-        metric=log.metric,
+        metric=log.criterion.metric,
         newest_metrics=log.newest_metrics(),
     )
     if log.best is not None:

@@ -11,11 +11,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from fl_server.rounds.client_metrics import has_evaluation
-from fl_server.rounds.stop_rules import Best, Judged, better
+from fl_server.rounds.directions import BY_LOSS, Criterion
+from fl_server.rounds.stop_rules import Best, Judged
 from fl_server.runs.committed.statistics import RoundStatistics
 from fl_server.store.records import CommitRecord
 
-LOSS = "loss"
+
+def criteria(of_run: Criterion) -> tuple[Criterion, ...]:
+    """What the best values of a run are kept for: its own criterion, and the loss."""
+    return (of_run,) if of_run.metric == BY_LOSS.metric else (of_run, BY_LOSS)
 
 
 @dataclass(slots=True)
@@ -55,8 +59,8 @@ class RoundSums:
 class SettledRounds:
     """The totals of rounds 0 to `sums.rounds` - 1."""
 
-    metric: str
-    """The metric that selects the best round."""
+    criterion: Criterion
+    """It selects the best round."""
     sums: RoundSums = field(default_factory=RoundSums)
     best: dict[str, Best] = field(default_factory=dict)
     """The best evaluated round, by the run's metric and by the loss."""
@@ -75,8 +79,8 @@ class SettledRounds:
         self.add_metrics(commit)
         if commit.round >= since:
             before = self.judged_since(since)
-            evaluated = has_evaluation(commit.metrics, self.metric)
-            self.judged = before.after(self.metric, (commit.round, commit.metrics)) if evaluated else before
+            evaluated = has_evaluation(commit.metrics, self.criterion.metric)
+            self.judged = before.after(self.criterion, (commit.round, commit.metrics)) if evaluated else before
             self.since = since
 
     def add_metrics(self, commit: CommitRecord) -> None:
@@ -84,11 +88,12 @@ class SettledRounds:
         for name, value in commit.metrics.items():
             if commit.round >= self.newest.get(name, (-1, 0.0))[0]:
                 self.newest[name] = (commit.round, value)
-        for metric in dict.fromkeys((self.metric, LOSS)):
+        for criterion in criteria(self.criterion):
+            metric = criterion.metric
             best, reached = self.best.get(metric), commit.metrics.get(metric)
-            if reached is not None and better(metric, reached, best.value if best else None):
+            if reached is not None and criterion.better(reached, best.value if best else None):
                 self.best[metric] = Best(commit.round, reached)
-                self.best_commit = commit if metric == self.metric else self.best_commit
+                self.best_commit = commit if metric == self.criterion.metric else self.best_commit
 
     def judged_since(self, since: int) -> Judged:
         """What the stop rules need of the settled evaluations from a round on."""
@@ -99,15 +104,15 @@ class SettledRounds:
         return json.dumps({**asdict(self), "sums": self.sums.to_values()}, separators=(",", ":"))
 
     @classmethod
-    def from_text(cls, metric: str, text: str) -> Self | None:
-        """The totals that `to_text` wrote; None if they are of another metric or of a newer format."""
+    def from_text(cls, criterion: Criterion, text: str) -> Self | None:
+        """The totals that `to_text` wrote; None if they are of another criterion or of another format."""
         try:
             values = json.loads(text)
-            if values["metric"] != metric:
+            if Criterion(**values["criterion"]) != criterion:
                 return None
             judged, commit = values["judged"], values["best_commit"]
             return cls(
-                metric=metric,
+                criterion=criterion,
                 sums=RoundSums.from_values(values["sums"]),
                 best={name: Best(**best) for name, best in values["best"].items()},
                 best_commit=CommitRecord.of(commit) if commit else None,

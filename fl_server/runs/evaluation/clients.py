@@ -141,7 +141,7 @@ class ClientEvaluations:
     async def _summarise(self, round_: int) -> None:
         """Summarise the answers in the ledger, which are also the ones that operators see."""
         answers = await self._read_answers(round_)
-        metrics = summary([(answer.num_examples, answer.metrics) for answer in answers])
+        metrics = summary([(answer.num_examples, answer.metrics) for answer in answers], self._context.directions)
         await record_metrics(self._context, self._control, round_, metrics, "clients")
 
     async def backfill(self) -> None:

@@ -7,8 +7,11 @@ from collections.abc import Mapping
 
 import structlog
 
+from fl_server.aggregation.criterion import check_reported, needs_metric
+from fl_server.errors import InvalidInput
 from fl_server.rounds import events as ev
-from fl_server.rounds.stop_rules import StopPolicy, stop_reason
+from fl_server.rounds.client_metrics import EVALUATED, by_clients
+from fl_server.rounds.stop_rules import stop_reason
 from fl_server.runs.committed.lookup import committed_round
 from fl_server.runs.context import RunContext
 from fl_server.runs.control import RunControl
@@ -35,6 +38,9 @@ async def record_metrics(  # noqa: PLR0913, PLR0917 - the run, and what an evalu
     context.watchers.publish(Progress("evaluated", commit=record))
     if control.ended:
         return
+    if (missing := _metric_missing(context, control, metrics, by)) is not None:
+        control.fail(missing)
+        return
     if (reason := reason_to_stop(context, control)) is not None:
         control.post(ev.EndRequested("completed", reason))
     # An evaluation that ran during later rounds is not the one that a run waits for at its end.
@@ -42,6 +48,22 @@ async def record_metrics(  # noqa: PLR0913, PLR0917 - the run, and what an evalu
         control.post(ev.Evaluated(by))
     elif by == "server":
         control.post(ev.Evaluated("earlier"))
+
+
+def _metric_missing(
+    context: RunContext, control: RunControl, metrics: Mapping[str, float], by: ev.Source
+) -> str | None:
+    """Why the run cannot go on: the first evaluation that should have its metric has it not. None: it has it."""
+    config, metric = control.config, control.config.stop.metric
+    clients = metrics.get(EVALUATED, 0.0)
+    from_here = clients > 0 if by_clients(metric) else by == "server"
+    if not from_here or not needs_metric(config) or context.log.newest_round_with(metric) is not None:
+        return None
+    try:
+        check_reported(metric, [name for name in metrics if name != EVALUATED])
+    except InvalidInput as error:
+        return str(error)
+    return None
 
 
 async def _write(context: RunContext, control: RunControl, record: CommitRecord) -> None:
@@ -61,8 +83,7 @@ async def prune_checkpoints(context: RunContext, control: RunControl) -> None:
 
 def reason_to_stop(context: RunContext, control: RunControl) -> str | None:
     """Why the evaluations since the run was created or extended end it; None if it goes on."""
-    stop = control.config.stop
-    policy = StopPolicy(stop.metric, stop.target, stop.patience)
+    policy = control.config.stop.policy
     if not policy.uses_metrics:
         return None
     return stop_reason(policy, *context.log.evaluations(control.record.extended_at))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fl_server.rounds import events as ev
-from fl_server.rounds.client_metrics import PREFIX, has_evaluation
+from fl_server.rounds.client_metrics import has_evaluation
 from fl_server.rounds.committing import awaited_evaluations, clients_due, evaluation_due
+from fl_server.rounds.directions import PREFIX
 from fl_server.rounds.state import Phase
 from fl_server.runs.committed.lookup import committed_round
 from fl_server.runs.deadline import time_after_restart

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fl_server.metrics.runs import RunFigures
+from fl_server.runs.committed.totals import criteria
 from fl_server.runs.context import RunContext
 from fl_server.runs.control import RunControl
 
@@ -28,7 +29,12 @@ def run_figures(context: RunContext, control: RunControl) -> RunFigures:
         last_commit=latest.committed_at if latest else None,
         training_loss=latest.training_loss if latest else None,
         newest_metrics=log.newest_metrics(),
-        best_metrics={metric: best.value for metric, best in log.best_values().items()},
+        best_metrics={
+            (criterion.metric, "lower" if criterion.lower_is_better else "higher"): values[criterion.metric].value
+            for values in [log.best_values()]
+            for criterion in criteria(log.criterion)
+            if criterion.metric in values
+        },
         state_members=len(context.client_states.members) if summed else 0,
         missing_members=len(context.client_states.missing),
         left_out=0 if control.ended else len(context.client_states.left_out),

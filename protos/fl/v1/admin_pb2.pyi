@@ -150,18 +150,20 @@ class RoundSpec(_message.Message):
     def __init__(self, sampling: _Optional[str] = ..., clients_per_round: _Optional[int] = ..., rate: _Optional[float] = ..., min_clients: _Optional[int] = ..., close: _Optional[str] = ..., quorum: _Optional[int] = ..., deadline_s: _Optional[float] = ..., over_selection: _Optional[float] = ..., max_update_norm: _Optional[float] = ..., clip_update_norm: _Optional[float] = ..., max_relative_norm: _Optional[float] = ..., over_relative_norm: _Optional[str] = ..., reducer: _Optional[str] = ..., trim: _Optional[float] = ..., krum_byzantine: _Optional[int] = ..., krum_keep: _Optional[int] = ..., max_relative_payload: _Optional[float] = ..., max_client_share: _Optional[float] = ..., reducer_parameters: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., reducer_fingerprint: _Optional[_Union[_training_pb2.TaskFingerprint, _Mapping]] = ...) -> None: ...
 
 class StopSpec(_message.Message):
-    __slots__ = ("rounds", "metric", "target", "patience", "wall_time_s")
+    __slots__ = ("rounds", "metric", "target", "patience", "wall_time_s", "lower_is_better")
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     METRIC_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     PATIENCE_FIELD_NUMBER: _ClassVar[int]
     WALL_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    LOWER_IS_BETTER_FIELD_NUMBER: _ClassVar[int]
     rounds: int
     metric: str
     target: float
     patience: int
     wall_time_s: float
-    def __init__(self, rounds: _Optional[int] = ..., metric: _Optional[str] = ..., target: _Optional[float] = ..., patience: _Optional[int] = ..., wall_time_s: _Optional[float] = ...) -> None: ...
+    lower_is_better: bool
+    def __init__(self, rounds: _Optional[int] = ..., metric: _Optional[str] = ..., target: _Optional[float] = ..., patience: _Optional[int] = ..., wall_time_s: _Optional[float] = ..., lower_is_better: _Optional[bool] = ...) -> None: ...
 
 class EvaluationSpec(_message.Message):
     __slots__ = ("every", "batch_size", "clients_every", "clients", "clients_deadline_s")
@@ -331,7 +333,7 @@ class RoundSummary(_message.Message):
     def __init__(self, round: _Optional[int] = ..., committed: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., seconds: _Optional[float] = ..., attempts: _Optional[int] = ..., accepted: _Optional[int] = ..., dropped: _Optional[int] = ..., training_loss: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., bytes_down: _Optional[int] = ..., bytes_up: _Optional[int] = ..., model_digest: _Optional[str] = ..., state_epoch: _Optional[int] = ..., account: _Optional[_Union[RoundAccount, _Mapping]] = ..., local_epochs: _Optional[_Iterable[_Union[_training_pb2.EpochMetrics, _Mapping]]] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("run_id", "spec", "state", "reason", "rounds_done", "phase", "attempt", "cohort", "admitted", "created", "ended", "latest", "best", "bytes_down", "bytes_up", "eligible_clients", "over_selection", "account", "newest_metrics", "best_metrics", "awaited", "awaited_count", "deadline_left_s", "waiting_for", "policy_refusals", "states")
+    __slots__ = ("run_id", "spec", "state", "reason", "rounds_done", "phase", "attempt", "cohort", "admitted", "created", "ended", "latest", "best", "bytes_down", "bytes_up", "eligible_clients", "over_selection", "account", "newest_metrics", "best_metrics", "awaited", "awaited_count", "deadline_left_s", "waiting_for", "policy_refusals", "states", "lower_is_better")
     class NewestMetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -353,6 +355,13 @@ class RunStatus(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class LowerIsBetterEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bool
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bool] = ...) -> None: ...
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -379,6 +388,7 @@ class RunStatus(_message.Message):
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     POLICY_REFUSALS_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
+    LOWER_IS_BETTER_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     spec: RunSpec
     state: RunState
@@ -405,7 +415,8 @@ class RunStatus(_message.Message):
     waiting_for: str
     policy_refusals: _containers.ScalarMap[str, int]
     states: StateMembers
-    def __init__(self, run_id: _Optional[str] = ..., spec: _Optional[_Union[RunSpec, _Mapping]] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., rounds_done: _Optional[int] = ..., phase: _Optional[str] = ..., attempt: _Optional[int] = ..., cohort: _Optional[_Iterable[str]] = ..., admitted: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., latest: _Optional[_Union[RoundSummary, _Mapping]] = ..., best: _Optional[_Union[RoundSummary, _Mapping]] = ..., bytes_down: _Optional[int] = ..., bytes_up: _Optional[int] = ..., eligible_clients: _Optional[int] = ..., over_selection: _Optional[float] = ..., account: _Optional[_Union[RoundAccount, _Mapping]] = ..., newest_metrics: _Optional[_Mapping[str, float]] = ..., best_metrics: _Optional[_Mapping[str, float]] = ..., awaited: _Optional[_Iterable[str]] = ..., awaited_count: _Optional[int] = ..., deadline_left_s: _Optional[float] = ..., waiting_for: _Optional[str] = ..., policy_refusals: _Optional[_Mapping[str, int]] = ..., states: _Optional[_Union[StateMembers, _Mapping]] = ...) -> None: ...
+    lower_is_better: _containers.ScalarMap[str, bool]
+    def __init__(self, run_id: _Optional[str] = ..., spec: _Optional[_Union[RunSpec, _Mapping]] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., rounds_done: _Optional[int] = ..., phase: _Optional[str] = ..., attempt: _Optional[int] = ..., cohort: _Optional[_Iterable[str]] = ..., admitted: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., latest: _Optional[_Union[RoundSummary, _Mapping]] = ..., best: _Optional[_Union[RoundSummary, _Mapping]] = ..., bytes_down: _Optional[int] = ..., bytes_up: _Optional[int] = ..., eligible_clients: _Optional[int] = ..., over_selection: _Optional[float] = ..., account: _Optional[_Union[RoundAccount, _Mapping]] = ..., newest_metrics: _Optional[_Mapping[str, float]] = ..., best_metrics: _Optional[_Mapping[str, float]] = ..., awaited: _Optional[_Iterable[str]] = ..., awaited_count: _Optional[int] = ..., deadline_left_s: _Optional[float] = ..., waiting_for: _Optional[str] = ..., policy_refusals: _Optional[_Mapping[str, int]] = ..., states: _Optional[_Union[StateMembers, _Mapping]] = ..., lower_is_better: _Optional[_Mapping[str, bool]] = ...) -> None: ...
 
 class StateMembers(_message.Message):
     __slots__ = ("members", "missing", "first_missing", "left_out", "first_left_out")
@@ -889,14 +900,23 @@ class ListEvaluationsRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., round: _Optional[int] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class ListEvaluationsResponse(_message.Message):
-    __slots__ = ("round", "evaluations", "next_page_token")
+    __slots__ = ("round", "evaluations", "next_page_token", "lower_is_better")
+    class LowerIsBetterEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bool
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bool] = ...) -> None: ...
     ROUND_FIELD_NUMBER: _ClassVar[int]
     EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LOWER_IS_BETTER_FIELD_NUMBER: _ClassVar[int]
     round: RoundSummary
     evaluations: _containers.RepeatedCompositeFieldContainer[ClientEvaluation]
     next_page_token: str
-    def __init__(self, round: _Optional[_Union[RoundSummary, _Mapping]] = ..., evaluations: _Optional[_Iterable[_Union[ClientEvaluation, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+    lower_is_better: _containers.ScalarMap[str, bool]
+    def __init__(self, round: _Optional[_Union[RoundSummary, _Mapping]] = ..., evaluations: _Optional[_Iterable[_Union[ClientEvaluation, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., lower_is_better: _Optional[_Mapping[str, bool]] = ...) -> None: ...
 
 class HistoryEntry(_message.Message):
     __slots__ = ("time", "actor", "event", "subject", "detail", "number")

@@ -13,6 +13,7 @@ from tests.fl_ops.conftest import FakeAdmin, Fl
 
 RUN = admin_pb2.RunStatus(run_id="digits-1", state=admin_pb2.RUN_STATE_RUNNING, rounds_done=12, bytes_down=5 << 20)
 RUN.spec.task.name, RUN.spec.algorithm.name, RUN.spec.stop.rounds = "digits", "fedcm", 40
+RUN.spec.stop.metric, RUN.spec.stop.lower_is_better = "accuracy", False
 RUN.best.round, RUN.best.metrics["accuracy"] = 11, 0.9641
 CLIENT = admin_pb2.ClientStatus(client_id="edge-3", state=admin_pb2.CLIENT_STATE_PRESENT, updates_counted=1234)
 CLIENT.tasks.add(name="digits", train_examples=180)

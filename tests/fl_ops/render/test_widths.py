@@ -48,6 +48,7 @@ def runs() -> list[admin_pb2.RunStatus]:
     """A run that collects, and one that waits."""
     run = admin_pb2.RunStatus(run_id="digits-fedcm-2", state=admin_pb2.RUN_STATE_RUNNING, rounds_done=12)
     run.spec.task.name, run.spec.algorithm.name, run.spec.stop.rounds = "digits", "fedcm", 40
+    run.spec.stop.metric, run.spec.stop.lower_is_better = "accuracy", False
     run.best.round, run.best.metrics["accuracy"] = 11, 0.9641
     run.bytes_down, run.bytes_up, run.created.seconds = 5 << 20, 4 << 20, TIME
     run.phase, run.admitted, run.awaited_count, run.deadline_left_s = "collecting", 1, 1, 252.0

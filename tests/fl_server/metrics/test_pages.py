@@ -21,6 +21,7 @@ from fl_server.runs.round_log import RoundLog, RunCounters
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import RefusalReason
 from tests.fl_server.client_evaluation import WITH_CLIENT_EVALUATION
+from tests.fl_server.criteria import BY_ACCURACY
 from tests.fl_server.devices import NO_CONTEXT, Device, stream, update_message, upload
 from tests.fl_server.harness import World, until
 
@@ -166,9 +167,10 @@ async def test_an_evaluation_that_is_not_finite_is_counted_and_never_the_best(wo
     await world.completed()
     await record_metrics(run.context, run, 0, {"accuracy": math.nan, "loss": 0.25}, "server")
     assert world.metric("fl_evaluations_not_finite_total", run="r") == 1
-    best = {name: world.services.metrics.registry.get_sample_value("fl_evaluation_best", {"run": "r", "metric": name})
-            for name in ("accuracy", "loss")}  # fmt: skip
-    assert best == {"accuracy": None, "loss": 0.25}
+    value = world.services.metrics.registry.get_sample_value
+    best = [value("fl_evaluation_best", {"run": "r", "metric": metric, "better": better})
+            for metric, better in (("accuracy", "higher"), ("loss", "lower"))]  # fmt: skip
+    assert best == [None, 0.25]
     assert math.isnan(world.metric("fl_evaluation", run="r", metric="accuracy"))
 
 
@@ -193,7 +195,7 @@ def world_metrics() -> tuple[Metrics, RunCounters]:
     """Metrics, and the counters of one of its runs."""
     metrics = Metrics(CollectorRegistry())
     metrics.reported.started("r")
-    return metrics, RunCounters(metrics, "r", RoundLog("accuracy"))
+    return metrics, RunCounters(metrics, "r", RoundLog(BY_ACCURACY))
 
 
 def test_a_missing_state_directory_ends_no_scrape(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Stop rules: the better value, the best round, and the reason of an end."""
+"""Stop rules: the best round, and the reason of an end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import math
 
 import pytest
 
-from fl_server.rounds.stop_rules import Best, Evaluation, StopPolicy, best_round, better, stop_reason
+from fl_server.rounds.directions import BY_LOSS, Criterion
+from fl_server.rounds.stop_rules import Best, Evaluation, StopPolicy, best_round, stop_reason
+from tests.fl_server.criteria import BY_ACCURACY
 
 
 def accuracies(*values: float) -> list[Evaluation]:
@@ -14,55 +16,33 @@ def accuracies(*values: float) -> list[Evaluation]:
     return [(round, {"accuracy": value}) for round, value in enumerate(values)]
 
 
-@pytest.mark.parametrize(
-    ("metric", "a", "b", "expected"),
-    [
-        ("accuracy", 0.9, 0.8, True),
-        ("accuracy", 0.8, 0.9, False),
-        ("accuracy", 0.9, 0.9, False),
-        ("loss", 0.8, 0.9, True),
-        ("eval_Loss", 0.9, 0.8, False),
-        ("error_rate", 0.1, 0.2, True),
-        ("f1", 0.0, None, True),
-        ("loss", 9.0, math.nan, True),
-        ("f1", None, None, False),
-        ("f1", math.nan, None, False),
-        ("loss", -math.inf, 1.0, False),
-        ("f1", math.inf, 1.0, False),
-    ],
-)
-def test_better(metric: str, a: float | None, b: float | None, expected: bool) -> None:
-    """Losses and errors are better lower, the rest higher; any finite value is better than NaN or infinity."""
-    assert better(metric, a, b) is expected
-
-
 def test_the_best_round_is_the_earliest_of_equals() -> None:
     """Rounds 1 and 3 share the best value: round 1 has it."""
-    assert best_round("accuracy", accuracies(0.5, 0.9, 0.7, 0.9)) == Best(round=1, value=0.9)
+    assert best_round(BY_ACCURACY, accuracies(0.5, 0.9, 0.7, 0.9)) == Best(round=1, value=0.9)
 
 
 def test_the_best_round_of_a_loss_is_the_lowest() -> None:
     """Rounds may come in any order and with gaps."""
-    assert best_round("loss", [(8, {"loss": 0.3}), (2, {"loss": 0.2}), (5, {})]) == Best(2, 0.2)
+    assert best_round(BY_LOSS, [(8, {"loss": 0.3}), (2, {"loss": 0.2}), (5, {})]) == Best(2, 0.2)
 
 
 @pytest.mark.parametrize("metrics", [{}, {"accuracy": math.nan}, {"loss": 0.1}])
 def test_without_a_value_there_is_no_best_round(metrics: dict[str, float]) -> None:
     """An absent value, NaN, and the value of another metric do not count."""
-    assert best_round("accuracy", [(0, metrics)]) is None
+    assert best_round(BY_ACCURACY, [(0, metrics)]) is None
 
 
 @pytest.mark.parametrize("value", [0.9, 0.93])
 def test_a_target_that_is_reached_ends_the_run(value: float) -> None:
     """A value equal to the target is enough, and the reason names the first such round."""
     evaluations = [(12, {"accuracy": value}), (13, {"accuracy": 0.95}), (11, {"accuracy": 0.89})]
-    reason = stop_reason(StopPolicy(target=0.9), evaluations)
+    reason = stop_reason(StopPolicy(BY_ACCURACY, target=0.9), evaluations)
     assert reason == f"accuracy reached {value}, the target is 0.9, in round 12"
 
 
 def test_a_loss_reaches_its_target_from_above() -> None:
     """0.31 has not reached 0.3; 0.25 has."""
-    policy = StopPolicy("loss", target=0.3)
+    policy = StopPolicy(BY_LOSS, target=0.3)
     assert stop_reason(policy, [(0, {"loss": 0.31})]) is None
     assert stop_reason(policy, [(0, {"loss": 0.25})]) == "loss reached 0.25, the target is 0.3, in round 0"
 
@@ -71,34 +51,34 @@ def test_a_loss_reaches_its_target_from_above() -> None:
 def test_a_value_that_is_not_finite_reaches_no_target(value: float) -> None:
     """A diverged model does not complete a run."""
     evaluations: list[Evaluation] = [(0, {"accuracy": value, "loss": value}), (1, {})]
-    assert stop_reason(StopPolicy("accuracy", target=0.9), evaluations) is None
-    assert stop_reason(StopPolicy("loss", target=0.9), evaluations) is None
+    assert stop_reason(StopPolicy(BY_ACCURACY, target=0.9), evaluations) is None
+    assert stop_reason(StopPolicy(BY_LOSS, target=0.9), evaluations) is None
 
 
 def test_patience_counts_the_evaluations_since_the_best() -> None:
     """Best in round 1; rounds 2 and 3 are no better: a patience of 2 ends the run, one of 3 does not."""
     evaluations = accuracies(0.5, 0.91, 0.7, 0.91)
-    assert stop_reason(StopPolicy(patience=3), evaluations) is None
-    reason = stop_reason(StopPolicy(patience=2), evaluations)
+    assert stop_reason(StopPolicy(BY_ACCURACY, patience=3), evaluations) is None
+    reason = stop_reason(StopPolicy(BY_ACCURACY, patience=2), evaluations)
     assert reason == "accuracy has not improved for 2 evaluations since 0.91 in round 1"
 
 
 def test_the_reason_for_a_patience_of_one_is_in_the_singular() -> None:
     """It has "1 evaluation", not "1 evaluations"."""
-    reason = stop_reason(StopPolicy(patience=1), accuracies(0.5, 0.4))
+    reason = stop_reason(StopPolicy(BY_ACCURACY, patience=1), accuracies(0.5, 0.4))
     assert reason == "accuracy has not improved for 1 evaluation since 0.5 in round 0"
 
 
 def test_evaluations_without_a_value_use_patience_up() -> None:
     """A metric that is never reported ends a run with patience too, and the reason states it."""
-    policy = StopPolicy("f1", patience=2)
+    policy = StopPolicy(Criterion("f1", lower_is_better=False), patience=2)
     assert stop_reason(policy, accuracies(0.5)) is None
     assert stop_reason(policy, accuracies(0.5, 0.6)) == "f1 had no finite value in 2 evaluations"
 
 
 def test_a_target_is_the_reason_before_patience() -> None:
     """If both end the run, the target is the reason."""
-    reason = stop_reason(StopPolicy(target=0.5, patience=1), accuracies(0.6, 0.5))
+    reason = stop_reason(StopPolicy(BY_ACCURACY, target=0.5, patience=1), accuracies(0.6, 0.5))
     assert reason == "accuracy reached 0.6, the target is 0.5, in round 0"
 
 

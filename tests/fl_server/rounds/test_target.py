@@ -6,9 +6,11 @@ import math
 
 import pytest
 
+from fl_server.rounds.directions import BY_LOSS
 from fl_server.rounds.target import Reached, rounds_to_target
 from fl_server.store.records import CommitRecord
 from protos.fl.v1.admin_pb2 import RoundSummary
+from tests.fl_server.criteria import BY_ACCURACY
 from tests.fl_server.store.records import a_commit
 
 
@@ -22,21 +24,21 @@ def commits(*accuracies: float | None) -> list[CommitRecord]:
 
 def test_the_first_round_at_the_target_counts() -> None:
     """0.8 is reached in round 2, the third: 30 bytes down, 9 up, 1.5 s; a worse round 3 changes nothing."""
-    assert rounds_to_target("accuracy", 0.8, commits(0.5, None, 0.8, 0.7, 0.9)) == Reached(2, 30, 9, 1.5)
+    assert rounds_to_target(BY_ACCURACY, 0.8, commits(0.5, None, 0.8, 0.7, 0.9)) == Reached(2, 30, 9, 1.5)
 
 
 def test_a_loss_reaches_its_target_from_above() -> None:
     """Losses 0.5, 0.25: the second is at most 0.3."""
-    assert rounds_to_target("loss", 0.3, commits(0.5, 0.75)) == Reached(1, 20, 6, 1.0)
+    assert rounds_to_target(BY_LOSS, 0.3, commits(0.5, 0.75)) == Reached(1, 20, 6, 1.0)
 
 
 @pytest.mark.parametrize("accuracies", [(), (None,), (0.79,), (math.nan, math.inf)])
 def test_a_target_that_is_not_reached(accuracies: tuple[float | None, ...]) -> None:
     """Without rounds, without an evaluation, below the target, or NaN."""
-    assert rounds_to_target("accuracy", 0.8, commits(*accuracies)) is None
+    assert rounds_to_target(BY_ACCURACY, 0.8, commits(*accuracies)) is None
 
 
 def test_rounds_of_the_wire_format_are_accepted() -> None:
     """A program that watches a run over the network can use the same function."""
     rounds = [RoundSummary(round=0, bytes_down=5, seconds=2.0, metrics={"accuracy": 0.9})]
-    assert rounds_to_target("accuracy", 0.8, rounds) == Reached(0, 5, 0, 2.0)
+    assert rounds_to_target(BY_ACCURACY, 0.8, rounds) == Reached(0, 5, 0, 2.0)

@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fl_server.rounds.directions import Criterion
 from fl_server.rounds.stop_rules import Best, best_round
 from fl_server.runs.progress import Progress, Watchers
 from fl_server.runs.round_log import RoundLog
+from tests.fl_server.criteria import BY_ACCURACY
 from tests.fl_server.harness import TIMEOUT_S
 from tests.fl_server.store.records import a_commit
 
@@ -105,7 +107,7 @@ def test_a_status_is_made_once_for_all_watchers() -> None:
 
 def test_the_log_of_rounds() -> None:
     """Latest and best round; bytes of the open round are counted, and after the commit those of its record."""
-    log = RoundLog("accuracy")
+    log = RoundLog(BY_ACCURACY)
     assert (log.latest, log.best, log.total_bytes) == (None, None, (0, 0))
     log.bytes_down, log.bytes_up = 5, 6
     log.add(a_commit(0, bytes_down=10, bytes_up=20))
@@ -121,7 +123,7 @@ def test_the_log_of_rounds() -> None:
 
 def test_the_log_joins_metrics_of_server_and_clients() -> None:
     """Neither removes the other's metrics. A round is evaluated once the source of the run's metric has reported."""
-    server, clients = RoundLog("accuracy"), RoundLog("clients_accuracy_mean")
+    server, clients = RoundLog(BY_ACCURACY), RoundLog(Criterion("clients_accuracy_mean", lower_is_better=False))
     for log in (server, clients):
         log.add(a_commit(0))
         log.add(a_commit(1))
@@ -142,9 +144,9 @@ VALUES = st.sampled_from([0.1, 0.5, 0.9, math.nan])
 @given(st.lists(st.tuples(st.integers(0, 5), VALUES)))
 def test_the_best_round_is_that_of_all_evaluations(evaluations: list[tuple[int, float]]) -> None:
     """In any order of evaluations, also if a round is evaluated again with a worse value."""
-    log = RoundLog("accuracy")
+    log = RoundLog(BY_ACCURACY)
     for round_ in range(6):
         log.add(a_commit(round_))
     for round_, value in evaluations:
         log.add_metrics(a_commit(round_), {"accuracy": value})
-        assert log.best == best_round("accuracy", log.evaluations(0)[0])
+        assert log.best == best_round(BY_ACCURACY, log.evaluations(0)[0])

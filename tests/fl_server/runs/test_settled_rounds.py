@@ -19,6 +19,7 @@ from fl_server.store.records import CommitRecord, TotalsRecord
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1 import admin_pb2_grpc
 from tests.fl_server.admin_stack import admin_channel
+from tests.fl_server.criteria import BY_ACCURACY
 from tests.fl_server.devices import Device
 from tests.fl_server.harness import World
 from tests.fl_server.store.records import a_commit
@@ -52,12 +53,12 @@ def shown(log: RoundLog) -> Any:
 @given(EVALUATIONS, st.integers(0, 60))
 def test_a_restored_log_is_the_same(values: list[float | None], cut: int) -> None:
     """From totals after any number of rounds and the commits after them."""
-    whole, before = RoundLog("accuracy"), RoundLog("accuracy")
+    whole, before = RoundLog(BY_ACCURACY), RoundLog(BY_ACCURACY)
     for commit in commits(values):
         whole.add(commit)
     for commit in commits(values)[:cut]:
         before.add(commit)
-    restored = RoundLog("accuracy")
+    restored = RoundLog(BY_ACCURACY)
     if (totals := before.totals_due("r1")) is not None:
         restored.restore(totals)
     for commit in commits(values)[restored.rounds :]:
@@ -69,19 +70,19 @@ def test_a_restored_log_is_the_same(values: list[float | None], cut: int) -> Non
 @given(EVALUATIONS, st.integers(0, 60), st.integers(1, 6))
 def test_stop_rules_see_all_evaluations(values: list[float | None], extended_at: int, patience: int) -> None:
     """Those that are not in memory any more, too; only those since the last extension."""
-    log, policy = RoundLog("accuracy"), StopPolicy(patience=patience)
+    log, policy = RoundLog(BY_ACCURACY), StopPolicy(BY_ACCURACY, patience=patience)
     for commit in commits(values):
         log.add(commit, extended_at if commit.round >= extended_at else 0)
     every = [(commit.round, commit.metrics) for commit in commits(values) if commit.metrics]
     since = [entry for entry in every if entry[0] >= extended_at]
     assert stop_reason(policy, *log.evaluations(extended_at)) == stop_reason(policy, since)
-    assert log.best == best_round("accuracy", every)
+    assert log.best == best_round(BY_ACCURACY, every)
 
 
 @pytest.mark.slow
 def test_only_recent_rounds_are_in_memory() -> None:
     """Ten thousand rounds, of which one is still being evaluated."""
-    log = RoundLog("accuracy")
+    log = RoundLog(BY_ACCURACY)
     for commit in commits([0.5] * 10_000):
         if commit.round == 9_900:
             log.being_evaluated[commit.round] += 1
@@ -95,7 +96,7 @@ def test_only_recent_rounds_are_in_memory() -> None:
 
 def test_metrics_of_a_settled_round_count() -> None:
     """An evaluation that took longer than many rounds."""
-    log = RoundLog("accuracy")
+    log = RoundLog(BY_ACCURACY)
     for commit in commits([0.5] * 40):
         log.add(commit)
     record = log.add_metrics(a_commit(3), {"accuracy": 0.9})
@@ -105,7 +106,7 @@ def test_metrics_of_a_settled_round_count() -> None:
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"metric":"loss"}', "not JSON"])
 def test_totals_that_cannot_be_used_are_ignored(content: str) -> None:
     """Of a newer version, of another metric, or damaged: all commits are read then."""
-    log = RoundLog("accuracy")
+    log = RoundLog(BY_ACCURACY)
     log.restore(TotalsRecord("r1", 16, content))
     assert log.rounds == 0
 

@@ -12,6 +12,7 @@ import pytest
 from fl_server.rpc.views import run_status
 from fl_server.runs.round_log import RoundLog
 from fl_server.store.records import CommitRecord
+from tests.fl_server.criteria import BY_ACCURACY
 from tests.fl_server.devices import Device
 from tests.fl_server.harness import Journal, World, until
 
@@ -75,7 +76,7 @@ def a_commit(down: int) -> CommitRecord:
 
 def test_bytes_during_a_commit_belong_to_the_next_round() -> None:
     """They came after the record of the round was made. The total stays."""
-    log = RoundLog("accuracy")
+    log = RoundLog(BY_ACCURACY)
     log.bytes_down += 100
     record = a_commit(log.bytes_down)
     log.bytes_down += 7

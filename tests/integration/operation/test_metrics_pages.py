@@ -32,7 +32,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pages]:
     with Workspace(tmp_path_factory.mktemp("pages")) as workspace:
         server = Coordinator(workspace).serve()
         daemon = Daemon(workspace, server, "a-device", metrics_listen=f"127.0.0.1:{port}").start()
-        run = server.completed(server.create("r", round={"clients_per_round": 1, "min_clients": 1}, stop={"rounds": 2}))
+        run = server.completed(
+            server.create(
+                "r", round={"clients_per_round": 1, "min_clients": 1}, stop={"rounds": 2, "metric": "accuracy"}
+            )
+        )
         address = daemon.settings["metrics_listen"]
         admitted = ("fl_client_updates_total", "result=admitted")
         eventually(lambda: samples(read(address))[admitted] == 2, "the daemon has its receipts")
@@ -75,7 +79,7 @@ def test_the_coordinators_metrics_are_those_of_the_ledger(pages: Pages) -> None:
     assert found["fl_last_commit_timestamp_seconds", "run=r"] == pytest.approx(
         run.latest.committed.ToNanoseconds() / 1e9
     )
-    assert found["fl_evaluation_best", "metric=accuracy", "run=r"] == run.best.metrics["accuracy"]
+    assert found["fl_evaluation_best", "better=higher", "metric=accuracy", "run=r"] == run.best.metrics["accuracy"]
     assert found["fl_norm", "of=update_smallest", "run=r"] == found["fl_norm", "of=update_largest", "run=r"] > 0
     assert found["fl_update_staleness_rounds_count", "run=r"] == 2
     assert found["fl_training_loss", "run=r"] == run.latest.training_loss

@@ -70,7 +70,7 @@ def test_a_stopped_run_keeps_what_was_committed(fleet: Fleet) -> None:
 
 def test_a_run_ends_when_its_metric_is_reached(fleet: Fleet) -> None:
     """A target that the first evaluation reaches ends the run after one of four rounds, with that reason."""
-    run = fleet.server.completed(fleet.server.create("target", stop={"target": 0.01}))
+    run = fleet.server.completed(fleet.server.create("target", stop={"metric": "accuracy", "target": 0.01}))
     assert run.rounds_done == 1
     assert "accuracy" in run.reason
     assert "0.01" in run.reason
@@ -78,7 +78,9 @@ def test_a_run_ends_when_its_metric_is_reached(fleet: Fleet) -> None:
 
 def test_a_run_ends_when_its_metric_does_not_improve(fleet: Fleet) -> None:
     """With steps too small to change an answer, patience 2 ends the run two evaluations after the first."""
-    run = fleet.server.create("patience", local={"learning_rate": 1e-12}, stop={"rounds": 50, "patience": 2})
+    run = fleet.server.create(
+        "patience", local={"learning_rate": 1e-12}, stop={"rounds": 50, "metric": "accuracy", "patience": 2}
+    )
     assert fleet.server.completed(run).rounds_done == 3
 
 

@@ -163,9 +163,9 @@ def test_table_of_a_committed_round() -> None:
 def test_the_losses_have_a_column_each() -> None:
     """Before the evaluation there is only the training loss; the evaluation does not replace it."""
     before = progress_of(events_until(COMPLETED)[:4])
-    assert [(row.accuracy, row.loss, row.training_loss) for row in before.rows()] == [(None, None, 0.5)]
+    assert [(row.metrics, row.training_loss) for row in before.rows()] == [({}, 0.5)]
     after = progress_of(events_until(COMPLETED)[:5])
-    assert [(row.loss, row.training_loss) for row in after.rows()] == [(0.125, 0.5)]
+    assert [(row.metrics["loss"], row.training_loss) for row in after.rows()] == [(0.125, 0.5)]
     text = drawn(after)
     for expected in ("Held-out loss", "Training loss", "0.1250", "0.5000"):
         assert expected in text
@@ -181,7 +181,7 @@ def test_bounded() -> None:
 def test_snapshot_shows_the_latest_round() -> None:
     """A watch that begins in mid-run shows the latest committed round at once."""
     progress = progress_of([event_of("snapshot", status(12, latest=summary(11, accuracy=0.5)))])
-    assert [(row.round, row.accuracy) for row in progress.rows()] == [(11, 0.5)]
+    assert [(row.round, row.metrics) for row in progress.rows()] == [(11, {"accuracy": 0.5})]
 
 
 def test_a_snapshot_of_an_ended_run() -> None:

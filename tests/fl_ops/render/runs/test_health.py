@@ -83,6 +83,7 @@ def test_the_spread_of_a_loss_is_no_percentage() -> None:
 def test_the_lowest_loss_follows_the_best_accuracy() -> None:
     """Unless the run stops by the loss: then it is the best value."""
     run = a_run(best_metrics={"accuracy": 0.9, "loss": 0.25})
+    run.spec.stop.metric = "accuracy"
     run.best.round, run.best.metrics["accuracy"] = 3, 0.9
     assert best_of(run) == "90.00 % in round 3, lowest held-out loss 0.25"
     run.spec.stop.metric = "loss"

@@ -82,7 +82,7 @@ async def test_the_evaluation_of_an_earlier_round_ends_with_its_reports(tmp_path
 
 async def test_the_evaluation_of_an_ended_run_ends_with_its_reports(tmp_path: Path) -> None:
     """Its model is not sent again; no report is lost, and the run can be extended."""
-    sections = {"stop": {"rounds": 5, "target": 0.01}, "evaluation": {"clients_every": 1}}
+    sections = {"stop": {"rounds": 5, "metric": "accuracy", "target": 0.01}, "evaluation": {"clients_every": 1}}
     devices = [Device(name, eval_examples=10) for name in "ab"]
     async with World(tmp_path) as world:
         for device in devices:

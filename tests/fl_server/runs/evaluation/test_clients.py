@@ -295,7 +295,7 @@ async def test_a_stop_rule_can_use_a_metric_of_the_clients(world: World) -> None
 async def test_an_evaluation_continues_after_the_end_of_the_run(world: World) -> None:
     """The server's target ends the run while clients still evaluate the last model: their reports still count."""
     a, b = await connect(world, "a", "b")
-    await world.create(stop={"rounds": 5, "target": 0.01}, evaluation={"clients_every": 1})
+    await world.create(stop={"rounds": 5, "metric": "accuracy", "target": 0.01}, evaluation={"clients_every": 1})
     await a.asked_to_evaluate()
     await world.completed()
     await a.fetch(world, (await a.asked_to_evaluate()).resources[0].digest)

@@ -1,0 +1,25 @@
+"""The metric by which a run chooses its best model, as the coordinator states it, and the metric that tables show."""
+
+from __future__ import annotations
+
+from fl_server.rounds.client_metrics import by_clients
+from fl_server.rounds.directions import LOSS, Criterion, Directions
+from protos.fl.v1 import admin_pb2
+
+ACCURACY = "accuracy"
+
+
+def criterion_of(stop: admin_pb2.StopSpec) -> Criterion:
+    """The metric and its direction. A coordinator of an older version does not state the direction."""
+    metric = stop.metric or LOSS
+    known = stop.lower_is_better if stop.HasField("lower_is_better") else Directions().lower_is_better(metric)
+    return Criterion(metric, bool(known))
+
+
+def shown_metric(run: admin_pb2.RunStatus) -> str:
+    """The metric for the column beside the loss: the run's own, or else the accuracy, or what else the task reports."""
+    metric = run.spec.stop.metric
+    if metric and metric != LOSS and not by_clients(metric):
+        return metric
+    others = sorted(name for name in run.newest_metrics if name != LOSS and not by_clients(name))
+    return ACCURACY if ACCURACY in others or not others else others[0]

@@ -1,0 +1,7 @@
+"""Criteria that many tests use."""
+
+from __future__ import annotations
+
+from fl_server.rounds.directions import Criterion
+
+BY_ACCURACY = Criterion("accuracy", lower_is_better=False)
