@@ -31,7 +31,6 @@ from fl_ops.simulate.updates import Contribution, NotDelivered, admit
 from fl_server.admission.culprits import Culprits, outliers, overflow_culprit
 from fl_server.admission.norms import NormHistory
 from fl_server.admission.round_gate import Collecting
-from fl_server.aggregation.criterion import check_metric, directions_of, needs_metric, with_direction
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import keeps_client_state, optimizer_spec
 from fl_server.aggregation.snapshot import Snapshot
@@ -39,6 +38,7 @@ from fl_server.rounds.client_metrics import ClientMetrics, with_own
 from fl_server.rounds.sampling import training_seed
 from fl_server.run_config import RunConfig
 from fl_server.runs.assignments import RoundPosition, RoundWork, common_assignment
+from fl_server.runs.evaluation.criterion import check_metric, directions_of, needs_metric, with_direction
 from protos.codec import digest_text, pack
 from protos.encodings import PLAIN
 from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_FROZEN, RESOURCE_KIND_MODEL

@@ -10,7 +10,6 @@ from functools import partial
 import structlog
 
 from algorithms import AlgorithmError
-from fl_server.aggregation.criterion import check_metric, directions_of, needs_metric, with_direction
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import build_algorithm, complete
 from fl_server.coordinator.audit import Audit
@@ -23,6 +22,7 @@ from fl_server.errors import InvalidInput, RunExists
 from fl_server.run_config import RunConfig
 from fl_server.run_spec import from_stored
 from fl_server.runs.context import RunDependencies
+from fl_server.runs.evaluation.criterion import check_metric, directions_of, needs_metric, with_direction
 from fl_server.runs.restore.run import restore_run
 from fl_server.runs.run import Run
 from fl_server.services import Services

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 import structlog
 
-from fl_server.aggregation.criterion import check_reported, needs_metric
 from fl_server.errors import InvalidInput
 from fl_server.rounds import events as ev
 from fl_server.rounds.client_metrics import EVALUATED, by_clients
@@ -15,6 +14,7 @@ from fl_server.rounds.stop_rules import stop_reason
 from fl_server.runs.committed.lookup import committed_round
 from fl_server.runs.context import RunContext
 from fl_server.runs.control import RunControl
+from fl_server.runs.evaluation.criterion import check_reported, needs_metric
 from fl_server.runs.progress import Progress
 from fl_server.store.records import CommitRecord
 
