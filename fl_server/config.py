@@ -59,6 +59,12 @@ class QuarantineConfig(Section):
     failures: int = Field(default=10, ge=0)
     """Failures in a row that a client reports, without an update that counted in between, from which on it is not drawn
     for a while. 0: never."""
+    restarts: int = Field(default=5, ge=0)
+    """Processes of one client's daemon that get an assignment without an answer. When one more starts, the work has
+    failed: the daemon ends while it works. 0: no limit."""
+    deadlines: int = Field(default=3, ge=0)
+    """Deadlines in a row that a client misses while at least as many others deliver in time, from which on it is not
+    drawn for a while: its training hangs, or it is too slow. 0: never."""
     first_s: float = Field(default=600.0, gt=0)
     """First quarantine; each further refusal, without an update that counted in between, takes twice as long."""
     longest_s: float = Field(default=86_400.0, gt=0, le=31_536_000)

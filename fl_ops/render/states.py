@@ -75,6 +75,15 @@ def policy_row(run: admin_pb2.RunStatus) -> str:
     return f"{who} this run by policy: {rules}"
 
 
+def latest_failure(run: admin_pb2.RunStatus) -> str:
+    """The latest work that failed on a client: 3 clients in round 2, the latest edge: KeyError: 'age' (...)."""
+    failed = run.latest_failure
+    if not run.HasField("latest_failure"):
+        return ""
+    clients = "1 client" if failed.clients == 1 else f"{failed.clients} clients"
+    return f"{clients} in round {failed.round}, the latest {failed.client_id}: {failed.message}"
+
+
 def refused_runs(client: admin_pb2.ClientStatus) -> str:
     """The runs that a client refuses by the policy of its site, with the reasons."""
     return "; ".join(f"{run_id}, by policy: {why}" for run_id, why in sorted(client.policy_refusals.items()))

@@ -19,7 +19,7 @@ from fl_ops.render.runs.progress import Row
 from fl_ops.render.runs.rounds import local_epochs_table, round_details_table, rounds_table
 from fl_ops.render.runs.schedules import schedules_text
 from fl_ops.render.runs.target import TargetCost
-from fl_ops.render.states import client_state, first_of, member_rows, policy_row, run_state
+from fl_ops.render.states import client_state, first_of, latest_failure, member_rows, policy_row, run_state
 from protos.fl.v1 import admin_pb2
 
 _STATE_STYLES = {
@@ -118,6 +118,7 @@ def run_summary(run: admin_pb2.RunStatus, target: TargetCost | None = None) -> R
         ("cohort", _text(cohort)),
         ("awaited", _text(waits.awaited(run))),
         ("waits for", _text(run.waiting_for)),
+        ("failed", _text(latest_failure(run))),
         ("eligible clients", str(run.eligible_clients)),
         ("over-selection", f"{run.over_selection:.2f} clients for each update" if run.over_selection > 1 else ""),
         *((name, _text(text)) for name, text in member_rows(run)),

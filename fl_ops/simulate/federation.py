@@ -37,7 +37,7 @@ from fl_server.aggregation.snapshot import Snapshot
 from fl_server.rounds.client_metrics import ClientMetrics, with_own
 from fl_server.rounds.sampling import training_seed
 from fl_server.run_config import RunConfig
-from fl_server.runs.assignments import RoundPosition, RoundWork, common_assignment
+from fl_server.runs.assignments.messages import RoundPosition, RoundWork, common_assignment
 from fl_server.runs.evaluation.criterion import check_metric, directions_of, needs_metric, with_direction
 from protos.codec import digest_text, pack
 from protos.encodings import PLAIN

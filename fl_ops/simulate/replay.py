@@ -26,7 +26,7 @@ from fl_ops.simulate.updates import NotDelivered
 from fl_server.aggregation.server_update import Diverged
 from fl_server.run_config import RunConfig
 from fl_server.run_spec import from_stored
-from fl_server.runs.assignments import RoundPosition
+from fl_server.runs.assignments.messages import RoundPosition
 from fl_server.store.database.opening import LEDGER, open_postgres_read_only, open_sqlite_read_only
 from fl_server.store.errors import StoreError
 from fl_server.store.protocol import Store

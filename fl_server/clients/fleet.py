@@ -192,6 +192,11 @@ class Fleet:
         session = self.sessions.of(client_id)
         return session is not None and session.stream is not None
 
+    def process_of(self, client_id: str) -> str:
+        """The process of the client's daemon that is attached; empty if none is."""
+        session = self.sessions.of(client_id)
+        return "" if session is None or session.stream is None else session.instance_id
+
     def state(self, client_id: str) -> str:
         """One of "present", "suspect" or "lost"."""
         presence = self._roster.state_of(client_id)

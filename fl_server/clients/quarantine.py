@@ -3,8 +3,8 @@
 Refusals in a row are counted over all runs; an update that counts resets the count. From refusal number `after` on,
 each refusal quarantines the client for twice as long as the one before, up to a limit. Only the client's own faults
 count, not a late update or one made from an abandoned state. A lost client state counts as a refusal. Failures of work
-that the client reports are counted separately, with the limit `failures`. Times are of the wall clock, so that a
-restart changes nothing.
+that the client reports are counted separately, with the limit `failures`, and so are the deadlines that it misses while
+others deliver, with the limit `deadlines`. Times are of the wall clock, so that a restart changes nothing.
 """
 
 from __future__ import annotations
@@ -78,6 +78,16 @@ class Quarantine:
         record = replace(before, failures=failures, reason=reason)
         return self._judge(record, failures - self._rules.failures)
 
+    def count_deadline(self, client: str, what: str) -> Verdict:
+        """The verdict for a deadline that passed without the client's update. It is counted separately."""
+        if not self._rules.deadlines:
+            return None, None
+        before = self._before(client)
+        deadlines = before.deadlines + 1
+        reason = f"{_in_a_row(deadlines, ('a deadline missed', 'deadlines missed'))}, {what}"
+        record = replace(before, deadlines=deadlines, reason=reason)
+        return self._judge(record, deadlines - self._rules.deadlines)
+
     def _before(self, client: str) -> RefusalRecord:
         return self._records.get(client) or RefusalRecord(client, 0, 0.0, "")
 
@@ -109,7 +119,12 @@ class Quarantine:
         record = self._records.get(client)
         if record is None:
             return 0.0
-        judged = (self._rules.after and record.refusals) or (self._rules.failures and record.failures)
+        rules = self._rules
+        judged = (
+            (rules.after and record.refusals)
+            or (rules.failures and record.failures)
+            or (rules.deadlines and record.deadlines)
+        )
         return max(0.0, record.until - time.time()) if judged else 0.0
 
     def clients(self) -> list[str]:

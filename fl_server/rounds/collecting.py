@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fl_server.rounds.control import end_now
 from fl_server.rounds.events import (
     ClientDroppedOut,
     ClientReturned,
@@ -11,6 +12,7 @@ from fl_server.rounds.events import (
     CulpritsFound,
     DeadlinePassed,
     DropCulprits,
+    EndRequested,
     EndRun,
     ExchangeReduced,
     OpenAttempt,
@@ -21,8 +23,9 @@ from fl_server.rounds.events import (
     UpdateAdmitted,
 )
 from fl_server.rounds.over_selection import adapted
+from fl_server.rounds.same_failure import same_failure
 from fl_server.rounds.selecting import cancel, draw_replacements, restart_round, select
-from fl_server.rounds.state import Phase, Result, RoundState, UnexpectedEvent
+from fl_server.rounds.state import Failed, Phase, Result, RoundState, UnexpectedEvent
 
 
 def admit(state: RoundState, event: UpdateAdmitted) -> Result:
@@ -32,7 +35,13 @@ def admit(state: RoundState, event: UpdateAdmitted) -> Result:
     if state.arrivals.has(event.client):
         raise UnexpectedEvent(event, state, f"{event.client} was admitted before")
     out = state.out - {event.client} if event.client in state.out else state.out
-    return close_if_done(replace(state, admitted=state.arrivals.added(event.client, event.digest), out=out))
+    admitted, failed = state.arrivals.added(event.client, event.digest), without(state, event.client)
+    return close_if_done(replace(state, admitted=admitted, out=out, failed=failed))
+
+
+def without(state: RoundState, client: str) -> tuple[Failed, ...]:
+    """The failures of the other clients."""
+    return tuple(each for each in state.failed if each.client != client) if state.failed else ()
 
 
 def admit_while_waiting(state: RoundState, event: UpdateAdmitted) -> Result:
@@ -46,7 +55,10 @@ def client_out(state: RoundState, event: ClientDroppedOut) -> Result:
     """An outstanding client will not deliver."""
     if not state.works(event.client):
         raise UnexpectedEvent(event, state, f"{event.client} is not outstanding")
-    return close_if_done(replace(state, out=state.out | {event.client}))
+    failed = state.failed
+    if event.cause:
+        failed = (*without(state, event.client), Failed(event.client, event.cause, event.why))
+    return close_if_done(replace(state, out=state.out | {event.client}, failed=failed))
 
 
 def client_back(state: RoundState, event: ClientReturned) -> Result:
@@ -124,7 +136,9 @@ def retry(state: RoundState, event: RetryDue) -> Result:
 
 
 def next_attempt(state: RoundState) -> Result:
-    """Start the next attempt."""
+    """Start the next attempt, unless the task's code fails everywhere."""
+    if why := same_failure(state):
+        return end_now(state, EndRequested("failed", why))
     missed = QuorumMissed(state.round, state.exchange, state.attempt, len(state.admitted), state.quorum)
     if state.exchange:
         # The cohort of a later exchange is the accepted list of the one before: there are no replacements.
@@ -191,6 +205,6 @@ def next_exchange(state: RoundState, event: ExchangeReduced) -> Result:
     cohort = tuple(client for client, _ in state.accepted)
     state = replace(
         state, phase=Phase.COLLECTING, exchange=state.exchange + 1, goal=len(cohort), drawn=frozenset(cohort),
-        out=frozenset(), admitted=(), repeated=False,
+        out=frozenset(), failed=(), admitted=(), repeated=False,
     )  # fmt: skip
     return state, (OpenAttempt(state.round, state.exchange, state.attempt, cohort),)

@@ -41,6 +41,10 @@ class ClientDroppedOut:
     """An outstanding client will not deliver: lost, failed, refused, banned."""
 
     client: str
+    cause: str = ""
+    """Type and place of the error, if the task's own code raised one."""
+    why: str = ""
+    """The reason in words, with a cause."""
 
 
 @dataclass(frozen=True, slots=True)

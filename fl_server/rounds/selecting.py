@@ -62,7 +62,7 @@ def next_round(state: RoundState) -> RoundState:
     """The state before the first draw of the next round."""
     return replace(
         state, round=state.round + 1, attempt=0, first_attempt=0, exchange=0, phase=Phase.SELECTING, goal=0,
-        drawn=frozenset(), out=frozenset(), admitted=(), accepted=(), fixed=(), repeated=False,
+        drawn=frozenset(), out=frozenset(), failed=(), admitted=(), accepted=(), fixed=(), repeated=False,
     )  # fmt: skip
 
 

@@ -58,6 +58,17 @@ class RoundPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class Failed:
+    """A client whose work failed in the task's code."""
+
+    client: str
+    cause: str
+    """Type and place of the error: failures of different clients with the same cause come from the same line."""
+    why: str
+    """In words."""
+
+
+@dataclass(frozen=True, slots=True)
 class RoundState:
     """Everything that decides what happens next in a run."""
 
@@ -85,6 +96,8 @@ class RoundState:
     """All clients that may deliver in this exchange."""
     out: frozenset[str] = frozenset()
     """Drawn clients that are not expected to deliver: lost, failed, refused, cancelled."""
+    failed: tuple[Failed, ...] = ()
+    """Drawn clients whose latest work in this exchange failed in the task's code, in order of arrival."""
     admitted: Sequence[tuple[str, bytes]] = ()
     """(client, digest) in order of arrival; any sequence becomes `Arrivals`."""
     accepted: Accepted = ()

@@ -16,6 +16,7 @@ from fl_server.coordinator.coordinator import Coordinator
 from fl_server.errors import InvalidInput, NoSuchRun
 from fl_server.identity import address
 from fl_server.runs.client_states.lost_states import InvalidLossReport
+from fl_server.runs.failures import MAX_NOTE, Reason
 from fl_server.runs.run import Run
 from fl_server.services import Services
 from fl_server.store.errors import StoreFull
@@ -30,8 +31,8 @@ MAX_FAILURES = 64
 """Most failures in one call."""
 MAX_CHARS = 1000
 """Characters of a failure's message that are used."""
-MAX_NOTE = 300
-"""Characters of a message in notes and history."""
+MAX_TYPE, MAX_PLACE = 100, 200
+"""Characters of an error's type and place that are used."""
 
 
 class Reports:
@@ -83,16 +84,18 @@ class Reports:
         wanted = evaluates or (run.state.works(client) and run.submissions.refusal_for(failure.key, client) is None)
         if by_policy and wanted:  # a repeated report must not make the run check all clients
             await self._refused_by_policy(run, client, "evaluation" if evaluates else "training", why[:MAX_NOTE])
-        works = await run.submissions.client_failed(failure.key, client, words, finite=finite)
+        reason_here = Reason(words, "" if by_policy else _cause(failure))
+        works = await run.submissions.client_failed(failure.key, client, reason_here, finite=finite)
         if not (evaluates or works):
             late = run.submissions.refusal_for(failure.key, client) == RefusalReason.REFUSAL_REASON_LATE
             self._refused("late" if late else "not_assigned")
             return
         # Logged once for each assignment, because it can be given up only once.
         log.warning("client_failed", run=run.id, round=failure.key.round, client=client, why=words)
-        await self._services.fleet.note(client, words[:MAX_NOTE])
         if works and not by_policy:  # a site's policy is no fault of its client
-            await self._count(run, client, f"run {run.id} round {failure.key.round} ({words[:MAX_NOTE]})")
+            await run.submissions.failures.count(client, words)
+        else:
+            await self._services.fleet.note(client, words[:MAX_NOTE])
 
     async def _refused_by_policy(self, run: Run, client: str, kind: Work, why: str) -> None:
         """Draw the client no more for this work, before anything else is drawn in its place."""
@@ -101,13 +104,14 @@ class Reports:
         self._services.fleet.eligibility.refused_by_policy(client, run.id, kind, why)
         await run.in_turn(run.eligible.refresh)
 
-    async def _count(self, run: Run, client: str, what: str) -> None:
-        """Failures in a row count towards quarantine."""
-        fleet = self._services.fleet
-        standing, quarantined = fleet.quarantine.count_failure(client, what)
-        if standing is not None:
-            await run.write(self._services.ledger.store.put_refusal_record, standing, quarantined)
-            fleet.keep_refusals(standing, quarantined)
-
     def _refused(self, reason: str) -> None:
         self._services.metrics.reports_refused.labels(reason).inc()
+
+
+def _cause(failure: pb.WorkFailure) -> str:
+    """What failures of different clients have in common; empty where the task's own code raised nothing.
+
+    An error of what that code returned, such as a loss that is no tensor, has no line. Its message is the same.
+    """
+    kind, place = failure.error_type[:MAX_TYPE], (failure.place or failure.message)[:MAX_PLACE]
+    return f"{kind} ({place})" if kind else ""

@@ -18,7 +18,14 @@ from fl_server.run_spec import to_spec
 from fl_server.runs.committed.statistics import RoundStatistics
 from fl_server.runs.run import Run
 from fl_server.runs.status.waiting import awaited, lacking, policy_refusals, why_waiting
-from fl_server.store.records import ClientEvaluation, ClientRecord, CommitRecord, HistoryRecord, RunRecord
+from fl_server.store.records import (
+    ClientEvaluation,
+    ClientRecord,
+    CommitRecord,
+    FailureRecord,
+    HistoryRecord,
+    RunRecord,
+)
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1 import coordinator_pb2, training_pb2
 from protos.wire import MAX_MESSAGE_BYTES
@@ -67,6 +74,8 @@ def run_status(run: Run) -> pb.RunStatus:
         status.latest.CopyFrom(round_summary(log.latest))
     if log.best_commit is not None:
         status.best.CopyFrom(round_summary(log.best_commit))
+    if run.submissions.failures.latest is not None:
+        status.latest_failure.CopyFrom(_failed(run.submissions.failures.latest, run.submissions.failures.clients))
     if run.context.keeps_client_state:
         status.states.CopyFrom(_states(run))
     return status
@@ -76,6 +85,13 @@ def known_directions(run: Run, metrics: Iterable[str]) -> dict[str, bool]:
     """Whether a lower value is better, for each of the metrics whose direction is known."""
     found = {name: run.context.directions.lower_is_better(name) for name in metrics}
     return {name: lower for name, lower in found.items() if lower is not None}
+
+
+def _failed(latest: FailureRecord, clients: int) -> pb.FailedWork:
+    return pb.FailedWork(
+        client_id=latest.client_id, round=latest.round, message=latest.detail, time=timestamp(latest.failed_at),
+        clients=clients,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=8)

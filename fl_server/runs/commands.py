@@ -13,13 +13,13 @@ from typing import Any, ParamSpec
 import structlog
 
 from fl_server.rounds import events as ev
+from fl_server.runs.assignments.dispatch import AssignmentDispatch
 from fl_server.runs.client_states.lost_states import LostStates, restart_if_due
 from fl_server.runs.client_states.missing_members import warn_of_missing_members
 from fl_server.runs.computation import RoundComputation
 from fl_server.runs.context import RunContext
 from fl_server.runs.control import RunControl, with_turns
 from fl_server.runs.deadline import Deadline
-from fl_server.runs.dispatch import AssignmentDispatch
 from fl_server.runs.evaluation.clients import ClientEvaluations
 from fl_server.runs.evaluation.results import prune_checkpoints
 from fl_server.runs.evaluation.server import ServerEvaluation

@@ -136,7 +136,10 @@ class Run:
                 try:
                     await self.eligible.update()
                     if event is not None and self.applies(event):
+                        late = self.submissions.failures.late() if isinstance(event, ev.DeadlinePassed) else ()
                         await self._take(event)
+                        if late:
+                            await self.submissions.deadline_missed(late)
                 except Exception as error:  # noqa: BLE001 - whatever went wrong, the run fails with it
                     await self._break_by(error)
         while not self._events.empty():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from dataclasses import replace
 from itertools import islice
 
@@ -21,6 +20,7 @@ from fl_server.errors import model_of
 from fl_server.rounds import events as ev
 from fl_server.runs.context import RunContext
 from fl_server.runs.control import RunControl
+from fl_server.runs.failures import MAX_NOTE, Failures, Reason
 from fl_server.runs.outcomes import refused_outcome
 from fl_server.runs.progress import Progress
 from fl_server.store.errors import StoreFull
@@ -58,8 +58,7 @@ class Submissions:
         """Clients that got a NaN or an infinity in this round, or whose update alone made a sum overflow."""
         self.norm_refused: set[str] = set()
         """Clients with an update of this round that was refused because of its norm."""
-        self.failures: Counter[str] = Counter()
-        """Failures by client in this round, since the coordinator's start."""
+        self.failures = Failures(context, control)
         self._waiting: dict[_Waiting, None] = {}
         """Updates whose verdicts are not decided yet, in order of arrival."""
 
@@ -174,7 +173,7 @@ class Submissions:
             self._report_out(client, state, why)
             self._control.post(ev.ClientDroppedOut(client))
 
-    async def client_failed(self, key: ExchangeKey, client: str, why: str, *, finite: bool) -> bool:
+    async def client_failed(self, key: ExchangeKey, client: str, reason: Reason, *, finite: bool) -> bool:
         """A client reports that it cannot do its work. Returns False if no such work is wanted.
 
         finite: False if the client got a NaN or an infinity. The report takes effect before this returns, so that a
@@ -186,18 +185,24 @@ class Submissions:
                 return False
             if not finite:
                 self.add_not_finite(client)
-            await self.take_failure(client, why)
+            await self.take_failure(client, reason)
             return True
 
         return await self._control.in_turn(take)
 
-    async def take_failure(self, client: str, why: str) -> None:
+    async def take_failure(self, client: str, reason: Reason) -> None:
         """An outstanding client will not deliver. The caller holds the run's turn."""
-        event = ev.ClientDroppedOut(client)
+        event = ev.ClientDroppedOut(client, reason.cause, reason.why if reason.cause else "")
         if self._control.applies(event):
-            self.failures[client] += 1
-            self._report_out(client, "failed", why)
+            await self.failures.add(client, reason)
+            self._report_out(client, "failed", reason.why)
             await self._control.take(event)
+
+    async def deadline_missed(self, late: tuple[str, ...]) -> None:
+        """A deadline has passed without the updates of these clients. The caller holds the run's turn."""
+        for client, why in await self.failures.add_missed_deadline(late):
+            await self._context.fleet.note(client, why[:MAX_NOTE])
+            await self.take_failure(client, Reason(why))
 
     def _report_out(self, client: str, state: str, why: str) -> None:
         context = self._context

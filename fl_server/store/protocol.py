@@ -19,6 +19,7 @@ from fl_server.store.records import (
     ClientRecord,
     ClientStateRecord,
     CommitRecord,
+    FailureRecord,
     HistoryRecord,
     RefusalRecord,
     RunRecord,
@@ -146,6 +147,18 @@ class Store(AuditRows, CertificateStore, Lines, Protocol):
         """
         ...
 
+    def put_failure(self, failure: FailureRecord, why: HistoryRecord | None = None) -> None:
+        """Replace what is known of failed work."""
+        ...
+
+    def failures(self, run_id: str, round: int) -> list[FailureRecord]:
+        """What went wrong in a round, by exchange, in the order of failure."""
+        ...
+
+    def latest_failure(self, run_id: str) -> FailureRecord | None:
+        """The latest failed work of a run; None if none has failed."""
+        ...
+
     def fix_accepted(self, run_id: str, round: int, exchange: int, accepted: Sequence[tuple[str, bytes]]) -> None:
         """Fix the (client, digest) list of an exchange for good; fsynced.
 
@@ -246,6 +259,10 @@ class Store(AuditRows, CertificateStore, Lines, Protocol):
 
     def put_refusal_record(self, refusal_record: RefusalRecord, why: HistoryRecord | None = None) -> None:
         """Replace a client's refusal record. An unknown client is ignored."""
+        ...
+
+    def put_refusal_records(self, records: Sequence[tuple[RefusalRecord, HistoryRecord | None]]) -> None:
+        """`put_refusal_record` for several clients, in one transaction."""
         ...
 
     def clear_refusal_record(self, client_id: str, why: HistoryRecord) -> bool:

@@ -91,6 +91,28 @@ class UpdateRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class FailureRecord:
+    """What went wrong with the work of one (run, round, exchange, client). Most work has no such record."""
+
+    run_id: str
+    round: int
+    exchange: int
+    client_id: str
+    failures: int = 0
+    """How often it failed."""
+    restarts: int = 0
+    """To how many more processes of the client's daemon its assignment was sent, without an answer in between."""
+    instance_id: str = ""
+    """The process that it was sent to last, if there was more than one."""
+    cause: str = ""
+    """Type and place of the latest error if the task's own code raised it; otherwise empty."""
+    detail: str = ""
+    """The latest reason in words; empty while it has not failed."""
+    failed_at: float = 0.0
+    """Unix seconds of the latest failure; 0: none."""
+
+
+@dataclass(frozen=True, slots=True)
 class CommitRecord:
     """One committed round."""
 
@@ -192,6 +214,8 @@ class RefusalRecord:
     """The last refusal or failure."""
     failures: int = 0
     """Consecutive failures of its work."""
+    deadlines: int = 0
+    """Consecutive deadlines that passed without its update while others delivered."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,11 @@ import time
 import structlog
 
 from fl_server.rounds import events as ev
+from fl_server.runs.assignments.dispatch import AssignmentDispatch
 from fl_server.runs.client_states.members import LossReport
 from fl_server.runs.context import RunContext
 from fl_server.runs.control import RunControl
-from fl_server.runs.dispatch import AssignmentDispatch
+from fl_server.runs.failures import Reason
 from fl_server.runs.submissions import Submissions
 from fl_server.store.records import ClientStateRecord, HistoryRecord
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -69,7 +70,9 @@ class LostStates:
                 states.use_excuse(client)
                 return  # the assignment that it has by now names no state, and it will answer that one too
             await self._count_fault(client, why)
-            await self._submissions.take_failure(client, f"state_lost, and its assignment named no state: {why}")
+            await self._submissions.take_failure(
+                client, Reason(f"state_lost, and its assignment named no state: {why}")
+            )
             raise InvalidLossReport("another reason, because the assignment named no client state")
         state = self._control.state
         lost = await self._record(LossReport(client, self._control.record.state_epoch, state.round, why))
@@ -136,7 +139,7 @@ class LostStates:
             states.restart_one(client)
         if out:
             await control.eligible.refresh()  # or it could be drawn as a replacement
-            await self._submissions.take_failure(client, f"state_lost: {lost.reason}")
+            await self._submissions.take_failure(client, Reason(f"state_lost: {lost.reason}"))
         else:
             self._dispatch.push(client)
 

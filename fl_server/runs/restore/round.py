@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
 import structlog
 
 from fl_server.rounds.selecting import goal_of
-from fl_server.rounds.state import Phase, RoundState
+from fl_server.rounds.state import Failed, Phase, RoundState
 from fl_server.runs.computation import update_paths
 from fl_server.runs.run import Run
 from fl_server.store.errors import NoOpenFiles, StoreError
@@ -37,6 +37,8 @@ async def restore_round_under_way(run: Run) -> None:
         await run.model.prepare(0)
         run.state = fresh
     state, submissions = run.state, run.submissions
+    failures = await ledger.do(store.failures, run.id, state.round)
+    submissions.failures.restore(failures, submissions.failures.latest)
     updates = await ledger.do(store.updates, run.id, state.round, state.exchange)
     if state.phase is Phase.COLLECTING:
         await _restore_byte_counts(run)
@@ -73,7 +75,7 @@ def restore_round(store: Store, run_id: str, fresh: RoundState, is_whole: IsWhol
         members = frozenset(client for client, _ in fixed)
         state = replace(state, goal=len(fixed), drawn=members, fixed=tuple(fixed))
         admitted = [entry for entry in fixed if entry in admitted]
-    state = replace(state, admitted=tuple(admitted))
+    state = replace(state, admitted=tuple(admitted), failed=_failed(store, run_id, state, {who for who, _ in admitted}))
     log.info(
         "round_recovered", run=run_id, round=state.round, exchange=exchange, attempt=state.attempt,
         cohort=len(state.drawn), admitted=len(admitted),
@@ -93,6 +95,12 @@ def _collecting(fresh: RoundState, attempts: Sequence[AttemptRecord]) -> RoundSt
         goal=len(first) if exchange else goal_of(fresh.policy, first),
         drawn=frozenset(client for attempt in attempts for client in attempt.cohort),
     )
+
+
+def _failed(store: Store, run_id: str, state: RoundState, delivered: Collection[str]) -> tuple[Failed, ...]:
+    """The clients whose work failed in the task's code, apart from those that have delivered since."""
+    records = [each for each in store.failures(run_id, state.round) if each.exchange == state.exchange and each.cause]
+    return tuple(Failed(each.client_id, each.cause, each.detail) for each in records if each.client_id not in delivered)
 
 
 def _whole_updates(store: Store, run_id: str, state: RoundState, is_whole: IsWhole) -> list[UpdateRecord]:

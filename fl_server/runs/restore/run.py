@@ -30,6 +30,8 @@ async def restore_run(run: Run) -> None:
     await restore_log(context, run.record.extended_at)
     if run.log.latest is not None:
         run.state = replace(run.state, over_selection=run.log.latest.over_selection)
+    latest = await context.services.ledger.do(context.store.latest_failure, run.id)
+    run.submissions.failures.restore((), latest)
     if run.record.state in ENDED:
         await _restore_ended(run)
         return

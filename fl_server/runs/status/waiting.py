@@ -26,9 +26,9 @@ _SHOWN = len("sha256:") + 12
 def why_waiting(context: RunContext, control: RunControl) -> str:
     """The waiting reason, and which present clients cannot be drawn.
 
-    They are in quarantine, left out for lost states, closed by their owners' gates, refuse the run by the policy of
-    their site, do not know its encodings, or have another version of the task's code or of the method's, or no such
-    method.
+    They are in quarantine, left out for lost states, failed in this round, closed by their owners' gates, refuse the
+    run by the policy of their site, do not know its encodings, or have another version of the task's code or of the
+    method's, or no such method.
     """
     waiting, fleet = control.run_status.waiting_reason, context.fleet
     if quarantined := _quarantined(context, control):
@@ -42,6 +42,9 @@ def why_waiting(context: RunContext, control: RunControl) -> str:
             f"; {len(left_out)} left out for lost client states, first {left_out[0]}: `fl clients release "
             f"{left_out[0]}` lets it take part again"
         )
+    if failed := _failed(context):
+        client, why = list(failed.items())[-1]
+        waiting += f"; {len(failed)} failed in this round, the latest {client}: {why}"
     if refusing := policy_refusals(context):
         counts = ", ".join(f"{count} {rule}" for rule, count in sorted(refusing.items()))
         client, why = next(iter(context.fleet.eligibility.policy.of(context.run_id).items()))
@@ -60,6 +63,11 @@ def why_waiting(context: RunContext, control: RunControl) -> str:
         )
     others = (_describe_older, _describe_encodings, _describe_other_frozen, _describe_methods)
     return waiting + "".join(describe(context) for describe in others)
+
+
+def _failed(context: RunContext) -> dict[str, str]:
+    """The clients whose work failed in the exchange under way, with the reason; the latest comes last."""
+    return {client: why for client, (state, why) in context.log.transfers.outs.items() if state == "failed"}
 
 
 def _describe_older(context: RunContext) -> str:
@@ -219,7 +227,7 @@ def _why_not_drawn(context: RunContext, control: RunControl, record: ClientRecor
     if fleet.eligibility.run_of(client) not in {"", context.run_id}:
         return "at work for another run"
     if client in control.state.drawn:
-        return "drawn before in this round"
+        return "failed in this round" if client in _failed(context) else "drawn before in this round"
     return "" if client in control.state.candidates else "left out of this run"
 
 

@@ -90,6 +90,12 @@ class ClientLedger(Transactions):
         with self._transaction(f"write the refusal record of {refusal_record.client_id!r}") as db:
             replace_refusal_record(db, refusal_record, why)
 
+    def put_refusal_records(self, records: Sequence[tuple[RefusalRecord, HistoryRecord | None]]) -> None:
+        """`put_refusal_record` for several clients, in one transaction."""
+        with self._transaction(f"write {len(records)} refusal records") as db:
+            for record, why in records:
+                replace_refusal_record(db, record, why)
+
     def clear_refusal_record(self, client_id: str, why: HistoryRecord) -> bool:
         """Remove a client's refusal record, and reset its count of lost states in every run."""
         states = schema.state_standings

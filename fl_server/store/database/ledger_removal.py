@@ -15,7 +15,7 @@ ROUNDS_AT_ONCE = 10
 LINES_AT_ONCE = 1000
 DELETED = "deleted"
 """State of the row that stays of a deleted run, so that its id is never used again."""
-_DETAILS = (schema.attempts, schema.updates, schema.accepted, schema.client_evaluations)
+_DETAILS = (schema.attempts, schema.updates, schema.failures, schema.accepted, schema.client_evaluations)
 
 
 class Removal(Transactions):

@@ -21,6 +21,7 @@ from fl_server.store.errors import StoreError
 from fl_server.store.protocol import Weighed
 from fl_server.store.records import (
     AttemptRecord,
+    FailureRecord,
     HistoryRecord,
     RefusalRecord,
     RunRecord,
@@ -113,6 +114,27 @@ class RoundLedger(Transactions):
             for why in whys:
                 write_history(db, why)
 
+    def put_failure(self, failure: FailureRecord, why: HistoryRecord | None = None) -> None:
+        """Replace what is known of failed work."""
+        key = {name: getattr(failure, name) for name in ("run_id", "round", "exchange", "client_id")}
+        with self._transaction(f"write the failure of {failure.client_id!r} in run {failure.run_id!r}") as db:
+            db.execute(delete(schema.failures).filter_by(**key))
+            db.execute(insert(schema.failures), rows.to_row(failure))
+            write_history(db, why)
+
+    def failures(self, run_id: str, round: int) -> list[FailureRecord]:
+        """What went wrong in a round, by exchange, in the order of failure."""
+        table = schema.failures
+        query = rows_where(table, run_id=run_id, round=round).order_by(table.c.exchange, table.c.failed_at)
+        return [rows.failure(row) for row in self._read("failures", query)]
+
+    def latest_failure(self, run_id: str) -> FailureRecord | None:
+        """The latest failed work of a run."""
+        table = schema.failures
+        query = rows_where(table, run_id=run_id).where(table.c.failures > 0)
+        query = query.order_by(table.c.round.desc(), table.c.failed_at.desc()).limit(1)
+        return next((rows.failure(row) for row in self._read("failures", query)), None)
+
     def fix_accepted(self, run_id: str, round: int, exchange: int, accepted: Sequence[tuple[str, bytes]]) -> None:
         """Fix the (client, digest) list of an exchange for good; fsynced."""
         entries = [[client_id, digest.hex()] for client_id, digest in accepted]
@@ -134,12 +156,12 @@ class RoundLedger(Transactions):
         return [(client_id, bytes.fromhex(digest)) for client_id, digest in found[0]["entries"]] if found else None
 
     def restart_round(self, run: RunRecord, round: int, why: HistoryRecord) -> None:
-        """Remove the attempts, updates and accepted lists of an uncommitted round, and replace the run's record."""
+        """Remove what an uncommitted round has collected, and replace the run's record."""
         key = {"run_id": run.run_id, "round": round}
         with self._transaction(f"restart round {round} of run {run.run_id!r}") as db:
             if db.execute(rows_where(schema.commits, **key)).first():
                 raise StoreError(f"round {round} of run {run.run_id!r} is committed: it cannot be restarted")
-            for table in (schema.attempts, schema.updates, schema.accepted):
+            for table in (schema.attempts, schema.updates, schema.failures, schema.accepted):
                 db.execute(delete(table).filter_by(**key))
             replace_run(db, run)
             write_history(db, why)

@@ -16,6 +16,7 @@ from fl_server.store.records import (
     ClientRecord,
     ClientStateRecord,
     CommitRecord,
+    FailureRecord,
     HistoryRecord,
     RefusalRecord,
     RunRecord,
@@ -24,8 +25,9 @@ from fl_server.store.records import (
 )
 
 Record = (
-    RunRecord | AttemptRecord | UpdateRecord | CommitRecord | TotalsRecord | ClientEvaluation | ClientRecord
-    | RefusalRecord | ClientStateRecord | HistoryRecord | EnrollmentRecord | CertificateRecord | RevocationRecord
+    RunRecord | AttemptRecord | UpdateRecord | FailureRecord | CommitRecord | TotalsRecord | ClientEvaluation
+    | ClientRecord | RefusalRecord | ClientStateRecord | HistoryRecord | EnrollmentRecord | CertificateRecord
+    | RevocationRecord
 )  # fmt: skip
 Row = RowMapping
 
@@ -57,6 +59,11 @@ def update(row: Row) -> UpdateRecord:
     """Row of `updates` -> record. A norm that was NaN is NULL in the table; so is a loss, which is then None."""
     norm = math.nan if row["norm"] is None else row["norm"]
     return UpdateRecord(**{**row, "norm": norm, "epochs": tuple(row["epochs"] or ())})
+
+
+def failure(row: Row) -> FailureRecord:
+    """Row of `failures` -> record."""
+    return FailureRecord(**row)
 
 
 def commit(row: Row) -> CommitRecord:

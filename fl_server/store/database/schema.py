@@ -157,6 +157,21 @@ updates = Table(
     Column("received_at", Double, nullable=False),
 )
 
+failures = Table(
+    "failures",
+    metadata,
+    _run_id(),
+    _number("round", primary=True),
+    _number("exchange", primary=True),
+    Column("client_id", String(64), primary_key=True),
+    _number("failures"),
+    _number("restarts"),
+    _text("instance_id"),
+    _text("cause"),
+    _text("detail"),
+    Column("failed_at", Double, nullable=False),
+)
+
 accepted = Table(
     "accepted",
     metadata,
@@ -235,6 +250,7 @@ standings = Table(
     Column("until", Double, nullable=False),
     _text("reason"),
     Column("failures", Integer, autoincrement=False, nullable=False, server_default="0"),
+    Column("deadlines", Integer, autoincrement=False, nullable=False, server_default="0"),
 )
 
 state_standings = Table(

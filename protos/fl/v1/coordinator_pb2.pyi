@@ -313,14 +313,18 @@ class Availability(_message.Message):
     def __init__(self, may_train: _Optional[bool] = ..., reason: _Optional[_Union[UnavailableReason, str]] = ..., detail: _Optional[str] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class WorkFailure(_message.Message):
-    __slots__ = ("key", "reason", "message")
+    __slots__ = ("key", "reason", "message", "error_type", "place")
     KEY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_TYPE_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
     key: _training_pb2.ExchangeKey
     reason: FailureReason
     message: str
-    def __init__(self, key: _Optional[_Union[_training_pb2.ExchangeKey, _Mapping]] = ..., reason: _Optional[_Union[FailureReason, str]] = ..., message: _Optional[str] = ...) -> None: ...
+    error_type: str
+    place: str
+    def __init__(self, key: _Optional[_Union[_training_pb2.ExchangeKey, _Mapping]] = ..., reason: _Optional[_Union[FailureReason, str]] = ..., message: _Optional[str] = ..., error_type: _Optional[str] = ..., place: _Optional[str] = ...) -> None: ...
 
 class ReportStatusRequest(_message.Message):
     __slots__ = ("session_id", "availability", "failures")

@@ -122,7 +122,7 @@ async def test_a_repeated_failure_counts_once(world: World) -> None:
     await a.assigned()
     await report(world, a, *[failure()] * 64)
     assert [each.failures for each in world.store.refusal_records()] == [1]
-    assert run.submissions.failures["a"] == 1
+    assert run.submissions.failures.of("a").failures == 1
     assert world.metric("fl_assignments_total", run="r", state="failed") == 1
     assert world.metric("fl_reports_refused_total", reason="not_assigned") == 63
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_server.runs import dispatch
+from fl_server.runs.assignments import dispatch
 from tests.fl_server.devices import Device
 from tests.fl_server.harness import World, until
 

@@ -6,6 +6,7 @@ import pytest
 
 from fl_server.store.errors import StoreError
 from fl_server.store.protocol import Store
+from fl_server.store.records import FailureRecord
 from tests.fl_server.store.records import a_run, an_attempt, events, why
 
 
@@ -114,3 +115,18 @@ def test_history_is_kept_by_subject(empty_store: Store) -> None:
         empty_store.add_history(why(subject=subject))
     assert [entry.subject for entry in empty_store.history("r1")] == ["r1", "r1"]
     assert len(empty_store.history()) == 3
+
+
+def test_failed_work_is_kept_by_round_and_client(store: Store) -> None:
+    """The newest record of a client stands, the latest failure is found, and a restarted round has none."""
+    store.put_failure(FailureRecord("r1", 0, 0, "a", restarts=1, instance_id="second"))
+    assert store.latest_failure("r1") is None
+    failed = FailureRecord("r1", 0, 0, "a", 1, 1, "second", "KeyError (x.py, line 1)", "no age", failed_at=5.0)
+    later = replace(failed, client_id="b", failed_at=6.0)
+    store.put_failure(failed)
+    store.put_failure(later, why("client_failed"))
+    assert store.failures("r1", 0) == [failed, later]
+    assert store.latest_failure("r1") == later
+    store.restart_round(a_run(), 0, why())
+    assert store.failures("r1", 0) == []
+    assert events(store, "r1").count("client_failed") == 1

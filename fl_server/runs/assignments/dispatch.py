@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import structlog
+
 from fl_server.rounds import events as ev
 from fl_server.rounds.sampling import training_seed
 from fl_server.rounds.state import Phase
-from fl_server.runs.assignments import RoundPosition, RoundWork, common_assignment, for_client
+from fl_server.runs.assignments.messages import RoundPosition, RoundWork, common_assignment, for_client
 from fl_server.runs.context import RunContext
 from fl_server.runs.control import RunControl
 from fl_server.runs.deadline import Deadline
+from fl_server.runs.failures import RESTARTED, Reason
 from fl_server.runs.submissions import Submissions
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import Assignment
+
+log = structlog.get_logger()
 
 MOST_COMEBACKS = 3
 """Failures of a client in one round after which it is not asked again when it becomes available: each time would start
@@ -73,6 +78,7 @@ class AssignmentDispatch:
             return
         seed = training_seed(control.config.seed, common.key.round, client)
         message = for_client(common, seed, context.client_states.counted(client))
+        self._submissions.failures.sent(client)
         context.fleet.push(client, pb.AttendResponse(assignment=message))
 
     def _common(self) -> Assignment:
@@ -100,9 +106,27 @@ class AssignmentDispatch:
         if state.phase not in (Phase.COLLECTING, Phase.SELECTING) or client not in state.drawn or client in refused:
             return
         if state.works(client):
-            self.push(client)
+            if self._submissions.failures.sent_to_another(client):
+                self._control.tasks.spawn(self._push_after_restart(client))
+            else:
+                self.push(client)
         elif client in state.out and self._may_return(client):
             self._control.tasks.spawn(self._return(client))
+
+    async def _push_after_restart(self, client: str) -> None:
+        """Send a client its work again that another process of its daemon had, unless too many had it."""
+        failures = self._submissions.failures
+        async with self._control.turn:
+            if not self._control.state.works(client) or not failures.sent_to_another(client):
+                return
+            await failures.add_restart(client)
+            if not failures.restarts_too_often(client):
+                self.push(client)
+                return
+            why = f"{RESTARTED}: {failures.most_processes} processes of it had the assignment, and none answered"
+            await self._submissions.take_failure(client, Reason(why))
+        log.warning("client_failed", run=self._context.run_id, client=client, why=why)
+        await failures.count(client, why)
 
     async def _return(self, client: str) -> None:
         """Expect the client again before it is asked: a failure that it reports at once must be about wanted work."""
@@ -122,7 +146,8 @@ class AssignmentDispatch:
             and fleet.quarantine.of(client) is None
             and client not in fleet.eligibility.policy.of(self._context.run_id)
             and client not in self._context.client_states.excluded(self._control.record.state_epoch)
-            and self._submissions.failures[client] < MOST_COMEBACKS
+            and self._submissions.failures.of(client).failures < MOST_COMEBACKS
+            and not self._submissions.failures.restarts_too_often(client)
         )
 
 

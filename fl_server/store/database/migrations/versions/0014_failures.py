@@ -1,0 +1,33 @@
+"""Failed work, and deadlines that a client missed."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0014"
+down_revision = "0013"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Add them."""
+    op.add_column("standings", sa.Column("deadlines", sa.Integer(), nullable=False, server_default="0"))
+    op.create_table(
+        "failures",
+        sa.Column("run_id", sa.String(64), sa.ForeignKey("runs.run_id"), primary_key=True),
+        sa.Column("round", sa.Integer(), primary_key=True, autoincrement=False),
+        sa.Column("exchange", sa.Integer(), primary_key=True, autoincrement=False),
+        sa.Column("client_id", sa.String(64), primary_key=True),
+        sa.Column("failures", sa.Integer(), nullable=False),
+        sa.Column("restarts", sa.Integer(), nullable=False),
+        sa.Column("instance_id", sa.Text(), nullable=False),
+        sa.Column("cause", sa.Text(), nullable=False),
+        sa.Column("detail", sa.Text(), nullable=False),
+        sa.Column("failed_at", sa.Double(), nullable=False),
+    )
+
+
+def downgrade() -> None:
+    """Remove them."""
+    op.drop_table("failures")
+    op.drop_column("standings", "deadlines")
