@@ -137,6 +137,10 @@ class NotAllowed(TransportError):
     """The certificate or the ban list forbids it."""
 
 
+class Revoked(NotAllowed):
+    """This device's certificate is revoked. A new one for a new key helps."""
+
+
 class ResourceGone(TransportError):
     """The coordinator no longer sends this resource."""
 

@@ -11,14 +11,14 @@ import math
 import os
 import platform
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import product
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -34,7 +34,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from fl_common.certificates.leaf import Period
-from fl_common.metrics_server import DEFAULT_LIMITS, MetricsServer, ServerLimits
+from fl_common.metrics_server import DEFAULT_LIMITS, MetricsServer, ServerLimits, WsgiApp
 
 Values = tuple[str, ...]
 ANY: Values = ()
@@ -212,10 +212,17 @@ def _bytes(folder: Path, blocks: Callable[[os.statvfs_result], int]) -> float:
 
 @contextmanager
 def serve_metrics(
-    registry: CollectorRegistry, host: str, port: int, limits: ServerLimits = DEFAULT_LIMITS
+    registry: CollectorRegistry,
+    address: tuple[str, int],
+    limits: ServerLimits = DEFAULT_LIMITS,
+    is_ready: Callable[[], bool] | None = None,
 ) -> Iterator[int]:
-    """Serve /metrics in a thread within the context. Yields the port. Raises OSError if the port cannot be opened."""
-    server = MetricsServer(make_wsgi_app(registry), (host, port), limits)
+    """Serve /metrics in a thread within the context. Yields the port. Raises OSError if the port cannot be opened.
+
+    is_ready: the answer of /ready, 200 or 503; None: there is no such page.
+    """
+    app = make_wsgi_app(registry)
+    server = MetricsServer(app if is_ready is None else _with_readiness(app, is_ready), address, limits)
     thread = threading.Thread(target=server.serve, name="metrics", daemon=True)
     thread.start()
     try:
@@ -223,3 +230,14 @@ def serve_metrics(
     finally:
         server.close()
         thread.join()
+
+
+def _with_readiness(metrics: WsgiApp, is_ready: Callable[[], bool]) -> WsgiApp:
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["PATH_INFO"] != "/ready":
+            return metrics(environ, start_response)
+        ready = is_ready()
+        start_response("200 OK" if ready else "503 Service Unavailable", [("Content-Type", "text/plain")])
+        return [b"ready\n" if ready else b"refused by the coordinator: see the log\n"]
+
+    return answer

@@ -187,7 +187,7 @@ class Server:
         host, port = split_address(self.config.metrics_listen)
         try:
             limits = ServerLimits(self._connections.metrics, self.config.connections.handshake_s)
-            port = self._open.enter_context(serve_metrics(self._services.metrics.registry, host, port, limits))
+            port = self._open.enter_context(serve_metrics(self._services.metrics.registry, (host, port), limits))
         except OSError as error:
             raise SettingsError(
                 f"metrics_listen: cannot listen on {self.config.metrics_listen}: {error.strerror}; choose another"

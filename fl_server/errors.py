@@ -150,6 +150,7 @@ class Revoked(Forbidden):
 
     def __init__(self, identity: str, why: str) -> None:
         super().__init__(identity, f"a certificate that is not revoked ({why}): enroll again with a new key")
+        self.detail.revoked = True
 
 
 class NotEnrolled(Forbidden):

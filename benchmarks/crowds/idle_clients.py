@@ -51,7 +51,7 @@ class _IdleAssignments:
         self._counts.attached += 1
         self._counts.arrivals += 1
 
-    def disconnected(self) -> None:
+    def disconnected(self, *, refused: bool) -> None:  # noqa: ARG002 - as of the daemon
         self._counts.attached -= self._attached
         self._attached = False
 

@@ -107,11 +107,16 @@ class AssignmentManager:
         """The coordinator's stream is open."""
         self._set_attended(True)
         self._metrics.attached.set(1)
+        self._metrics.refused.set(0)
         self._metrics.connects.labels("attached").inc()
         self._show_idle("waiting for work")
 
-    def disconnected(self) -> None:
-        """The stream is closed. Work continues, and its deadlines stop."""
+    def disconnected(self, *, refused: bool) -> None:
+        """The stream is closed. Work continues, and its deadlines stop.
+
+        refused: the coordinator refuses this device: it is banned, or its certificate is revoked.
+        """
+        self._metrics.refused.set(int(refused))
         self._set_attended(False)
         self._metrics.attached.set(0)
         self._metrics.connects.labels("failed").inc()

@@ -15,6 +15,7 @@ from fl_client.errors import (
     NotAllowed,
     ProtocolMismatch,
     Refused,
+    Revoked,
     SessionLost,
     StartError,
     TransportError,
@@ -102,6 +103,8 @@ _TWO_DAEMONS = (
 )
 _TODO: dict[type[ClientError], str] = {
     ProtocolMismatch: "upgrade the older side; this daemon retries meanwhile",
+    Revoked: "ask the coordinator's operator for a token (`fl enroll create --name NAME`): with it `fl-client init`"
+    " gets a certificate, which this daemon uses without a restart",
     NotAllowed: "ask the coordinator's operator: the identity is banned, or the certificate is not for it",
     Untrusted: "correct server, tls.ca or the policy file; this daemon retries meanwhile",
     StartError: "restore the file; this daemon retries meanwhile",

@@ -55,8 +55,8 @@ class EventHandler(Protocol):
         """The coordinator's stream is open."""
         ...
 
-    def disconnected(self) -> None:
-        """The stream is closed."""
+    def disconnected(self, *, refused: bool) -> None:
+        """The stream is closed. refused: the coordinator refuses this device."""
         ...
 
     def handle(self, event: pb.AttendResponse) -> None:
@@ -95,6 +95,8 @@ class SessionManager:
         """The wait that the coordinator requested before the next connection, and why it ended this one."""
         self._needs_renewal = False
         """Whether the last connection failed in a way that renewed certificates may repair."""
+        self._is_refused = False
+        """Whether the coordinator refused this device itself in the last connection: banned, or revoked."""
 
     async def run(self, handler: EventHandler) -> None:
         """Attend until cancelled, and give every event to `handler`."""
@@ -105,7 +107,7 @@ class SessionManager:
                 log.warning(
                     "disconnected", server=self._endpoint.server, reason=reason, next_try_seconds=round(wait, 1)
                 )
-                handler.disconnected()
+                handler.disconnected(refused=self._is_refused)
                 await self._sleep(wait)
         finally:
             for task in self._leaving:
@@ -124,12 +126,13 @@ class SessionManager:
     async def _attend_once(self, handler: EventHandler) -> tuple[float, str]:
         """Attend one session until it ends. Returns the seconds before the next try, and why it ended."""
         known, began = self._session is not None, time.monotonic()
-        self._needs_renewal = False
+        self._needs_renewal = self._is_refused = False
         try:
             await self._attend(handler)
         except (TransportError, StartError) as failed:
             error = self._endpoint.explained(failed) if isinstance(failed, Unreachable) else failed
             self._needs_renewal = isinstance(error, (InvalidCertificate, *NEEDS_A_PERSON))
+            self._is_refused = isinstance(error, NotAllowed)
             if isinstance(error, (SessionLost, Fenced, *NEEDS_A_PERSON)):
                 self._session = None
             return self._reconnect.after(error, time.monotonic() - began, was_registered=known), str(error)

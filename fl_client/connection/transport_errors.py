@@ -17,6 +17,7 @@ from fl_client.errors import (
     ProtocolMismatch,
     Refused,
     ResourceGone,
+    Revoked,
     SessionLost,
     TransportError,
     Unreachable,
@@ -37,7 +38,8 @@ def error_of(error: grpc.aio.AioRpcError, proxy: Proxy | None = None) -> Transpo
     if isinstance(detail, errors_pb2.RetryLater):
         later = Contested if error.code() is grpc.StatusCode.ABORTED else Unreachable
         return later(message, seconds_of(detail.wait))
-    if (kind := _BY_DETAIL.get(type(detail))) is not None:
+    is_revoked = isinstance(detail, errors_pb2.NotAllowed) and detail.revoked
+    if (kind := Revoked if is_revoked else _BY_DETAIL.get(type(detail))) is not None:
         return kind(message)
     if error.code() in _PERMANENT:
         return Refused(f"{error.code().name}: {message}")

@@ -84,6 +84,10 @@ class Metrics:
     def _declare_connection(self) -> None:
         factory = self.factory
         self.attached = factory.gauge("fl_client_attached", "1 while the coordinator's stream is open, else 0.")
+        self.refused = factory.gauge(
+            "fl_client_refused",
+            "1 while the coordinator refuses this device: it is banned, or its certificate is revoked; else 0.",
+        )
         self.connects = factory.counter(
             "fl_client_connection_attempts", "Tries to reach the coordinator.", result=("attached", "failed")
         )
@@ -153,12 +157,16 @@ class Metrics:
         """Count uploaded tensor bytes."""
         self.bytes.labels("up").inc(count)
 
+    def is_ready(self) -> bool:
+        """Whether the coordinator does not refuse this device. One that cannot be reached changes nothing."""
+        return not self.registry.get_sample_value("fl_client_refused")
+
     @contextmanager
     def serve(self, host: str, port: int) -> Iterator[None]:
-        """Serve /metrics. Raises ConfigError when the address is not free."""
+        """Serve /metrics, and /ready for a probe. Raises ConfigError when the address is not free."""
         with ExitStack() as held:
             try:
-                held.enter_context(serve_metrics(self.registry, host, port))
+                held.enter_context(serve_metrics(self.registry, (host, port), is_ready=self.is_ready))
             except OSError as error:
                 raise ConfigError(
                     f"metrics_listen: expected a free address, got {host}:{port}: {error.strerror}"

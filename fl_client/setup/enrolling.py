@@ -5,6 +5,7 @@ Everything that can be wrong in the flags is found before the token is spent.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import sys
@@ -18,13 +19,13 @@ from fl_client.enrollment.authority_pin import parse_fingerprint
 from fl_client.enrollment.enroll import Enrollment, name_in
 from fl_client.enrollment.folder import CertificateFolder
 from fl_client.enrollment.requests import Issued
-from fl_client.errors import ConfigError, UsageError
+from fl_client.errors import ConfigError, NotAllowed, ProtocolMismatch, Revoked, TransportError, UsageError
 from fl_client.settings.config import load_config
 from fl_client.setup.questions import default_state_dir
 from fl_client.setup.settings_file import check_text, save, settings_text
-from fl_common.certificates.pem import invalid_now
+from fl_common.certificates.pem import PemFiles, invalid_now
 from fl_common.names import check_id
-from fl_common.settings import split_address
+from fl_common.settings import SettingsError, split_address
 
 VARIABLE = "FL_ENROLL_TOKEN"
 """Environment variable with the token."""
@@ -68,6 +69,7 @@ class Target:
     enroll_server: str
     authority: Path | None
     """Of the trusted authority, where no fingerprint is given."""
+    use_proxy: bool = True
 
 
 def target_of(flags: EnrollFlags, config: Path, *, only_certificate: bool) -> Target:
@@ -79,7 +81,8 @@ def target_of(flags: EnrollFlags, config: Path, *, only_certificate: bool) -> Ta
     server = _address(flags.server, CLIENT_PORT, "--server")
     place = flags.enroll_server or split_address(server)[0]
     folder = CertificateFolder.in_state(flags.state_dir or default_state_dir(config))
-    return Target(folder, server, _address(place, ENROLL_PORT, "--enroll-server"), flags.ca)
+    place = _address(place, ENROLL_PORT, "--enroll-server")
+    return Target(folder, server, place, flags.ca, flags.use_proxy)
 
 
 def _target_in(config: Path, flags: EnrollFlags) -> Target:
@@ -93,19 +96,23 @@ def _target_in(config: Path, flags: EnrollFlags) -> Target:
         )
     place = flags.enroll_server or settings.tls.enroll_server or split_address(settings.server)[0]
     folder = CertificateFolder(settings.tls.folder, CertificateFolder.in_state(settings.state_dir).owner)
-    return Target(folder, settings.server, _address(place, ENROLL_PORT, "--enroll-server"), flags.ca or settings.tls.ca)
+    place, use_proxy = _address(place, ENROLL_PORT, "--enroll-server"), flags.use_proxy and settings.use_proxy
+    return Target(folder, settings.server, place, flags.ca or settings.tls.ca, use_proxy)
 
 
 def enroll(flags: EnrollFlags, target: Target) -> Issued | None:
-    """Get the certificate. None if the device has a valid one. Raises UsageError."""
+    """Get the certificate. None if the device has a valid one that the coordinator accepts. Raises UsageError."""
     if not flags.force and not target.folder.is_pending() and (name := _valid(target.folder)):
-        print(f"{name} has a valid certificate in {target.folder.current}: nothing to do; --force gets a new one")
-        return None
+        refusal = _revoked(target, name)
+        if refusal is None:
+            print(f"{name} has a valid certificate in {target.folder.current}: nothing to do; --force gets a new one")
+            return None
+        print(f"the certificate of {name} is revoked: {refusal}; getting a new one for the token", file=sys.stderr)
     if flags.name:
         _checked(lambda: check_id("--client-id", flags.name or ""))
     pin = None if flags.fingerprint is None else _checked(lambda: parse_fingerprint(flags.fingerprint or ""))
     authority = b"" if pin is not None else _authority(target.authority)
-    enrollment = Enrollment(target.enroll_server, token_of(flags), pin, authority, flags.name or "", flags.use_proxy)
+    enrollment = Enrollment(target.enroll_server, token_of(flags), pin, authority, flags.name or "", target.use_proxy)
     issued = enrollment.into(target.folder)
     end = target.folder.certificate()
     until = "" if end is None else f", valid until {end.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
@@ -178,6 +185,29 @@ def _valid(folder: CertificateFolder) -> str | None:
     """The name of the certificate in use, if it is valid now."""
     leaf = folder.certificate()
     return None if leaf is None or invalid_now(leaf, datetime.now(UTC)) else name_in(folder)
+
+
+def _revoked(target: Target, name: str) -> str | None:
+    """The coordinator's words if it has revoked the certificate. None if not, or if it does not answer.
+
+    Without an answer the device keeps its certificate: it must start while the coordinator is down.
+    """
+    # Imported here, so that `fl-client --help` is quick.
+    from fl_client.connection.acceptance import ask
+
+    files = target.folder.files()
+    try:
+        pem = PemFiles(files["cert"], files["key"], files["ca"]).read()
+        asyncio.run(ask(target.server, name, pem, use_proxy=target.use_proxy))
+    except Revoked as error:
+        return str(error)
+    except SettingsError as error:
+        raise UsageError(f"{error}; --force gets a new certificate") from None
+    except (ProtocolMismatch, NotAllowed):
+        pass
+    except TransportError as error:
+        print(f"{target.server} was not asked whether it accepts {name}: {error}", file=sys.stderr)
+    return None
 
 
 def _address(text: str, port: int, flag: str) -> str:

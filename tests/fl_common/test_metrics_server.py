@@ -31,7 +31,7 @@ def registry() -> CollectorRegistry:
 @pytest.fixture
 def port(registry: CollectorRegistry) -> Iterator[int]:
     """Of a server of the registry."""
-    with serve_metrics(registry, "127.0.0.1", 0, LIMITS) as port:
+    with serve_metrics(registry, ("127.0.0.1", 0), LIMITS) as port:
         yield port
 
 
@@ -76,7 +76,7 @@ def test_silent_connections_are_pushed_out(port: int) -> None:
 def test_a_connection_has_its_time(registry: CollectorRegistry) -> None:
     """One that never ends its request is closed."""
     with (
-        serve_metrics(registry, "127.0.0.1", 0, ServerLimits(connections=4, seconds=0.1)) as port,
+        serve_metrics(registry, ("127.0.0.1", 0), ServerLimits(connections=4, seconds=0.1)) as port,
         socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as held,
     ):
         held.sendall(b"GET /metrics HTTP/1.1\r\n")
@@ -121,5 +121,5 @@ def test_a_failing_collector_does_not_end_the_port(
 
 def test_a_port_that_is_taken_is_an_error(registry: CollectorRegistry, port: int) -> None:
     """The caller reports the setting."""
-    with pytest.raises(OSError, match="in use"), serve_metrics(registry, "127.0.0.1", port):
+    with pytest.raises(OSError, match="in use"), serve_metrics(registry, ("127.0.0.1", port)):
         pass

@@ -5,43 +5,32 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from fl_client.connection.transport import GrpcTransport
-from fl_client.errors import NotAllowed, ProtocolMismatch, TransportError
+from fl_client.connection.acceptance import ask
+from fl_client.errors import NotAllowed, ProtocolMismatch, Revoked, TransportError
 from fl_client.settings.config import ClientConfig
 from fl_client.settings.identity import identity_of
 from fl_client.setup.doctor.findings import Finding, fail, ok
 from fl_client.setup.doctor.handshake import uses_tls
 from fl_common.certificates.pem import PemFiles
-from fl_common.proxies import proxy_for
-from protos.fl.v1 import coordinator_pb2 as pb
 from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
 
 
 def check(config: ClientConfig) -> Iterator[Finding]:
-    """Register with a protocol version that does not exist.
-
-    A coordinator checks certificate and name first, and then refuses with its supported versions. No session is opened,
-    so a running daemon of the same identity is not fenced.
-    """
+    """Ask the coordinator, without a session."""
+    tls = None if config.tls is None else PemFiles(config.tls.cert, config.tls.key, config.tls.ca).read()
     try:
-        asyncio.run(_register(config))
+        asyncio.run(ask(config.server, identity_of(config), tls, use_proxy=config.use_proxy))
     except ProtocolMismatch as refusal:
         yield _versions(config, refusal)
+    except Revoked as refusal:
+        message = f"expected to be accepted as {identity_of(config)}, got: the certificate is revoked: {refusal}"
+        yield fail("coordinator", message, _ENROLL)
     except NotAllowed as refusal:
         yield fail("coordinator", f"expected to be accepted as {identity_of(config)}, got: {refusal}", _OPERATOR)
     except TransportError as error:
         yield _no_answer(config, error)
     else:
         yield ok("coordinator", f"{config.server} answers")
-
-
-async def _register(config: ClientConfig) -> None:
-    tls = None if config.tls is None else PemFiles(config.tls.cert, config.tls.key, config.tls.ca).read()
-    transport = GrpcTransport(config.server, tls, proxy=proxy_for(config.server, config.use_proxy))
-    try:
-        await transport.register(pb.RegisterRequest(client_id=identity_of(config), protocol=pb.ProtocolRange()))
-    finally:
-        await transport.close()
 
 
 def _versions(config: ClientConfig, refusal: ProtocolMismatch) -> Finding:
@@ -64,3 +53,7 @@ def _no_answer(config: ClientConfig, error: TransportError) -> Finding:
 
 
 _OPERATOR = "ask the coordinator's operator: its log has the reason, and `fl ca issue client` makes certificates"
+_ENROLL = (
+    "the operator makes a token, `fl enroll create --name NAME`; `fl-client init` with it gets a new certificate, which"
+    " a running daemon uses without a restart"
+)

@@ -40,14 +40,16 @@ class ProtocolMismatch(_message.Message):
     def __init__(self, client: _Optional[_Union[_coordinator_pb2.ProtocolRange, _Mapping]] = ..., server: _Optional[_Union[_coordinator_pb2.ProtocolRange, _Mapping]] = ...) -> None: ...
 
 class NotAllowed(_message.Message):
-    __slots__ = ("identity", "needed", "roles")
+    __slots__ = ("identity", "needed", "roles", "revoked")
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     NEEDED_FIELD_NUMBER: _ClassVar[int]
     ROLES_FIELD_NUMBER: _ClassVar[int]
+    REVOKED_FIELD_NUMBER: _ClassVar[int]
     identity: str
     needed: str
     roles: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, identity: _Optional[str] = ..., needed: _Optional[str] = ..., roles: _Optional[_Iterable[str]] = ...) -> None: ...
+    revoked: bool
+    def __init__(self, identity: _Optional[str] = ..., needed: _Optional[str] = ..., roles: _Optional[_Iterable[str]] = ..., revoked: _Optional[bool] = ...) -> None: ...
 
 class UnknownResource(_message.Message):
     __slots__ = ()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import grpc
 import pytest
@@ -13,12 +16,13 @@ import pytest
 from fl_client.enrollment import folder as folders
 from fl_client.enrollment.folder import CertificateFolder
 from fl_client.settings.config import load_config
+from fl_client.setup.doctor import coordinator
 from protos.fl.v1 import admin_pb2, admin_pb2_grpc
 from tests.processes.certificates import Pki, credentials
-from tests.processes.enrolling import enrolled_daemon
+from tests.processes.enrolling import enrolled_daemon, renewed, samples
 from tests.processes.enrollment import EnrollingCoordinator
 from tests.processes.federation import Daemon
-from tests.processes.process import TIMEOUT_S, Process, Workspace, eventually
+from tests.processes.process import TIMEOUT_S, Process, Workspace, eventually, write_toml
 
 TASK = ["--task", "tiny_task:Tiny", "--yes", "--no-doctor"]
 
@@ -132,17 +136,74 @@ def test_a_daemon_that_was_off_for_too_long_comes_back_by_itself(
 def test_a_revoked_device_stops_asking_until_it_has_a_new_token(
     server: EnrollingCoordinator, workspace: Workspace
 ) -> None:
-    """Its connection ends, and its renewal is refused once. A new token and key bring it back without a restart."""
-    daemon = enrolled_daemon(server, workspace, "edge-4").start()
+    """Its connection ends, and it is not ready. A new token and key bring it back without a restart."""
+    metrics = free_address()
+    daemon = enrolled_daemon(server, workspace, "edge-4", metrics_listen=metrics).start()
     server.until_present("edge-4")
+    assert readiness(metrics) == 200
     revoke(server, "edge-4")
-    daemon.logged("refused")
+    assert "revoked" in daemon.logged("refused")["reason"]
+    eventually(lambda: readiness(metrics) == 503, "it is not ready")
+    assert samples(metrics, "fl_client_refused") == {(): 1.0}
     state = Path(daemon.settings["state_dir"])
     key = (state / "tls" / "current" / "tls.key").read_bytes()
-    assert server.enroll("edge-4", server.create_token("edge-4"), state, "--force") == 0
+    assert server.enroll("edge-4", server.create_token("edge-4"), state) == 0
     assert (state / "tls" / "current" / "tls.key").read_bytes() != key
     daemon.logged("registered", 2)
+    eventually(lambda: readiness(metrics) == 200, "it is ready")
     assert len(daemon.events("starting")) == 1
+
+
+def free_address() -> str:
+    """An address of this machine that nothing uses."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return f"127.0.0.1:{found.getsockname()[1]}"
+
+
+def readiness(address: str) -> int:
+    """The status that a probe gets."""
+    try:
+        with urllib.request.urlopen(f"http://{address}/ready", timeout=20) as answer:
+            return int(answer.status)
+    except HTTPError as error:
+        return error.code
+
+
+def test_init_uses_a_token_only_if_the_certificate_is_revoked(
+    server: EnrollingCoordinator, state: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """As an init container does: nothing to do while the coordinator accepts it; the doctor says revoked."""
+    token = server.create_token("edge-6")
+    assert server.enroll("edge-6", token, state) == 0
+    first = serial(state)
+    again = server.create_token("edge-6")
+    assert server.enroll("edge-6", again, state) == 0
+    assert "nothing to do" in capsys.readouterr().out
+    revoke(server, "edge-6")
+    settings = {"server": server.address, "state_dir": str(state), "tls": renewed(server, state), "task": {"name": "x"}}
+    write_toml(tmp_path / "client.toml", settings)
+    [finding] = coordinator.check(load_config(tmp_path / "client.toml"))
+    assert "the certificate is revoked" in finding.message
+    assert "fl enroll create" in finding.fix
+    assert server.enroll("edge-6", token, state) == 2
+    assert "revoked" in capsys.readouterr().err
+    assert serial(state) == first
+    assert server.enroll("edge-6", server.create_token("edge-6"), state) == 0
+    assert serial(state) != first
+
+
+def test_init_keeps_a_valid_certificate_while_the_coordinator_is_down(
+    server: EnrollingCoordinator, state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A device must start without it; the message says that nobody was asked."""
+    token = server.create_token("edge-7")
+    assert server.enroll("edge-7", token, state) == 0
+    first = serial(state)
+    assert server.enroll("edge-7", token, state, "--server", free_address()) == 0
+    output = capsys.readouterr()
+    assert "was not asked whether it accepts edge-7" in output.err
+    assert "nothing to do" in output.out
+    assert serial(state) == first
 
 
 def test_a_daemon_with_files_of_its_owner_changes_none(server: EnrollingCoordinator, workspace: Workspace) -> None:
