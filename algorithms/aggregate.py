@@ -108,15 +108,52 @@ def weighted_sums_of_tensors(updates: Sequence[Tensors], coefficients: Sequence[
 def average_buffers(updates: Sequence[Tensors], weights: Sequence[float]) -> Tensors:
     """The model's buffers after a round: the weighted mean of floating ones, the maximum of integer ones (counters).
 
+    An entry that is the same in all updates keeps its bits, also where it is not finite.
+
     Server optimizers do not apply to buffers: momentum could make a running variance negative, a mean with p_i >= 0
     cannot.
     """
 
     def combined(*blocks: torch.Tensor) -> torch.Tensor:
-        floating = blocks[0].is_floating_point()
-        return weighted_sums(blocks, [weights])[0].to(blocks[0].dtype) if floating else maximum(blocks)
+        return mean_of_buffers(blocks, weights) if blocks[0].is_floating_point() else maximum(blocks)
 
     return tree.map(combined, _layout_of(updates), *updates[1:])
+
+
+def mean_of_buffers(blocks: Iterable[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
+    """The weighted mean of floating buffers; entries that are the same in all blocks keep their bits.
+
+    blocks: as in `weighted_sums`, but each in memory of its own.
+    """
+    compared = SameEntries(blocks)
+    [total] = weighted_sums(compared, [weights])
+    return compared.kept(total)
+
+
+class SameEntries:
+    """Iterates over blocks, one at a time, and finds the entries that have the same bits in all of them."""
+
+    def __init__(self, blocks: Iterable[torch.Tensor]) -> None:
+        self._blocks = blocks
+        self._first: torch.Tensor | None = None
+        self._differ: torch.Tensor | None = None
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for block in self._blocks:
+            if self._first is None:
+                self._first = block
+            elif block.shape == self._first.shape:  # the reader of the blocks refuses others
+                differ = tree.bits(block) != tree.bits(self._first)
+                self._differ = differ if self._differ is None else self._differ | differ
+            yield block
+
+    def kept(self, reduced: torch.Tensor) -> torch.Tensor:
+        """The reduced block in the blocks' dtype, with the common bits where there are any. After the iteration."""
+        if self._first is None:
+            raise ValueError("expected at least one block, got none")
+        if self._differ is None:
+            return self._first.clone()
+        return torch.where(self._differ, reduced.to(self._first.dtype), self._first)
 
 
 Update = tuple[UpdateInfo, Mapping[Payload, Tensors]]

@@ -16,6 +16,9 @@ import torch
 
 from algorithms.base import Tensors
 
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integer dtypes by their bytes."""
+
 
 def map(function: Callable[..., torch.Tensor], first: Tensors, *others: Tensors) -> Tensors:
     """`function` applied to the tensors of each name in turn."""
@@ -115,6 +118,16 @@ def check_layout(expected: Tensors, given: Tensors, what: str) -> None:
                 f"{what}, tensor {name!r}: expected {_layout(tensor)}, got {_layout(given[name])}; "
                 "check that both sides build the same model"
             )
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of one dtype have the same shape and bits, also where values are NaN. b may be elsewhere."""
+    return a.shape == b.shape and torch.equal(bits(a), bits(b.to(a.device)))
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The bits of each entry as an integer."""
+    return tensor.contiguous().view(_BITS[tensor.dtype.itemsize])
 
 
 class _Scratch(Tensors):

@@ -103,7 +103,7 @@ def _rounds(case: argparse.Namespace, server: Server, admin: AdminClient, drawn:
     """One run. Its first round is not measured: files and connections' buffers are made in it."""
     forget_peak(server.child)
     spec = _spec(case, drawn)
-    run = admin.create_run(spec).run_id
+    run = admin.create_run(spec).run.run_id
     _committed(admin, run, 1)
     lag, cpu = histogram(server.metrics, LAG), cpu_s(server.child)
     rounds = _committed(admin, run, case.rounds + 1)

@@ -67,7 +67,7 @@ def measure(case: argparse.Namespace, deployment: Deployment, during: DuringRoun
     clients = [deployment.daemon(f"client-{index:03d}", server.address, task) for index in range(case.clients)]
     with server.operator() as admin:
         with during(server):
-            run = admin.create_run(_spec(case)).run_id
+            run = admin.create_run(_spec(case)).run.run_id
             rounds = committed_rounds(admin, run, case.rounds)
         first = time.monotonic() - began - sum(each.seconds for each in rounds[1:])
         export(admin, run, model := deployment.folder / "model.safetensors")

@@ -77,14 +77,17 @@ class Layout:
         """The layout of named tensors, in the order given.
 
         Raises:
-            LayoutError: a dtype is not supported, or a trainable name is not among the tensors.
+            LayoutError: a dtype is not supported, a name is too long, there are too many tensors, or a trainable name
+                is not among them. What this makes, `from_manifest` reads.
         """
+        _check_count(len(tensors))
         moved = set(trainable)
         if missing := sorted(moved - tensors.keys()):
             raise LayoutError(f"expected every trainable name among the tensors, got the unknown name {missing[0]!r}")
         entries: list[Entry] = []
         end = 0
         for name, tensor in tensors.items():
+            _check_name(name)
             if tensor.dtype not in _WIRE_DTYPES:
                 raise LayoutError(f"tensor {name!r}: expected a dtype of {_known_dtypes()}, got {tensor.dtype}")
             offset = _align(end, tensor.dtype.itemsize)
@@ -177,14 +180,23 @@ def _check_manifest(manifest: tensor_pb2.Manifest, max_bytes: int) -> None:
         raise LayoutError(f"expected encoding PLAIN ({tensor_pb2.ENCODING_PLAIN}), got number {manifest.encoding}")
     if manifest.size_bytes > max_bytes:
         raise LayoutError(f"expected at most {max_bytes} bytes, got size_bytes {manifest.size_bytes}")
-    if len(manifest.tensors) > _MAX_TENSORS:
-        raise LayoutError(f"expected at most {_MAX_TENSORS} tensors, got {len(manifest.tensors)}")
+    _check_count(len(manifest.tensors))
+
+
+def _check_count(count: int) -> None:
+    if count > _MAX_TENSORS:
+        raise LayoutError(f"expected at most {_MAX_TENSORS} tensors, got {count}")
+
+
+def _check_name(name: str) -> None:
+    if not 1 <= len(name) <= _MAX_NAME_CHARS:
+        shown = f" ({name[:40]}...)" if name else ""
+        raise LayoutError(f"expected a name of 1 to {_MAX_NAME_CHARS} characters, got {len(name)}{shown}")
 
 
 def _entry_of(spec: tensor_pb2.TensorSpec, end: int) -> Entry:
     """The entry of a spec, checked. end: the end of the previous tensor."""
-    if not 1 <= len(spec.name) <= _MAX_NAME_CHARS:
-        raise LayoutError(f"expected a name of 1 to {_MAX_NAME_CHARS} characters, got {len(spec.name)}")
+    _check_name(spec.name)
     dtype = _DTYPES.get(spec.dtype)
     if dtype is None:
         raise LayoutError(f"tensor {spec.name!r}: expected a dtype of {_known_dtypes()}, got number {spec.dtype}")

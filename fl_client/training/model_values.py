@@ -36,8 +36,10 @@ def layouts_of(model: nn.Module, personal: Collection[str] = (), *, own_frozen: 
     return {**layouts, tensor_pb2.RESOURCE_KIND_FROZEN: Layout.of(here.frozen)} if here.frozen else layouts
 
 
-def load(model: nn.Module, bundles: Bundles, personal: Collection[str] = (), *, own_frozen: bool = False) -> Tensors:
-    """Give the model the values of the round. Returns x, the trainable values in the bundle's memory, read only.
+def load(
+    model: nn.Module, bundles: Bundles, personal: Collection[str] = (), *, own_frozen: bool = False
+) -> tuple[Tensors, Tensors]:
+    """Give the model the values of the round. Returns x and the buffers, in the bundle's memory, read only.
 
     Personal parameters get their initial values. own_frozen: the model's own frozen parameters stay.
 
@@ -47,9 +49,9 @@ def load(model: nn.Module, bundles: Bundles, personal: Collection[str] = (), *, 
     expected = {**here.trainable, **here.buffers}
     values = _tensors(bundles, tensor_pb2.RESOURCE_KIND_MODEL, Layout.of(expected, here.trainable.keys()))
     frozen = _tensors(bundles, tensor_pb2.RESOURCE_KIND_FROZEN, Layout.of(here.frozen)) if here.frozen else {}
-    trainable = {name: values[name] for name in here.trainable}
-    fill(here, ModelState(trainable, {name: values[name] for name in here.buffers}, frozen))
-    return trainable
+    trainable, buffers = ({name: values[name] for name in part} for part in (here.trainable, here.buffers))
+    fill(here, ModelState(trainable, buffers, frozen))
+    return trainable, buffers
 
 
 def _received(model: nn.Module, personal: Collection[str], *, own_frozen: bool) -> ModelState:

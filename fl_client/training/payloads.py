@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 from google.protobuf.json_format import Error as JsonError
@@ -11,6 +11,7 @@ from google.protobuf.json_format import MessageToDict
 from torch import Tensor
 
 import algorithms
+from algorithms import tree
 from algorithms.base import Algorithm, ClientUpdate, Exchange, Tensors
 from algorithms.optimizers.classes import NO_CLASSES, Known
 from algorithms.optimizers.federated import with_optimizer
@@ -99,13 +100,26 @@ def check_size(assignment: training_pb2.Assignment, exchange: Exchange, model: L
         )
 
 
-def check_finite(update: ClientUpdate) -> None:
-    """Raises WorkFailed if the loss or a value of a payload is NaN or infinite."""
+def check_finite(update: ClientUpdate, buffers: Tensors) -> None:
+    """Raises WorkFailed if the loss or a value of a payload is NaN or infinite.
+
+    buffers: as received. One that has not changed may have any values, as masks of minus infinity do.
+    """
     check_finite_metrics(update)
-    for name, tensor in _all_tensors(update):
-        # A finite sum proves finite values. Each element is checked only if the sum is not finite.
-        if not math.isfinite(tensor.sum().item()) and not torch.isfinite(tensor).all():
-            raise WorkFailed(pb.FAILURE_REASON_NOT_FINITE, f"expected finite values, got others in {name}")
+    for part, tensors in update.payloads.items():
+        if bad := [name for name, tensor in tensors.items() if not _is_finite(tensor)]:
+            raise WorkFailed(pb.FAILURE_REASON_NOT_FINITE, f"expected finite values, got others in {part} {bad[0]}")
+    for name, tensor in update.buffers.items():
+        if not _is_finite(tensor) and not tree.same_bits(tensor, buffers[name]):
+            raise WorkFailed(
+                pb.FAILURE_REASON_NOT_FINITE,
+                f"expected finite values in buffers that change in training, got others in buffer {name}",
+            )
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    # A finite sum proves finite values. Each element is checked only if the sum is not finite.
+    return math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())
 
 
 def check_finite_metrics(update: ClientUpdate) -> None:
@@ -116,11 +130,6 @@ def check_finite_metrics(update: ClientUpdate) -> None:
         if bad := [name for name, value in values.items() if not math.isfinite(value)]:
             came = f"{bad[0]} = {values[bad[0]]} in epoch {number}"
             raise WorkFailed(pb.FAILURE_REASON_NOT_FINITE, f"expected finite metrics of local epochs, got {came}")
-
-
-def _all_tensors(update: ClientUpdate) -> Iterator[tuple[str, Tensor]]:
-    parts: list[tuple[str, Tensors]] = [*update.payloads.items(), ("buffers", update.buffers)]
-    return ((f"{part} {name}", tensor) for part, tensors in parts for name, tensor in tensors.items())
 
 
 def _names(kinds: Iterable[training_pb2.PayloadKind], names: Iterable[str]) -> str:

@@ -35,6 +35,8 @@ class PreparedWork:
     work: Work
     steps: int
     """Number of batches: of a full gradient, then of steps."""
+    buffers: Tensors
+    """The model's buffers as received."""
     unsent: Tensors = field(default_factory=dict)
     """e_i of `error_feedback`; empty: zero."""
 
@@ -46,7 +48,7 @@ def result_of(  # noqa: PLR0913, PLR0917 - what a header has
 
     examples: n_i; seconds: of training.
     """
-    payloads.check_finite(computed)
+    payloads.check_finite(computed, ready.buffers)
     known = _known_part(assignment, ready.work, computed.steps)
     sparse = "delta" in computed.payloads and packing.encoding_of(assignment).sparse
     sent = error_feedback.with_unsent(computed, ready.unsent)

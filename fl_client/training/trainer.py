@@ -152,7 +152,7 @@ class Trainer:
         algorithm = self.method_of(training)
         exchange = payloads.exchange_of(assignment, algorithm)
         personal = own.names_in(self._get_model(), assignment.personal)
-        model, x = self._load(assignment, bundles, personal)
+        model, x, buffers = self._load(assignment, bundles, personal)
         own.load(model, personal, client_state)
         payloads.check_size(assignment, exchange, bundles[tensor_pb2.RESOURCE_KIND_MODEL].layout)
         context = self._context(
@@ -170,7 +170,7 @@ class Trainer:
                 round_ = Round(assignment.key.round, context.direction, on_step)
                 data = replace(data, loop=OwnTraining(loop, model, self._local.train, training, round_).run)
         unsent = error_feedback.unsent_in(client_state, packing.encoding_of(assignment))
-        return PreparedWork(model, data, work, steps, unsent)
+        return PreparedWork(model, data, work, steps, buffers, unsent)
 
     def finish(
         self, assignment: training_pb2.Assignment, ready: PreparedWork, computed: ClientUpdate, seconds: float
@@ -193,7 +193,7 @@ class Trainer:
         if not len(self._local.held_out):
             raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, "expected held-out examples on this device, got none")
         personal = own.names_in(self._get_model(), assignment.personal)
-        model, _ = self._load(assignment, bundles, personal)
+        model, _, _ = self._load(assignment, bundles, personal)
         metrics = self._metrics(model)
         without = {}
         if personal:
@@ -230,16 +230,18 @@ class Trainer:
                 f" got version {here.version!r} {here.source} here: install the same version on both sides",
             )
 
-    def _load(self, assignment: AnyAssignment, bundles: Bundles, personal: frozenset[str]) -> tuple[nn.Module, Tensors]:
-        """The model with the values of the bundles, and x in the bundle's memory."""
+    def _load(
+        self, assignment: AnyAssignment, bundles: Bundles, personal: frozenset[str]
+    ) -> tuple[nn.Module, Tensors, Tensors]:
+        """The model with the values of the bundles, and x and the buffers in the bundle's memory."""
         if assignment.HasField("local_frozen"):
             with task_failures():
                 model = self._model.with_own_frozen(assignment.local_frozen)
-            return model, model_values.load(model, bundles, personal, own_frozen=True)
+            return model, *model_values.load(model, bundles, personal, own_frozen=True)
         model = self._get_model()
         if tensor_pb2.RESOURCE_KIND_FROZEN in bundles:
             self._model.replaced()
-        return model, model_values.load(model, bundles, personal)
+        return model, *model_values.load(model, bundles, personal)
 
     def _get_model(self) -> nn.Module:
         with task_failures():

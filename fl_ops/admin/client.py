@@ -60,9 +60,9 @@ class AdminClient:
     ) -> None:
         self._channel.close()
 
-    def create_run(self, spec: admin_pb2.RunSpec) -> admin_pb2.RunStatus:
-        """Create a run."""
-        return self._call("CreateRun", admin_pb2.CreateRunRequest(spec=spec), admin_pb2.CreateRunResponse).run
+    def create_run(self, spec: admin_pb2.RunSpec) -> admin_pb2.CreateRunResponse:
+        """Create a run; with what its creator should know of it."""
+        return self._call("CreateRun", admin_pb2.CreateRunRequest(spec=spec), admin_pb2.CreateRunResponse)
 
     def list_runs(self) -> list[admin_pb2.RunStatus]:
         """All runs, in the coordinator's order."""

@@ -37,7 +37,7 @@ def _train(client: AdminClient, settings: DemoSettings, method: Method, watch: _
     import algorithms  # imported here: `fl demo --help` must not wait for torch
 
     began = time.monotonic()
-    run = client.create_run(parse_run(settings.run(method)))
+    run = client.create_run(parse_run(settings.run(method))).run
     watch.until_completed(run.run_id)
     seconds = time.monotonic() - began
     response = client.get_run(run.run_id)

@@ -7,12 +7,13 @@ floating buffer may move as far as others did, a variance is not negative, and a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 import algorithms as fl
+from algorithms import tree
 from fl_server.admission.norms import NO_LIMIT, RelativeNorm
 from fl_server.aggregation.blocks import Source, read_block
 from protos.codec import Entry
@@ -31,6 +32,10 @@ class BadBuffer(Exception):
     """A buffer that no honest training produces. The text names it, with expected and received values."""
 
 
+class NotFiniteBuffer(BadBuffer):
+    """A buffer with a NaN or an infinity that its client did not get, or one that it got and changed."""
+
+
 @dataclass(frozen=True, slots=True)
 class BufferRules:
     """The rules for the buffers of one client's update. The default only checks variances."""
@@ -44,19 +49,27 @@ class BufferRules:
     most: int = 0
     """Largest growth of an integer: the number of examples seen in the local steps."""
 
-    def check(self, update: Source, entries: Sequence[Entry]) -> float | None:
+    def check(self, update: Source, entries: Sequence[Entry], odd: Collection[str] = ()) -> float | None:
         """The L2 distance of the floating buffers from those sent; None without any. Raises BadBuffer.
 
+        A buffer that was sent with values that are not finite, as masks of minus infinity are, must have the same bits.
+
         Args:
-            update: a whole update, of which every value is finite.
+            update: a whole update.
             entries: of its delta, with offsets in the update.
+            odd: names of the buffers with values that are not finite, or too large for a sum of squares.
         """
         if all(entry.trainable for entry in entries):
             return None
-        squares, before, floating = 0.0, 0.0, False
+        squares, before, floating, constant = 0.0, 0.0, False, _constant(self.sent)
         for entry, start, values in _blocks(update, entries):
+            sent = self._sent(entry, start, len(values))
+            if entry.name in constant or entry.name in odd:
+                _check_unchanged(entry, values, sent, constant)
+                floating = True
+                continue
             _check_variance(entry, values)
-            if (sent := self._sent(entry, start, len(values))) is None:
+            if sent is None:
                 continue
             if values.is_floating_point():
                 floating, wide = True, sent.double()
@@ -99,6 +112,23 @@ def most_counted(steps: int, examples: int, batch_size: int) -> int:
 def _check_variance(entry: Entry, values: torch.Tensor) -> None:
     if entry.name.rpartition(".")[2] in VARIANCES and bool((values < 0).any()):
         raise BadBuffer(f"buffer {entry.name!r}: expected a variance of 0 or more, got {float(values.min()):g}")
+
+
+def _constant(sent: fl.Tensors) -> frozenset[str]:
+    """Names of the floating buffers with values that are not finite."""
+    floating = [name for name, tensor in sent.items() if tensor.is_floating_point() and tensor.numel()]
+    return frozenset(name for name in floating if not bool(torch.isfinite(sent[name]).all()))
+
+
+def _check_unchanged(entry: Entry, values: torch.Tensor, sent: torch.Tensor | None, constant: Collection[str]) -> None:
+    """Raises NotFiniteBuffer unless a buffer with values that are not finite has the bits that were sent."""
+    if entry.name not in constant:
+        raise NotFiniteBuffer(f"tensor {entry.name!r}: expected finite values, got a NaN or an infinity")
+    if sent is None or not tree.same_bits(sent, values):
+        raise NotFiniteBuffer(
+            f"buffer {entry.name!r}: expected the values that were sent, because some of them are not finite, got"
+            " others: a buffer that changes in training must be finite"
+        )
 
 
 def _blocks(update: Source, entries: Sequence[Entry]) -> Iterator[tuple[Entry, int, torch.Tensor]]:

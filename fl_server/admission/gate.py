@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fl_server.admission.buffers import BadBuffer, BufferRules
+from fl_server.admission.buffers import BadBuffer, BufferRules, NotFiniteBuffer
 from fl_server.admission.epochs import wrong_epochs
 from fl_server.admission.expected_work import ExpectedWork
 from fl_server.admission.norms import BUFFERS, NO_LIMIT, RelativeNorm
@@ -28,6 +28,8 @@ _MAX_EXAMPLES = 2**53
 """Largest count that float64 represents exactly; weights are computed in it."""
 _MOST_SHOWN = 16
 """Payloads of a wrong update that the refusal lists."""
+_ANY_SIZE = 2**62
+_KEEP = "; parameters and buffers keep their shapes and types in training"
 
 
 class UpdateRefused(Exception):
@@ -110,7 +112,7 @@ class AdmissionGate:
                 continue  # exactly as expected; the code below finds the difference otherwise
             if shape.encoding != PLAIN:
                 if difference := shape.encoded.difference_from(payload.manifest, self.max_bytes):
-                    raise UpdateRefused(RefusalReason.REFUSAL_REASON_LAYOUT, f"{shape.payload}: {difference}")
+                    raise UpdateRefused(RefusalReason.REFUSAL_REASON_LAYOUT, f"{shape.payload}: {difference}{_KEEP}")
                 continue
             if (count := len(payload.manifest.tensors)) > _TIMES_TENSORS * len(shape.layout.entries):
                 raise UpdateRefused(
@@ -118,11 +120,11 @@ class AdmissionGate:
                     f"{shape.payload}: expected {len(shape.layout.entries)} tensors, got {count}",
                 )
             try:
-                layout = Layout.from_manifest(payload.manifest, self.max_bytes)
+                layout = Layout.from_manifest(payload.manifest, _ANY_SIZE)  # the difference is named, at any size
             except LayoutError as error:
                 raise UpdateRefused(RefusalReason.REFUSAL_REASON_LAYOUT, str(error)) from error
             if difference := shape.layout.difference(layout):
-                raise UpdateRefused(RefusalReason.REFUSAL_REASON_LAYOUT, f"{shape.payload}: {difference}")
+                raise UpdateRefused(RefusalReason.REFUSAL_REASON_LAYOUT, f"{shape.payload}: {difference}{_KEEP}")
 
     def clip_factor(self, norm: float) -> float:
         """The factor for a delta of this norm."""
@@ -155,17 +157,19 @@ class AdmissionGate:
 
         squares: for each tensor the sum of the squares of its values, as of `digest_and_norms`. Raises UpdateRefused.
         """
-        of_tensor = iter(squares)
-        norms: dict[str, float] = {shape.payload: self._norm(shape, of_tensor) for shape in self.shape.payloads}
+        of_tensor, odd = iter(squares), set[str]()
+        norms: dict[str, float] = {shape.payload: self._norm(shape, of_tensor, odd) for shape in self.shape.payloads}
         if self.shape.trains:
             self._check_norm(norms["delta"])
-            norms |= self._check_buffers(update)
+            norms |= self._check_buffers(update, odd)
         self._check_others(norms)
         return norms
 
-    def _check_buffers(self, update: Source) -> dict[str, float]:
+    def _check_buffers(self, update: Source, odd: Collection[str]) -> dict[str, float]:
         try:
-            distance = self.buffers.check(update, self.shape.layout_of("delta").entries)
+            distance = self.buffers.check(update, self.shape.layout_of("delta").entries, odd)
+        except NotFiniteBuffer as error:
+            raise UpdateRefused(RefusalReason.REFUSAL_REASON_NOT_FINITE, f"delta, {error}") from error
         except BadBuffer as error:
             raise UpdateRefused(RefusalReason.REFUSAL_REASON_NORM, str(error)) from error
         except LayoutError as error:  # a byte that is no bool, which the reducer could not read
@@ -193,11 +197,16 @@ class AdmissionGate:
                     f"expected an update of norm {limit:g} at most{why}, got {norm:g}",
                 )
 
-    def _norm(self, shape: PayloadShape, squares: Iterator[float]) -> float:
-        """Norm of a payload's trainable part. Raises UpdateRefused for a value that is not finite, also in a buffer."""
+    def _norm(self, shape: PayloadShape, squares: Iterator[float], odd: set[str]) -> float:
+        """Norm of a payload's trainable part. Raises UpdateRefused for a value that is not finite.
+
+        odd: gets the names of the buffers with such a value; what may be in them depends on what was sent.
+        """
         total = 0.0
         for entry, square in zip(shape.layout.entries, squares, strict=False):
-            if not math.isfinite(square):
+            if not math.isfinite(square) and not entry.trainable:
+                odd.add(entry.name)
+            elif not math.isfinite(square):
                 raise UpdateRefused(
                     RefusalReason.REFUSAL_REASON_NOT_FINITE,
                     f"{shape.payload}, tensor {entry.name!r}: expected finite values, got a NaN or an infinity",

@@ -90,6 +90,8 @@ class Engine:
         """Frozen tensors of the first model, if they are sent; set with the first snapshot."""
         self.local_frozen = self._model.local_frozen
         """The frozen parameters that clients must have from their own tasks. None if they are sent."""
+        self.remarks = self._model.remarks
+        """What the creator of the run should know of its model, as lines of text."""
         self.evaluation = ServerEvaluation(task, device, config.evaluation.batch_size)
         self._evaluating = threading.Lock()
 

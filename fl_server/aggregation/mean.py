@@ -8,11 +8,11 @@ bits are those of the CPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 
 import torch
 
 import algorithms as fl
+from algorithms.aggregate import mean_of_buffers
 from fl_server.aggregation.blocks import Source, by_block, device_of, joined, neighbours
 from fl_server.aggregation.shapes import AcceptedUpdates
 from protos.codec import Entry, Layout
@@ -62,10 +62,13 @@ def apart(whole: torch.Tensor, entries: Sequence[Entry]) -> fl.Tensors:
 
 
 def average_buffers(sources: Sequence[Source], layout: Layout, weights: Sequence[float]) -> fl.Tensors:
-    """The buffers after a round: floating ones averaged plainly, integers at their maximum."""
+    """The buffers after a round: floating ones averaged plainly, integers at their maximum.
 
-    def mean(blocks: Iterator[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
-        return [total.to(dtype) for total in fl.weighted_sums(blocks, [weights])]
+    Values that are the same in all updates keep their bits, also where they are not finite.
+    """
+
+    def mean(blocks: Iterator[torch.Tensor]) -> list[torch.Tensor]:
+        return [mean_of_buffers(blocks, weights)]
 
     def largest(blocks: Iterator[torch.Tensor]) -> list[torch.Tensor]:
         return [fl.maximum(blocks)]
@@ -74,7 +77,6 @@ def average_buffers(sources: Sequence[Source], layout: Layout, weights: Sequence
     device = device_of(sources)
     for entry in layout.entries:
         if not entry.trainable:
-            floating = partial(mean, dtype=entry.dtype)
-            reduce = floating if entry.dtype.is_floating_point else largest
+            reduce = mean if entry.dtype.is_floating_point else largest
             [averaged[entry.name]] = by_block(sources, entry, reduce, device=device)
     return averaged

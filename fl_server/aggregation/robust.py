@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import algorithms as fl
+from algorithms.aggregate import SameEntries
 from algorithms.precision import master_dtype
 from algorithms.reducers.robust import (
     contribution_scales,
@@ -102,15 +103,16 @@ def centre_buffers(section: RoundSection, updates: AcceptedUpdates, weights: Seq
     """The centre of the buffers, in place of their mean or maximum.
 
     A selection is made by deltas, and a selected update may still lie in its buffers: their median over all is used.
+    Entries that are the same in all updates keep their bits.
     Counters, of which a mean takes the maximum, have the median of a reducer from outside too.
     """
     cut = _cut(section, len(updates.sources))
     reduce = partial(trimmed_mean, cut=cut) if selects(section) else _reduce(section, weights)
 
     def centre(blocks: Blocks) -> list[torch.Tensor]:
-        alike = list(blocks)
+        alike = list(compared := SameEntries(blocks))
         if alike[0].is_floating_point():
-            return [reduce(stacked(alike)).to(alike[0].dtype)]
+            return [compared.kept(reduce(stacked(alike)))]
         return [trimmed_maximum(torch.stack(alike), cut)]
 
     centres: fl.Tensors = {}

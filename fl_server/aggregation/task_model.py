@@ -22,7 +22,7 @@ from protos.fl.v1.tensor_pb2 import Resource
 from protos.frozen import frozen_resource, frozen_text, tensor_digests
 from tasks import Task, TaskError
 from tasks.building.holders import held_outside
-from tasks.building.new_model import new_model
+from tasks.building.new_model import new_model, remarks_on
 
 
 class TaskModel:
@@ -48,12 +48,15 @@ class TaskModel:
             self.layout = Layout.of({**values.trainable, **values.buffers}, trainable=values.trainable.keys())
             """Layout of the bundle sent every round: trainable tensors, then buffers."""
             self.trainable_layout = Layout.of(values.trainable, trainable=values.trainable.keys())
+            Layout.of(values.frozen)
         except LayoutError as error:
             raise TaskError(f"the task's model cannot be sent: {error}") from error
         tied = tied_names(module)
         own = {} if self.local_frozen is None else state_views(module).frozen
         self.tied = {name: of for name, of in tied.items() if of not in own}
         """Names of the state_dict that the layout leaves out, because they are second names -> the first name."""
+        self.remarks = remarks_on(module)
+        """What the creator of the run should know of the model."""
         self._has_first = True
 
     def _views(self, module: nn.Module) -> fl.ModelState:
@@ -81,7 +84,10 @@ class TaskModel:
             self._module = self._built(self._seed)
         if path:
             load_initial(self._module, Path(path), keep_frozen=self.local_frozen is not None)
-        yield self._views(self._module)
+        views = self._views(self._module)
+        _check_finite(views.trainable, f"initial_model {path}" if path else "the task's model()")
+        yield views
+        del views
         frozen = {} if self.local_frozen is None else tensor_digests(state_views(self._module).frozen)
         self.release()
         if frozen:
@@ -150,6 +156,17 @@ def other_frozen(expected: str, now: str) -> str:
         f"expected the frozen parameters of the run, {expected or 'none'}, got {now or 'none'} from the"
         " task's model() here: put the files back that it loads"
     )
+
+
+def _check_finite(parameters: fl.Tensors, source: str) -> None:
+    """Raises InvalidInput for a first model that no training can start from. Buffers may be masks of minus infinity."""
+    for name, tensor in parameters.items():
+        if not bool(torch.isfinite(tensor.sum())) and not bool(torch.isfinite(tensor).all()):
+            raise InvalidInput(
+                "initial_model" if source.startswith("initial") else "task",
+                f"finite parameters in the first model, which {source} gives",
+                f"NaN or infinity in {name!r}: check how it is initialised",
+            )
 
 
 def _local_frozen(module: nn.Module) -> Resource:

@@ -54,7 +54,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def CreateRun(self, request: pb.CreateRunRequest, context: Context) -> pb.CreateRunResponse:
         """Check a run's configuration, and create the run."""
         run = await self._coordinator.creation.create(with_owner(from_spec(request.spec)), actor())
-        return pb.CreateRunResponse(run=run_status(run))
+        return pb.CreateRunResponse(run=run_status(run), remarks=run.model.engine.remarks)
 
     async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
         """A page of runs, the oldest first."""

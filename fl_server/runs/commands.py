@@ -146,10 +146,12 @@ class CommandHandlers:
         """Draw clients that failed again after a delay. If all had NaN or too large norms, the run fails."""
         del command
         state, submissions = self._control.state, self._parts.submissions
-        if state.drawn <= submissions.not_finite and not state.admitted:
+        if state.drawn <= submissions.not_finite.keys() and not state.admitted:
             submissions.fail_as_diverged()
         elif submissions.all_refused_for_norm():
             submissions.fail_for_norms()
+        elif submissions.all_refused_for_layout():
+            submissions.fail_for_layout()
         else:
             self._control.tasks.set_timer(RETRY_S, ev.RetryDue())
 

@@ -18,6 +18,7 @@ from fl_server.aggregation.server_update import ServerUpdateStats
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.run_config import RunConfig
 from fl_server.runs.round_log import RoundLog
+from fl_server.runs.sizes import check_update_size
 from fl_server.services import Services
 from fl_server.store.checkpoints import INITIAL
 from fl_server.store.errors import StoreError
@@ -102,6 +103,7 @@ class ModelStore:
         saved = await self._services.in_compute(self._services.checkpoints.latest, self._run_id)
         commit = saved.facts.get("commit") if saved else None
         if saved is None:
+            check_update_size(self.engine, self._services.config.limits.max_update_mib)
             self._snapshot = await self._services.in_compute(self.engine.first)
             await self._save(self._snapshot, {})
         else:

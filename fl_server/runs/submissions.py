@@ -32,6 +32,8 @@ from protos.fl.v1.training_pb2 import ExchangeKey, RefusalReason, UpdateHeader
 log = structlog.get_logger()
 
 
+LAYOUT = RefusalReason.Name(RefusalReason.REFUSAL_REASON_LAYOUT)
+"""The reason of a refusal, as the ledger has it."""
 MANY_WAITING = 8
 """Updates that wait for their verdicts, from which on they are decided together."""
 MOST_TOGETHER = 100
@@ -54,10 +56,12 @@ class Submissions:
         self._control = control
         self.refused: set[str] = set()
         """Clients with a refused update in this round. The refusal stands, so they are not drawn for it again."""
-        self.not_finite: set[str] = set()
-        """Clients that got a NaN or an infinity in this round, or whose update alone made a sum overflow."""
+        self.not_finite: dict[str, str] = {}
+        """Clients that got a NaN or an infinity in this round, or whose update alone made a sum overflow, and why."""
         self.norm_refused: set[str] = set()
         """Clients with an update of this round that was refused because of its norm."""
+        self.layout_refused: dict[str, str] = {}
+        """Clients with an update of this round that was refused because of its layout, and why."""
         self.failures = Failures(context, control)
         self._waiting: dict[_Waiting, None] = {}
         """Updates whose verdicts are not decided yet, in order of arrival."""
@@ -116,6 +120,8 @@ class Submissions:
             self._waiting.pop(waiting, None)  # cancelled before its turn
         verdict = await waiting.decided
         if verdict is not None and not verdict.admitted:
+            if verdict.reason == LAYOUT:
+                self.layout_refused[verdict.client_id] = verdict.detail
             self.client_out(verdict.client_id, "refused", f"update refused: {verdict.detail}")
         return verdict
 
@@ -184,7 +190,7 @@ class Submissions:
             if self.refusal_for(key, client) is not None or not self._control.state.works(client):
                 return False
             if not finite:
-                self.add_not_finite(client)
+                self.add_not_finite(client, reason.why)
             await self.take_failure(client, reason)
             return True
 
@@ -254,9 +260,9 @@ class Submissions:
         outcome = refused_outcome(update, RefusalReason.REFUSAL_REASON_NORM, self._control.record.state_epoch)
         context.fleet.push(client, pb.AttendResponse(outcome=outcome))
         await context.fleet.note(client, f"update refused (norm): {update.detail}"[:300])
-        self.add_not_finite(client)
+        self.add_not_finite(client, update.detail)
 
-    # Runs that diverge.
+    # Runs that diverge, or whose model changes its layout.
 
     @property
     def remedy(self) -> str:
@@ -264,24 +270,25 @@ class Submissions:
         rate = self._control.config.local.learning_rate_in(self._control.state.round) / 2
         return f"fl run resume {self._context.run_id} --learning-rate {rate:g}"
 
-    def add_not_finite(self, client: str) -> None:
+    def add_not_finite(self, client: str, why: str) -> None:
         """A client got a NaN or an infinity. If enough clients did and no other update is there, the run fails."""
-        self.not_finite.add(client)
+        self.not_finite[client] = why
         if len(self.not_finite) >= max(2, self._control.state.goal) and not self._control.state.admitted:
             self.fail_as_diverged()
 
     def fail_as_diverged(self) -> None:
         """Fail the run because training diverges. The last committed model stays."""
         round_ = self._control.state.round
+        client, why = min(self.not_finite.items())
         self._control.fail(
             f"{len(self.not_finite)} clients got values that are not finite in round {round_}, and no client got "
-            f"others; {model_of(round_ - 1)} stays. Lower the learning rate; `{self.remedy}` continues from "
-            "there"
+            f"others; {model_of(round_ - 1)} stays. {client}: {why}. Lower the learning rate, or change what makes "
+            f"such values; `{self.remedy}` continues from there"
         )
 
     def all_refused_for_norm(self) -> bool:
         """Whether several updates were refused for their norm and none is left: then no single client is the cause."""
-        state, without_update = self._control.state, self.norm_refused | self.not_finite
+        state, without_update = self._control.state, self.norm_refused | self.not_finite.keys()
         several = len(self.norm_refused) >= max(2, state.goal)
         return several and state.drawn <= without_update and not state.admitted
 
@@ -294,6 +301,25 @@ class Submissions:
             "there. If such norms are right, create a run with another round.max_relative_norm or max_relative_payload"
         )
 
+    def all_refused_for_layout(self) -> bool:
+        """Whether all updates of the round were refused for the same difference between their layout and the model's.
+
+        One client alone proves nothing about the model, unless no round was committed yet and no other is here.
+        """
+        state, refused = self._control.state, self.layout_refused
+        alike = len({why.partition(", got ")[0] for why in refused.values()}) == 1
+        alone = not state.round and refused.keys() >= set(state.candidates)
+        several = len(refused) >= max(2, state.goal) or (alone and bool(refused))
+        return alike and several and state.drawn <= refused.keys() and not state.admitted
+
+    def fail_for_layout(self) -> None:
+        """Fail the run because its model changes its layout in training, so that no update can ever count."""
+        round_, (client, why) = self._control.state.round, min(self.layout_refused.items())
+        self._control.fail(
+            f"every update of round {round_} was refused for its layout; {model_of(round_ - 1)} stays. {client}: {why}."
+            " What must change is no part of the model: keep it in a buffer with persistent=False"
+        )
+
     def clear(self) -> None:
         """The round is over or redrawn: every client may be drawn again."""
         if self.refused:
@@ -301,4 +327,5 @@ class Submissions:
         self.refused.clear()
         self.not_finite.clear()
         self.norm_refused.clear()
+        self.layout_refused.clear()
         self.failures.clear()

@@ -99,7 +99,7 @@ class Verdicts:
         )
         receipt = await self._enter(submission, _record(header, client, refusal=refusal))
         if refusal.reason == RefusalReason.REFUSAL_REASON_NOT_FINITE:
-            run.submissions.add_not_finite(client)
+            run.submissions.add_not_finite(client, str(refusal))
         if refusal.reason == RefusalReason.REFUSAL_REASON_NORM:
             run.submissions.norm_refused.add(client)
         await self._services.fleet.note(client, f"update refused ({reason}): {refusal}"[:300])

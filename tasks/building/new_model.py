@@ -36,6 +36,19 @@ def new_model(task: Task) -> nn.Module:
     return owner.pop()
 
 
+def remarks_on(module: nn.Module) -> tuple[str, ...]:
+    """What its author should know of a model that can be trained, as lines of text."""
+    parts = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    others = sorted(module.state_dict().keys() - {name for name, _ in parts})
+    if not others:
+        return ()
+    remark = (
+        f"{others[0]!r} of the model's state_dict ({len(others)} such) is neither a parameter nor a buffer, as that of"
+        " get_extra_state(): it is not sent, averaged or exported"
+    )
+    return (remark,)
+
+
 def _made(task: Task) -> nn.Module:
     with task_call("the task's model()"):
         module: object = task.model()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import algorithms as fl
+from algorithms import tree
 
 COHORT = [fl.UpdateInfo("a", 1, 1), fl.UpdateInfo("b", 3, 1)]
 
@@ -98,6 +99,14 @@ def test_inputs_are_not_shared_with_results() -> None:
     fl.weighted_sums([block], [(1.0,)])[0].zero_()
     fl.maximum([counter]).zero_()
     assert (block.tolist(), counter.item()) == ([1.0, 1.0], 3)
+
+
+def test_a_buffer_that_is_the_same_everywhere_keeps_its_bits() -> None:
+    """Also minus infinity with a weight of 0, a NaN, and a float64 that a mean would round."""
+    third = torch.tensor([1 / 3], dtype=torch.float64)
+    same = {"mask": torch.tensor([0.0, -torch.inf]), "nan": torch.tensor([torch.nan]), "third": third}
+    averaged = fl.average_buffers([same] * 3, (0.0, 0.7, 0.3))
+    assert all(tree.same_bits(averaged[name], tensor) for name, tensor in same.items())
 
 
 def test_buffers_by_hand() -> None:

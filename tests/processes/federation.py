@@ -85,7 +85,7 @@ class Coordinator(Process):
     def create(self, name: str, **sections: Any) -> str:
         """Create a run; returns its id."""
         with self.admin() as admin:
-            return admin.create_run(run_spec(name, **sections)).run_id
+            return admin.create_run(run_spec(name, **sections)).run.run_id
 
     def run(self, run_id: str) -> admin_pb2.RunStatus:
         """Status of a run."""

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from fl_common.command_help import Group, examples
+from fl_common.units import plain
 from fl_ops.admin import watching
 from fl_ops.admin.cohorts import cohort_read
 from fl_ops.admin.run_file import read_run
@@ -50,7 +51,10 @@ def create(
     if name is not None:
         spec.name = name
     with context.connect() as client:
-        run = client.create_run(spec)
+        created = client.create_run(spec)
+        run = created.run
+        for remark in created.remarks:
+            typer.echo(f"fl: remark: {plain(remark)}", err=True)
         if watch:
             events = watching.watch(lambda: client.watch_run(run.run_id))
             beside = partial(cohort_read, partial(client.list_cohort, run.run_id, MOST_NAMED))

@@ -179,7 +179,10 @@ class BatchedEngine(LocalEngine):
                     trained = assigned.trainer.finish(assigned.assignment, work, update, seconds)
                     yield self._work.deliver(assigned, trained)
                     continue
-                (check_finite_metrics if held[position].finite else check_finite)(update)
+                if held[position].finite:
+                    check_finite_metrics(update)
+                else:
+                    check_finite(update, work.buffers)
             except WorkFailed as error:
                 yield Failed.of(assigned.client, error)
                 continue

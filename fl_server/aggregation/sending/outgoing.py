@@ -88,7 +88,9 @@ def _word(layout: Layout, encoding: str) -> int:
 
 def check_encodable(outgoing: Outgoing, after: int) -> None:
     """Raises Diverged if the encoding cannot hold the values. after: the round that computed them."""
-    if outgoing.encoding == PLAIN or all(_small(tensor) for tensor in outgoing.tensors.values()):
+    if outgoing.encoding == PLAIN or all(
+        _small(outgoing.tensors[entry.name]) for entry in outgoing.layout.entries if entry.trainable
+    ):
         return
     try:
         outgoing.bundle()

@@ -13,6 +13,7 @@ from fl_server.rounds.selecting import goal_of
 from fl_server.rounds.state import Failed, Phase, RoundState
 from fl_server.runs.computation import update_paths
 from fl_server.runs.run import Run
+from fl_server.runs.submissions import LAYOUT
 from fl_server.store.errors import NoOpenFiles, StoreError
 from fl_server.store.files import file_digest
 from fl_server.store.protocol import Store, accepted_updates
@@ -46,6 +47,9 @@ async def restore_round_under_way(run: Run) -> None:
     submissions.refused = {update.client_id for update in updates if not update.admitted}
     submissions.norm_refused = {
         update.client_id for update in updates if not update.admitted and update.reason == _NORM
+    }
+    submissions.layout_refused = {
+        update.client_id: update.detail for update in updates if not update.admitted and update.reason == LAYOUT
     }
     # Not waited for: clients that were lost before the restart, that were refused, or that must not be drawn.
     never = submissions.refused | run.client_states.excluded(run.record.state_epoch)

@@ -455,10 +455,12 @@ class CreateRunRequest(_message.Message):
     def __init__(self, spec: _Optional[_Union[RunSpec, _Mapping]] = ...) -> None: ...
 
 class CreateRunResponse(_message.Message):
-    __slots__ = ("run",)
+    __slots__ = ("run", "remarks")
     RUN_FIELD_NUMBER: _ClassVar[int]
+    REMARKS_FIELD_NUMBER: _ClassVar[int]
     run: RunStatus
-    def __init__(self, run: _Optional[_Union[RunStatus, _Mapping]] = ...) -> None: ...
+    remarks: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run: _Optional[_Union[RunStatus, _Mapping]] = ..., remarks: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListRunsRequest(_message.Message):
     __slots__ = ("page_size", "page_token")

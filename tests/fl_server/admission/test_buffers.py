@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fl_server.admission import buffers
-from fl_server.admission.buffers import BadBuffer, BufferRules, most_counted
+from fl_server.admission.buffers import BadBuffer, BufferRules, NotFiniteBuffer, most_counted
 from fl_server.admission.norms import RelativeNorm
 from protos.codec import Layout, pack
 
@@ -52,6 +52,20 @@ def test_a_variance_is_not_negative(tmp_path: Path) -> None:
     for rules in (BOUNDED, BufferRules(SENT)):
         with pytest.raises(BadBuffer, match=r"'norm.running_var': expected a variance of 0 or more, got -0.5"):
             check(tmp_path, rules, norm_of_running_var=torch.tensor([1.0, -0.5]))
+
+
+def test_a_mask_of_minus_infinity_must_come_back_as_it_was_sent(tmp_path: Path) -> None:
+    """It counts 0 in the distance. One that is changed, even to finite values, is refused by name."""
+    mask = torch.tensor([0.0, -torch.inf])
+    sent, odd = {**SENT, "norm.running_mean": mask}, {"norm.running_mean"}
+    rules = BufferRules(sent, bounded=True, most=10)
+    path = tmp_path / "x"
+    path.write_bytes(pack(sent, LAYOUT))
+    assert rules.check(path, LAYOUT.entries, odd) == 0.0
+    for values in (mask - 1, torch.zeros(2), torch.tensor([0.0, torch.nan])):
+        path.write_bytes(pack({**sent, "norm.running_mean": values}, LAYOUT))
+        with pytest.raises(NotFiniteBuffer, match=r"buffer 'norm.running_mean': expected the values that were sent"):
+            rules.check(path, LAYOUT.entries, odd)
 
 
 def test_a_distance_is_limited_by_committed_rounds(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import algorithms as fl
+from algorithms import tree
 from algorithms.reducers.robust import trimmed_mean
 from fl_server.aggregation import robust
 from fl_server.aggregation.engine import Engine
@@ -194,6 +195,18 @@ def test_a_huge_buffer_of_one_client_has_no_effect(tmp_path: Path, reducer: Redu
     assert {x.dtype for x in first.values()} == {torch.float32, torch.int64}
     for name, x in first.items():
         assert bool(((x + 1 <= result.buffers[name]) & (result.buffers[name] <= x + 4)).all())
+
+
+@with_each_reducer
+def test_a_buffer_that_is_the_same_everywhere_keeps_its_bits(tmp_path: Path, reducer: Reducer) -> None:
+    """Also where its values are not finite; with the mean, too."""
+    for run in (engine(**reducer), engine()):
+        updates = honest(run, spread=0.02)
+        same = [(name, x) for name, x in run.first().buffers.items() if x.is_floating_point()]
+        odd = {name: torch.full_like(x, (-torch.inf, torch.nan)[at % 2]) for at, (name, x) in enumerate(same)}
+        made = server_update(run, [{**update, **odd} for update in updates], tmp_path)[0].buffers
+        assert len(odd) > 1
+        assert all(tree.same_bits(made[name], x) for name, x in odd.items())
 
 
 def test_buffers_by_hand(tmp_path: Path) -> None:

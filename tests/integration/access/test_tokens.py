@@ -90,7 +90,7 @@ def test_an_operator_with_a_token_runs_and_owns_a_run(site: Site) -> None:
         found = operator.who_am_i()
         assert (found.identity, list(found.roles), found.source) == ("operator:oidc:alice", ["operator"], "token")
         assert found.ends.seconds > time.time()
-        run = operator.create_run(run_spec("by-token"))
+        run = operator.create_run(run_spec("by-token")).run
         assert run.spec.owner == "oidc:alice"
         assert ("operator:oidc:alice", "run_created") in [
             (entry.actor, entry.event) for entry in operator.list_history(run.run_id, 0)
@@ -172,7 +172,7 @@ def test_a_token_is_worth_nothing_at_other_ports(site: Site) -> None:
 def test_an_open_stream_ends_with_its_token(site: Site) -> None:
     """A watch of a run is over soon after the token's end, with the leeway."""
     with site.operator(groups=["fl-admins"]) as admin:
-        run = admin.create_run(run_spec("watched-by-token")).run_id
+        run = admin.create_run(run_spec("watched-by-token")).run.run_id
     now = int(time.time())
     with (
         site.operator(groups=["fl-eyes"], iat=now - 100, exp=now - 27) as viewer,
