@@ -191,7 +191,7 @@ class Federation:
             self.states.promote(one.info.client_id, one.info.clip_factor)
         self.snapshot, self._stepped = self._stepped, None
         counted = [self._contributions[key] for key in self._reduced] + done
-        self._norms.add(self.snapshot.round, [one.norms for one in counted])
+        self._norms = self._norms.after(one.norms for one in counted)
         self.discard_round()
         return done
 
@@ -208,7 +208,9 @@ class Federation:
     def culprits(self, exchange: int, accepted: Iterable[str], *, overflow: bool = False) -> Culprits:
         """Accepted updates that spoil the exchange. overflow: its sum was not finite; else, it is not reduced yet."""
         measured = [one.measured for one in self._accepted(exchange, accepted)]
-        return overflow_culprit(measured) if overflow else outliers(self.config.round, self._norms, measured)
+        if overflow:
+            return overflow_culprit(measured)
+        return outliers(self.config.round, self._norms, measured, self.snapshot.norm)
 
     @property
     def engine_report(self) -> str:
@@ -230,7 +232,7 @@ class Federation:
     def point(self) -> FederationPoint:
         """The federation between two rounds, apart from `states`."""
         traffic = self.traffic
-        return FederationPoint(self.snapshot, self.state_epoch, self._norms.rounds, traffic.held, traffic.offers)
+        return FederationPoint(self.snapshot, self.state_epoch, self._norms.to_text(), traffic.held, traffic.offers)
 
     def continue_from(self, point: FederationPoint) -> None:
         """Put a new federation where another one was. The caller restores `states`."""

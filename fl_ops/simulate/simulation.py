@@ -235,7 +235,7 @@ class Simulation:
         exchange = self._state.exchange
         if found := self.federation.culprits(exchange, accepted):
             self._values_not_finite = False
-            return ev.CulpritsFound(found)
+            return ev.CulpritsFound(found, relative=True)
         try:
             compute()
         except Diverged as error:

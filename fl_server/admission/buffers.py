@@ -14,14 +14,12 @@ import torch
 
 import algorithms as fl
 from algorithms import tree
-from fl_server.admission.norms import NO_LIMIT, RelativeNorm
+from fl_server.admission.norms import FARTHEST, FLOOR, NO_LIMIT, RelativeNorm
 from fl_server.aggregation.blocks import Source, read_block
 from protos.codec import Entry
 
 VARIANCES = frozenset({"running_var", "moving_var", "running_variance", "moving_variance"})
 """Last parts of the names of buffers that are variances: torch's norm layers have the first."""
-FARTHEST = 1e15
-"""Multiple of 1 + the norm of the buffers sent: the largest distance, also before others are known."""
 _PASSES = 4
 """Times that local training may see an example per step: at two points, and before the steps."""
 _BLOCK = 1 << 16
@@ -29,7 +27,12 @@ _BLOCK = 1 << 16
 
 
 class BadBuffer(Exception):
-    """A buffer that no honest training produces. The text names it, with expected and received values."""
+    """A buffer that the run does not accept. The text names it, with expected and received values."""
+
+    def __init__(self, detail: str, *, relative: bool = False) -> None:
+        super().__init__(detail)
+        self.relative = relative
+        """Whether only the buffers of other clients speak against it; else, no honest training produces it."""
 
 
 class NotFiniteBuffer(BadBuffer):
@@ -87,11 +90,15 @@ class BufferRules:
         return None if values is None else values.flatten()[start : start + count]
 
     def _check_distance(self, distance: float, before: float) -> None:
-        farthest = FARTHEST * (1.0 + before)
-        beside = f"{self.limit.times:g} times the median of those that counted, round.max_relative_payload"
-        for limit, why in ((self.limit.limit, beside), (farthest, f"{FARTHEST:g} times 1 + the norm of those sent")):
-            if self.bounded and limit and not distance <= limit:
-                raise BadBuffer(f"expected buffers at a distance of {limit:g} at most ({why}), got {distance:g}")
+        farthest, limit = FARTHEST * (1.0 + before), self.limit.limit_with(FLOOR * before)
+        if self.bounded and not distance <= farthest:
+            why = f"{FARTHEST:g} times 1 + the norm of those sent"
+            raise BadBuffer(f"expected buffers at a distance of {farthest:g} at most ({why}), got {distance:g}")
+        if self.bounded and limit and distance > limit:
+            why = f"{self.limit.times:g} times the largest median of a round, round.max_relative_payload"
+            raise BadBuffer(
+                f"expected buffers at a distance of {limit:g} at most ({why}), got {distance:g}", relative=True
+            )
 
     def _check_integers(self, entry: Entry, values: torch.Tensor, sent: torch.Tensor) -> None:
         """Between the value sent (or 0 if that is smaller) and the value sent plus the largest growth."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
-from fl_server.admission.norms import DELTA, NormHistory
+from fl_server.admission.norms import DELTA, FLOOR, NormHistory
 from fl_server.round_config import RoundSection
 
 FEWEST = 3
@@ -42,10 +42,14 @@ Culprits = tuple[tuple[str, str], ...]
 """(client, why)."""
 
 
-def outliers(section: RoundSection, history: NormHistory, updates: Sequence[Measured]) -> Culprits:
+def outliers(
+    section: RoundSection, history: NormHistory, updates: Sequence[Measured], model_norm: float = 0.0
+) -> Culprits:
     """Updates with a vector that is too long relative to the others of the exchange.
 
     Only before committed rounds give a limit, and only for the mean: robust reducers handle outliers themselves.
+
+    model_norm: of the trainable parameters that were sent.
     """
     if section.reducer != "mean" or len(updates) < FEWEST:
         return ()
@@ -53,7 +57,8 @@ def outliers(section: RoundSection, history: NormHistory, updates: Sequence[Meas
     for vector in _vectors(updates):
         times = _times(section, vector)
         usual = median_low(update.length(vector) for update in updates)
-        limit = 0.0 if history.usual(vector) else times * usual
+        floor = FLOOR * model_norm if vector == DELTA and usual else 0.0
+        limit = 0.0 if history.reference(vector) else times * max(usual, floor)
         for update in updates:
             if limit and update.length(vector) > limit:
                 found.setdefault(update.client_id, _why(vector, update.length(vector), limit, times))

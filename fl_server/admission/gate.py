@@ -10,7 +10,7 @@ from pathlib import Path
 from fl_server.admission.buffers import BadBuffer, BufferRules, NotFiniteBuffer
 from fl_server.admission.epochs import wrong_epochs
 from fl_server.admission.expected_work import ExpectedWork
-from fl_server.admission.norms import BUFFERS, NO_LIMIT, RelativeNorm
+from fl_server.admission.norms import BUFFERS, FARTHEST, FLOOR, NO_LIMIT, RelativeNorm
 from fl_server.admission.reading import UpdateContent, read_update
 from fl_server.aggregation.blocks import Source
 from fl_server.aggregation.encoded.decoding import Decoding
@@ -22,6 +22,8 @@ from protos.encodings import PLAIN
 from protos.fl.v1.training_pb2 import PayloadKind, RefusalReason, UpdateHeader
 from protos.wire import MAX_PAYLOAD_NAME
 
+NORM_REASONS = (RefusalReason.REFUSAL_REASON_NORM, RefusalReason.REFUSAL_REASON_RELATIVE_NORM)
+"""Reasons of updates that are too long."""
 _TIMES_TENSORS = 10
 """A manifest with this multiple of the model's tensors is refused without parsing them."""
 _MAX_EXAMPLES = 2**53
@@ -64,7 +66,9 @@ class AdmissionGate:
     relative: RelativeNorm = NO_LIMIT
     """Limit relative to earlier updates, to refuse a longer delta or to scale it down."""
     others: Mapping[str, RelativeNorm] = field(default_factory=dict)
-    """Relative limits of the other vectors, by payload name or "buffers"; a longer vector is refused."""
+    """Relative limits of the other payloads, by name; a longer vector is refused."""
+    farthest: Mapping[str, float] = field(default_factory=dict)
+    """Norms that no training reaches, by payload; a longer vector is refused, also before others are known."""
     ordered: ExpectedWork | None = None
     """The assigned work; None: the header is not compared with it."""
     buffers: BufferRules = field(default_factory=BufferRules)
@@ -159,6 +163,7 @@ class AdmissionGate:
         """
         of_tensor, odd = iter(squares), set[str]()
         norms: dict[str, float] = {shape.payload: self._norm(shape, of_tensor, odd) for shape in self.shape.payloads}
+        self._check_farthest(norms)
         if self.shape.trains:
             self._check_norm(norms["delta"])
             norms |= self._check_buffers(update, odd)
@@ -171,7 +176,8 @@ class AdmissionGate:
         except NotFiniteBuffer as error:
             raise UpdateRefused(RefusalReason.REFUSAL_REASON_NOT_FINITE, f"delta, {error}") from error
         except BadBuffer as error:
-            raise UpdateRefused(RefusalReason.REFUSAL_REASON_NORM, str(error)) from error
+            relative, reason = RefusalReason.REFUSAL_REASON_RELATIVE_NORM, RefusalReason.REFUSAL_REASON_NORM
+            raise UpdateRefused(relative if error.relative else reason, str(error)) from error
         except LayoutError as error:  # a byte that is no bool, which the reducer could not read
             raise UpdateRefused(RefusalReason.REFUSAL_REASON_LAYOUT, str(error)) from error
         return {} if distance is None else {BUFFERS: distance}
@@ -181,21 +187,35 @@ class AdmissionGate:
         for vector, relative in self.others.items():
             if relative.limit and norms.get(vector, 0.0) > relative.limit:
                 raise UpdateRefused(
+                    RefusalReason.REFUSAL_REASON_RELATIVE_NORM,
+                    f"{vector}: expected a norm of {relative.limit:g} at most ({relative.times:g} times the largest "
+                    f"median of a round, round.max_relative_payload), got {norms[vector]:g}",
+                )
+
+    def _check_farthest(self, norms: Mapping[str, float]) -> None:
+        """Raises UpdateRefused if a payload is longer than any training makes it."""
+        for vector, norm in norms.items():
+            if norm > self.farthest.get(vector, math.inf):
+                raise UpdateRefused(
                     RefusalReason.REFUSAL_REASON_NORM,
-                    f"{vector}: expected a norm of {relative.limit:g} at most ({relative.times:g} times the median of "
-                    f"those that counted, round.max_relative_payload), got {norms[vector]:g}",
+                    f"{vector}: expected a norm of {self.farthest[vector]:g} at most ({FARTHEST:g} times 1 + the norm "
+                    f"of the model), got {norm:g}",
                 )
 
     def _check_norm(self, norm: float) -> None:
         """Raises UpdateRefused if the delta is too long."""
         relative = self.relative
-        beside = f" ({relative.times:g} times the median of those that counted)"
-        for limit, why in ((self.max_norm, ""), (0.0 if relative.clips else relative.limit, beside)):
-            if limit and norm > limit:
-                raise UpdateRefused(
-                    RefusalReason.REFUSAL_REASON_NORM,
-                    f"expected an update of norm {limit:g} at most{why}, got {norm:g}",
-                )
+        if self.max_norm and norm > self.max_norm:
+            raise UpdateRefused(
+                RefusalReason.REFUSAL_REASON_NORM,
+                f"expected an update of norm {self.max_norm:g} at most (round.max_update_norm), got {norm:g}",
+            )
+        if relative.limit and not relative.clips and norm > relative.limit:
+            raise UpdateRefused(
+                RefusalReason.REFUSAL_REASON_RELATIVE_NORM,
+                f"expected an update of norm {relative.limit:g} at most ({relative.times:g} times the largest median "
+                f"of a round, or {FLOOR:g} of the model's norm if that is more; round.max_relative_norm), got {norm:g}",
+            )
 
     def _norm(self, shape: PayloadShape, squares: Iterator[float], odd: set[str]) -> float:
         """Norm of a payload's trainable part. Raises UpdateRefused for a value that is not finite.

@@ -1,29 +1,38 @@
 """Norms of counted updates in committed rounds, and the relative limits that follow from them.
 
 Only committed rounds are used, so the limit is the same for every update of a round, in any order of arrival and after
-any restart. Only the latest rounds are used, because norms change during training. Each vector of an update (its delta,
-its other payloads, the distance of its buffers from those sent) has its own history.
+any restart. Each vector of an update (its delta, its other payloads, the distance of its buffers from those sent) has
+its own history.
+
+The reference of a limit is the largest median of any committed round of the run, so it never shrinks. Training makes
+updates shorter, by many orders of magnitude if it converges. A client that joins, that was away, or whose state was
+restarted sends updates as long as those at the start of the run. It is no fault of the client.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median
+from dataclasses import asdict, dataclass
+from statistics import median, median_low
 
 from fl_server.round_config import RoundSection
 from fl_server.store.protocol import Store, accepted_updates
-from fl_server.store.records import CommitRecord, UpdateRecord
+from fl_server.store.records import UpdateRecord
 
 MIN_ROUNDS = 3
 """Committed rounds before there is a limit."""
-WINDOW = 10
-"""Latest committed rounds that are used."""
 DELTA = "delta"
 BUFFERS = "buffers"
 """Names of two vectors of an update. The others have the names of their payloads."""
+FLOOR = 0.01
+"""Smallest reference of a delta, as a part of the model's norm: a delta is short in a run that starts at an optimum."""
+FARTHEST = 1e15
+"""Multiple of 1 + the norm of what was sent: the longest change, also before other updates are known."""
 _A_MAJORITY = 3
-"""Fewest updates of a round in which no single one determines the median."""
+"""Fewest updates in which no single one determines the median."""
+_POOLED = 9
+"""Norms of the latest rounds with fewer updates that are compared together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +40,24 @@ class RelativeNorm:
     """A limit on a norm, relative to earlier norms. The default has no limit."""
 
     times: float = 0.0
-    """Multiple of the median; 0: no limit."""
-    median: float = 0.0
-    """Median norm of earlier updates before clipping; 0: not known yet."""
+    """Multiple of the reference; 0: no limit."""
+    reference: float = 0.0
+    """Largest median of a committed round, before clipping; 0: not known yet."""
     clips: bool = False
     """Whether a longer vector is scaled down to the limit instead of refused."""
+    floor: float = 0.0
+    """The reference if the largest median is smaller. It does not apply to clipping."""
 
     @property
     def limit(self) -> float:
         """The largest norm; 0: no limit."""
-        return self.times * self.median
+        return self.limit_with(self.floor)
+
+    def limit_with(self, floor: float) -> float:
+        """`limit` with another floor."""
+        if not self.reference:
+            return 0.0
+        return self.times * (self.reference if self.clips else max(self.reference, floor))
 
 
 NO_LIMIT = RelativeNorm()
@@ -51,76 +68,84 @@ def norms_of(update: UpdateRecord) -> Mapping[str, float]:
     return {DELTA: update.norm} if update.norms is None else update.norms
 
 
+@dataclass(frozen=True, slots=True)
+class _VectorHistory:
+    """The norms of one vector in committed rounds."""
+
+    rounds: int = 0
+    """Rounds with this vector."""
+    largest: float = 0.0
+    """Largest median of a round."""
+    pooled: tuple[float, ...] = ()
+    """Latest norms of rounds with too few updates for a median of their own."""
+
+    def after(self, norms: Sequence[float]) -> _VectorHistory:
+        """The history with one more round.
+
+        Rounds of one or two updates are compared together, by their lower median: one update alone must not raise a
+        limit for the rest of the run.
+        """
+        if len(norms) >= _A_MAJORITY:
+            return _VectorHistory(self.rounds + 1, max(self.largest, median(norms)), self.pooled)
+        pooled = (*self.pooled, *norms)[-_POOLED:]
+        of_pool = median_low(pooled) if len(pooled) >= _A_MAJORITY else 0.0
+        return _VectorHistory(self.rounds + 1, max(self.largest, of_pool), pooled)
+
+
 class NormHistory:
-    """Norms of the latest committed rounds, before clipping, by vector."""
+    """What the relative limits of a run follow from, by vector. Each commit stores it, as text."""
 
     def __init__(self) -> None:
-        self._rounds: dict[str, dict[int, tuple[float, ...]]] = {}
-        self._medians: dict[str, float] = {}
+        self._vectors: dict[str, _VectorHistory] = {}
 
-    def add(self, round_: int, updates: Iterable[Mapping[str, float]]) -> None:
-        """Add the norms of a committed round, those of all its exchanges."""
+    def after(self, updates: Iterable[Mapping[str, float]]) -> NormHistory:
+        """The history with one more committed round. updates: the norms before clipping, of all its exchanges."""
         found: dict[str, list[float]] = {}
         for norms in updates:
             for vector, norm in norms.items():
                 found.setdefault(vector, []).append(norm)
+        result = NormHistory()
+        result._vectors = {**self._vectors}
         for vector, lengths in found.items():
-            rounds = {**self._rounds.get(vector, {}), round_: tuple(lengths)}
-            self._rounds[vector] = {each: rounds[each] for each in sorted(rounds)[-WINDOW:]}
-            self._measure(vector)
+            result._vectors[vector] = self._vectors.get(vector, _VectorHistory()).after(lengths)
+        return result
 
-    def _measure(self, vector: str) -> None:
-        known = [norm for lengths in self._rounds[vector].values() for norm in lengths]
-        self._medians[vector] = median(known) if len(self._rounds[vector]) >= MIN_ROUNDS else 0.0
+    def to_text(self) -> str:
+        """As JSON, with the exact values."""
+        return json.dumps({name: asdict(of) for name, of in sorted(self._vectors.items())}, separators=(",", ":"))
 
-    @property
-    def rounds(self) -> Mapping[str, Mapping[int, Sequence[float]]]:
-        """The norms that the limits follow from, by vector and round. Later additions do not change the value."""
-        return dict(self._rounds)
+    def put_back(self, text: str) -> None:
+        """Become the history that `to_text` wrote; an empty one for a commit of an older version."""
+        values = json.loads(text) if text else {}
+        self._vectors = {
+            name: _VectorHistory(of["rounds"], of["largest"], tuple(of["pooled"])) for name, of in values.items()
+        }
 
-    def put_back(self, rounds: Mapping[str, Mapping[int, Sequence[float]]]) -> None:
-        """Restore the history that had these `rounds`."""
-        self._rounds = {vector: {each: tuple(norms) for each, norms in of.items()} for vector, of in rounds.items()}
-        for vector in self._rounds:
-            self._measure(vector)
+    def reference(self, vector: str) -> float:
+        """The largest median norm of a vector; 0: not known yet."""
+        history = self._vectors.get(vector, _VectorHistory())
+        return history.largest if history.rounds >= MIN_ROUNDS else 0.0
 
-    def read_back(self, store: Store, commits: Sequence[CommitRecord]) -> None:
-        """Restore the norms from the ledger; blocking. commits: in order."""
-        for commit in commits[-WINDOW:]:
-            self.add(commit.round, [norms_of(update) for update in _all_accepted(store, commit)])
-
-    def usual(self, vector: str) -> float:
-        """The median norm of a vector; 0: not known yet."""
-        return self._medians.get(vector, 0.0)
-
-    def limit(self, section: RoundSection) -> RelativeNorm:
-        """The limit for deltas of the round under way."""
-        if not section.max_relative_norm:
-            return NO_LIMIT
+    def limit(self, section: RoundSection, model_norm: float) -> RelativeNorm:
+        """The limit for deltas of the round under way. model_norm: of the trainable parameters that were sent."""
         clips = section.over_relative_norm == "clip"
-        usual = self.usual(DELTA) if clips else self._growing(DELTA)
-        return RelativeNorm(section.max_relative_norm, usual, clips)
+        times, floor = section.max_relative_norm, FLOOR * model_norm
+        return RelativeNorm(times, self.reference(DELTA), clips, floor) if times else NO_LIMIT
 
-    def others(self, section: RoundSection) -> Mapping[str, RelativeNorm]:
-        """The limits for all other vectors with known norms."""
-        times, vectors = section.max_relative_payload, self._medians.keys() - {DELTA}
-        return {vector: RelativeNorm(times, self._growing(vector)) for vector in vectors} if times else {}
-
-    def _growing(self, vector: str) -> float:
-        """The larger of the median and the latest round's median: growing norms run ahead of a median of ten rounds.
-
-        In a round of two, one update could raise the median alone, so small rounds are ignored here.
-        """
-        usual, rounds = self.usual(vector), self._rounds.get(vector, {})
-        latest = rounds[max(rounds)] if rounds else ()
-        return max(usual, median(latest)) if usual and len(latest) >= _A_MAJORITY else usual
+    def others(self, section: RoundSection, floor: float) -> Mapping[str, RelativeNorm]:
+        """The limits for all other vectors with known norms. floor: of payloads; that of buffers is their own."""
+        times, vectors = section.max_relative_payload, self._vectors.keys() - {DELTA}
+        return {
+            vector: RelativeNorm(times, self.reference(vector), floor=0.0 if vector == BUFFERS else floor)
+            for vector in vectors
+            if times
+        }
 
 
-def _all_accepted(store: Store, commit: CommitRecord) -> list[UpdateRecord]:
-    """The accepted updates of a committed round; of rounds of older versions only those of the last exchange."""
-    last = max((attempt.exchange for attempt in store.attempts(commit.run_id, commit.round)), default=0)
-    found: list[UpdateRecord] = []
-    for exchange in range(last + 1):
-        updates = accepted_updates(store, commit.run_id, commit.round, exchange)
-        found += [update for update in updates if update.norms is not None or exchange == last]
-    return found
+def norms_in_ledger(store: Store, run_id: str, round_: int, exchanges: int) -> list[Mapping[str, float]]:
+    """The norms of the accepted updates of a round with several exchanges; blocking."""
+    return [
+        norms_of(update)
+        for exchange in range(exchanges)
+        for update in accepted_updates(store, run_id, round_, exchange)
+    ]

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from fl_server.admission.buffers import BufferRules, most_counted
 from fl_server.admission.expected_work import ExpectedWork, RegisteredData
 from fl_server.admission.gate import AdmissionGate
-from fl_server.admission.norms import BUFFERS, NO_LIMIT, NormHistory
+from fl_server.admission.norms import BUFFERS, DELTA, FARTHEST, FLOOR, NO_LIMIT, NormHistory
 from fl_server.aggregation.engine import Engine
+from fl_server.aggregation.methods import learning_rate_in
 from fl_server.aggregation.snapshot import Snapshot
 
 
@@ -31,8 +32,11 @@ def build_gate(engine: Engine, collecting: Collecting, client: str, registered: 
     shape = engine.shape(exchange)
     trains = engine.algorithm.exchanges[exchange].trains
     ordered = ExpectedWork(registered.examples, local, trains, registered.own_batches, engine.own_loop)
-    others = collecting.history.others(section)
     steps = ordered.steps(max(1, registered.examples))
+    model_norm = collecting.snapshot.norm
+    # The other payloads are as long as gradients: K_i steps with one move a model as far as a delta.
+    rate = learning_rate_in(engine.config, collecting.snapshot.round + 1)
+    others = collecting.history.others(section, FLOOR * model_norm / (rate * steps) if rate else 0.0)
     # A batch that the task makes may have any number of the examples.
     largest_batch = registered.examples if registered.own_batches else local.batch_size
     buffers = BufferRules(
@@ -47,8 +51,13 @@ def build_gate(engine: Engine, collecting: Collecting, client: str, registered: 
         section.max_update_norm,
         section.clip_update_norm,
         collecting.state_epoch,
-        collecting.history.limit(section),
+        collecting.history.limit(section, model_norm),
         {vector: limit for vector, limit in others.items() if vector != BUFFERS},
+        {
+            payload.payload: FARTHEST * (1.0 + model_norm)
+            for payload in shape.payloads
+            if (section.max_relative_norm if payload.payload == DELTA else section.max_relative_payload)
+        },
         ordered,
         buffers,
         lambda steps: engine.decoding(collecting.snapshot.round + 1, exchange, client, steps),

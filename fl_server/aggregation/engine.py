@@ -51,6 +51,12 @@ from tasks.own_loop import own_loop
 _NONE: Mapping[str, fl.Tensors] = MappingProxyType({})
 
 
+def _measured(snapshot: Snapshot) -> Snapshot:
+    """The snapshot with its norm."""
+    x = snapshot.state.x
+    return replace(snapshot, norm=float(tree.norm(x))) if x else snapshot
+
+
 class Engine:
     """One run's task and algorithm."""
 
@@ -115,7 +121,7 @@ class Engine:
         into, master = blank(self.layout), {name: snapshot.state.x[name].clone() for name in self._low}
         tree.copy_(into, {**snapshot.state.x, **snapshot.buffers})
         memory = {symbol: laid_out(each, self._state_layout) for symbol, each in snapshot.state.memory.items()}
-        return self._snapshot(snapshot.round, into, master, memory)
+        return _measured(self._snapshot(snapshot.round, into, master, memory))
 
     def _snapshot(self, round_: int, model: fl.Tensors, master: fl.Tensors, memory: fl.Memory) -> Snapshot:
         """model: all that is sent; master: the state's tensors for parameters of low precision."""
@@ -208,7 +214,7 @@ class Engine:
         if made.buffers:
             tree.copy_(made.buffers, reduce_buffers(self.config.round, accepted, weights))
         self._bundles(made).check(made, 0, _NONE)
-        return made, replace(
+        return _measured(made), replace(
             stats,
             left_out=left_out(accepted.cohort, selected.cohort),
             capped=lighter(cohort, self.algorithm.weights(cohort), weights),

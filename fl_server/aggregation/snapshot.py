@@ -18,6 +18,9 @@ class Snapshot:
     rounded: fl.Tensors = field(default_factory=dict)
     """The parameters of a lower precision than the state's, in the model's dtypes."""
 
+    norm: float = 0.0
+    """L2 norm of the trainable parameters."""
+
     @property
     def parameters(self) -> fl.Tensors:
         """The trainable parameters in the model's dtypes: what clients are sent, what is evaluated and exported."""

@@ -2,9 +2,10 @@
 
 Refusals in a row are counted over all runs; an update that counts resets the count. From refusal number `after` on,
 each refusal quarantines the client for twice as long as the one before, up to a limit. Only the client's own faults
-count, not a late update or one made from an abandoned state. A lost client state counts as a refusal. Failures of work
-that the client reports are counted separately, with the limit `failures`, and so are the deadlines that it misses while
-others deliver, with the limit `deadlines`. Times are of the wall clock, so that a restart changes nothing.
+count, not a late update, one made from an abandoned state, or one that is only longer than those of other clients. A
+lost client state counts as a refusal. Failures of work that the client reports are counted separately, with the limit
+`failures`, and so are the deadlines that it misses while others deliver, with the limit `deadlines`. Times are of the
+wall clock, so that a restart changes nothing.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ PORTS = (*TLS_PORTS, "health_listen", "metrics_listen")
 """Named by their settings."""
 STATES = ("admitted", "refused", "failed", "lost", "cancelled")
 """Final states of an assignment."""
-REASONS = ("layout", "size", "digest", "not_finite", "norm", "state_epoch", "header")
+REASONS = ("layout", "size", "digest", "not_finite", "norm", "relative_norm", "state_epoch", "header")
 """Why an update of the cohort can be refused: the admission gate's RefusalReasons."""
 REPORTS = ("unknown_run", "late", "not_assigned", "no_state")
 """Why a client's failure report can be refused."""

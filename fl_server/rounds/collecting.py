@@ -181,7 +181,7 @@ def drop_culprits(state: RoundState, event: CulpritsFound) -> Result:
     gone = {client for client, _ in event.culprits}
     if unknown := gone - {client for client, _ in state.accepted}:
         raise UnexpectedEvent(event, state, f"{min(unknown)} is not on the accepted list")
-    drop = DropCulprits(state.round, state.exchange, event.culprits)
+    drop = DropCulprits(state.round, state.exchange, event.culprits, event.relative)
     admitted = tuple(entry for entry in state.admitted if entry[0] not in gone)
     state = replace(
         state, phase=Phase.COLLECTING, admitted=admitted, accepted=(), out=state.out | gone, repeated=True

@@ -80,6 +80,8 @@ class CulpritsFound:
 
     culprits: tuple[tuple[str, str], ...]
     """(client, why)."""
+    relative: bool = False
+    """Whether only the other updates of the exchange speak against them; else, the sum was not finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +224,8 @@ class DropCulprits:
     round: int
     exchange: int
     culprits: tuple[tuple[str, str], ...]
+    relative: bool = False
+    """As in `CulpritsFound`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Coroutine, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import structlog
 
 from fl_server.admission.culprits import Culprits, Measured, outliers, overflow_culprit
 from fl_server.admission.epochs import mean_epochs
-from fl_server.admission.norms import norms_of
+from fl_server.admission.norms import norms_in_ledger, norms_of
 from fl_server.aggregation.server_update import Diverged, ServerUpdateStats
 from fl_server.rounds import events as ev
 from fl_server.runs.client_states.lost_states import restart_if_due
@@ -88,7 +89,7 @@ class RoundComputation:
         model, exchange = self._context.model, self._control.state.exchange
         updates = self._updates = await self._accepted_updates()
         services = self._context.services
-        if self._report(await services.in_compute(self._outliers, updates)):
+        if self._report(await services.in_compute(self._outliers, updates), relative=True):
             return
         try:
             paths = await services.in_compute(update_paths, services.spool, updates)
@@ -102,7 +103,7 @@ class RoundComputation:
         model = self._context.model
         updates = self._updates = await self._accepted_updates()
         services = self._context.services
-        if self._report(await services.in_compute(self._outliers, updates)):
+        if self._report(await services.in_compute(self._outliers, updates), relative=True):
             return
         try:
             paths = await services.in_compute(update_paths, services.spool, updates)
@@ -119,12 +120,13 @@ class RoundComputation:
         self._control.post(ev.StepComputed())
 
     def _outliers(self, updates: Iterable[UpdateRecord]) -> Culprits:
-        return outliers(self._control.config.round, self._context.norms, _measured(updates))
+        context = self._context
+        return outliers(self._control.config.round, context.norms, _measured(updates), context.model.snapshot.norm)
 
-    def _report(self, culprits: Culprits) -> bool:
+    def _report(self, culprits: Culprits, *, relative: bool = False) -> bool:
         """Have updates refused that spoil the exchange. Returns whether there are any."""
         if culprits:
-            self._control.post(ev.CulpritsFound(culprits))
+            self._control.post(ev.CulpritsFound(culprits, relative))
         return bool(culprits)
 
     def _diverged(self, updates: Iterable[UpdateRecord], error: Diverged) -> None:
@@ -151,20 +153,20 @@ class RoundComputation:
         context, control = self._context, self._control
         state, now = control.state, time.time()
         updates, self._updates = self._updates, []
-        record = self._commit_record(updates, now)
+        if exchanges := state.exchange:
+            norms = await control.read(norms_in_ledger, context.store, context.run_id, state.round, exchanges + 1)
+        else:
+            norms = [norms_of(update) for update in updates]
+        record = replace(self._commit_record(updates, now), norms=context.norms.after(norms).to_text())
         why = HistoryRecord(now, "coordinator", "round_committed", context.run_id, f"round {state.round}")
         record = await context.model.commit(record, why, control)
+        context.norms.put_back(record.norms)
         control.run_status.waiting_reason = ""
         context.log.began = None
         self._submissions.clear()
         context.log.add(record, control.record.extended_at)
         if (totals := context.log.totals_due(context.run_id)) is not None:
             await control.write(context.store.put_totals, totals)
-        if state.exchange:
-            await control.read(context.norms.read_back, context.store, [record])
-        else:
-            norms = [norms_of(update) for update in updates]
-            await context.services.in_compute(context.norms.add, state.round, norms)
         if context.keeps_client_state:
             context.client_states.count(updates, record.state_epoch)
             restart_if_due(context, control)

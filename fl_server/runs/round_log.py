@@ -19,8 +19,8 @@ from fl_server.runs.status.client_transfers import ClientTransfers
 from fl_server.store.records import CommitRecord, TotalsRecord, UpdateRecord
 
 RECENT = 16
-"""Newest commits in memory, at least as many as the norm limits use; older ones are in the ledger only. The totals are
-written to the ledger after as many rounds."""
+"""Newest commits in memory; older ones are in the ledger only. The totals are written to the ledger after as many
+rounds."""
 
 
 @dataclass

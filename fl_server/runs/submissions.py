@@ -228,9 +228,10 @@ class Submissions:
         context, control, why_of = self._context, self._control, dict(command.culprits)
         run_id, fleet = context.run_id, context.fleet
         updates = await control.read(context.store.updates, run_id, command.round, command.exchange)
-        name = RefusalReason.Name(RefusalReason.REFUSAL_REASON_NORM)
+        relative, absolute = RefusalReason.REFUSAL_REASON_RELATIVE_NORM, RefusalReason.REFUSAL_REASON_NORM
+        reason = relative if command.relative else absolute
         refused = [
-            replace(update, admitted=False, reason=name, detail=why_of[update.client_id])
+            replace(update, admitted=False, reason=RefusalReason.Name(reason), detail=why_of[update.client_id])
             for update in updates
             if update.client_id in why_of
         ]
@@ -248,19 +249,23 @@ class Submissions:
             if standing is not None:
                 fleet.keep_refusals(standing, why)
         for update in refused:
-            await self._accepted_was_refused(update)
+            await self._accepted_was_refused(update, reason)
 
-    async def _accepted_was_refused(self, update: UpdateRecord) -> None:
+    async def _accepted_was_refused(self, update: UpdateRecord, reason: RefusalReason) -> None:
         context, client = self._context, update.client_id
-        context.counters.update_refused("norm")
+        word = update.reason.removeprefix("REFUSAL_REASON_").lower()
+        context.counters.update_refused(word)
         self.refused.add(client)
         self._control.eligible.invalidate()
         log.warning("culprit_dropped", run=context.run_id, round=update.round, client=client, why=update.detail)
         context.watchers.publish(Progress("client_out", f"{client}: {update.detail}"))
-        outcome = refused_outcome(update, RefusalReason.REFUSAL_REASON_NORM, self._control.record.state_epoch)
+        outcome = refused_outcome(update, reason, self._control.record.state_epoch)
         context.fleet.push(client, pb.AttendResponse(outcome=outcome))
-        await context.fleet.note(client, f"update refused (norm): {update.detail}"[:300])
-        self.add_not_finite(client, update.detail)
+        await context.fleet.note(client, f"update refused ({word}): {update.detail}"[:300])
+        if reason == RefusalReason.REFUSAL_REASON_RELATIVE_NORM:
+            self.norm_refused.add(client)
+        else:
+            self.add_not_finite(client, update.detail)
 
     # Runs that diverge, or whose model changes its layout.
 

@@ -141,6 +141,8 @@ class CommitRecord:
     """Statistics of the round, as text that `fl_server.runs` writes; empty in records of older versions."""
     epochs: Sequence[Mapping[str, float]] = ()
     """Means over its updates' examples of what clients measured in each local epoch, by name; empty for none."""
+    norms: str = ""
+    """What relative norm limits follow from after this round, as text that `fl_server.admission` writes."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> CommitRecord:

@@ -30,7 +30,7 @@ def facts_of(point: RunPoint) -> dict[str, Any]:
         "seconds": point.seconds,
         "clock": None if point.clock is None else asdict(point.clock),
         "state_epoch": federation.state_epoch,
-        "norms": {vector: {str(each): norms for each, norms in of.items()} for vector, of in federation.norms.items()},
+        "norms": federation.norms,
         "held": _held_facts(federation.held),
         "offers": [[_name_facts(name), _name_facts(base), size] for name, (base, size) in federation.offers.items()],
     }
@@ -48,10 +48,9 @@ def point_of(facts: Mapping[str, Any], snapshot: Snapshot, first: RoundState) ->
         awaited=frozenset(values["awaited"]),
         ending=None if values["ending"] is None else tuple(values["ending"]),
     )
-    norms = {vector: {int(each): norms for each, norms in of.items()} for vector, of in facts["norms"].items()}
     # Folders of older versions have no differences.
     offers = {_name(name): (_name(base), size) for name, base, size in facts.get("offers", [])}
-    federation = FederationPoint(snapshot, facts["state_epoch"], norms, _held(facts["held"]), offers)
+    federation = FederationPoint(snapshot, facts["state_epoch"], facts["norms"], _held(facts["held"]), offers)
     clock = None if facts["clock"] is None else ClockPoint(**facts["clock"])
     return RunPoint(federation, state, facts["failures"], facts["values_not_finite"], facts["seconds"], clock)
 

@@ -17,8 +17,8 @@ class FederationPoint:
 
     snapshot: Snapshot
     state_epoch: int
-    norms: Mapping[str, Mapping[int, Sequence[float]]]
-    """The norms that the limits follow from, by vector and round."""
+    norms: str
+    """What the limits of norms follow from, as `NormHistory.to_text` writes it."""
     held: Mapping[str, Names]
     """The bundles that each client holds."""
     offers: Offers

@@ -9,6 +9,7 @@ from functools import partial
 
 import structlog
 
+from fl_server.admission.gate import NORM_REASONS
 from fl_server.rounds.selecting import goal_of
 from fl_server.rounds.state import Failed, Phase, RoundState
 from fl_server.runs.computation import update_paths
@@ -23,7 +24,7 @@ from protos.fl.v1.training_pb2 import RefusalReason
 
 log = structlog.get_logger()
 
-_NORM = RefusalReason.Name(RefusalReason.REFUSAL_REASON_NORM)
+_NORMS = frozenset(RefusalReason.Name(reason) for reason in NORM_REASONS)
 IsWhole = Callable[[UpdateRecord], bool]
 
 
@@ -46,7 +47,7 @@ async def restore_round_under_way(run: Run) -> None:
     run.log.resume_bytes(run.record.bytes_down, run.record.bytes_up)
     submissions.refused = {update.client_id for update in updates if not update.admitted}
     submissions.norm_refused = {
-        update.client_id for update in updates if not update.admitted and update.reason == _NORM
+        update.client_id for update in updates if not update.admitted and update.reason in _NORMS
     }
     submissions.layout_refused = {
         update.client_id: update.detail for update in updates if not update.admitted and update.reason == LAYOUT

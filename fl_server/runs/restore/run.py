@@ -1,4 +1,4 @@
-"""Restores a run after a restart: its models, its norms, and where it continues."""
+"""Restores a run after a restart: its models, the limits of norms, and where it continues."""
 
 from __future__ import annotations
 
@@ -63,7 +63,6 @@ async def reload_ended(run: Run) -> None:
     """
     if run.ended and not run.model.loaded:
         await _load_model(run)
-        await _restore_norms(run)
         # From the ledger, as after a restart: a run that failed may have left a command half done.
         await _restore_ended_state(run)
 
@@ -104,7 +103,6 @@ async def _restore_running(run: Run) -> None:
     """Restore tensors, the round under way, and missing evaluations. Raises StoreError."""
     context = run.context
     await _load_model(run)
-    await _restore_norms(run)
     await _remove_committed_uploads(run)
     if context.keeps_client_state:
         epoch, population = run.record.state_epoch, run.state.policy.population
@@ -145,19 +143,13 @@ async def _load_model(run: Run) -> None:
         context.fleet.quarantine.restore(await ledger.do(store.refusal_records))
         run.log.add(commit, run.record.extended_at)
         run.state = replace(run.state, over_selection=commit.over_selection)
+    context.norms.put_back(run.log.latest.norms if run.log.latest else "")
     rounds = run.model.snapshot.round + 1
     if rounds != run.log.rounds:
         raise StoreError(
             f"the ledger has {run.log.rounds} committed rounds, the newest valid checkpoint is of round "
             f"{rounds - 1}: restore the state directory from a backup"
         )
-
-
-async def _restore_norms(run: Run) -> None:
-    """Read the norms of earlier updates, if a limit depends on them."""
-    if run.config.round.max_relative_norm or run.config.round.max_relative_payload:
-        context, commits = run.context, list(run.log.recent.values())
-        await context.services.ledger.do(context.norms.read_back, context.store, commits)
 
 
 async def _remove_committed_uploads(run: Run) -> None:

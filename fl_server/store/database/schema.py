@@ -201,6 +201,7 @@ commits = Table(
     Column("clients_seconds_left", Double),
     Column("account", Text, nullable=False, server_default=""),
     Column("epochs", JsonText),
+    Column("norms", Text, nullable=False, server_default=""),
 )
 
 run_totals = Table(

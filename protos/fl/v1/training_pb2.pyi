@@ -37,6 +37,7 @@ class RefusalReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REFUSAL_REASON_ABANDONED: _ClassVar[RefusalReason]
     REFUSAL_REASON_HEADER: _ClassVar[RefusalReason]
     REFUSAL_REASON_LEFT_OUT: _ClassVar[RefusalReason]
+    REFUSAL_REASON_RELATIVE_NORM: _ClassVar[RefusalReason]
 PAYLOAD_KIND_UNSPECIFIED: PayloadKind
 PAYLOAD_KIND_DELTA: PayloadKind
 PAYLOAD_KIND_FULL_GRADIENT: PayloadKind
@@ -57,6 +58,7 @@ REFUSAL_REASON_NOT_NEEDED: RefusalReason
 REFUSAL_REASON_ABANDONED: RefusalReason
 REFUSAL_REASON_HEADER: RefusalReason
 REFUSAL_REASON_LEFT_OUT: RefusalReason
+REFUSAL_REASON_RELATIVE_NORM: RefusalReason
 
 class ExchangeKey(_message.Message):
     __slots__ = ("run_id", "round", "exchange")

@@ -25,6 +25,13 @@ def test_an_outlier_needs_three_updates() -> None:
     assert outliers(SECTION, NormHistory(), measured(0.0, 0.0, 1.0)) == ()
 
 
+def test_an_update_within_the_model_s_norm_is_no_outlier() -> None:
+    """In a run that starts at an optimum of the other clients, a client with new data has long updates."""
+    updates = measured(1e-9, 1e-9, 0.5)
+    assert outliers(SECTION, NormHistory(), updates, model_norm=0.5) == ()
+    assert [client for client, _ in outliers(SECTION, NormHistory(), updates, model_norm=0.4)] == ["c2"]
+
+
 @pytest.mark.parametrize(
     "section",
     [
@@ -49,8 +56,8 @@ def test_a_clipped_delta_is_measured_after_clipping() -> None:
 def test_no_outlier_where_committed_rounds_give_a_limit() -> None:
     """The gate has already applied that limit."""
     history = NormHistory()
-    for round_ in range(3):
-        history.add(round_, [{"delta": 1.0}])
+    for _ in range(3):
+        history = history.after([{"delta": 1.0}])
     assert outliers(SECTION, history, measured(1.0, 1.0, 1e9)) == ()
 
 

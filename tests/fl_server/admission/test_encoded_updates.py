@@ -161,6 +161,6 @@ def test_the_limit_of_norms_applies_to_decoded_values(tmp_path: Path) -> None:
     data = encoded()
     (tmp_path / "x").write_bytes(data)
     norm = gate().check_file(tmp_path / "x", digest_of(data))["delta"]
-    with pytest.raises(UpdateRefused, match=f"expected an update of norm 1 at most, got {norm:g}"):
+    with pytest.raises(UpdateRefused, match=f"expected an update of norm 1 at most .*, got {norm:g}"):
         gate(max_norm=1.0).check_file(tmp_path / "x", digest_of(data))
     assert gate(clip_norm=norm / 4).clip_factor(norm) == 0.25

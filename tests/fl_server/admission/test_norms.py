@@ -17,7 +17,7 @@ from fl_server.aggregation.shapes import UpdateShape
 from fl_server.round_config import RoundSection
 from fl_server.store.records import UpdateRecord
 from protos.codec import Layout, digest_of, pack
-from protos.fl.v1.training_pb2 import REFUSAL_REASON_NORM, Assignment, UpdateHeader
+from protos.fl.v1.training_pb2 import REFUSAL_REASON_RELATIVE_NORM, Assignment, UpdateHeader
 from tests.fl_server.devices import Device, update_message
 from tests.fl_server.harness import TASK, Journal, World, until
 
@@ -29,38 +29,53 @@ LIMITED = RoundSection(max_relative_norm=2.0)
 def history(*rounds: Sequence[float]) -> NormHistory:
     """The history after committed rounds with these norms."""
     result = NormHistory()
-    for number, norms in enumerate(rounds):
-        result.add(number, [{"delta": norm} for norm in norms])
+    for norms in rounds:
+        result = result.after({"delta": norm} for norm in norms)
     return result
 
 
+def limit_after(*rounds: Sequence[float], model_norm: float = 0.0) -> float:
+    """The limit of twice the reference after these rounds."""
+    return history(*rounds).limit(LIMITED, model_norm).limit
+
+
 def test_there_is_no_limit_before_three_rounds() -> None:
-    """Two are too few. With 1, 2, 3, 4, 50 in three rounds the median is 3, and the limit twice that."""
-    assert history([1.0, 2.0], [3.0, 4.0]).limit(LIMITED).limit == 0.0
-    assert history([1.0, 2.0], [3.0, 4.0], [50.0]).limit(LIMITED).limit == 6.0
+    """Two are too few."""
+    assert limit_after([1.0] * 3, [2.0] * 3) == 0.0
+    assert limit_after([1.0] * 3, [2.0] * 3, [1.0] * 3) == 4.0
 
 
-def test_only_the_latest_ten_rounds_are_used() -> None:
-    """Norms 1, 2, ... 14: the median of 5 to 14 is 9.5."""
-    assert history(*([float(norm)] for norm in range(1, 15))).limit(LIMITED).median == 9.5
+def test_the_reference_is_the_largest_median_of_any_round() -> None:
+    """It stays for the rest of the run, however short the updates of later rounds are; of a round one may be long."""
+    rounds = [[1.0, 2.0, 50.0], [1.0, 3.0, 4.0], [1e-9] * 3]
+    assert limit_after(*rounds) == limit_after(*rounds, *([1e-12] * 4 for _ in range(1000))) == 6.0
+    assert limit_after(*rounds, [5.0, 6.0, 7.0]) == 12.0
 
 
-def test_a_round_that_is_added_twice_counts_once() -> None:
-    """A round that is read from the ledger after a restart replaces itself."""
-    twice = history([1.0], [2.0], [6.0])
-    twice.add(2, [{"delta": 6.0}])
-    assert twice.limit(LIMITED) == history([1.0], [2.0], [6.0]).limit(LIMITED)
+def test_rounds_of_one_or_two_updates_are_compared_together() -> None:
+    """By the lower median of the latest nine norms, so that one long update raises no limit for ever."""
+    assert limit_after([1.0, 2.0], [3.0, 1e30], [4.0]) == 6.0
+    assert limit_after([1.0], [1e30], [2.0]) == 4.0
+    assert limit_after(*([float(norm)] for norm in range(1, 15))) == 20.0  # of 6 to 14
+
+
+def test_the_model_s_norm_is_a_floor() -> None:
+    """One part in a hundred of it, where all updates were shorter. A limit that clips has none."""
+    assert limit_after(*[[1e-9] * 3] * 3, model_norm=500.0) == 10.0
+    assert limit_after(*[[7.0] * 3] * 3, model_norm=500.0) == 14.0
+    clips = RoundSection(max_relative_norm=2.0, over_relative_norm="clip")
+    assert history(*[[1.0] * 3] * 3).limit(clips, 500.0).limit == 2.0
 
 
 def test_without_the_setting_there_is_no_limit() -> None:
     """For any number of rounds."""
-    assert history([1.0], [1.0], [1.0]).limit(RoundSection(max_relative_norm=0)) == NO_LIMIT
+    assert history([1.0], [1.0], [1.0]).limit(RoundSection(max_relative_norm=0), 1.0) == NO_LIMIT
 
 
 def test_a_median_of_zero_gives_no_limit() -> None:
     """A limit of 2 * 0 would refuse every update from then on."""
-    assert gate(times=2.0, median=0.0).clip_factor(5.0) == 1.0
-    assert admitted(gate(times=2.0, median=0.0)) == 5.0
+    assert gate(times=2.0, reference=0.0).clip_factor(5.0) == 1.0
+    assert admitted(gate(times=2.0, reference=0.0)) == 5.0
 
 
 def gate(
@@ -86,33 +101,33 @@ def admitted(gate: AdmissionGate) -> float:
 
 def test_a_longer_update_is_refused() -> None:
     """5 is not over 2 * 2.5, and is over 2 * 2. The message names the source of the limit."""
-    assert admitted(gate(times=2.0, median=2.5)) == 5.0
-    message = "expected an update of norm 4 at most .2 times the median of those that counted., got 5"
+    assert admitted(gate(times=2.0, reference=2.5)) == 5.0
+    message = "expected an update of norm 4 at most .2 times the largest median of a round .*, got 5"
     with pytest.raises(UpdateRefused, match=message) as refused:
-        admitted(gate(times=2.0, median=2.0))
-    assert refused.value.reason == REFUSAL_REASON_NORM
+        admitted(gate(times=2.0, reference=2.0))
+    assert refused.value.reason == REFUSAL_REASON_RELATIVE_NORM
 
 
 def test_a_longer_update_is_clipped_if_configured() -> None:
     """From 5 to 4; to the smaller of two limits; a shorter update is unchanged."""
-    assert admitted(gate(times=2.0, median=2.0, clips=True)) == 5.0
-    assert gate(times=2.0, median=2.0, clips=True).clip_factor(5.0) == 0.8
-    assert gate(times=2.0, median=2.0, clips=True, clip_norm=1.0).clip_factor(5.0) == 0.2
-    assert gate(times=2.0, median=2.0, clips=True, clip_norm=9.0).clip_factor(5.0) == 0.8
-    assert gate(times=2.0, median=2.0, clips=True).clip_factor(3.0) == 1.0
-    assert gate(times=2.0, median=2.0).clip_factor(5.0) == 1.0
+    assert admitted(gate(times=2.0, reference=2.0, clips=True)) == 5.0
+    assert gate(times=2.0, reference=2.0, clips=True).clip_factor(5.0) == 0.8
+    assert gate(times=2.0, reference=2.0, clips=True, clip_norm=1.0).clip_factor(5.0) == 0.2
+    assert gate(times=2.0, reference=2.0, clips=True, clip_norm=9.0).clip_factor(5.0) == 0.8
+    assert gate(times=2.0, reference=2.0, clips=True).clip_factor(3.0) == 1.0
+    assert gate(times=2.0, reference=2.0).clip_factor(5.0) == 1.0
 
 
 def test_the_absolute_limit_applies_too() -> None:
     """It is checked first, and its message does not mention medians."""
-    with pytest.raises(UpdateRefused, match="expected an update of norm 3 at most, got 5"):
-        admitted(gate(times=2.0, median=2.0, max_norm=3.0))
+    with pytest.raises(UpdateRefused, match="expected an update of norm 3 at most .round.max_update_norm., got 5"):
+        admitted(gate(times=2.0, reference=2.0, max_norm=3.0))
 
 
 def test_other_payloads_than_the_delta_have_no_delta_limit() -> None:
     """The limit for deltas does not apply to a full gradient."""
-    assert admitted(gate("full_gradient", times=2.0, median=2.0)) == 5.0
-    assert gate("full_gradient", times=2.0, median=2.0, clips=True).clip_factor(5.0) == 1.0
+    assert admitted(gate("full_gradient", times=2.0, reference=2.0)) == 5.0
+    assert gate("full_gradient", times=2.0, reference=2.0, clips=True).clip_factor(5.0) == 1.0
 
 
 ROUND = {"clients_per_round": 3, "max_relative_norm": 1.0, "over_relative_norm": "clip"}
@@ -154,17 +169,18 @@ async def run_rounds(folder: Path, dies_at: int | None = None) -> tuple[list[str
 
 
 async def test_the_limit_comes_from_committed_rounds_and_survives_a_restart(tmp_path: Path) -> None:
-    """Rounds 0 to 2 clip nothing; later rounds clip to the median of the rounds before them.
+    """Rounds 0 to 2 clip nothing; later rounds clip to the largest median of the rounds before them.
 
     A coordinator that dies in round 4, or between a checkpoint and its commit, computes the same models.
     """
     digests, lines, writes = await run_rounds(tmp_path / "undisturbed")
     for round_, updates in enumerate(lines):
-        before = median([each.norm for earlier in lines[:round_] for each in earlier]) if round_ >= 3 else float("inf")
-        assert [each.clip_factor for each in updates] == [min(1.0, before / each.norm) for each in updates]
-    # Medians: of 1 to 3 it is 2, half of 4; of 1 to 4 it is 2.5, half of 5; of 1 to 5 it is 3, half of 6.
+        before = max((median([each.norm for each in earlier]) for earlier in lines[:round_]), default=0.0)
+        limit = before if round_ >= 3 else float("inf")
+        assert [each.clip_factor for each in updates] == [min(1.0, limit / each.norm) for each in updates]
+    # The median of round 2 is 3/4 of that of round 3, and so on.
     factors = [each.clip_factor for updates in lines for each in updates]
-    assert factors == pytest.approx(9 * [1.0] + 9 * [0.5])
+    assert factors == pytest.approx(9 * [1.0] + 3 * [3 / 4] + 3 * [4 / 5] + 3 * [5 / 6])
     opened = [at for at, name in enumerate(writes, start=1) if name == "open_attempt"]
     saved = [at for at, name in enumerate(writes, start=1) if name == "save"]
     for name, dies_at in (("opened", opened[4]), ("saved", saved[4])):
@@ -178,21 +194,20 @@ async def test_a_run_that_is_extended_after_a_restart_keeps_its_limit(tmp_path: 
             await Device(name).connect(world)
         run = await world.create(round=ROUND, stop={"rounds": 3})
         await world.completed()
-        limit = run.context.norms.limit(run.config.round)
+        limit = run.context.norms.limit(run.config.round, 1.0)
     async with World(tmp_path) as world:
         run = world.coordinator.run("r")
         await world.coordinator.actions.extend(run, 1, 0.0, "admin")
-        assert run.context.norms.limit(run.config.round) == limit
+        assert run.context.norms.limit(run.config.round, 1.0) == limit
         assert limit.limit > 0
 
 
 def test_a_history_that_was_put_back_gives_the_same_limits() -> None:
-    """The medians are those of the rounds; the value that was taken does not change with later rounds."""
-    first, other = history([1, 2, 3], [2, 3, 4], [3, 4, 5]), NormHistory()
-    taken = first.rounds
-    other.put_back(taken)
-    assert other.usual("delta") == first.usual("delta") == 3
-    for each in (first, other):
-        each.add(3, [{"delta": 90.0}] * 9)
-    assert other.usual("delta") == first.usual("delta") > 3
-    assert len(taken["delta"]) == 3
+    """Bit for bit, also after further rounds. A commit of an older version has none."""
+    first, other = history([1 / 3, 2.0], [0.1 + 0.2, 3.0, 4.0], [3.0, 4.0, 5.0]), NormHistory()
+    other.put_back(first.to_text())
+    for _ in range(3):
+        assert other.to_text() == first.to_text()
+        first, other = first.after([{"delta": 1e-7 / 3}] * 2), other.after([{"delta": 1e-7 / 3}] * 2)
+    other.put_back("")
+    assert other.reference("delta") == 0.0

@@ -266,7 +266,7 @@ async def test_a_norm_over_the_limit_is_refused(tmp_path: Path) -> None:
         setup = await UploadSetup(world, run, a, b).prepare()
         receipt = await setup.send()
         assert (receipt.reason, setup.recorded().admitted) == (messages.REFUSAL_REASON_NORM, False)
-        assert receipt.detail.startswith("expected an update of norm 1e-06 at most, got 0.")
+        assert receipt.detail.startswith("expected an update of norm 1e-06 at most (round.max_update_norm), got 0.")
 
 
 async def test_a_client_that_reports_a_failure_is_out_of_the_round(setup: UploadSetup) -> None:

@@ -250,7 +250,7 @@ def test_an_update_over_the_norm_is_refused(server: Coordinator) -> None:
         events = client.attend()
         server.create("loud", round={**ONE, "max_update_norm": 6.0}, labels={"test": "loud"})
         receipt = client.submit(client.update(next(events).assignment))
-    assert receipt.detail == "expected an update of norm 6 at most, got 6.55744"
+    assert receipt.detail == "expected an update of norm 6 at most (round.max_update_norm), got 6.55744"
 
 
 def test_a_protocol_mismatch_is_refused_with_both_ranges(server: Coordinator) -> None:

@@ -1,4 +1,4 @@
-"""Failed work, and deadlines that a client missed."""
+"""Failed work, deadlines that a client missed, and what relative norm limits follow from after each round."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,7 +10,8 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add them."""
+    """Add them. The norms are empty in rounds of older versions."""
+    op.add_column("commits", sa.Column("norms", sa.Text(), nullable=False, server_default=""))
     op.add_column("standings", sa.Column("deadlines", sa.Integer(), nullable=False, server_default="0"))
     op.create_table(
         "failures",
@@ -31,3 +32,4 @@ def downgrade() -> None:
     """Remove them."""
     op.drop_table("failures")
     op.drop_column("standings", "deadlines")
+    op.drop_column("commits", "norms")
