@@ -102,7 +102,7 @@ def admitted(gate: AdmissionGate) -> float:
 def test_a_longer_update_is_refused() -> None:
     """5 is not over 2 * 2.5, and is over 2 * 2. The message names the source of the limit."""
     assert admitted(gate(times=2.0, reference=2.5)) == 5.0
-    message = "expected an update of norm 4 at most .2 times the largest median of a round .*, got 5"
+    message = "expected an update of norm 4 at most .2 times the largest median of a round.*, got 5"
     with pytest.raises(UpdateRefused, match=message) as refused:
         admitted(gate(times=2.0, reference=2.0))
     assert refused.value.reason == REFUSAL_REASON_RELATIVE_NORM
