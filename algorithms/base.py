@@ -352,6 +352,8 @@ class Algorithm:
     """Whether those formulas need the same learning rate in all steps of a round, too."""
     own_steps: str = ""
     """Why its local steps cannot be those of another optimizer, not even inexactly; empty: they can."""
+    decay_factor: float = 1.0
+    """Effective weight decay / wd: where d is stationary, it is g + decay_factor * wd * y, up to a factor."""
     averaged: tuple[str, ...] = ()
     """Symbols of the server's memory that are the averaged state of the local optimizer."""
 

@@ -11,6 +11,10 @@ weight is the rate of its step. So lemma 4.1 holds: Delta is the moving average 
 
     Delta_{t+1} = sum_{s<=t} alpha (1 - alpha)^(t-s) gbar_s,     gbar_s = sum_i p_i (1/K_i) sum_k g_{i,k}
 
+With weight decay inside the mix, g includes wd * y, and a stationary Delta is the mean of these g. With
+order = "feddyn_code", as in the authors' program, the decay is outside: Delta = alpha g + (1 - alpha) Delta + wd y is
+stationary at g + (wd/alpha) y, so the effective decay is 1/alpha times that of FedAvg with the same wd.
+
 As Delta_0 = 0, the steps of round 0 are alpha times as long. Clients have no state, so a skipped round has no effect.
 
 Xu, Wang, Wang, Yao: FedCM: Federated Learning with Client-level Momentum, arXiv 2106.10874, algorithm 1.
@@ -48,6 +52,7 @@ def client_momentum(alpha: float) -> Correction:
         advance=_advance,
         needs_sgd=GRADIENT_FROM_DELTA,
         needs_one_rate=False,
+        outer_decay_factor=1.0 / alpha,
     )
 
 

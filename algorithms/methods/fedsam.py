@@ -8,7 +8,8 @@
 beta is the share of the LOCAL gradient: beta = 1 is FedSAM. Both have the same weights. rho = 0 is FedAvg with these
 weights, or FedCM with alpha = beta. The ascent has no weight decay, its norm has 1e-12 added, and batch-norm statistics
 use the first pass only. `gradient = sam` applies the same ascent to every other correction. `sam_scope = tensor` uses
-one norm for each tensor, which is another method.
+one norm for each tensor, which is another method. With order = "feddyn_code" the effective weight decay of
+MoFedSAM is wd/beta (see fedcm).
 
 Qu, Li, Duan, Liu, Tang, Lu: Generalized Federated Learning via Sharpness Aware Minimization, ICML 2022.
 """

@@ -52,7 +52,8 @@ METHOD = {
     "normaliser": '"fednova": each delta is divided by its own number of steps, with any method.',
     "objective": '"uniform": the mean over clients is minimised; "examples": the mean over their examples.',
     "option": "Source of the client's variate: I, a pass over its data, or II, its delta.",
-    "order": '"feddyn_code": clipping and decay after the mixing, as in the program of FedDyn\'s authors.',
+    "order": '"feddyn_code": clipping and decay after the mixing, as in the program of FedDyn\'s authors. '
+    "Weight decay is then 1/alpha times as strong with fedcm and 1/beta times with mofedsam as with others.",
     "rho": "Radius of SAM's ascent; 0 is the plain gradient.",
     "sam_scope": 'Scope of SAM\'s norm: the "model", or each "tensor".',
     "server_optimizer": (

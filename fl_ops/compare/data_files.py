@@ -34,7 +34,8 @@ def results_csv(plan: Plan) -> str:
 def summary_csv(plan: Plan) -> str:
     """A line for each method and split, with mean, deviation and number of seeds of every spread."""
     heads = [f"{name}_{part}" for name in _SPREADS for part in ("mean", "deviation", "seeds")]
-    columns = ["method", "split", "algorithm", "learning_rate", "parameters", "rate_at_edge", "seeds", "diverged"]
+    columns = ["method", "split", "algorithm", "learning_rate", "parameters", "rate_at_edge"]
+    columns += ["effective_decay", "seeds", "diverged"]
     return _csv([*columns, *heads, "among_best", "seconds_a_round"], map(_summary_values, rows(plan)))
 
 
@@ -84,7 +85,7 @@ def _summary_values(row: Row) -> list[Any]:
     return [
         row.label, row.split, row.algorithm,
         choice.learning_rate if choice else None, parameters_text(choice.own) if choice else None,
-        row.at_edge, _joined(row.seeds), _joined(row.diverged),
+        row.at_edge, row.effective_decay, _joined(row.seeds), _joined(row.diverged),
         *(value for spread in spreads for value in _spread_values(spread)),
         row.among_best, _short(row.seconds_a_round),
     ]  # fmt: skip

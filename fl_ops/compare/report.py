@@ -8,11 +8,14 @@ from statistics import fmean
 from fl_common.units import NOTHING
 from fl_ops.compare.data_files import parameters_text
 from fl_ops.compare.plan import Plan
-from fl_ops.compare.summary import Row, Spread, Tried, rows, tried
+from fl_ops.compare.summary import Row, Spread, Tried, decays_differ, rows, tried
 from fl_ops.compare.table import TuningSection
 from fl_ops.errors import UsageError
 
-_PUBLISHED = 3
+DECAYS_DIFFER = (
+    "The rows have different effective weight decays, so differences between them are not due to the methods alone."
+)
+_PUBLISHED = 4
 """Column of a paper's accuracy, before our own."""
 _BEGIN, _END = "<!-- fl compare {}: begin -->", "<!-- fl compare {}: end -->"
 
@@ -42,20 +45,21 @@ def _result(plan: Plan, found: Sequence[Row]) -> str:
     spec = plan.table.spec
     target = f"{100 * spec.report.target:g} %" if spec.report.target else "target"
     heads = [
-        "Method", "rate", "own parameters", "final", f"last {spec.report.last}", "best", f"rounds to {target}",
-        f"MB down / up to {target}", "MB down / up in all",
+        "Method", "rate", "effective decay", "own parameters", "final", f"last {spec.report.last}", "best",
+        f"rounds to {target}", f"MB down / up to {target}", "MB down / up in all",
     ]  # fmt: skip
     lines = [_result_row(row, len(spec.seeds)) for row in found]
     if any(row.published is not None for row in found):
         heads.insert(_PUBLISHED, "published")
         for line, row in zip(lines, found, strict=True):
             line.insert(_PUBLISHED, NOTHING if row.published is None else f"{100 * row.published:.2f}")
-    return _table(heads, lines)
+    table = _table(heads, lines)
+    return f"{table}\n\n{DECAYS_DIFFER}" if decays_differ(found) else table
 
 
 def _result_row(row: Row, seeds: int) -> list[str]:
     if row.choice is None:
-        return [row.label, *["not run yet"], *[""] * 7]
+        return [row.label, *["not run yet"], *[""] * 8]
     rate = f"{row.choice.learning_rate:g}{' (edge)' if row.at_edge else ''}"
     last = _percent(row.last)
     notes = f" ({len(row.seeds)} of {seeds} seeds)" if len(row.seeds) < seeds else ""
@@ -65,6 +69,7 @@ def _result_row(row: Row, seeds: int) -> list[str]:
     return [
         row.label + notes,
         rate,
+        NOTHING if row.effective_decay is None else f"{row.effective_decay:g}",
         parameters_text(row.choice.own),
         _percent(row.final),
         f"**{last}**" if row.among_best else last,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 from typing import Any
 
+from algorithms import build
 from fl_ops.compare.cells import CellResult, Choice
 from fl_ops.compare.plan import ExperimentPlan, Plan
 from fl_ops.compare.tuning import score
@@ -47,6 +48,8 @@ class Row:
     choice: Choice | None
     at_edge: bool
     """The chosen rate is the lowest or the highest of the search; a better one may be beyond it."""
+    effective_decay: float | None
+    """The weight decay that a plain method would need for the same stationary points; None without a choice."""
     seeds: tuple[int, ...]
     diverged: tuple[int, ...]
     final: Spread | None = None
@@ -106,10 +109,26 @@ def _row(plan: Plan, experiment: ExperimentPlan) -> Row:
         published=experiment.experiment.method.published.get(experiment.experiment.split),
         choice=experiment.choice,
         at_edge=experiment.at_edge,
+        effective_decay=_effective_decay(plan, experiment),
         seeds=tuple(finals),
         diverged=tuple(seed for seed, result in finals.items() if result.diverged is not None),
     )
     return replace(row, **_accuracies(finite, spec.report.last), **_costs(finite, spec.report.target))
+
+
+def _effective_decay(plan: Plan, experiment: ExperimentPlan) -> float | None:
+    choice = experiment.choice
+    if choice is None:
+        return None
+    algorithm = build(experiment.experiment.method.name, **choice.parameters)
+    decay = float(plan.table.local(choice)["weight_decay"])
+    return decay * algorithm.decay_factor if decay else 0.0
+
+
+def decays_differ(found: Sequence[Row]) -> bool:
+    """Whether the rows have been trained with different effective weight decays."""
+    known = [row.effective_decay for row in found if row.effective_decay is not None]
+    return any(not math.isclose(decay, known[0], rel_tol=1e-6) for decay in known)
 
 
 def _accuracies(results: Sequence[CellResult], last: int) -> dict[str, Any]:

@@ -94,6 +94,7 @@ def compare(
         seconds = None if minutes is None else 60 * minutes
         unfinished = _run(Work(plan, job, processes, seconds, Costs(plan.results())), trackers)
     facts = _write_results(plan, out, page)
+    _warn_of_decays(plan)
     output.show(facts, _closing(plan, out), context.as_json)
     if unfinished:
         print(unfinished, file=sys.stderr)
@@ -164,6 +165,15 @@ def _write_results(plan: Plan, out: Path, page: Path | None) -> dict[str, Any]:
     if page:
         _write(page, _page_with_tables(page, plan))
     return {"out": str(out), "files": names, "cells_done": plan.done(), "cells_left": plan.left()[0]}
+
+
+def _warn_of_decays(plan: Plan) -> None:
+    from fl_ops.compare.report import DECAYS_DIFFER
+    from fl_ops.compare.summary import decays_differ, rows
+
+    if decays_differ(found := rows(plan)):
+        shown = ", ".join(f"{row.label} {row.effective_decay:g}" for row in found if row.effective_decay is not None)
+        print(f"warning: {DECAYS_DIFFER} They are: {shown}", file=sys.stderr)
 
 
 def _page_with_tables(path: Path, plan: Plan) -> str:

@@ -96,6 +96,21 @@ def test_with_a_schedule_the_momentum_is_the_mean_gradient_weighted_by_the_rates
     torch.testing.assert_close(flat(state.memory["Delta"]), expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("order", ["paper", "feddyn_code"])
+def test_the_effective_decay_is_that_of_the_stationary_point(order: str) -> None:
+    """f(y) = (y - 4)^2 / 2 and one client: FedCM comes to rest where y - 4 + decay_factor * wd * y = 0."""
+    wd, fedcm, model = 0.05, fl.build("fedcm", alpha=0.25, order=order), torch.nn.Linear(1, 1, bias=False).double()
+    state, settings = fedcm.init(fl.read_state(model).trainable), fl.LocalSettings(0.2, weight_decay=wd)
+    batch = (torch.ones(1, 1, dtype=torch.float64), torch.full((1, 1), 4.0, dtype=torch.float64))
+    for t in range(200):
+        fl.load_state(model, fl.ModelState(state.x, {}, {}))
+        rule = fedcm.local_rule(fedcm.direction(state))
+        delta = fl.train_locally(model, [batch] * 2, lambda a, b: ((a - b) ** 2).mean() / 2, rule, settings).delta
+        state = fl.apply_updates(fedcm, state, [(fl.UpdateInfo("a", 1, 2), delta)], fl.RoundInfo(t, 0.2))
+    assert fedcm.decay_factor == {"paper": 1.0, "feddyn_code": 4.0}[order]
+    assert float(state.x["weight"]) == pytest.approx(4.0 / (1.0 + fedcm.decay_factor * wd), rel=1e-9)
+
+
 def test_momentum_does_not_see_the_server_rate(federation: Federation) -> None:
     """Delta is computed from the deltas: after one round it is the same for every eta_g, though x is not."""
     slow, fast = (federation.play(fl.build("fedcm", eta_g=eta_g), 1)[0] for eta_g in (0.5, 2.0))

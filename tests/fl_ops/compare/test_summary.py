@@ -64,6 +64,37 @@ def test_costs_to_the_target_are_those_of_the_seeds_that_reached_it(plan: Plan) 
     )
 
 
+@pytest.mark.parametrize(
+    ("local", "decays"),
+    [
+        ("weight_decay = 0.001", [0.001, 0.001]),
+        ("", [0.0, 0.0]),
+    ],
+    ids=["inside the mix", "none"],
+)
+def test_rows_with_one_decay_are_comparable(read: Read, reached: Reached, local: str, decays: list[float]) -> None:
+    """With the paper's order every method has the run's decay, and nothing is said."""
+    plan = Plan(
+        read(("learning_rate = 0.1 }", f"learning_rate = 0.1{', ' * bool(local)}{local} }}")), lambda cell: reached(0.5)
+    )
+    assert [row.effective_decay for row in rows(plan)] == decays
+    assert report.DECAYS_DIFFER not in report.tables(plan)
+
+
+def test_a_decay_outside_of_the_mix_is_named(read: Read, reached: Reached) -> None:
+    """FedCM with alpha = 0.1 has ten times FedAvg's decay then, and the table says so."""
+    order = 'parameters = { order = "feddyn_code" }'
+    table = read(
+        ("learning_rate = 0.1 }", "learning_rate = 0.1, weight_decay = 0.001 }"),
+        ('name = "fedavg"', f'name = "fedavg"\n{order}'),
+        ('name = "fedcm"', f'name = "fedcm"\n{order}'),
+        ("alpha = [0.1, 0.3]", "alpha = [0.1]"),
+    )
+    plan = Plan(table, lambda cell: reached(0.5))
+    assert [row.effective_decay for row in rows(plan)] == pytest.approx([0.001, 0.01])
+    assert report.DECAYS_DIFFER in report.tables(plan)
+
+
 def test_no_rank_inside_the_deviations(plan: Plan) -> None:
     """FedCM leads by 0.3, both deviations are 0.1414, pooled 0.1414: FedAvg is not among the best."""
     assert [row.among_best for row in rows(plan)] == [False, True]
@@ -127,15 +158,15 @@ def test_a_page_gets_its_tables_between_the_marks_and_keeps_the_rest(plan: Plan)
     once = report.insert_tables(marks, plan)
     assert once == report.insert_tables(once, plan)
     assert (once.startswith("before\n"), once.endswith("\nafter\n"), "\nold\n" in once) == (True, True, False)
-    assert "| FedCM | 0.2 | alpha 0.3 | 80.00 ± 14.14 | **80.00 ± 14.14** |" in once
+    assert "| FedCM | 0.2 | 0 | alpha 0.3 | 80.00 ± 14.14 | **80.00 ± 14.14** |" in once
 
 
 def test_published_accuracies_are_beside_ours(read: Read, reached: Reached) -> None:
     """A column for a paper's numbers; a method without one has a dash."""
     table = read(('name = "fedcm"', 'name = "fedcm"\npublished = { even = 0.8761 }'))
     text = report.tables(Plan(table, lambda cell: reached(0.5)))
-    assert "| FedCM | 0.1 (edge) | alpha 0.1 | 87.61 | 50.00 ± 0.00 |" in text
-    assert "| FedAvg | 0.1 (edge) |  | - | 50.00 ± 0.00 |" in text
+    assert "| FedCM | 0.1 (edge) | 0 | alpha 0.1 | 87.61 | 50.00 ± 0.00 |" in text
+    assert "| FedAvg | 0.1 (edge) | 0 |  | - | 50.00 ± 0.00 |" in text
 
 
 def test_a_page_without_marks_is_refused(plan: Plan) -> None:
@@ -157,7 +188,7 @@ def test_the_tables_have_judged_settings_rates_beyond_the_grid_and_the_clipping(
     )
     text = report.tables(Plan(table, load))
     assert "| FedAvg |  | 50.0 | **60.0 (70.0)** | 50.0 | 50.0 |" in text
-    assert "| FedCM | 0.1 | max_gradient_norm 1 |" in text
+    assert "| FedCM | 0.1 | 0 | max_gradient_norm 1 |" in text
     assert "mean of the runs of 3 rounds with the seeds 7, 8" in text
 
 
