@@ -23,6 +23,7 @@ from fl_server.audit.log import AuditLog
 from fl_server.clients.fleet import Fleet
 from fl_server.config import ServerConfig
 from fl_server.coordinator.coordinator import Coordinator
+from fl_server.coordinator.denials import Denials
 from fl_server.enrollment.authority import Authority
 from fl_server.enrollment.issuing import Checks, Issuer
 from fl_server.enrollment.revocations import Revocations
@@ -151,6 +152,9 @@ class Server:
         await self._services.revocations.load()
         await self._services.audit.start()
         await self._services.fleet.start()
+        services = self._services
+        denials = Denials(self.config, services.ledger, services.revocations, services.fleet)
+        await denials.restore(services.audit)
         await self._coordinator.start()
         for server, name in ((clients, service.SERVICE), *((each, admin.SERVICE) for each in operators)):
             await self._listeners.start(server, name, self._health)

@@ -168,6 +168,9 @@ class ServerConfig(Section):
     states: StatesConfig = StatesConfig()
     retention: RetentionConfig = RetentionConfig()
     enrollment: EnrollmentConfig | None = None
+    denials_file: Path | None = None
+    """Where the list of revocations and bans is written, and read at a start: a restored ledger lacks those of after
+    the backup. None: denials.json in the state directory. Outside of it, no restore can undo them."""
     durability: Literal["process", "power"] = "process"
     """An acknowledged update survives SIGKILL ("process"), or a power cut too ("power", with an fsync for each)."""
     drain_grace_s: float = Field(default=30.0, ge=0)

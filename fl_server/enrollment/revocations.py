@@ -61,6 +61,11 @@ class Revocations:
         name = record.name if record.role == "client" else ""
         return self.of(record.serial, record.key, name, record.not_before)
 
+    def includes(self, row: RevocationRecord) -> bool:
+        """Whether this denies what a revocation of a list denies."""
+        own = self._rows.get((row.kind, row.value))
+        return own is not None and (row.kind != "name" or own.revoked_at >= row.revoked_at)
+
     def key_is_denied(self, key: str) -> bool:
         """Whether no certificate may be issued for this key."""
         return ("key", key) in self._rows

@@ -12,6 +12,7 @@ import grpc.aio
 
 from fl_server.clients.operator_actions import OperatorActions
 from fl_server.coordinator.coordinator import Coordinator
+from fl_server.coordinator.denials import Denials
 from fl_server.errors import InvalidInput, NotConfigured
 from fl_server.identity import ANYBODY, actor, caller
 from fl_server.rpc.access.method_roles import methods_of, ordered
@@ -48,6 +49,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self._lists, self._client_list = Lists(services, self._runs), ClientList(services, self._runs)
         self._history, self._overview = HistoryCalls(services.ledger, self._runs), Overview(services, self._runs)
         self._clients = OperatorActions(services.ledger, services.fleet)
+        self._denials = Denials(services.config, services.ledger, services.revocations, services.fleet)
         self._exports = ModelExports(services, coordinator)
         self._enrollment = EnrollmentCalls(services)
 
@@ -141,10 +143,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def BanClient(self, request: pb.BanClientRequest, context: Context) -> pb.BanClientResponse:
         """Ban a client."""
         await self._clients.ban(request.client_id, request.reason, actor())
+        await self._denials.write()
         return pb.BanClientResponse(client=await self._client(request.client_id))
 
     async def UnbanClient(self, request: pb.UnbanClientRequest, context: Context) -> pb.UnbanClientResponse:
         """End a client's ban."""
+        await self._denials.write(lifted=request.client_id)  # before: a start must not ban it again
         await self._clients.unban(request.client_id, actor())
         return pb.UnbanClientResponse(client=await self._client(request.client_id))
 
@@ -254,7 +258,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.RevokeCertificatesRequest, context: Context
     ) -> pb.RevokeCertificatesResponse:
         """Deny certificates, and end their holders' calls."""
-        return await self._enrollment.revoke_certificates(request, actor())
+        revoked = await self._enrollment.revoke_certificates(request, actor())
+        await self._denials.write()
+        return revoked
 
     async def ListAudit(self, request: pb.ListAuditRequest, context: Context) -> pb.ListAuditResponse:
         """A page of the audit log, oldest first."""

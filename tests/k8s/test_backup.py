@@ -15,7 +15,7 @@ import pytest
 
 from tests.docs.pages import read_page
 from tests.processes.federation import Fleet
-from tests.processes.process import Workspace
+from tests.processes.process import ROOT, Workspace
 
 EXEC = re.compile(r"^\$ kubectl exec (?:--stdin )?fl-state --namespace impetus -- (.*)$", re.MULTILINE)
 
@@ -25,6 +25,15 @@ def in_the_pod(section: str) -> list[str]:
     page = read_page("k8s/README.md")
     begin = page.index(f"\n## {section}\n")
     return EXEC.findall(page[begin : page.index("\n## ", begin + 1)])
+
+
+def of_the_script() -> list[str]:
+    """The commands of the restore script that empty the volume and extract the archive."""
+    script = (ROOT / "k8s/tools/restore.sh").read_text()
+    found = re.findall(
+        r"^kubectl exec (?:--stdin )?fl-state --namespace impetus -- ((?:find|tar) .*)$", script, re.MULTILINE
+    )
+    return [command.replace('"$1"', "state.tar") for command in found]
 
 
 def do(commands: list[str], state: Path, folder: Path) -> None:
@@ -54,7 +63,7 @@ def test_a_run_continues_from_a_backup(tmp_path: Path) -> None:
         digests = server.digests("kept")
         server.signal(signal.SIGTERM)
         assert server.wait() == 0
-        do(in_the_pod("Restore"), state, tmp_path)
+        do(of_the_script(), state, tmp_path)
         fleet.hold()
         server.serve()
         assert server.rounds("kept") == []
@@ -108,7 +117,7 @@ def _as_the_pod(command: str, folder: Path) -> tuple[int, bytes]:
 def test_a_backup_is_restored_into_a_volume_of_root(volume: Path, tmp_path: Path, has_entry: bool) -> None:
     """No command fails, the files are back, and owner and mode of the directory stay."""
     as_the_pod(["cd /var/lib/impetus && mkdir -m 0700 spool && echo kept >spool/update"], volume, tmp_path)
-    backup, restore = in_the_pod("Back up"), in_the_pod("Restore")
+    backup, restore = in_the_pod("Back up"), of_the_script()
     if has_entry:
         [other] = re.findall(r"restored by `(.*?)`", read_page("k8s/README.md"))
         backup, restore = ["tar -C /var/lib/impetus -cf - . > state.tar"], [restore[0], f"{other} < state.tar"]

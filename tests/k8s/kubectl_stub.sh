@@ -1,0 +1,10 @@
+#!/bin/sh
+# In place of kubectl: `exec` runs its command here, with $STATE in place of the volume; everything else does nothing.
+[ "$1" = exec ] || exit 0
+while [ "$1" != -- ]; do shift; done
+shift
+for word; do
+    shift
+    set -- "$@" "$(printf '%s' "$word" | sed "s|/var/lib/impetus|$STATE|g")"
+done
+exec "$@"
