@@ -13,6 +13,12 @@ class LimitsConfig(Section):
 
     max_update_mib: int = Field(default=2048, ge=1)
     """Largest update."""
+    max_model_mib: int = Field(default=1024, ge=1)
+    """Largest memory of the tensors that building a task's model takes, its frozen parameters included. The options of
+    a task may size its model; a larger one is refused before it is made."""
+    max_models_mib: int = Field(default=4096, ge=1)
+    """Largest memory of the models and directions of all runs that have not ended. A run that would exceed it is
+    refused when it is created."""
     chunk_bytes: int = Field(default=CHUNK_BYTES, ge=64 << 10, le=MAX_CHUNK_BYTES)
     """Size of the chunks sent, and the best size of those received."""
     reattach_grace_s: float = Field(default=20.0, gt=0)

@@ -60,8 +60,11 @@ def _measured(snapshot: Snapshot) -> Snapshot:
 class Engine:
     """One run's task and algorithm."""
 
-    def __init__(self, config: RunConfig, task: Task, device: torch.device = CPU) -> None:
-        """device: for evaluations. Updates are summed where they are, and the rest is done on the CPU."""
+    def __init__(self, config: RunConfig, task: Task, device: torch.device = CPU, max_model_bytes: int = 0) -> None:
+        """device: for evaluations. Updates are summed where they are, and the rest is done on the CPU.
+
+        max_model_bytes: of the tensors that building the model takes; 0: any.
+        """
         self.config = config
         self.algorithm = build_algorithm(config)
         """With its parameters of round 0. What does not depend on the parameters is the same in all rounds."""
@@ -75,7 +78,8 @@ class Engine:
             check_own_loop(config, self.algorithm)
         check_reference(config, self.algorithm, own_loop=self.own_loop)
         self._references = References(config)
-        self._model = TaskModel(task, config.seed, config.personal, own_frozen=config.task.frozen == "local")
+        own_frozen = config.task.frozen == "local"
+        self._model = TaskModel(task, config.seed, config.personal, own_frozen=own_frozen, max_bytes=max_model_bytes)
         self.layout, self._trainable_layout = self._model.layout, self._model.trainable_layout
         self._state_layout = master_layout(self._trainable_layout)
         self._low = {

@@ -23,19 +23,29 @@ from protos.frozen import frozen_resource, frozen_text, tensor_digests
 from tasks import Task, TaskError
 from tasks.building.holders import held_outside
 from tasks.building.new_model import new_model, remarks_on
+from tasks.building.size_limit import ModelTooLarge
 
 
 class TaskModel:
     """One run's module. Not for two threads at once."""
 
-    def __init__(self, task: Task, seed: int, personal: Iterable[str] = (), *, own_frozen: bool = False) -> None:
+    def __init__(  # noqa: PLR0913 - a run's settings of its model
+        self,
+        task: Task,
+        seed: int,
+        personal: Iterable[str] = (),
+        *,
+        own_frozen: bool = False,
+        max_bytes: int = 0,
+    ) -> None:
         """Build the model. Raises TaskError for one that cannot be built, trained or sent.
 
         personal: patterns of the names of personal parameters. own_frozen: clients have the frozen parameters from
         their own tasks. The module is then built anew for each use, so that these take no memory in between. Raises
         InvalidInput if one of the two does not fit the model.
+        max_bytes: of the tensors that building the model takes; 0: any. Raises TaskError for more.
         """
-        self._task, self._seed = task, seed
+        self._task, self._seed, self._max_bytes = task, seed, max_bytes
         module = self._built(seed)
         self._module: nn.Module | None = module
         self._personal = _matched(module, tuple(personal))
@@ -69,7 +79,14 @@ class TaskModel:
     def _built(self, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(initial_model_seed(seed))
-            module = new_model(self._task)
+            try:
+                module = new_model(self._task, self._max_bytes)
+            except ModelTooLarge as error:
+                raise ModelTooLarge(
+                    f"the task's model(): expected tensors of at most {self._max_bytes >> 20} MiB, got {error} or more:"
+                    " choose smaller options of the task, or raise limits.max_model_mib in server.toml; the models of"
+                    " all runs under way have at most limits.max_models_mib"
+                ) from error
         self._memories = _memories(module)
         return module
 

@@ -10,6 +10,7 @@ from functools import partial
 import structlog
 
 from algorithms import AlgorithmError
+from fl_common.units import size
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import build_algorithm, complete
 from fl_server.coordinator.audit import Audit
@@ -56,7 +57,7 @@ class RunCreation:
                 config = await self._load_code(from_stored(record.spec), ended=record.state in ENDED)
                 task = await self._load_task(config)
                 config = with_direction(config, directions_of(config, task.directions))
-                run = await self._build(record, config, task)
+                run = await self._build(record, config, task, self._services.config.limits.max_model_mib << 20)
                 self._table.loaded[record.run_id] = run
                 await restore_run(run)
             except (TaskError, InvalidInput, AlgorithmError) as error:
@@ -81,7 +82,7 @@ class RunCreation:
             task = await self._task_for(run_id, config, actor)
             config = with_direction(config, directions_of(config, task.directions))
             record = RunRecord(run_id, config.model_dump(exclude_none=True), "waiting", "", time.time())
-            run = await self._build(record, config, task)
+            run = await self._build(record, config, task, self._model_room())
             # A crash before `create_run` may have left files under the id.
             await self._services.in_compute(self._services.checkpoints.remove_run, run_id)
             await run.model.load(config)
@@ -140,12 +141,25 @@ class RunCreation:
     async def _load_task(self, config: RunConfig) -> LoadedTask:
         return await self._services.in_compute(load_allowed, config.task, self._services.config.tasks)
 
-    async def _build(self, record: RunRecord, config: RunConfig, task: LoadedTask) -> Run:
+    def _model_room(self) -> int:
+        """Bytes that building another model may take. Raises InvalidInput if there is no room."""
+        limits, runs = self._services.config.limits, self._table.loaded.values()
+        used = sum(run.model.size_bytes for run in runs if not run.ended)
+        if (left := (limits.max_models_mib << 20) - used) <= 0:
+            raise InvalidInput(
+                "task",
+                f"room for another model: those of all runs under way have at most {limits.max_models_mib} MiB"
+                " (limits.max_models_mib in server.toml)",
+                f"{size(used)} in use: stop a run, or raise the limit",
+            )
+        return min(limits.max_model_mib << 20, left)
+
+    async def _build(self, record: RunRecord, config: RunConfig, task: LoadedTask, most: int) -> Run:
         # Outside of the loop: the method's builder may be code from outside.
         algorithm = await self._services.in_compute(build_algorithm, config)
         directions = directions_of(config, task.directions)
         dependencies = RunDependencies(
-            task.fingerprint, algorithm, lambda current: Engine(current, task.task), directions
+            task.fingerprint, algorithm, lambda current: Engine(current, task.task, max_model_bytes=most), directions
         )
         return Run(self._services, record, config, dependencies)
 

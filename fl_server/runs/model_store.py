@@ -68,6 +68,15 @@ class ModelStore:
         return _loaded(self._engine)
 
     @property
+    def size_bytes(self) -> int:
+        """Bytes of the latest model, its frozen parameters, and the directions and other state beside it; 0 if none."""
+        if self._engine is None or self._snapshot is None:
+            return 0
+        tensors = [*self._engine.frozen.values(), *self._snapshot.buffers.values(), *self._snapshot.state.x.values()]
+        tensors += [tensor for memory in self._snapshot.state.memory.values() for tensor in memory.values()]
+        return sum(tensor.nbytes for tensor in tensors)
+
+    @property
     def snapshot(self) -> Snapshot:
         """The latest committed model. The run must be loaded."""
         return _loaded(self._snapshot)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from inspect import isfunction
 
 import torch
@@ -13,23 +14,26 @@ from algorithms.model_state import state_tensors
 from algorithms.outside_code import described, is_interrupt
 from tasks.base import Task
 from tasks.building.holders import held_outside, survives
+from tasks.building.size_limit import ModelTooLarge, SizeLimit
 from tasks.errors import TaskError, task_call
 
 
-def new_model(task: Task) -> nn.Module:
+def new_model(task: Task, max_bytes: int = 0) -> nn.Module:
     """A new model of the task, which nobody else holds: writing into its values, or releasing them, affects no other.
 
     The same values come from the same state of torch's default generator. A task that returns the same module, or the
     same parts, again and again gets copies of them. Values with strides of 0 or gaps are made contiguous.
 
-    Raises TaskError for a result that is no module, or has no values to send.
+    max_bytes: of the tensors that building it takes; 0: any.
+
+    Raises TaskError for a result that is no module, or has no values to send; ModelTooLarge.
     """
     before = torch.get_rng_state()
-    owner = [_made(task)]
+    owner = [_made(task, max_bytes)]
     if held_outside(owner):
         copied = survives(owner)
         torch.set_rng_state(before)
-        owner.append(_made(task))
+        owner.append(_made(task, max_bytes))
         if copied:
             owner.append(_copied(owner.pop()))
     _make_plain(owner[0])
@@ -49,17 +53,24 @@ def remarks_on(module: nn.Module) -> tuple[str, ...]:
     return (remark,)
 
 
-def _made(task: Task) -> nn.Module:
+def _made(task: Task, max_bytes: int) -> nn.Module:
     with task_call("the task's model()"):
-        module: object = task.model()
+        module: object = _limited(task, max_bytes)
         if not isinstance(module, nn.Module):
             raise TaskError(f"the task's model(): expected a torch.nn.Module with values, got {_described(module)}")
         names = {*module.state_dict(), *dict(module.named_parameters())}
+    if max_bytes and (size := sum(tensor.nbytes for tensor in state_tensors(module))) > max_bytes:
+        raise ModelTooLarge(f"{size} bytes")  # of files, which are not counted while they are read
     named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     for name, tensor in named.items():
         if name in names and (why := _without_values(tensor)):
             raise TaskError(f"the task's model(): expected a torch.nn.Module with values, got {name!r} {why}")
     return module
+
+
+def _limited(task: Task, max_bytes: int) -> object:
+    with SizeLimit(max_bytes) if max_bytes else nullcontext():
+        return task.model()
 
 
 def _described(found: object) -> str:

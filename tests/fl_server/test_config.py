@@ -75,7 +75,7 @@ def test_another_database_is_refused_without_its_password(tmp_path: Path, url: s
         ('tasks = ["my_task:*"]\nstate_dir = "s"\ninsecure = true', "tasks.0: expected module:attribute"),
         ("insecur = true\n" + GOOD, "insecur: unknown key, did you mean insecure?"),
         (GOOD + "stalls = 3", "limits.stalls: unknown key, did you mean stall_s?"),
-        (GOOD + "xyz = 3", "limits.xyz: unknown key, expected one of max_update_mib, chunk_bytes"),
+        (GOOD + "xyz = 3", "limits.xyz: unknown key, expected one of max_update_mib, max_model_mib"),
         ('listen = "7070"\n' + GOOD, "listen: expected host:port with a port up to 65535"),
         ('metrics_listen = ":7"\n' + GOOD, "metrics_listen: expected host:port"),
         ("threads = 0\n" + GOOD, "threads: expected greater than or equal to 1, got 0"),

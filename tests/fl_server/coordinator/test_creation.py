@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,6 +62,22 @@ async def test_an_invalid_run_is_refused_at_its_creation(world: World, sections:
     with pytest.raises(InvalidInput, match=message):
         await world.create(**sections)
     assert (world.coordinator.runs(), world.store.runs()) == ([], [])
+
+
+async def test_a_model_over_the_limits_is_refused_when_the_run_is_created(tmp_path: Path) -> None:
+    """One that is too large itself, and one that does not fit beside those of the runs under way."""
+    broad = {"name": TASK, "options": {"model": "broad"}}
+    async with World(tmp_path / "small", max_model_mib=1) as world:
+        with pytest.raises(InvalidInput, match=r"at most 1 MiB, got \d+ bytes or more.*limits.max_model_mib"):
+            await world.create(task={"name": TASK, "options": {"model": "frozen"}})
+    async with World(tmp_path / "full", max_models_mib=1) as world:
+        first = await world.create(name="first", task=broad)
+        await world.create(name="second", task=broad)
+        with pytest.raises(InvalidInput, match=r"limits.max_models_mib"):
+            await world.create(name="third", task=broad)
+        await world.coordinator.actions.stop(first, "makes room", "test")
+        await world.ended("first")
+        await world.create(name="third", task=broad)
 
 
 async def test_a_fault_is_not_blamed_on_a_field(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
