@@ -68,5 +68,8 @@ class EnrollmentConfig(Section):
     """The same for one address, or one /64 network of IPv6."""
     address_failures_per_min: float = Field(default=30.0, gt=0)
     """Refused requests of one address a minute. Above this rate its further requests are refused unread."""
+    claimed_labels: bool = True
+    """Whether labels of a device's own settings count beside those of its token, which always win. False: runs see
+    labels of tokens alone."""
     renewals_per_min: float = Field(default=10.0, gt=0)
     """Renewals of one client a minute."""

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from fl_common import units
 from fl_common.units import NOTHING
-from fl_ops.render.states import client_state, refused_runs
+from fl_ops.render.states import client_labels, client_state, refused_runs
 from fl_ops.render.tables import history_table
 from protos.fl.v1 import admin_pb2, coordinator_pb2
 
@@ -33,7 +33,7 @@ def client_details(details: admin_pb2.GetClientResponse) -> RenderableType:
         ("updates", f"{client.updates_counted:,} counted, {client.updates_refused:,} refused"),
         ("tasks", ", ".join(f"{offer.name} ({_amount(offer)})" for offer in client.tasks)),
         ("methods", ", ".join(offer.name for offer in client.methods)),
-        ("labels", " ".join(f"{key}={client.labels[key]}" for key in sorted(client.labels))),
+        ("labels", client_labels(client, {True: " (enrolled)", False: " (claimed)"})),
         ("device", f"{client.device.name or client.device.kind}{memory}"),
         ("software", client.software),
         ("last seen", units.moment(client.last_seen)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fl_common import units
@@ -87,6 +87,12 @@ def latest_failure(run: admin_pb2.RunStatus) -> str:
 def refused_runs(client: admin_pb2.ClientStatus) -> str:
     """The runs that a client refuses by the policy of its site, with the reasons."""
     return "; ".join(f"{run_id}, by policy: {why}" for run_id, why in sorted(client.policy_refusals.items()))
+
+
+def client_labels(client: admin_pb2.ClientStatus, marks: Mapping[bool, str]) -> str:
+    """The labels of a client: site=north ward=a. marks: what follows a label that enrollment set, and a claimed one."""
+    enrolled = set(client.enrolled_labels)
+    return " ".join(f"{name}={client.labels[name]}{marks[name in enrolled]}" for name in sorted(client.labels))
 
 
 def first_of(names: Sequence[str], count: int) -> str:

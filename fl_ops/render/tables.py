@@ -19,7 +19,15 @@ from fl_ops.render.runs.progress import Row
 from fl_ops.render.runs.rounds import local_epochs_table, round_details_table, rounds_table
 from fl_ops.render.runs.schedules import schedules_text
 from fl_ops.render.runs.target import TargetCost
-from fl_ops.render.states import client_state, first_of, latest_failure, member_rows, policy_row, run_state
+from fl_ops.render.states import (
+    client_labels,
+    client_state,
+    first_of,
+    latest_failure,
+    member_rows,
+    policy_row,
+    run_state,
+)
 from protos.fl.v1 import admin_pb2
 
 _STATE_STYLES = {
@@ -155,7 +163,7 @@ def clients_table(clients: Sequence[admin_pb2.ClientStatus]) -> RenderableType:
             _text(", ".join(f"{offer.name} ({offer.train_examples:,})" for offer in client.tasks)),
             _text(client.run_id or NOTHING), f"{client.updates_counted:,}", f"{client.updates_refused:,}",
             units.moment(client.last_seen),
-            _text(" ".join(f"{key}={client.labels[key]}" for key in sorted(client.labels))),
+            _text(client_labels(client, {True: "", False: "?"})),
             _text(client.quarantine.reason or _why_unavailable(client) or client.note),
         )  # fmt: skip
     return table if clients else Text("no clients yet: `fl-client --config client.toml` starts one")

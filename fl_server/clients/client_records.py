@@ -53,6 +53,13 @@ class ClientRecords:
         """A client's record; None if it never registered, or was forgotten."""
         return self._records.get(client_id)
 
+    async def enrolled_labels(self, serial: str) -> Mapping[str, str] | None:
+        """Labels of the enrollment that a certificate comes from; None for one of another source, and for none."""
+        if not serial:
+            return None
+        found = await self._ledger.do(self._ledger.store.certificates_with, "serial", serial)
+        return found[0].labels if found else None
+
     def get(self, client_id: str) -> ClientRecord:
         """A client's record. Raises NoSuchClient."""
         record = self.find(client_id)

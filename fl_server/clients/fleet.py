@@ -57,7 +57,7 @@ class Fleet:
         self.contested = ContestedIdentities(
             self.sessions, lambda client_id: bool(self.eligibility.run_of(client_id)), metrics
         )
-        self.registration = Registration(config.limits, self.records, self.sessions, self.contested)
+        self.registration = Registration(config, self.records, self.sessions, self.contested)
         self._tick_timer: asyncio.TimerHandle | None = None
         self._seen: dict[str, float] = {}
         """By client: Unix time of its latest call or lost stream. In memory only: a call costs no write."""

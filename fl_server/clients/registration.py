@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import structlog
 
@@ -14,9 +14,9 @@ from fl_server.clients.presence_history import PresenceHistory
 from fl_server.clients.rate_limits import RegistrationLimiter
 from fl_server.clients.registration_request import check_sizes, checked_id, common_protocol, record_of
 from fl_server.clients.sessions import Origin, Session, Sessions, origin_of_call
+from fl_server.config import ServerConfig
 from fl_server.errors import Contested, InvalidInput, NotNow
-from fl_server.identity import require_name
-from fl_server.limits_config import LimitsConfig
+from fl_server.identity import caller, require_name
 from fl_server.store.records import HistoryRecord
 from protos.fl.v1 import coordinator_pb2 as pb
 
@@ -33,12 +33,14 @@ class Registration:
 
     def __init__(
         self,
-        limits: LimitsConfig,
+        config: ServerConfig,
         records: ClientRecords,
         sessions: Sessions,
         contested: ContestedIdentities,
     ) -> None:
-        self._limits = limits
+        self._claims = config.enrollment is None or config.enrollment.claimed_labels
+        """Whether labels that a client claims count."""
+        self._limits = limits = config.limits
         self._records = records
         self._sessions = sessions
         self._contested = contested
@@ -62,10 +64,14 @@ class Registration:
             raise InvalidInput("tasks", "at least one task that the client can train", "none")
         await self._wait_for_slot(client_id)
         await self._settle(client_id, origin := origin_of_call(request.instance_id))
+        enrolled = await self._records.enrolled_labels(caller.get().serial)
+        _warn_of_claims(client_id, request.labels, enrolled or {})
         known = self._records.find(client_id)
         session, older = self._sessions.open(client_id, origin)
         try:
-            await self._records.write(record_of(request, known), self._history_row(session, older))
+            await self._records.write(
+                record_of(request, known, enrolled, claims=self._claims), self._history_row(session, older)
+            )
         finally:  # the grace begins with the answer, also if that is an error: a slow ledger is no client's fault
             asyncio.get_running_loop().call_later(self._limits.reattach_grace_s, close_unattended, session)
         return session, protocol
@@ -120,6 +126,17 @@ class Registration:
         if known.present:
             return None
         return self._history.passed(_history(client_id, "client_back", session.instance_id))
+
+
+def _warn_of_claims(client_id: str, claimed: Mapping[str, str], enrolled: Mapping[str, str]) -> None:
+    """Log labels that the client claims in place of those of its enrollment."""
+    if other := sorted(name for name, value in enrolled.items() if claimed.get(name, value) != value):
+        log.warning(
+            "labels_overruled",
+            client=client_id,
+            claimed={name: claimed[name] for name in other},
+            enrolled={name: enrolled[name] for name in other},
+        )
 
 
 def _place(origin: Origin) -> str:

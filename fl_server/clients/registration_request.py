@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from fl_common.names import check_id
@@ -91,8 +91,14 @@ def common_protocol(client: pb.ProtocolRange) -> int:
     return highest
 
 
-def record_of(request: pb.RegisterRequest, known: ClientRecord | None) -> ClientRecord:
-    """The client's record after this registration. What operators set before stays."""
+def record_of(
+    request: pb.RegisterRequest, known: ClientRecord | None, enrolled: Mapping[str, str] | None, *, claims: bool = True
+) -> ClientRecord:
+    """The client's record after this registration. What operators set before stays.
+
+    enrolled: labels of the caller's enrollment, which win over those that it claims; None: it has none. claims: whether
+    claimed labels count.
+    """
     now = time.time()
     base = known or ClientRecord(request.client_id, registered_at=now, last_seen=now)
     encodings = " ".join(name for name, number in ENCODINGS.items() if number in request.encodings and name != "plain")
@@ -101,7 +107,8 @@ def record_of(request: pb.RegisterRequest, known: ClientRecord | None) -> Client
         last_seen=now,
         instance_id=request.instance_id,
         software=request.software,
-        labels=dict(request.labels),
+        labels={**(request.labels if claims else {}), **(enrolled or {})},
+        enrolled=None if enrolled is None else dict(enrolled),
         device={
             "kind": request.device.kind, "name": request.device.name, "memory_bytes": request.device.memory_bytes,
         },

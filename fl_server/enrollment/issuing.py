@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ParamSpec, TypeVar
 
@@ -24,7 +24,7 @@ from fl_server.identity import Identity
 from fl_server.security_config import EnrollmentConfig
 from fl_server.store.certificates import CertificateRecord, EnrollmentRecord, NotSpent
 from fl_server.store.ledger import Ledger
-from fl_server.store.records import HistoryRecord
+from fl_server.store.records import ClientRecord, HistoryRecord
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,6 +42,7 @@ _NEEDED = {
     NotSpent.REVOKED: ("revoked", "a token that is not revoked"),
     NotSpent.KEY: ("name", "a new key: the same token gave this key a certificate of another name"),
     NotSpent.NAME: ("name", _TAKEN),
+    NotSpent.OLDER: ("revoked", "a token made after the revocation of this name's certificate; this one is older"),
 }
 
 
@@ -67,7 +68,7 @@ class Checks:
     revocations: Revocations
     may_call: Callable[[Identity], None]
     """Raises Forbidden for a banned client."""
-    registered: Callable[[str], object | None]
+    registered: Callable[[str], ClientRecord | None]
     """The client of this name on the roster; None if there is none."""
 
 
@@ -96,7 +97,7 @@ class Issuer:
         self.checks.may_call(Identity(holder.role, holder.name))
         if record.prefix:
             await self._check_roster(holder.name)
-        signed = await self._sign(csr, holder, record.id)
+        signed = replace(await self._sign(csr, holder), enrollment_id=record.id, labels=dict(record.labels))
         why = HistoryRecord(
             signed.issued_at, f"token:{record.id}", "client_enrolled", holder.name, f"serial {signed.serial}"
         )
@@ -109,9 +110,7 @@ class Issuer:
 
     async def renew(self, who: Identity, csr: bytes) -> Issued:
         """A new certificate for the holder of a valid one."""
-        signed = await self._sign(csr, Holder("client", who.name), "")
-        await self.ledger.do(self.ledger.store.add_certificate, signed)
-        return Issued(signed, {})
+        return await self._renewed(who, await self._sign(csr, Holder("client", who.name)))
 
     async def reenroll(self, certificate: bytes, csr: bytes, signature: bytes) -> Issued:
         """A new certificate for the holder of one that expired less than the grace ago.
@@ -125,10 +124,22 @@ class Issuer:
         self.checks.may_call(who)
         if denied := self.checks.revocations.denied(who):
             raise NotEnrolled("revoked", f"a certificate that is not revoked ({denied})", str(who))
-        signed = await self._sign(csr, Holder("client", who.name), "")
+        signed = await self._sign(csr, Holder("client", who.name))
         await self._check_moved(who, signed)
-        await self.ledger.do(self.ledger.store.add_certificate, signed)
-        return Issued(signed, {})
+        return await self._renewed(who, signed)
+
+    async def _renewed(self, who: Identity, signed: CertificateRecord) -> Issued:
+        """Keep a certificate with the labels of the one that its holder has. Raises NotEnrolled if that is revoked.
+
+        A ledger that was restored from a backup may lack the holder's: then the labels are those of the newest there.
+        """
+        store = self.ledger.store
+        known = await self.ledger.do(store.certificates_with, "serial", who.serial)
+        known = known or await self.ledger.do(store.certificates, who.name, None, 1)
+        renewed = replace(signed, renewed_from=who.serial, labels=dict(known[0].labels) if known else {})
+        if not await self.ledger.do(store.add_certificate, renewed, who.key):
+            raise NotEnrolled("revoked", "a certificate that is not revoked", str(who))
+        return Issued(renewed, dict(renewed.labels))
 
     def _proved_holder(self, certificate: bytes, csr: bytes, signature: bytes) -> Identity:
         """The holder of an expired certificate, whose key the caller has."""
@@ -143,28 +154,40 @@ class Issuer:
         return who
 
     async def _check_moved(self, who: Identity, signed: CertificateRecord) -> None:
-        """Refuse a certificate whose name has a valid one with another key: the name is at another device now."""
+        """Refuse a certificate whose name is, or was in the meantime, at another device.
+
+        It is if the name has a valid certificate with another key. It was if the name has a later certificate, ended or
+        revoked, of another key and another chain of renewals.
+        """
         of_name = await self.ledger.do(self.ledger.store.certificates_with, "name", who.name)
         valid = [each for each in of_name if each.not_after > signed.issued_at and not self._denies(each)]
         if any(each.key not in {who.key, signed.key} for each in valid):
             raise NotEnrolled(*_NEEDED[NotSpent.NAME], str(who))
+        own, keys = _chain(who.serial, of_name), {who.key, signed.key}
+        others = [each for each in of_name if each.serial not in own and each.key not in keys]
+        if any(each.not_before >= who.begins for each in others):
+            given = "a token: the name was given to another device after this certificate was issued"
+            raise NotEnrolled("name", given, str(who))
 
     async def _check_roster(self, name: str) -> None:
         """Refuse a name for a prefix token that belongs to a client with a certificate of another source."""
+        known = self.checks.registered(name)
+        if known is None or known.enrolled is not None:
+            return
         issued = await self.ledger.do(self.ledger.store.certificates, name, None, 1)
-        if self.checks.registered(name) is not None and not issued:
+        if known.instance_id or not issued:  # an operator may have named it before it registered
             free = f"a free name: a client {name!r} has registered without enrollment; `fl clients forget {name}`"
             raise NotEnrolled("name", free)
 
-    async def _sign(self, csr: bytes, holder: Holder, enrollment_id: str) -> CertificateRecord:
+    async def _sign(self, csr: bytes, holder: Holder) -> CertificateRecord:
         """Check a request, and sign a certificate for its key."""
         requested = await self._in_thread(read_request, csr, holder)
         if self.checks.revocations.key_is_denied(requested.digest):
             raise NotEnrolled("revoked", "a new key: this one is revoked")
         span = Validity(time.time(), self.config.lifetime_s, self.checks.revocations.first_begin(holder.name))
-        return await self._in_thread(self._signed, requested, holder, span, enrollment_id)
+        return await self._in_thread(self._signed, requested, holder, span)
 
-    def _signed(self, requested: RequestedKey, holder: Holder, span: Validity, enrollment_id: str) -> CertificateRecord:
+    def _signed(self, requested: RequestedKey, holder: Holder, span: Validity) -> CertificateRecord:
         content = self.authority.sign(holder, requested.key, span)
         leaf = x509.load_der_x509_certificate(content)
         return CertificateRecord(
@@ -175,7 +198,7 @@ class Issuer:
             issued_at=span.now,
             not_before=leaf.not_valid_before_utc.timestamp(),
             not_after=leaf.not_valid_after_utc.timestamp(),
-            enrollment_id=enrollment_id,
+            enrollment_id="",
             content=content,
         )
 
@@ -184,6 +207,18 @@ class Issuer:
 
     async def _in_thread(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return await asyncio.get_running_loop().run_in_executor(self.threads, partial(function, *args, **kwargs))
+
+
+def _chain(serial: str, certificates: Sequence[CertificateRecord]) -> set[str]:
+    """The serials of a certificate, of those that it was renewed from, and of those that were renewed from it."""
+    parents = {each.serial: each.renewed_from for each in certificates}
+    above, chain = serial, {serial}
+    while above := parents.get(above, ""):
+        chain.add(above)
+    below = {serial}
+    while more := {each for each, parent in parents.items() if parent in below} - below:
+        below |= more
+    return chain | below
 
 
 def _name_for(token: EnrollmentRecord, wanted: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fl_common.names import check_id
 from fl_server.errors import InvalidInput, one_line
 from fl_server.identity import Identity
-from fl_server.store.certificates import CertificateRecord, RevocationKind, RevocationRecord
+from fl_server.store.certificates import CertificateRecord, RevocationKind, RevocationRecord, of_renewed
 from fl_server.store.ledger import Ledger
 from fl_server.store.records import HistoryRecord
 
@@ -79,7 +79,8 @@ class Revocations:
         """Deny certificates from now on, in the ledger first.
 
         With a name, all certificates of the client that begin before now are denied, and the keys of those in the
-        ledger: nobody gets another certificate for them.
+        ledger: nobody gets another certificate for them. With a serial or key, the certificates that were renewed from
+        it are denied too. After each of these, only a token that is made later gives the name a certificate.
         """
         value, reason, now = _checked(kind, value), one_line(reason), time.time()
         found = await self._ledger.do(self._ledger.store.certificates_with, kind, value)
@@ -88,13 +89,15 @@ class Revocations:
         if kind == "name":
             rows += [RevocationRecord("key", key, name, now, actor, reason) for key in sorted({c.key for c in found})]
         why = HistoryRecord(now, actor, "certificates_revoked", name or value, f"{kind} {value}: {reason}")
-        await self._ledger.do(self._ledger.store.revoke, rows, why)
+        renewed = await self._ledger.do(self._ledger.store.revoke, rows, why)
+        rows += [of_renewed(rows[0], each) for each in renewed] if kind != "name" else []
         for row in rows:
             place = row.kind, row.value
             self._rows[place] = row if row.kind == "name" else self._rows.get(place, row)
         for ended in self.on_change:
             ended()
-        return Revoked([each for each in found if each.not_after > now], rows)
+        denied = {each.serial: each for each in [*found, *renewed]}
+        return Revoked([each for each in denied.values() if each.not_after > now], rows)
 
 
 def _checked(kind: RevocationKind, value: str) -> str:

@@ -214,6 +214,7 @@ def client_status(fleet: Fleet, record: ClientRecord) -> pb.ClientStatus:
         draining=record.draining,
         availability=fleet.eligibility.availability(record.client_id),
         labels=record.labels,
+        enrolled_labels=sorted(record.enrolled or ()),
         device=coordinator_pb2.Device(**record.device),
         tasks=_task_offers(record),
         methods=_method_offers(record),

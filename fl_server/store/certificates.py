@@ -51,6 +51,10 @@ class CertificateRecord:
     """The token that it was issued for; empty for a renewal."""
     content: bytes = field(repr=False)
     """The certificate, DER."""
+    renewed_from: str = ""
+    """Serial of the certificate that its holder proved for it; empty: it was issued for a token."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Of the token at the begin of the chain of renewals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,12 @@ class RevocationRecord:
     reason: str
 
 
+def of_renewed(row: RevocationRecord, certificate: CertificateRecord) -> RevocationRecord:
+    """The revocation of a certificate that was renewed from a revoked one."""
+    reason = f"{row.reason} (renewed from {row.kind} {row.value})".strip()
+    return RevocationRecord("serial", certificate.serial, certificate.name, row.revoked_at, row.actor, reason)
+
+
 class NotSpent(StrEnum):
     """Why a token gave no certificate."""
 
@@ -79,6 +89,8 @@ class NotSpent(StrEnum):
     """The same token gave the same key a certificate of another name."""
     NAME = "name"
     """The name has a valid certificate with another key."""
+    OLDER = "older"
+    """A certificate of this name was revoked after the token was made."""
 
 
 Position = tuple[float, str]
@@ -112,8 +124,11 @@ class CertificateStore(Protocol):
         """
         ...
 
-    def add_certificate(self, certificate: CertificateRecord) -> None:
-        """Keep a renewed certificate. Removes certificates of the name that ended long before."""
+    def add_certificate(self, certificate: CertificateRecord, parent_key: str = "") -> bool:
+        """Keep a renewed certificate. Removes certificates of the name that ended long before.
+
+        parent_key: of the certificate that it was renewed from. False: that one is revoked, and nothing is kept.
+        """
         ...
 
     def certificates(self, name: str, after: Position | None, limit: int) -> list[CertificateRecord]:
@@ -124,8 +139,8 @@ class CertificateStore(Protocol):
         """All certificates with this serial, key or client's name, the newest first."""
         ...
 
-    def revoke(self, revocations: Sequence[RevocationRecord], why: HistoryRecord) -> None:
-        """Deny certificates; fsynced.
+    def revoke(self, revocations: Sequence[RevocationRecord], why: HistoryRecord) -> list[CertificateRecord]:
+        """Deny certificates; fsynced. Returns those that were renewed from them: they are denied by their serials.
 
         A second revocation of a serial or key changes nothing. A second one of a name replaces the first.
         """

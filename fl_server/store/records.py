@@ -184,6 +184,7 @@ class ClientRecord:
     instance_id: str = ""
     software: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    """Those of its enrollment, and those that it claims beside them."""
     device: Mapping[str, Any] = field(default_factory=dict)
     """kind, name, memory_bytes."""
     tasks: Sequence[Mapping[str, Any]] = ()
@@ -197,6 +198,9 @@ class ClientRecord:
     note: str = ""
     updates_counted: int = 0
     updates_refused: int = 0
+    enrolled: Mapping[str, str] | None = None
+    """Labels of its enrollment, which it cannot change. None: it last registered with a certificate of another source,
+    or with none."""
 
 
 def only_banned(client: ClientRecord) -> ClientRecord:

@@ -241,6 +241,7 @@ clients = Table(
     _text("note"),
     _number("updates_counted"),
     _number("updates_refused"),
+    Column("enrolled", JsonText),
 )
 
 standings = Table(

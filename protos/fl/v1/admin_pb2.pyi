@@ -613,7 +613,7 @@ class Quarantine(_message.Message):
     def __init__(self, until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., refusals: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ClientStatus(_message.Message):
-    __slots__ = ("client_id", "state", "banned", "draining", "availability", "labels", "device", "tasks", "software", "last_seen", "run_id", "updates_counted", "updates_refused", "note", "quarantine", "policy_refusals", "methods", "certificate_end")
+    __slots__ = ("client_id", "state", "banned", "draining", "availability", "labels", "device", "tasks", "software", "last_seen", "run_id", "updates_counted", "updates_refused", "note", "quarantine", "policy_refusals", "methods", "certificate_end", "enrolled_labels")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -646,6 +646,7 @@ class ClientStatus(_message.Message):
     POLICY_REFUSALS_FIELD_NUMBER: _ClassVar[int]
     METHODS_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_END_FIELD_NUMBER: _ClassVar[int]
+    ENROLLED_LABELS_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     state: ClientState
     banned: bool
@@ -664,7 +665,8 @@ class ClientStatus(_message.Message):
     policy_refusals: _containers.ScalarMap[str, str]
     methods: _containers.RepeatedCompositeFieldContainer[_coordinator_pb2.MethodOffer]
     certificate_end: _timestamp_pb2.Timestamp
-    def __init__(self, client_id: _Optional[str] = ..., state: _Optional[_Union[ClientState, str]] = ..., banned: _Optional[bool] = ..., draining: _Optional[bool] = ..., availability: _Optional[_Union[_coordinator_pb2.Availability, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., device: _Optional[_Union[_coordinator_pb2.Device, _Mapping]] = ..., tasks: _Optional[_Iterable[_Union[_coordinator_pb2.TaskOffer, _Mapping]]] = ..., software: _Optional[str] = ..., last_seen: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., run_id: _Optional[str] = ..., updates_counted: _Optional[int] = ..., updates_refused: _Optional[int] = ..., note: _Optional[str] = ..., quarantine: _Optional[_Union[Quarantine, _Mapping]] = ..., policy_refusals: _Optional[_Mapping[str, str]] = ..., methods: _Optional[_Iterable[_Union[_coordinator_pb2.MethodOffer, _Mapping]]] = ..., certificate_end: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    enrolled_labels: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, client_id: _Optional[str] = ..., state: _Optional[_Union[ClientState, str]] = ..., banned: _Optional[bool] = ..., draining: _Optional[bool] = ..., availability: _Optional[_Union[_coordinator_pb2.Availability, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., device: _Optional[_Union[_coordinator_pb2.Device, _Mapping]] = ..., tasks: _Optional[_Iterable[_Union[_coordinator_pb2.TaskOffer, _Mapping]]] = ..., software: _Optional[str] = ..., last_seen: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., run_id: _Optional[str] = ..., updates_counted: _Optional[int] = ..., updates_refused: _Optional[int] = ..., note: _Optional[str] = ..., quarantine: _Optional[_Union[Quarantine, _Mapping]] = ..., policy_refusals: _Optional[_Mapping[str, str]] = ..., methods: _Optional[_Iterable[_Union[_coordinator_pb2.MethodOffer, _Mapping]]] = ..., certificate_end: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., enrolled_labels: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ClientOrigin(_message.Message):
     __slots__ = ("address", "instance_id", "registered", "certificate_serial", "certificate_end")

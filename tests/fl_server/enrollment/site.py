@@ -18,6 +18,7 @@ from fl_server.identity import Identity
 from fl_server.security_config import EnrollmentConfig
 from fl_server.store.database.opening import open_sqlite
 from fl_server.store.ledger import Ledger
+from fl_server.store.records import ClientRecord
 from tests.processes.certificates import Pki
 from tests.processes.enrollment import write_key
 
@@ -41,14 +42,14 @@ class Site:
     folder: Path
     settings: dict[str, Any] = field(default_factory=dict)
     banned: set[str] = field(default_factory=set)
-    roster: set[str] = field(default_factory=set)
+    roster: dict[str, ClientRecord] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.pki = Pki(self.folder / "pki")
         self.ledger = Ledger(open_sqlite(":memory:"))
         self.revocations = Revocations(self.ledger)
         self.threads = ThreadPoolExecutor(2)
-        checks = Checks(self.revocations, self._refuse, lambda name: name if name in self.roster else None)
+        checks = Checks(self.revocations, self._refuse, self.roster.get)
         config = config_of(self.pki, **self.settings)
         self.issuer = Issuer(self.ledger, config, authority_of(self.pki, **self.settings), checks, self.threads)
         self.tokens = TokenActions(self.ledger, config.token_ttl_s)
@@ -67,6 +68,11 @@ class Site:
         """End the threads."""
         self.ledger.close()
         self.threads.shutdown()
+
+
+def registered(name: str, **changes: Any) -> ClientRecord:
+    """A client on the roster."""
+    return ClientRecord(name, 1.0, 2.0, instance_id=f"{name}-1", **changes)
 
 
 def holder(name: str = "edge-7", **changes: Any) -> Identity:

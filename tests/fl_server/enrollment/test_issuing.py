@@ -17,9 +17,10 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from fl_common.certificates.names import Holder
 from fl_server.enrollment.issuing import Issued
 from fl_server.enrollment.requests import digest_of
+from fl_server.enrollment.revocations import Revocations
 from fl_server.enrollment.tokens import parse_token
 from fl_server.errors import Forbidden, InvalidInput, NotEnrolled
-from tests.fl_server.enrollment.site import Site, holder
+from tests.fl_server.enrollment.site import Site, holder, registered
 from tests.processes.certificates import Pki
 from tests.processes.enrollment import csr_of, new_key
 
@@ -125,19 +126,65 @@ async def test_a_pod_cannot_take_the_name_of_another(site: Site) -> None:
     await refused(thief, "a valid certificate with another key. If its device lost the key", "name")
     await site.revocations.revoke("name", "gpu-1", "lost its disk", "admin:alice")
     await refused(site.issuer.enroll(token, csr_of(key), "gpu-1"), "a new key: this one is revoked", "revoked")
-    again = await site.issuer.enroll(token, csr_of(new_key()), "gpu-1")
+    older = site.issuer.enroll(token, csr_of(new_key()), "gpu-1")
+    await refused(older, "a token made after the revocation of this name's certificate", "revoked")
+    again = await site.issuer.enroll(await site.token(prefix="gpu-", uses=9), csr_of(new_key()), "gpu-1")
     assert site.revocations.of_record(again.record) is None
 
 
+@pytest.mark.parametrize("kind", ["serial", "key", "name"])
+async def test_a_token_older_than_a_revocation_gives_the_name_nothing(site: Site, kind: Any) -> None:
+    """A thief who has the bootstrap token of a stolen device does not come back with it; other names do."""
+    token = await site.token(prefix="gpu-", uses=9)
+    record = (await site.issuer.enroll(token, csr_of(new_key()), "gpu-1")).record
+    value = {"serial": record.serial, "key": record.key, "name": "gpu-1"}[kind]
+    await site.revocations.revoke(kind, value, "stolen", "admin:alice")
+    await refused(site.issuer.enroll(token, csr_of(new_key()), "gpu-1"), "this one is older", "revoked")
+    assert await site.issuer.enroll(token, csr_of(new_key()), "gpu-2")
+    assert await site.issuer.enroll(await site.token("gpu-1"), csr_of(new_key()), "")
+
+
+async def test_a_renewal_keeps_its_chain_and_its_labels(site: Site) -> None:
+    """Of the token at its begin; also where the ledger was restored and lacks the certificate in between."""
+    first = (
+        await site.issuer.enroll(await site.token("edge-7", labels={"site": "north"}), csr_of(new_key()), "")
+    ).record
+    second = await site.issuer.renew(holder(serial=first.serial), csr_of(new_key()))
+    assert (second.record.renewed_from, second.labels) == (first.serial, {"site": "north"})
+    lost = await site.issuer.renew(holder(serial="dead"), csr_of(new_key()))
+    assert (lost.record.renewed_from, lost.labels) == ("dead", {"site": "north"})
+
+
+@pytest.mark.parametrize("kind", ["serial", "key"])
+async def test_a_certificate_that_was_renewed_from_a_revoked_one_is_revoked(site: Site, kind: Any) -> None:
+    """The whole chain after it, also one that is asked for meanwhile; what it was renewed from is not."""
+    first = (await site.issuer.enroll(await site.token("edge-7"), csr_of(new_key()), "")).record
+    chain = [first]
+    for _ in range(3):
+        who = holder(serial=chain[-1].serial, key=chain[-1].key)
+        chain.append((await site.issuer.renew(who, csr_of(new_key()))).record)
+    value = {"serial": chain[1].serial, "key": chain[1].key}[kind]
+    done = await site.revocations.revoke(kind, value, "copied", "admin:alice")
+    assert {each.serial for each in done.certificates} == {each.serial for each in chain[1:]}
+    assert [site.revocations.of_record(each) is not None for each in chain] == [False, True, True, True]
+    restarted = Revocations(site.ledger)
+    await restarted.load()
+    assert [restarted.of_record(each) is not None for each in chain] == [False, True, True, True]
+    late = site.issuer.renew(holder(serial=chain[1].serial, key=chain[1].key), csr_of(new_key()))
+    await refused(late, "a certificate that is not revoked", "revoked")
+
+
 async def test_a_pod_cannot_take_the_name_of_a_client_of_another_authority(site: Site) -> None:
-    """Such a client is on the roster and has no certificate in the ledger. A token with the name may take it."""
-    site.roster.add("gpu-1")
+    """Such a client registered with another certificate, whatever the ledger has. A token with the name may take it."""
+    site.roster["gpu-1"] = registered("gpu-1")
     token = await site.token(prefix="gpu-", uses=9)
     await refused(site.issuer.enroll(token, csr_of(new_key()), "gpu-1"), "has registered without enrollment", "name")
     assert await site.issuer.enroll(await site.token("gpu-1"), csr_of(new_key()), "")
     key = new_key()
     await site.issuer.enroll(token, csr_of(key), "gpu-2")
-    site.roster.add("gpu-2")
+    site.roster["gpu-2"] = registered("gpu-2")
+    await refused(site.issuer.enroll(token, csr_of(new_key()), "gpu-2"), "has registered without enrollment", "name")
+    site.roster["gpu-2"] = registered("gpu-2", enrolled={})
     assert (await site.issuer.enroll(token, csr_of(key), "gpu-2")).again
 
 
@@ -248,6 +295,22 @@ async def test_a_name_that_another_device_got_since_stays_with_it(site: Site) ->
     await site.issuer.enroll(await site.token("edge-7"), csr_of(key), "")
     await refused(device.reenroll(), "a valid certificate with another key", "name")
     assert (await device.reenroll(key)).record.name == "edge-7"  # it has the new key too: a renewal was cut
+
+
+async def test_a_name_that_another_device_had_since_stays_with_it(site: Site) -> None:
+    """Also when the other device's certificate is revoked, or has ended in the meantime."""
+    device = await Expired.of(site)
+    other = (await site.issuer.enroll(await site.token("edge-7"), csr_of(new_key()), "")).record
+    await site.revocations.revoke("serial", other.serial, "stolen too", "admin:alice")
+    await refused(device.reenroll(), "the name was given to another device after this certificate", "name")
+
+
+async def test_a_device_whose_renewal_was_lost_keeps_its_name(site: Site) -> None:
+    """Certificates that were renewed from its own, and that it never received, are not of another device."""
+    device = await Expired.of(site)
+    lost = (await device.reenroll(key := new_key())).record
+    assert lost.renewed_from == "a1"
+    assert (await device.reenroll(key)).record.renewed_from == "a1"
 
 
 async def test_a_certificate_begins_after_the_revocation_of_its_name(site: Site) -> None:

@@ -191,7 +191,8 @@ def test_one_address_leaves_room_for_others(plain: Coordinator) -> None:
 def test_the_page_has_a_key_of_its_own(module_workspace: Workspace, pki: Pki) -> None:
     """Without one, and with the coordinator's, the coordinator does not start, and names what to set."""
     settings = with_page(pki)
-    for own, why in (({}, "expected a [web_tls] section"), (settings["tls"], "expected a key of the page's own")):
+    none: dict[str, str] = {}
+    for own, why in ((none, "expected a [web_tls] section"), (settings["tls"], "expected a key of the page's own")):
         page = {name: own[name] for name in ("cert", "key") if name in own}
         given = {name: value for name, value in settings.items() if name != "web_tls"}
         server = Coordinator(module_workspace, f"key-{len(page)}", given | ({"web_tls": page} if page else {}))

@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Table, and_, delete, exists, insert, or_, select, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    RowMapping,
+    Select,
+    Table,
+    and_,
+    delete,
+    exists,
+    insert,
+    or_,
+    select,
+    tuple_,
+)
 from sqlalchemy import update as change
 
 from fl_server.store.certificates import (
@@ -15,6 +28,7 @@ from fl_server.store.certificates import (
     Position,
     RevocationKind,
     RevocationRecord,
+    of_renewed,
 )
 from fl_server.store.database import rows
 from fl_server.store.database.security.schema import certificates, enrollments, revocations
@@ -67,13 +81,13 @@ class CertificateLedger(Transactions):
             earlier = rows_where(certificates, enrollment_id=token_id, key=certificate.key)
             if before := db.execute(earlier.where(certificates.c.not_after > now)).mappings().first():
                 return CertificateRecord(**before) if before["name"] == certificate.name else NotSpent.KEY
-            if token["expires_at"] <= now:
-                return NotSpent.EXPIRED
+            if _is_older(db, token, certificate):
+                return NotSpent.OLDER
             # First, so that two transactions at once cannot both take the last use.
             left = enrollments.c.uses_left
             take = change(enrollments).filter_by(id=token_id).where(left > 0).values(uses_left=left - 1)
-            if not db.execute(take).rowcount:
-                return NotSpent.USED
+            if token["expires_at"] <= now or not db.execute(take).rowcount:
+                return NotSpent.EXPIRED if token["expires_at"] <= now else NotSpent.USED
             if token["prefix"] and _is_taken(db, certificate):
                 db.execute(change(enrollments).filter_by(id=token_id).values(uses_left=left + 1))
                 return NotSpent.NAME
@@ -81,10 +95,14 @@ class CertificateLedger(Transactions):
             write_history(db, why)
             return certificate
 
-    def add_certificate(self, certificate: CertificateRecord) -> None:
-        """Keep a renewed certificate."""
+    def add_certificate(self, certificate: CertificateRecord, parent_key: str = "") -> bool:
+        """Keep a renewed certificate, unless the one that it was renewed from is revoked."""
+        by = (("serial", certificate.renewed_from), ("key", parent_key))
         with self._transaction(f"write a certificate of {certificate.name!r}") as db:
+            if db.execute(_denying(by)).first():
+                return False
             _keep(db, certificate)
+            return True
 
     def certificates(self, name: str, after: Position | None, limit: int) -> list[CertificateRecord]:
         """A page of certificates."""
@@ -99,17 +117,19 @@ class CertificateLedger(Transactions):
             query = query.where(certificates.c.role == "client")
         return [CertificateRecord(**row) for row in self._read("certificates", query)]
 
-    def revoke(self, revocations_: Sequence[RevocationRecord], why: HistoryRecord) -> None:
-        """Deny certificates."""
+    def revoke(self, revocations_: Sequence[RevocationRecord], why: HistoryRecord) -> list[CertificateRecord]:
+        """Deny certificates, and those that were renewed from them."""
+        renewed: list[CertificateRecord] = []
         with self._transaction("write revocations", fsynced=True) as db:
             for each in revocations_:
-                known = rows_where(revocations, kind=each.kind, value=each.value)
-                if each.kind == "name":
-                    db.execute(delete(revocations).filter_by(kind=each.kind, value=each.value))
-                elif db.execute(known).first():
-                    continue
-                db.execute(insert(revocations), rows.to_row(each))
+                _deny(db, each)
+                # A name denies all of its certificates until now by itself.
+                found = [] if revocations_[0].kind == "name" else _renewed_from(db, each)
+                for certificate in found:
+                    _deny(db, of_renewed(each, certificate))
+                renewed += found
             write_history(db, why)
+        return renewed
 
     def revocations(self) -> list[RevocationRecord]:
         """All revocations."""
@@ -142,14 +162,47 @@ def _keep(db: Connection, certificate: CertificateRecord) -> None:
     db.execute(insert(certificates), rows.to_row(certificate))
 
 
+def _is_older(db: Connection, token: RowMapping, wanted: CertificateRecord) -> bool:
+    """Whether a certificate of the name was revoked since the token was made."""
+    revoked = select(revocations.c.revoked_at).filter_by(name=wanted.name)
+    return db.execute(revoked.where(revocations.c.revoked_at >= token["created_at"])).first() is not None
+
+
+def _deny(db: Connection, row: RevocationRecord) -> None:
+    """Write a revocation. One of a name replaces an earlier one; others stay as they are."""
+    place = {"kind": row.kind, "value": row.value}
+    if row.kind == "name":
+        db.execute(delete(revocations).filter_by(**place))
+    elif db.execute(rows_where(revocations, **place)).first():
+        return
+    db.execute(insert(revocations), rows.to_row(row))
+
+
+def _renewed_from(db: Connection, row: RevocationRecord) -> list[CertificateRecord]:
+    """The certificates in the chains of renewals that begin with a serial or key."""
+    begin = select(certificates.c.serial).where(certificates.c[row.kind] == row.value)
+    found: dict[str, CertificateRecord] = {}
+    parents = {row.value} if row.kind == "serial" else set(db.execute(begin).scalars())
+    while parents:
+        chosen = select(certificates).where(certificates.c.renewed_from.in_(parents))
+        renewed = [CertificateRecord(**each) for each in db.execute(chosen).mappings()]
+        parents = {each.serial for each in renewed} - set(found)
+        found |= {each.serial: each for each in renewed}
+    return list(found.values())
+
+
+def _denying(by: Sequence[tuple[str, str]]) -> Select[Any]:
+    """The revocations with these kinds and values."""
+    return select(revocations).where(tuple_(revocations.c.kind, revocations.c.value).in_(by))
+
+
 def _is_taken(db: Connection, wanted: CertificateRecord) -> bool:
     """Whether the name has a certificate with another key that is valid now and not revoked."""
     valid = certificates.c.not_after > wanted.issued_at
     others = rows_where(certificates, name=wanted.name, role=wanted.role).where(valid, certificates.c.key != wanted.key)
     for other in db.execute(others).mappings():
         by = (("serial", other["serial"]), ("key", other["key"]), ("name", other["name"]))
-        denied = select(revocations).where(tuple_(revocations.c.kind, revocations.c.value).in_(by))
-        found = db.execute(denied).mappings().all()
+        found = db.execute(_denying(by)).mappings().all()
         if not any(row["kind"] != "name" or other["not_before"] <= row["revoked_at"] for row in found):
             return True
     return False

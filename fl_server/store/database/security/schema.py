@@ -35,10 +35,13 @@ certificates = Table(
     Column("not_after", Double, nullable=False),
     Column("enrollment_id", String(32), nullable=False),
     Column("content", LargeBinary, nullable=False),
+    Column("renewed_from", String(64), nullable=False, server_default=""),
+    Column("labels", JsonText, nullable=False, server_default="{}"),
     Index("certificates_by_name", "name", "issued_at"),
     Index("certificates_by_time", "issued_at", "serial"),
     Index("certificates_by_key", "key"),
     Index("certificates_by_token", "enrollment_id"),
+    Index("certificates_by_parent", "renewed_from"),
 )
 
 revocations = Table(

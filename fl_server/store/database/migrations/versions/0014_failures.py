@@ -1,4 +1,4 @@
-"""Failed work, deadlines that a client missed, and what relative norm limits follow from after each round."""
+"""Failed work, missed deadlines, norms after each round; chains of renewed certificates, labels of enrollment."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -26,10 +26,18 @@ def upgrade() -> None:
         sa.Column("detail", sa.Text(), nullable=False),
         sa.Column("failed_at", sa.Double(), nullable=False),
     )
+    op.add_column("certificates", sa.Column("renewed_from", sa.String(64), nullable=False, server_default=""))
+    op.add_column("certificates", sa.Column("labels", sa.Text(), nullable=False, server_default="{}"))
+    op.create_index("certificates_by_parent", "certificates", ["renewed_from"])
+    op.add_column("clients", sa.Column("enrolled", sa.Text()))
 
 
 def downgrade() -> None:
     """Remove them."""
+    op.drop_column("clients", "enrolled")
+    op.drop_index("certificates_by_parent", "certificates")
+    op.drop_column("certificates", "labels")
+    op.drop_column("certificates", "renewed_from")
     op.drop_table("failures")
     op.drop_column("standings", "deadlines")
     op.drop_column("commits", "norms")
