@@ -48,6 +48,7 @@ from fl_server.store.ledger import Ledger
 from fl_server.store.spool.spool import Spool
 from fl_server.store.spool.unfinished import UnfinishedLimit
 from fl_server.store.state_directory import lock_directory
+from fl_server.store.uploaded_models import UploadedModels
 from fl_server.uploads.receiver import UploadReceiver
 from fl_server.web.sessions import WebSessions
 from protos.fl.v1 import admin_pb2_grpc, enrollment_pb2_grpc
@@ -99,6 +100,7 @@ class Server:
             config=config,
             ledger=ledger,
             checkpoints=Checkpoints(state / "checkpoints"),
+            uploaded=UploadedModels(state / "uploaded"),
             spool=Spool(state / "spool", config.durability, most_held),
             fleet=fleet,
             metrics=metrics,

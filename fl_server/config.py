@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
@@ -153,6 +153,12 @@ class ServerConfig(Section):
     tasks: list[TaskPath] = Field(default_factory=list)
     """Tasks that runs may name beside the built-in ones and the entry points of installed packages, each as
     module:attribute: ["my_task:Wine"]. No other module is imported for a run."""
+    task_options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Options of tasks on this machine, by the task's name: {cifar10 = {data_root = "/srv/data"}}. A run cannot give
+    them, nor any other option that names files of this machine."""
+    models_dir: Path | None = None
+    """Folder of safetensors files from which runs may start, and which every operator can therefore read: initial_model
+    = "file:NAME". None: no such files."""
     algorithms: list[MethodPath] = Field(default_factory=list)
     """Methods that runs may name beside the built-in ones and the entry points of installed packages, each as
     module:attribute: ["my_methods:sign_momentum"]."""

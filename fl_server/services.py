@@ -22,6 +22,7 @@ from fl_server.store.checkpoints import Checkpoints
 from fl_server.store.errors import StoreError
 from fl_server.store.ledger import Ledger
 from fl_server.store.spool.spool import Spool
+from fl_server.store.uploaded_models import UploadedModels
 from fl_server.web.sessions import WebSessions
 from tasks import TaskError
 
@@ -36,6 +37,7 @@ class Services:
     config: ServerConfig
     ledger: Ledger
     checkpoints: Checkpoints
+    uploaded: UploadedModels
     spool: Spool
     fleet: Fleet
     metrics: Metrics

@@ -18,7 +18,7 @@ from tasks.data.examples import Examples
 from tasks.data.samples import Samples
 from tasks.data.shard import Shard
 from tasks.errors import TaskError
-from tasks.loading import fingerprint, load_task
+from tasks.loading import fingerprint, load_task, own_options
 from tasks.naming import BUILT_IN, TaskNotListed
 from tasks.own_loop import TrainContext, TrainReport
 from tasks.partitioning.file import Partition, load_partition, save_partition
@@ -50,6 +50,7 @@ __all__ = [
     "load_partition",
     "load_task",
     "make_partition",
+    "own_options",
     "partition_task",
     "save_partition",
     "training_groups",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -17,6 +18,8 @@ from tasks.naming import TASKS, path_of
 
 METHODS = tuple(name for name, member in vars(Task).items() if callable(member) and not name.startswith("_"))
 
+_PATH = re.compile(r"\bPath\b")
+
 NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
 
 _SAME_BEHAVIOUR: Mapping[str, str] = MappingProxyType(
@@ -24,7 +27,7 @@ _SAME_BEHAVIOUR: Mapping[str, str] = MappingProxyType(
         # tasks/built_in/digits.py
         "13c4c6e9f641286dfea05836d0027a4aefd23caaca189748fe59b5276ed1d036": "9093cf7d30c60dffc9176e226953ee1afcfb5f6b352b964b4d59cfd10a1924d2",  # noqa: E501 - two digests
         # tasks/built_in/vision.py
-        "696a99ede262bcf7dd4ac464081786647662a7986dc3333b5098e46399d16a7d": "9e1131b5d3093258c31ede5923471955e48559107a54841a27da2227dcd1e3b7",  # noqa: E501 - two digests
+        "e7b01e30ea46dbfadf271088971952ae47048db9ca86ba943de5308f4c6c4463": "9e1131b5d3093258c31ede5923471955e48559107a54841a27da2227dcd1e3b7",  # noqa: E501 - two digests
     }
 )
 """SHA-256 of a built-in module's text -> that of its earlier text with the same behaviour.
@@ -71,6 +74,26 @@ def _task_of(name: str, attribute: object, options: Mapping[str, object]) -> Tas
     if _lacks(task):
         raise _incomplete(name, task)
     return cast(Task, task)
+
+
+def own_options(name: str, listed: Collection[str] | None = None) -> frozenset[str]:
+    """The options of a task that only the settings of the machine itself may give, because they name its files.
+
+    A class or a function declares them as `own_options = ("backbone",)`; each parameter that is annotated as a Path is
+    one as well. The task is not made. Raises as `load_task`.
+    """
+    attribute = attribute_of(TASKS, path_of(name, listed), name)
+    with task_code(f"reading what {name} accepts"):
+        declared = getattr(attribute, "own_options", ())
+        parameters = inspect.signature(attribute).parameters.values() if callable(attribute) else ()
+    if isinstance(declared, str) or not all(isinstance(each, str) for each in declared):
+        raise TaskError(f'task {name}: expected own_options to be names of options, as ("backbone",), got {declared!r}')
+    return frozenset(declared) | {each.name for each in parameters if _PATH.search(_annotation(each))}
+
+
+def _annotation(parameter: inspect.Parameter) -> str:
+    found = parameter.annotation
+    return found if isinstance(found, str) else getattr(found, "__name__", repr(found))
 
 
 def load_function(name: str) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, BinaryIO, Self, TypeVar, cast
 
 import grpc
 from google.protobuf.message import Message
@@ -17,6 +17,7 @@ from fl_common.file_permissions import check_private_key
 from fl_common.proxies import channel_options
 from fl_common.settings import SettingsError
 from fl_ops.admin.failures import FailedCall, explain
+from fl_ops.admin.model_parts import model_parts
 from fl_ops.admin.settings import Certificates, Connection, Token, oldest_tls
 from fl_ops.errors import OpsError, UnknownCall, UsageError
 from protos.fl.v1 import admin_pb2, admin_pb2_grpc
@@ -230,6 +231,14 @@ class AdminClient:
         return self._stream(
             "ExportModel", admin_pb2.ExportModelRequest(run_id=run_id, round=which), admin_pb2.ExportModelResponse
         )
+
+    def upload_model(self, file: BinaryIO) -> str:
+        """Send a safetensors file. Returns the `initial_model` of a run that starts from it."""
+        try:
+            stream = self._stub.UploadModel(model_parts(file), metadata=self._metadata())
+            return cast(admin_pb2.UploadModelResponse, stream).initial_model
+        except grpc.RpcError as exc:
+            raise self._explained(exc) from exc
 
     def create_web_link(self) -> admin_pb2.CreateWebLinkResponse:
         """A link with which the caller's browser opens the coordinator's page."""

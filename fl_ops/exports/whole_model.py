@@ -13,16 +13,22 @@ from algorithms.model_state import state_views, tied_names
 from fl_ops.errors import Refused, UsageError
 from fl_ops.exports.header import frozen_digest
 from protos.frozen import frozen_resource, frozen_text
-from tasks import Task, TaskError, TaskNotListed, load_task
+from tasks import Task, TaskError, TaskNotListed, load_task, own_options
 from tasks.building.new_model import new_model
 
 
 def task_of(name: str, options: dict[str, object], *, trusted: bool) -> Task:
     """The task with this name. trusted: the name is from a file of this machine's user, not from the coordinator.
 
-    Raises UsageError: a name of the coordinator is never imported unless it is built in or installed.
+    Raises UsageError: a name of the coordinator is never imported unless it is built in or installed, and no path of
+    the coordinator is one of this machine.
     """
     try:
+        if not trusted and (foreign := own_options(name, ()) & options.keys()):
+            raise UsageError(
+                f"the coordinator names files of this machine, {min(foreign)} = {options[min(foreign)]!r}, for task"
+                f" {name!r}: add --config with a run's file whose [task] options has it"
+            )
         return load_task(name, options, None if trusted else ())
     except TaskNotListed as error:
         raise UsageError(

@@ -27,10 +27,13 @@ from fl_server.aggregation.server_update import Diverged
 from fl_server.run_config import RunConfig
 from fl_server.run_spec import from_stored
 from fl_server.runs.assignments.messages import RoundPosition
+from fl_server.store.checkpoints import start_file
 from fl_server.store.database.opening import LEDGER, open_postgres_read_only, open_sqlite_read_only
 from fl_server.store.errors import StoreError
+from fl_server.store.files import file_digest
 from fl_server.store.protocol import Store
 from fl_server.store.records import CommitRecord, RunRecord
+from protos.digests import digest_text
 from tasks import load_task
 
 MOST_EVENTS = 1_000_000
@@ -76,7 +79,8 @@ def replay(request: ReplayRequest, console: Console) -> dict[str, Any]:
     try:
         local = read_simulation(request.config)
         with as_usage_errors():
-            config = with_code(_with_local_options(config_of(find_run(ledger, request.run_id)), local))
+            run = with_initial_model(config_of(find_run(ledger, request.run_id)), local, request)
+            config = with_code(_with_local_options(run, local))
             federation = _federation(config, local, request)
         rounds = []
         with federation, interruptible():
@@ -215,6 +219,26 @@ def _lost_states(ledger: Store, run_id: str) -> set[tuple[int, str]]:
         if entry.event == "state_lost" and round_ is not None:
             found.add((int(round_[1]), entry.actor.removeprefix("client:")))
     return found
+
+
+def with_initial_model(run: RunConfig, local: SimulationConfig, request: ReplayRequest) -> RunConfig:
+    """The run with the path of the file that it started from: as this machine's file has it, or of the state directory.
+
+    Raises UsageError for another file than the run's.
+    """
+    if not (wanted := run.initial_model):
+        return run
+    here = local.run.initial_model
+    if not here and not isinstance(request.ledger, Path):
+        raise UsageError(f"the run started from the file {wanted}: set initial_model in {request.config} to its path")
+    path = Path(here) if here else start_file(Path(request.ledger) / "checkpoints", request.run_id)
+    try:
+        got = digest_text(file_digest(path))
+    except StoreError as error:
+        raise UsageError(f"initial_model: {error}") from error
+    if got != wanted:
+        raise UsageError(f"initial_model: expected the file that the run started from, {wanted}, got {path}, {got}")
+    return run.model_copy(update={"initial_model": str(path)})
 
 
 def _with_local_options(run: RunConfig, local: SimulationConfig) -> RunConfig:

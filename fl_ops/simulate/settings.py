@@ -45,14 +45,18 @@ class SimulationSection(Section):
     """Withhold one in so many training examples of each class from all clients. Evaluations then use these examples
     instead of the task's held-out data, for example to choose settings. 0: withhold none."""
 
+    task_options: dict[str, Any] = Field(default={})
+    """Options of the task on this machine, such as folders of data: a run's file for a coordinator cannot give them.
+    They replace those of [task]."""
+
     system: SystemSection | None = None
     """The clients' devices, for simulated time. None: no time is simulated."""
 
     @model_serializer(mode="wrap")
     def _without_absent_system(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without the key `system` if there is none: a setting that is not used changes no file of results."""
+        """Without `system` and `task_options` if there is none: an unused setting changes no file of results."""
         values: dict[str, Any] = write(self)
-        return {name: value for name, value in values.items() if name != "system" or value is not None}
+        return {name: value for name, value in values.items() if name not in {"system", "task_options"} or value}
 
     def partition_spec(self, seed: int) -> PartitionSpec:
         """The partition of the data in a run with this seed. Raises TaskError."""
@@ -94,4 +98,6 @@ def parse_simulation(content: Mapping[str, Any]) -> SimulationConfig:
     except ValidationError as error:
         raise ValueError(f"{SIMULATION}.{describe_error(error.errors()[0], SimulationSection)}") from None
     section.partition_spec(run.seed)
+    task = run.task.model_copy(update={"options": {**run.task.options, **section.task_options}})
+    run = run.model_copy(update={"task": task})
     return SimulationConfig(run, section)

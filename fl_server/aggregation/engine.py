@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 
 import torch
@@ -40,9 +41,12 @@ from fl_server.aggregation.server_update import ServerUpdateStats, apply_server_
 from fl_server.aggregation.shapes import AcceptedUpdates, UpdateShape
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.aggregation.task_model import TaskModel, other_frozen
+from fl_server.errors import InvalidInput
 from fl_server.run_config import RunConfig
 from fl_server.store.checkpoints import FROZEN, Checkpoint
+from fl_server.store.files import file_digest
 from protos.codec import Layout
+from protos.digests import digest_text
 from protos.frozen import frozen_text
 from tasks import Task, TaskError
 from tasks.evaluation import BatchSums
@@ -60,12 +64,21 @@ def _measured(snapshot: Snapshot) -> Snapshot:
 class Engine:
     """One run's task and algorithm."""
 
-    def __init__(self, config: RunConfig, task: Task, device: torch.device = CPU, max_model_bytes: int = 0) -> None:
+    def __init__(  # noqa: PLR0913 - two facts of a coordinator
+        self,
+        config: RunConfig,
+        task: Task,
+        device: torch.device = CPU,
+        max_model_bytes: int = 0,
+        *,
+        start: Path | None = None,
+    ) -> None:
         """device: for evaluations. Updates are summed where they are, and the rest is done on the CPU.
 
-        max_model_bytes: of the tensors that building the model takes; 0: any.
+        max_model_bytes: of the tensors that building the model takes; 0: any. start: the file whose digest is
+        `initial_model`; None: `initial_model` is its path, as in a simulation.
         """
-        self.config = config
+        self.config, self._start = config, start
         self.algorithm = build_algorithm(config)
         """With its parameters of round 0. What does not depend on the parameters is the same in all rounds."""
         self.sum_updates: SumUpdates = sum_updates
@@ -113,12 +126,21 @@ class Engine:
         return bool(self.own_loop or self.local_frozen or self.config.personal or steps)
 
     def first(self) -> Snapshot:
-        """The state before round 0. Raises InvalidInput if the file named by `initial_model` does not fit."""
-        with self._evaluating, self._model.first(self.config.initial_model) as start:
+        """The state before round 0. Raises InvalidInput if the file of `initial_model` does not fit."""
+        with self._evaluating, self._model.first(self._start_file()) as start:
             self.frozen = laid_out(start.frozen, Layout.of(start.frozen))
             snapshot = self._laid_out(Snapshot(-1, self.algorithm.init(start.trainable), start.buffers))
             del start  # with it goes its memory, when the block ends
         return snapshot
+
+    def _start_file(self) -> str:
+        """The path of the run's initial model; empty for none. Raises InvalidInput if it is not the run's file."""
+        wanted = self.config.initial_model
+        if not wanted or self._start is None:
+            return wanted
+        if (got := digest_text(file_digest(self._start))) != wanted:
+            raise InvalidInput("initial_model", f"the file with the digest {wanted}", got)
+        return str(self._start)
 
     def _laid_out(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot in memory of its own, in wire layout."""

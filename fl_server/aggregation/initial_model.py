@@ -13,7 +13,7 @@ from torch import nn
 from algorithms.model_state import state_views, tied_names
 from fl_server.errors import InvalidInput
 
-_FIELD, _EXPECTED = "initial_model", "a safetensors file of this task's model on the server"
+_FIELD, _EXPECTED = "initial_model", "a safetensors file of this task's model"
 
 
 def load_initial(module: nn.Module, path: Path, *, keep_frozen: bool) -> None:

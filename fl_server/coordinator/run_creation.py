@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Set as AbstractSet
+from contextlib import nullcontext
 from functools import partial
+from io import FileIO
 
 import structlog
 
@@ -28,6 +30,7 @@ from fl_server.runs.restore.run import restore_run
 from fl_server.runs.run import Run
 from fl_server.services import Services
 from fl_server.store.records import DELETING, ENDED, HistoryRecord, RunRecord
+from protos.digests import digest_text
 from tasks import TaskError
 
 log = structlog.get_logger()
@@ -65,33 +68,43 @@ class RunCreation:
                 log.error("run_not_loaded", run=record.run_id, error=str(error))
                 self._table.not_loaded.add(record, str(error))
 
-    async def create(self, config: RunConfig, actor: str) -> Run:
-        """Check and store a run, and start it."""
+    async def create(self, config: RunConfig, actor: str, start: FileIO | None = None) -> Run:
+        """Check and store a run, and start it.
+
+        start: the open file that `initial_model` means, which is closed here; None for a run without one.
+        """
 
         async def create() -> Run:
-            async with self._creating:  # two concurrent calls must not take the same id
-                return await self._create(config, actor)
+            with start or nullcontext():
+                async with self._creating:  # two concurrent calls must not take the same id
+                    return await self._create(config, actor, start)
 
         # If its call is cancelled, a run that is in the ledger starts all the same.
         return await asyncio.shield(create())
 
-    async def _create(self, config: RunConfig, actor: str) -> Run:
-        run_id = self._free_id(config)
+    async def _create(self, config: RunConfig, actor: str, start: FileIO | None) -> Run:
+        run_id, named, checkpoints = self._free_id(config), config.initial_model, self._services.checkpoints
+        if named and start is None:
+            raise unusable(named)
         try:
             config = await self._services.in_compute(complete, await self._code_for(run_id, config, actor))
             task = await self._task_for(run_id, config, actor)
             config = with_direction(config, directions_of(config, task.directions))
+            # A crash before `create_run` may have left files under the id.
+            await self._services.in_compute(checkpoints.remove_run, run_id)
+            if start is not None:
+                digest = await self._services.in_compute(checkpoints.keep_start, run_id, start)
+                config = config.model_copy(update={"initial_model": digest_text(digest)})
             record = RunRecord(run_id, config.model_dump(exclude_none=True), "waiting", "", time.time())
             run = await self._build(record, config, task, self._model_room())
-            # A crash before `create_run` may have left files under the id.
-            await self._services.in_compute(self._services.checkpoints.remove_run, run_id)
             await run.model.load(config)
             await self._check_metric(run, config)
         except TaskError as error:
             raise not_loadable(error) from error
         except AlgorithmError as error:
             raise _invalid_algorithm(error) from error
-        why = HistoryRecord(time.time(), actor, "run_created", run_id, f"{config.task.name}, {config.algorithm.name}")
+        what = ", ".join(filter(None, (config.task.name, config.algorithm.name, named and f"from {named}")))
+        why = HistoryRecord(time.time(), actor, "run_created", run_id, what)
         await self._services.ledger.do(self._services.ledger.store.create_run, record, why)
         self._table.loaded[run_id] = run
         for client_id in self._services.fleet.present():
@@ -139,7 +152,7 @@ class RunCreation:
         return await self._services.in_compute(partial(load_code, config, self._services.config, ended=ended))
 
     async def _load_task(self, config: RunConfig) -> LoadedTask:
-        return await self._services.in_compute(load_allowed, config.task, self._services.config.tasks)
+        return await self._services.in_compute(load_allowed, config.task, self._services.config)
 
     def _model_room(self) -> int:
         """Bytes that building another model may take. Raises InvalidInput if there is no room."""
@@ -158,10 +171,24 @@ class RunCreation:
         # Outside of the loop: the method's builder may be code from outside.
         algorithm = await self._services.in_compute(build_algorithm, config)
         directions = directions_of(config, task.directions)
+        start = self._services.checkpoints.start(record.run_id)
         dependencies = RunDependencies(
-            task.fingerprint, algorithm, lambda current: Engine(current, task.task, max_model_bytes=most), directions
+            task.fingerprint,
+            algorithm,
+            lambda current: Engine(current, task.task, max_model_bytes=most, start=start),
+            directions,
         )
         return Run(self._services, record, config, dependencies)
+
+
+def unusable(named: str) -> InvalidInput:
+    """The one error for every initial model that the caller cannot use, whatever the reason: it tells of no file."""
+    return InvalidInput(
+        "initial_model",
+        'one that you may use: "run:ID:ROUND" with a run whose models you may export, "upload:DIGEST" with a file that'
+        ' you sent (fl run create --initial-model FILE), or "file:NAME" with a file in the models_dir of server.toml',
+        repr(named[:100]),
+    )
 
 
 def _invalid_algorithm(error: AlgorithmError) -> InvalidInput:

@@ -6,12 +6,13 @@ task, an entry point of an installed package, or a `module:attribute` that serve
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fl_server.config import ServerConfig
 from fl_server.errors import InvalidInput
 from fl_server.run_config import TaskSection
-from tasks import BUILT_IN, Task, TaskError, TaskNotListed, fingerprint, load_task
+from tasks import BUILT_IN, Task, TaskError, TaskNotListed, fingerprint, load_task, own_options
 from tasks.metrics import declared_directions
 
 
@@ -25,13 +26,18 @@ class LoadedTask:
     """Whether a lower value is better, for each metric whose direction the task declares."""
 
 
-def load_allowed(section: TaskSection, listed: Collection[str]) -> LoadedTask:
-    """The task of a run. `listed`: the key `tasks` of server.toml.
+def load_allowed(section: TaskSection, config: ServerConfig) -> LoadedTask:
+    """The task of a run.
 
-    Raises InvalidInput for one that is not allowed, without importing anything, and for one that cannot be loaded.
+    Raises InvalidInput for one that is not allowed, without importing anything, for an option that only server.toml may
+    give, and for one that cannot be loaded.
     """
+    listed, here = config.tasks, config.task_options.get(section.name, {})
     try:
-        task = load_task(section.name, section.options, listed)
+        foreign = (own_options(section.name, listed) | here.keys()) & section.options.keys()
+        if foreign:
+            raise _not_from_a_run(section, min(foreign))
+        task = load_task(section.name, {**section.options, **here}, listed)
         return LoadedTask(task, fingerprint(task), declared_directions(task))
     except TaskNotListed as error:
         raise InvalidInput(
@@ -42,6 +48,15 @@ def load_allowed(section: TaskSection, listed: Collection[str]) -> LoadedTask:
         ) from error
     except TaskError as error:
         raise not_loadable(error) from error
+
+
+def _not_from_a_run(section: TaskSection, option: str) -> InvalidInput:
+    return InvalidInput(
+        f"task.options.{option}",
+        f"no value in a run: each machine has its own. On the coordinator set it in server.toml, [task_options]"
+        f" {section.name!r} = {{ {option} = ... }}; on a device in client.toml",
+        section.options[option],
+    )
 
 
 def not_loadable(error: TaskError) -> InvalidInput:

@@ -24,6 +24,7 @@ from fl_server.rpc.browsing.overview import Overview
 from fl_server.rpc.client_details import client_details, work_of
 from fl_server.rpc.cohorts import cohort_page
 from fl_server.rpc.enrollment.operators import EnrollmentCalls
+from fl_server.rpc.initial_models import InitialModels
 from fl_server.rpc.lists import Lists
 from fl_server.rpc.model_exports import ModelExports
 from fl_server.rpc.views import client_status, not_loaded_status, round_summary, run_status, timestamp
@@ -51,11 +52,14 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self._clients = OperatorActions(services.ledger, services.fleet)
         self._denials = Denials(services.config, services.ledger, services.revocations, services.fleet)
         self._exports = ModelExports(services, coordinator)
+        self._initial_models = InitialModels(services, self._runs, self._exports)
         self._enrollment = EnrollmentCalls(services)
 
     async def CreateRun(self, request: pb.CreateRunRequest, context: Context) -> pb.CreateRunResponse:
         """Check a run's configuration, and create the run."""
-        run = await self._coordinator.creation.create(with_owner(from_spec(request.spec)), actor())
+        config = with_owner(from_spec(request.spec))
+        start = await self._initial_models.opened(config.initial_model)
+        run = await self._coordinator.creation.create(config, actor(), start)
         return pb.CreateRunResponse(run=run_status(run), remarks=run.model.engine.remarks)
 
     async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
@@ -184,6 +188,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         async with aclosing(self._exports.messages(run, request.round or "latest")) as messages:
             async for message in messages:
                 yield message
+
+    async def UploadModel(
+        self, request_iterator: AsyncIterator[pb.UploadModelRequest], context: Context
+    ) -> pb.UploadModelResponse:
+        """Receive a model that a run of the caller may start from."""
+        return pb.UploadModelResponse(initial_model=await self._initial_models.receive(aiter(request_iterator)))
 
     async def ListCohort(self, request: pb.ListCohortRequest, context: Context) -> pb.ListCohortResponse:
         """A page of the clients of the round under way."""

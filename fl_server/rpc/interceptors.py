@@ -21,7 +21,7 @@ from fl_server.audit.record import Auditor
 from fl_server.identity import ANYBODY, Identity, caller
 from fl_server.metrics import Metrics
 from fl_server.rpc.access.bearer import Tokens, browser_of, token_holder
-from fl_server.rpc.access.method_roles import EVERYONE, METHOD_ROLES, require_role
+from fl_server.rpc.access.method_roles import ADMIN, EVERYONE, METHOD_ROLES, require_role
 from fl_server.rpc.audited.calls import AuditedMethod
 from fl_server.rpc.limits.certificate_expiry import ExpiringCalls
 from fl_server.rpc.limits.open_calls import CallLimits, OpenCall
@@ -100,12 +100,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         make = grpc.stream_stream_rpc_method_handler if kind[1] else grpc.stream_unary_rpc_method_handler
         return make(
             wrap(call, call.audited.recording(getattr(handler, inner), streams=kind[1])),
-            # `_Call.read` parses a single request. Our methods with a stream of requests bring a deserializer that
-            # checks every message.
+            # `_Call.read` parses a single request. Each message of a stream is checked here, or by the method's own
+            # deserializer.
             request_deserializer=None
             if not kind[0]
             else call.parsed
-            if call.is_public
+            if call.is_public or call.is_admin
             else handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
@@ -121,6 +121,7 @@ class _Call:
         self._roles = policy.methods.get(method)
         self.is_public = self._roles == EVERYONE
         """Calls that strangers may make are neither logged nor measured: they could fill the log."""
+        self.is_admin = method.startswith(ADMIN)
         self.policy, self._open, self._parser = policy, open_calls, parser
         self.audited = AuditedMethod(method, policy.audit)
         self._at_once = LIMITS.get(method, DEFAULT).at_once

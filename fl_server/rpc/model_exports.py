@@ -38,14 +38,14 @@ class ModelExports:
 
         Raises InvalidInput, NoSuchModel, NoBestRound.
         """
-        round_, file = await self._opened(run, wanted)
+        round_, file = await self.opened(run, wanted)
         with file:
             header = await self._header(run, round_, file)
             yield pb.ExportModelResponse(header=header)
             for offset, length in chunk_spans(header.size_bytes, self._services.config.limits.chunk_bytes):
                 yield pb.ExportModelResponse(chunk=await self._services.in_io(_chunk, file, offset, length))
 
-    async def _opened(self, run: Run, wanted: str) -> tuple[int, FileIO]:
+    async def opened(self, run: Run, wanted: str) -> tuple[int, FileIO]:
         """The round and its open file. Raises InvalidInput, NoSuchModel, NoBestRound."""
         checkpoints, round_ = self._services.checkpoints, INITIAL
         for _ in range(_TRIES):

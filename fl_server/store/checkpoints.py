@@ -6,6 +6,8 @@
                         memory-Delta.safetensors    one file for each model-sized memory of the algorithm
                         meta.json              facts, and each file's digest and order of tensors
 
+    run-ID/start.safetensors                   the file that `initial_model` meant, if the run has one
+
 `round-initial` is the model before round 0. A folder with wrong digests is renamed to `*.damaged`.
 """
 
@@ -22,8 +24,9 @@ from typing import Any
 
 import structlog
 import torch
+from blake3 import blake3
 
-from fl_common.atomic_files import fsync_path, make_folders
+from fl_common.atomic_files import atomic_writer, fsync_path, make_folders
 from fl_server.store.bundle_files import (
     PLAIN,
     WITH_MASTER,
@@ -46,6 +49,8 @@ FROZEN = "frozen"
 
 _TEMPORARY = ".part-"
 _REPLACED = ".replaced-"
+START = "start.safetensors"
+"""File in a run's folder: what it was told to start from."""
 _MODEL = "model.safetensors"
 _MASTER = "master.safetensors"
 _FOLDER = re.compile(r"round-(initial|\d{6,})")
@@ -163,8 +168,26 @@ class Checkpoints:
         wanted = "first model" if round == INITIAL else f"model of round {round}"
         raise NoCheckpoint(f"run {run_id!r} has no {wanted}; there are: {known}")
 
+    def keep_start(self, run_id: str, file: FileIO) -> bytes:
+        """Keep a copy of the open safetensors file that a run starts from, for as long as the run. Returns its digest.
+
+        Durable. A copy of an earlier call is replaced.
+        """
+        path, hasher = self.start(run_id), blake3()
+        with disk_errors(f"keep the initial model of run {run_id!r}"):
+            make_folders(path.parent, durable=True)
+            with atomic_writer(path, part=path.with_suffix(".part")) as kept:
+                while block := file.read(1 << 20):
+                    hasher.update(block)
+                    kept.write(block)
+        return hasher.digest()
+
+    def start(self, run_id: str) -> Path:
+        """The path of that copy, which a run without an `initial_model` does not have."""
+        return start_file(self._directory, run_id)
+
     def remove_run(self, run_id: str) -> None:
-        """Remove all checkpoints of a run, damaged ones too."""
+        """Remove all checkpoints of a run, damaged ones too, and what it started from."""
         remove_folder(run_folder(self._directory, run_id), f"remove the checkpoints of run {run_id!r}")
 
     def _folder(self, run_id: str, round: int) -> Path:
@@ -172,6 +195,11 @@ class Checkpoints:
             raise StoreError(f"a checkpoint's round is {INITIAL} (the first model) or more; got {round}")
         name = "round-initial" if round == INITIAL else f"round-{round:06d}"
         return run_folder(self._directory, run_id) / name
+
+
+def start_file(directory: Path, run_id: str) -> Path:
+    """The path of the file that a run started from, in the directory of checkpoints."""
+    return run_folder(directory, run_id) / START
 
 
 def _put_in_place(temporary: Path, target: Path) -> None:

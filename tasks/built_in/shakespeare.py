@@ -37,6 +37,7 @@ class Shakespeare(Classifier):
     """
 
     held_out = "the last tenth of each speaker's text"
+    own_options = ("data_root", "base")
 
     def __init__(  # noqa: PLR0913 - the task's options
         self,

@@ -56,6 +56,7 @@ class Vision(Classifier, ABC):
     MEAN: ClassVar[tuple[float, ...]]
     STD: ClassVar[tuple[float, ...]]
     num_classes: int = 10
+    own_options = ("data_root", "download")
 
     def __init__(
         self, data_root: str = "data", download: bool = False, model: str = "cnn", client_eval_fraction: float = 0.0

@@ -38,6 +38,7 @@ from fl_server.store.ledger import Ledger
 from fl_server.store.spool.part_file import PartFile
 from fl_server.store.spool.spool import Spool
 from fl_server.store.spool.unfinished import UnfinishedLimit
+from fl_server.store.uploaded_models import UploadedModels
 from fl_server.uploads.receiver import UploadReceiver
 
 T = TypeVar("T")
@@ -164,6 +165,7 @@ def _services(config: ServerConfig, journal: Journal) -> Services:
         config=config,
         ledger=ledger,
         checkpoints=CrashProxy(Checkpoints(folder / "checkpoints"), journal),  # type: ignore[arg-type]  # a proxy
+        uploaded=UploadedModels(folder / "uploaded"),
         spool=CrashProxy(Spool(folder / "spool", config.durability, _most_held(config)), journal),  # type: ignore[arg-type]  # a proxy
         fleet=Fleet(ledger, config, metrics),
         metrics=metrics,
@@ -189,6 +191,7 @@ class World:
         states: Mapping[str, int] | None = None,
         durability: Durability = "process",
         tasks: Sequence[str] = (TASK,),
+        settings: Mapping[str, Any] | None = None,
         **limits: Any,
     ) -> None:
         folder.mkdir(exist_ok=True)
@@ -202,6 +205,7 @@ class World:
             transfers=TransfersConfig.model_validate(transfers or {}),
             states=StatesConfig.model_validate(states or {}),
             durability=durability,
+            **(settings or {}),
         )
         self.services = _services(self.config, self.journal)
         self.operators = OperatorActions(self.services.ledger, self.services.fleet)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tasks import BUILT_IN, TaskError, TaskNotListed, fingerprint, load_task
+from tasks import BUILT_IN, TaskError, TaskNotListed, fingerprint, load_task, own_options
 
 NUMBERS = count()
 
@@ -272,3 +272,24 @@ def test_a_task_without_source_has_no_fingerprint(kind: type[Any]) -> None:
     task.version = "1"
     with pytest.raises(TaskError, match=f"class {kind.__name__} of module .* has no source here"):
         fingerprint(task)
+
+
+def test_options_that_name_files_are_known(module: WriteModule) -> None:
+    """Those that a task declares, and those that are annotated as a path; a built-in task declares its own."""
+    name = module(
+        PLAIN
+        + """
+    from pathlib import Path
+    class Backbone(Plain):
+        own_options = ("backbone",)
+        def __init__(self, backbone="", folder: "Path | None" = None, where: Path = Path("x"), width: int = 1): ...
+    class Wrong(Plain):
+        own_options = "backbone"
+    """
+    )
+    assert own_options(f"{name}:Backbone") == {"backbone", "folder", "where"}
+    assert (own_options(f"{name}:Plain"), own_options("digits")) == (frozenset(), frozenset())
+    assert own_options("cifar10") == {"data_root", "download"}
+    assert own_options("shakespeare") == {"data_root", "base"}
+    with pytest.raises(TaskError, match="expected own_options to be names of options"):
+        own_options(f"{name}:Wrong")

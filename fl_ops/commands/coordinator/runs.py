@@ -18,6 +18,7 @@ from fl_ops.commands import completion
 from fl_ops.commands.coordinator.plot import plot
 from fl_ops.commands.options import Context, admin_command, confirm
 from fl_ops.errors import UsageError
+from fl_ops.exports.header import opened_model
 from fl_ops.render import output, tables
 from fl_ops.render.live.view import show_until_end
 from fl_ops.render.runs.cohort import MOST_NAMED
@@ -41,6 +42,14 @@ def create(
         Path, typer.Argument(metavar="CONFIG.TOML", help="The run's task, algorithm, rounds and other settings.")
     ],
     name: Annotated[str | None, typer.Option(help="Overrides the name in the file.")] = None,
+    initial_model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Start from this safetensors file, which is sent; from run:ID:ROUND; or from file:NAME of the"
+            " coordinator's models_dir. Overrides initial_model of CONFIG.TOML.",
+        ),
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Then watch it, as `fl run watch`.")] = False,
 ) -> None:
     r"""Create a run from a TOML file. It starts by itself when enough clients are present.
@@ -50,7 +59,12 @@ def create(
     spec = read_run(config)
     if name is not None:
         spec.name = name
+    if initial_model is not None:
+        spec.initial_model = initial_model
     with context.connect() as client:
+        if spec.initial_model and not spec.initial_model.startswith(("run:", "file:", "upload:")):
+            with opened_model(Path(spec.initial_model)) as file:
+                spec.initial_model = client.upload_model(file)
         created = client.create_run(spec)
         run = created.run
         for remark in created.remarks:

@@ -52,8 +52,8 @@ METHOD_ROLES: Mapping[str, frozenset[str]] = {
     # A model is the result of the work, and reveals something of the data: a viewer does not get it.
     **_rows(
         "fl.v1.Admin", _OPERATE,
-        "CreateRun", "PauseRun", "ResumeRun", "ExtendRun", "StopRun", "DeleteRun", "ExportModel", "DrainClient",
-        "ReleaseClient",
+        "CreateRun", "PauseRun", "ResumeRun", "ExtendRun", "StopRun", "DeleteRun", "ExportModel", "UploadModel",
+        "DrainClient", "ReleaseClient",
     ),
     **_rows(
         "fl.v1.Admin", _ENROLL, "CreateEnrollments", "ListEnrollments", "RevokeEnrollment", "ListCertificates"

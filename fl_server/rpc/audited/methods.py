@@ -36,7 +36,9 @@ class Recorded:
     """From the response: the subject of a call that makes something."""
 
     def detail(self, request: Any) -> str:
-        """The named fields that are set: "reason=lost device"."""
+        """The named fields that are set: "reason=lost device". A stream of requests has none."""
+        if not self.details:
+            return ""
         given = {field.name: value for field, value in request.ListFields() if field.name in self.details}
         return ", ".join(f"{name}={given[name]}" for name in self.details if name in given)
 
@@ -88,6 +90,7 @@ METHODS: Mapping[str, Recorded] = {
     "ReleaseClient": Recorded(subject=_CLIENT),
     "DrainClient": Recorded(subject=_CLIENT, details=("reason", "undo")),
     "ExportModel": Recorded(subject=_RUN, details=("round",)),
+    "UploadModel": Recorded(made=_field("initial_model")),
     "ListEvaluations": Recorded(changes=False, subject=_RUN),
     "ListHistory": Recorded(changes=False, subject=_field("subject")),
     "ListCohort": Recorded(changes=False, subject=_RUN),

@@ -58,10 +58,12 @@ LIMITS: Mapping[str, RequestLimit] = {
     "/fl.v1.Admin/CreateEnrollments": RequestLimit(size_bytes=1 << 20, values=50_000, at_once=4),
     "/fl.v1.Admin/WatchRun": RequestLimit(at_once=64),
     "/fl.v1.Admin/WatchHistory": RequestLimit(size_bytes=4 << 10, values=16, at_once=64),
+    # A chunk of 512 KiB, or a header. The size is that of CreateRun, so the port takes no larger messages than before.
+    "/fl.v1.Admin/UploadModel": RequestLimit(size_bytes=1 << 20, values=64, at_once=2),
     **{
         f"/fl.v1.Admin/{method}": RequestLimit(at_once=32)
         for method in admin_pb2.DESCRIPTOR.services_by_name["Admin"].methods_by_name
-        if method not in {"CreateRun", "CreateEnrollments", "WatchRun", "WatchHistory"}
+        if method not in {"CreateRun", "CreateEnrollments", "WatchRun", "WatchHistory", "UploadModel"}
     },
     "/fl.v1.WebLogin/OpenByCode": RequestLimit(size_bytes=1 << 10, values=4, at_once=64),
     "/fl.v1.WebLogin/OpenByCertificate": RequestLimit(size_bytes=16 << 10, values=4, at_once=64),

@@ -841,6 +841,28 @@ class ExportModelResponse(_message.Message):
     chunk: _tensor_pb2.Chunk
     def __init__(self, header: _Optional[_Union[ExportHeader, _Mapping]] = ..., chunk: _Optional[_Union[_tensor_pb2.Chunk, _Mapping]] = ...) -> None: ...
 
+class UploadModelHeader(_message.Message):
+    __slots__ = ("size_bytes", "digest")
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    size_bytes: int
+    digest: _tensor_pb2.Digest
+    def __init__(self, size_bytes: _Optional[int] = ..., digest: _Optional[_Union[_tensor_pb2.Digest, _Mapping]] = ...) -> None: ...
+
+class UploadModelRequest(_message.Message):
+    __slots__ = ("header", "chunk")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    header: UploadModelHeader
+    chunk: _tensor_pb2.Chunk
+    def __init__(self, header: _Optional[_Union[UploadModelHeader, _Mapping]] = ..., chunk: _Optional[_Union[_tensor_pb2.Chunk, _Mapping]] = ...) -> None: ...
+
+class UploadModelResponse(_message.Message):
+    __slots__ = ("initial_model",)
+    INITIAL_MODEL_FIELD_NUMBER: _ClassVar[int]
+    initial_model: str
+    def __init__(self, initial_model: _Optional[str] = ...) -> None: ...
+
 class CohortMember(_message.Message):
     __slots__ = ("client_id", "phase", "done_bytes", "size_bytes", "phase_s", "detail")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]

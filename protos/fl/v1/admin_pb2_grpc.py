@@ -131,6 +131,11 @@ class AdminStub:
                 request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ExportModelRequest.SerializeToString,
                 response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ExportModelResponse.FromString,
                 _registered_method=True)
+        self.UploadModel = channel.stream_unary(
+                '/fl.v1.Admin/UploadModel',
+                request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.UploadModelRequest.SerializeToString,
+                response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.UploadModelResponse.FromString,
+                _registered_method=True)
         self.ListCohort = channel.unary_unary(
                 '/fl.v1.Admin/ListCohort',
                 request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListCohortRequest.SerializeToString,
@@ -336,6 +341,14 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UploadModel(self, request_iterator, context):
+        """Sends a safetensors file, to name it in the spec of a run. The coordinator keeps it for an hour, or until two later
+        ones of the caller have come.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListCohort(self, request, context):
         """The clients of the current round's exchange, each with its phase and its progress.
         """
@@ -521,6 +534,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ExportModel,
                     request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ExportModelRequest.FromString,
                     response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ExportModelResponse.SerializeToString,
+            ),
+            'UploadModel': grpc.stream_unary_rpc_method_handler(
+                    servicer.UploadModel,
+                    request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.UploadModelRequest.FromString,
+                    response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.UploadModelResponse.SerializeToString,
             ),
             'ListCohort': grpc.unary_unary_rpc_method_handler(
                     servicer.ListCohort,
@@ -1081,6 +1099,33 @@ class Admin:
             '/fl.v1.Admin/ExportModel',
             protos_dot_fl_dot_v1_dot_admin__pb2.ExportModelRequest.SerializeToString,
             protos_dot_fl_dot_v1_dot_admin__pb2.ExportModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UploadModel(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/fl.v1.Admin/UploadModel',
+            protos_dot_fl_dot_v1_dot_admin__pb2.UploadModelRequest.SerializeToString,
+            protos_dot_fl_dot_v1_dot_admin__pb2.UploadModelResponse.FromString,
             options,
             channel_credentials,
             insecure,

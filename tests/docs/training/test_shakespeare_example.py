@@ -25,8 +25,9 @@ FOLDER = Path(__file__).parents[3] / "examples" / "shakespeare"
 def small_run(root: str, base: Path) -> dict[str, Any]:
     """run.toml on the small text: three speakers, two of them in each of two rounds."""
     run = tomllib.loads((FOLDER / "run.toml").read_text())
-    assert set(run["task"]["options"]) == {"data_root", "base", "lora"}
-    run["task"]["options"] |= {"data_root": root, "base": str(base), "least_characters": 500}
+    assert set(run["task"]["options"]) == {"lora"}
+    assert set(run["simulation"]["task_options"]) == {"data_root", "base"}
+    run["simulation"]["task_options"] = {"data_root": root, "base": str(base), "least_characters": 500}
     run["round"]["clients_per_round"], run["stop"]["rounds"] = 2, 2
     run["evaluation"]["every"], run["simulation"]["clients"] = 1, 3
     return run

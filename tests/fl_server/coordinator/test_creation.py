@@ -53,8 +53,13 @@ async def test_run_ids_are_unique(world: World) -> None:
             {"task": {"name": TASK, "options": {"model": "all_frozen"}}},
             "^task: expected .* a model with trainable parameters, got none",
         ),
-        ({"initial_model": "/nowhere.safetensors"}, "initial_model: expected a safetensors file"),
-        ({"initial_model": "/" + "x" * 300}, "initial_model: expected a safetensors file"),
+        ({"initial_model": "/nowhere.safetensors"}, "initial_model: expected one that you may use"),
+        (
+            {"task": {"name": "cifar10", "options": {"data_root": "/etc"}}},
+            r"^task\.options\.data_root: expected no value",
+        ),
+        ({"task": {"name": "cifar10", "options": {"download": True}}}, r"^task\.options\.download: expected no value"),
+        ({"task": {"name": "shakespeare", "options": {"base": "/x"}}}, r"^task\.options\.base: .* server\.toml"),
     ],
 )
 async def test_an_invalid_run_is_refused_at_its_creation(world: World, sections: dict[str, Any], message: str) -> None:

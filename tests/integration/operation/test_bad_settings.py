@@ -123,7 +123,7 @@ def test_a_missing_settings_file_is_named(workspace: Workspace) -> None:
             {"round": {"close": "never"}}, "round.close: expected 'cohort' or 'goal', got 'never'", id="choice"
         ),
         pytest.param({"local": {"steps": 3}}, "epochs or steps, got both: remove one", id="work"),
-        pytest.param({"initial_model": "/nowhere"}, "initial_model: expected a safetensors file", id="initial-model"),
+        pytest.param({"initial_model": "/nowhere"}, "initial_model: expected one that you may use", id="initial-model"),
         pytest.param({"stop": {"target": 0.9}, "evaluation": {"every": 0}}, "evaluation.every over 0", id="no-metric"),
     ],
 )

@@ -59,8 +59,8 @@ def test_what_each_role_may_do() -> None:
     allowed = {role: set(methods_of(Identity(role, "x"))) for role in ROLES}
     assert allowed["viewer"] == READ
     assert allowed["operator"] == READ | {
-        "CreateRun", "PauseRun", "ResumeRun", "ExtendRun", "StopRun", "DeleteRun", "ExportModel", "DrainClient",
-        "ReleaseClient",
+        "CreateRun", "PauseRun", "ResumeRun", "ExtendRun", "StopRun", "DeleteRun", "ExportModel", "UploadModel",
+        "DrainClient", "ReleaseClient",
     }  # fmt: skip
     assert allowed["enroller"] == {
         "WhoAmI", "CreateEnrollments", "ListEnrollments", "RevokeEnrollment", "ListCertificates"

@@ -1,0 +1,127 @@
+"""Models that operators have sent and that a run may start from, until the run is created.
+
+    OWNER/HEX.safetensors     OWNER: digest of the operator's name; HEX: BLAKE3 of the file
+
+A file is written under a temporary name, checked and renamed. It is kept for an hour; an operator has two at most.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import time
+from io import FileIO
+from pathlib import Path
+from typing import BinaryIO
+
+from blake3 import blake3
+
+from fl_common.atomic_files import make_folders
+from fl_common.settings import parse_json
+from fl_server.store.files import disk_errors
+
+MOST, KEPT_S = 2, 3600.0
+"""Files of one operator, and seconds for which each is kept."""
+_PART = ".part-"
+_LONGEST_HEADER = 64 << 20
+"""Bytes; a header of a thousand tensors has about 100,000."""
+
+
+class WrongBytes(ValueError):
+    """The bytes are not those of the description."""
+
+
+class UploadedModels:
+    """The files of all operators in one folder. Blocking; raises StoreError and StoreFull."""
+
+    def __init__(self, folder: Path) -> None:
+        """Empty the folder of what a killed process has left."""
+        self._folder = folder
+        with disk_errors(f"open the uploaded models in {folder}"):
+            make_folders(folder, durable=False)
+            for each in folder.iterdir():
+                for part in each.glob(f"{_PART}*"):
+                    part.unlink()
+                _expire(each)
+
+    def begin(self, owner: str, digest: bytes, size: int) -> Upload:
+        """A new file of an operator. size: of the whole file, in bytes."""
+        folder = self._of(owner)
+        with disk_errors(f"write an uploaded model in {folder}"):
+            make_folders(folder, durable=False)
+            _expire(folder, most=MOST - 1, but=_name(digest))
+            number, part = tempfile.mkstemp(prefix=_PART, dir=folder)
+            file = os.fdopen(number, "wb")
+            try:
+                os.posix_fallocate(number, 0, size)
+            except OSError:
+                file.close()
+                Path(part).unlink()
+                raise
+        return Upload(file, Path(part), folder / _name(digest), digest)
+
+    def path(self, owner: str, digest: bytes) -> Path:
+        """The path of an operator's file, which may not exist. Raises ValueError for a digest that is not 32 bytes."""
+        return self._of(owner) / _name(digest)
+
+    def _of(self, owner: str) -> Path:
+        return self._folder / hashlib.sha256(owner.encode()).hexdigest()[:32]
+
+
+class Upload:
+    """One file that is being written."""
+
+    def __init__(self, file: BinaryIO, part: Path, target: Path, digest: bytes) -> None:
+        self._file, self._part, self._target, self._digest = file, part, target, digest
+        self._hasher = blake3()
+
+    def append(self, data: bytes) -> None:
+        """Write the next bytes."""
+        self._hasher.update(data)
+        with disk_errors(f"write {self._part}"):
+            self._file.write(data)
+
+    def finish(self) -> None:
+        """Put the file in its place. Raises WrongBytes for another digest, and for a file of another format."""
+        if (got := self._hasher.digest()) != self._digest:
+            raise WrongBytes(f"expected the digest {self._digest.hex()}, got {got.hex()}: send the file again")
+        with disk_errors(f"write {self._part}"):
+            self._file.flush()
+            with self._part.open("rb") as written:
+                if not is_safetensors(written):
+                    raise WrongBytes("expected a safetensors file, got another kind of file")
+            self._file.close()
+            self._part.replace(self._target)
+
+    def close(self) -> None:
+        """Remove what was not finished."""
+        self._file.close()
+        self._part.unlink(missing_ok=True)
+
+
+def is_safetensors(file: BinaryIO | FileIO) -> bool:
+    """Whether an open file begins as a safetensors file does. Its position is 0 afterwards. Raises OSError."""
+    file.seek(0)
+    length = int.from_bytes(file.read(8), "little")
+    text = file.read(length) if length <= min(_LONGEST_HEADER, os.fstat(file.fileno()).st_size) else b""
+    file.seek(0)
+    try:
+        return isinstance(parse_json(text or b""), dict)
+    except ValueError:
+        return False
+
+
+def _name(digest: bytes) -> str:
+    if len(digest) != 32:
+        raise ValueError(f"expected a digest of 32 bytes, got {len(digest)}")
+    return f"{digest.hex()}.safetensors"
+
+
+def _expire(folder: Path, most: int = MOST, but: str = "") -> None:
+    """Remove files that are too old, and the oldest of those that are too many."""
+    files = sorted(folder.glob("*.safetensors"), key=lambda each: each.stat().st_mtime, reverse=True)
+    others = [each for each in files if each.name != but]
+    for place, each in enumerate(others):
+        if place >= most or time.time() - each.stat().st_mtime > KEPT_S:
+            each.unlink()
