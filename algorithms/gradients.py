@@ -120,17 +120,37 @@ class BatchGradients:
         size = self._settings.micro_batch_size
         parts = split(batch, size) if size else [batch]
         if len(parts) == 1:
-            value = self._loss(*self._forward(self._model, batch))
+            value = self._loss_of(batch)
             self._forget_gradients()
             backward(value)
             return value.detach()
         self._forget_gradients()
         total, examples = torch.zeros((), device=self._device), examples_of(batch)
         for left, part in zip(reversed(range(len(parts))), parts, strict=True):
-            value = self._loss(*self._forward(self._model, part)) * (examples_of(part) / examples)
+            value = self._loss_of(part) * (examples_of(part) / examples)
             backward(value, retain_graph=shared and left > 0)
             total = total + value.detach()
         return total
+
+    def _loss_of(self, batch: Batch) -> Tensor:
+        """The loss as a tensor to differentiate. Raises ValueError for anything else, which autograd names badly."""
+        value: object = self._loss(*self._forward(self._model, batch))
+        if not isinstance(value, Tensor):
+            raise ValueError(
+                "loss(): expected a tensor with one number, the mean loss of the batch, got"
+                f" {'None: is there a return?' if value is None else type(value).__name__}"
+            )
+        if value.numel() != 1:
+            raise ValueError(
+                "loss(): expected a tensor with one number, the mean loss of the batch, got one of shape"
+                f" {list(value.shape)}: use .mean(), or reduction='mean'"
+            )
+        if not value.requires_grad:
+            raise ValueError(
+                "loss(): expected a tensor that depends on the model's parameters, got one without a gradient: it was"
+                " detached, or computed by .item(), numpy or under no_grad"
+            )
+        return value
 
     def _forget_gradients(self) -> None:
         for parameter in self._parameters.values():

@@ -11,7 +11,7 @@ import sysconfig
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from traceback import extract_tb
+from traceback import StackSummary, TracebackException, extract_stack, extract_tb
 
 _PACKAGES = __file__.removesuffix("algorithms/outside_code.py")
 _OURS = tuple(
@@ -49,7 +49,8 @@ def is_interrupt(raised: BaseException) -> bool:
 def described(raised: BaseException) -> str:
     """Type, message, and file and line in the code from outside: "KeyError: 'age' (mine.py, line 3, in loss)"."""
     message = _message(raised)
-    return f"{type(raised).__name__}{': ' if message else ''}{message}{_place(raised)}"
+    place = place_of(raised)
+    return f"{type(raised).__name__}{': ' if message else ''}{message}{f' ({place})' if place else ''}"
 
 
 def _message(raised: BaseException) -> str:
@@ -60,15 +61,38 @@ def _message(raised: BaseException) -> str:
     return message if len(message) <= _MOST else f"{message[:_MOST]}..."
 
 
-def _place(raised: BaseException) -> str:
-    """File, line and function of the innermost frame that is the author's; empty if there is none."""
-    frames = [frame for frame in extract_tb(raised.__traceback__) if is_foreign(frame.filename)]
+def place_of(raised: BaseException) -> str:
+    """File, line and function of the innermost frame that is the author's; empty if there is none.
+
+    As in "mine.py, line 3, in loss".
+    """
+    return _innermost(extract_tb(raised.__traceback__))
+
+
+def place_of_thread(ident: int) -> str:
+    """The same of what a thread does now."""
+    frame = sys._current_frames().get(ident)  # noqa: SLF001 - the documented way to see another thread
+    return "" if frame is None else _innermost(extract_stack(frame))
+
+
+def _innermost(stack: StackSummary) -> str:
+    frames = [frame for frame in stack if is_foreign(frame.filename)]
     if not frames:
         return ""
     own = [frame for frame in frames if not any(folder in frame.filename for folder in _INSTALLED)]
     frame = (own or frames)[-1]
     where = "" if frame.name.startswith("<") else f", in {frame.name}"
-    return f" ({_shown(frame.filename)}, line {frame.lineno}{where})"
+    return f"{_shown(frame.filename)}, line {frame.lineno}{where}"
+
+
+def own_traceback(raised: BaseException) -> str:
+    """The traceback from the first frame that is the author's; empty if there is none."""
+    trace = TracebackException.from_exception(raised)
+    foreign = [index for index, frame in enumerate(trace.stack) if is_foreign(frame.filename)]
+    if not foreign and not isinstance(raised, SyntaxError):
+        return ""
+    trace.stack = StackSummary.from_list(trace.stack[foreign[0] :] if foreign else [])
+    return "".join(trace.format(chain=raised.__cause__ is not None or not raised.__suppress_context__)).rstrip("\n")
 
 
 def is_foreign(file: str) -> bool:

@@ -10,6 +10,7 @@ the conflict and retries.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import sys
@@ -86,6 +87,8 @@ def _run(config: ClientConfig) -> int:
     from fl_common.certificates.tls_version import set_oldest_tls
     from fl_common.file_permissions import set_private_umask
 
+    # A crash in a library's native code writes the Python lines of all threads to stderr.
+    faulthandler.enable()
     set_private_umask()
     set_oldest_tls("1.3" if config.tls is None else config.tls.min_version)
     from fl_client import app
@@ -101,7 +104,8 @@ def _run(config: ClientConfig) -> int:
 
 
 def _exit(_number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(OK)
+    # At once: a SystemExit would be one of the task's own code that is being imported.
+    os._exit(OK)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ from fl_client.storage.disk import DiskThread, StorageLimits
 from fl_client.storage.state import FILES, StateDir
 from fl_client.training.data import LocalTask, load_local_task
 from fl_client.training.methods import load_optimizers_of, offers
+from fl_client.training.slow_start import slow_start_logged
 from fl_client.training.trainer import Trainer
 from fl_client.training.worker import Worker
 from fl_common.allocator import keep_freed_memory
@@ -83,14 +84,17 @@ def run(config: ClientConfig, progress: Progress) -> bool:
         device = devices.choose(config.device)
         keep_freed_memory()
         progress.show("loading the task's data")
-        local = load_local_task(config, state, device)
+        log.info("loading_task", task=config.task.name)  # the last line of a process that its code ends
+        with slow_start_logged(config.task.name):
+            local = load_local_task(config, state, device)
         metrics.set_device(device, len(local.train), config.state_dir)
         if config.insecure_remote:  # at every start, as a reminder
             log.warning("insecure_remote", server=config.server, todo="add [tls]: ca, cert and key")
         log.info("starting", client=client_id, task=local.name, examples=len(local.train), device=str(device))
         progress.show("making the task's model")
         trainer = _trainer(config, local)
-        local = replace(local, frozen=trainer.own_frozen())
+        with slow_start_logged(config.task.name):
+            local = replace(local, frozen=trainer.own_frozen())
         instruments = Instruments(metrics, progress, traces=traces, trainer=trainer)
         # The objects so far, most of them torch's, live as long as the process. Without this, full garbage collections
         # search all of them again and again.

@@ -28,6 +28,8 @@ ClientError
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from protos.fl.v1 import coordinator_pb2
 
 
@@ -55,12 +57,25 @@ class DeviceError(StartError):
     """The configured device does not exist."""
 
 
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """What the task's own code raised."""
+
+    error_type: str
+    """The exception's type."""
+    place: str
+    """Its line, as in "mine.py, line 3, in loss"; empty if no line of the task's own took part."""
+    traceback: str
+    """From the first frame that is the task's; empty without one."""
+
+
 class WorkFailed(ClientError):
     """One assignment failed. The coordinator gets a WorkFailure."""
 
-    def __init__(self, reason: coordinator_pb2.FailureReason, message: str) -> None:
+    def __init__(self, reason: coordinator_pb2.FailureReason, message: str, raised: Raised | None = None) -> None:
         super().__init__(message)
         self.reason = reason
+        self.raised = raised
 
 
 class PolicyRefused(WorkFailed):

@@ -18,6 +18,8 @@ from structlog.types import Processor
 
 MAX_CHARACTERS = 2000
 """Longest text of one value in a log line."""
+MAX_TRACEBACK = 20_000
+"""The same for a traceback."""
 WINDOW_S = 60.0
 REPEATED = "repeated"
 """Key of a line that stands for suppressed lines: their number in a minute. The line is the latest of them."""
@@ -182,14 +184,19 @@ def console_renderer(*, colors: bool) -> Processor:
 
 
 def _escape_values(_logger: object, _method: str, event: Event) -> Event:
-    """A processor that shortens and escapes every text of the line, also inside lists and mappings."""
-    return {escaped(str(key)): _safe(value, _MAX_DEPTH) for key, value in event.items()}
+    """A processor that shortens and escapes every text of the line, also inside lists and mappings.
+
+    A traceback that the caller has written as text keeps its line breaks: see `_escape_traceback`.
+    """
+    return {
+        escaped(str(key)): value if key == "exception" else _safe(value, _MAX_DEPTH) for key, value in event.items()
+    }
 
 
 def _escape_traceback(_logger: object, _method: str, event: Event) -> Event:
     """A processor behind `format_exc_info` that escapes the traceback and keeps its line breaks."""
     if isinstance(text := event.get("exception"), str):
-        event["exception"] = escaped(text, keep="\n")
+        event["exception"] = escaped(shortened(text, MAX_TRACEBACK), keep="\n")
     return event
 
 

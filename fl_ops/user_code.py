@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from traceback import StackSummary, TracebackException
-
-from algorithms.outside_code import is_foreign
+from algorithms.outside_code import own_traceback
 
 _NAMES = ("fl_ops.", "fl_client.", "fl_server.", "algorithms.", "extensions.", "tasks.")
 _RAN_A_TASK = {"TaskError", "WorkFailed", "AlgorithmError"}
@@ -22,9 +20,4 @@ def traceback_of(error: BaseException) -> str:
         cause, ours = cause.__cause__, type(cause).__name__
     if cause is None or ours not in _RAN_A_TASK:
         return ""
-    trace = TracebackException.from_exception(cause)
-    foreign = [index for index, frame in enumerate(trace.stack) if is_foreign(frame.filename)]
-    if not foreign and not isinstance(cause, SyntaxError):
-        return ""
-    trace.stack = StackSummary.from_list(trace.stack[foreign[0] :] if foreign else [])
-    return "".join(trace.format(chain=cause.__cause__ is not None or not cause.__suppress_context__)).rstrip("\n")
+    return own_traceback(cause)

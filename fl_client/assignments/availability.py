@@ -44,6 +44,8 @@ class AvailabilityMonitor:
         """The state directory, while it cannot be used. It ends no work: a round in progress may still succeed."""
         self._budget: tuple[ClosedGate, ...] = ()
         """The site's budget of the day, once it is used up. It ends no work either: the work in progress is counted."""
+        self._training: tuple[ClosedGate, ...] = ()
+        """A training step that never ends, which keeps the thread that all work needs."""
         self._checking = asyncio.Lock()
         self._changed = asyncio.Event()
         self._reported: pb.Availability | None = None
@@ -58,7 +60,7 @@ class AvailabilityMonitor:
 
     @property
     def _all_closed(self) -> tuple[ClosedGate, ...]:
-        return self._closed + self._state_dir + self._budget
+        return self._closed + self._state_dir + self._budget + self._training
 
     def set_state_dir(self, problem: str | None) -> None:
         """Take no new work while the state directory cannot be used. problem: why; None: it can be used."""
@@ -75,6 +77,14 @@ class AvailabilityMonitor:
             log.info("budget_used_up" if budget else "budget_of_a_new_day", detail=_details(budget))
             self._update_metrics()
             self._changed.set()
+
+    def set_training(self, problem: str | None) -> None:
+        """Take no work while a training step hangs, and end what waits for it. problem: why; None: it has ended."""
+        reason = pb.UNAVAILABLE_REASON_RESOURCES
+        self._training = () if problem is None else (ClosedGate("training", reason, problem, None),)
+        self._update_metrics()
+        self._changed.set()
+        self._end_work_if_closed()
 
     # Checks of the gates.
 
@@ -94,6 +104,9 @@ class AvailabilityMonitor:
             log.info("gate_opened", gate=gate)
         self._update_metrics()
         self._changed.set()
+        self._end_work_if_closed()
+
+    def _end_work_if_closed(self) -> None:
         if self._ends_work:
             for task in self._working:
                 task.cancel()
@@ -176,7 +189,7 @@ class AvailabilityMonitor:
 
     @property
     def _ends_work(self) -> bool:
-        return any(each.gate not in self._config.finish for each in self._closed)
+        return bool(self._training) or any(each.gate not in self._config.finish for each in self._closed)
 
     def _failure(self) -> WorkFailed:
         who = "the owner's gates are closed" if self._closed else "this device takes no work now"

@@ -31,13 +31,12 @@ from fl_client.storage.disk import DiskThread
 from fl_client.storage.pending_updates import Key, PendingUpdate, key_of, name_of
 from fl_client.training.own_loop import OnStep
 from fl_client.training.results import TrainingResult
-from fl_client.training.trainer import AnyAssignment, Evaluation, Trainer
+from fl_client.training.trainer import AnyAssignment, Trainer
 from fl_client.training.worker import Worker
 from fl_common.tracing.traces import UNTRACED, Traces
 from protos.digests import digest_bytes, digest_text
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
-from tasks.summed_metrics import PlainSum
 
 log = structlog.get_logger()
 
@@ -208,13 +207,13 @@ class AssignmentExecutor:
                     num_examples=found.examples,
                     metrics=found.metrics,
                     without_personal=found.without_personal,
-                    sums=map(_sum_message, found.sums),
-                    sums_without_personal=map(_sum_message, found.sums_without_personal),
                 )
             )
 
         await services.link.call_with_retry(report)
-        services.audit.note("evaluated", subject_of(key), detail=f"{found.examples} examples, sent {_sent(found)}")
+        services.audit.note(
+            "evaluated", subject_of(key), detail=f"{found.examples} examples, sent {', '.join(sorted(found.metrics))}"
+        )
         log.info("evaluated", **key_fields(key), examples=found.examples, metrics=found.metrics)
 
     async def _layouts(self, assignment: AnyAssignment) -> Layouts:
@@ -249,8 +248,11 @@ class AssignmentExecutor:
         method = "refused" if failure.reason == pb.FAILURE_REASON_POLICY else "failed"
         self._services.audit.note(method, subject_of(key), reason, str(failure))
         write = log.info if failure.reason in _EXPECTED else log.error
-        write("work_failed", **key_fields(key), reason=reason, message=log_text(str(failure)))
-        self._failures.add(key, work_digest, failure.reason, str(failure))
+        traceback = failure.raised.traceback if failure.raised is not None else ""
+        # The key that log renderers know a traceback by.
+        trace = {"exception": traceback} if traceback else {}
+        write("work_failed", **key_fields(key), reason=reason, message=log_text(str(failure)), **trace)
+        self._failures.add(key, work_digest, failure)
 
     async def _drop(self, key: Key) -> None:
         with suppress(OSError):  # a file that stays is removed with the run's next round
@@ -270,21 +272,6 @@ class AssignmentExecutor:
 
 _EXPECTED = (pb.FAILURE_REASON_STOPPED, pb.FAILURE_REASON_POLICY)
 """Reasons that are the owner's wish, and no fault."""
-
-
-def _sum_message(given: PlainSum) -> pb.MetricSum:
-    metric, name, shape, values = given
-    return pb.MetricSum(metric=metric, name=name, shape=shape, values=values)
-
-
-def _sent(found: Evaluation) -> str:
-    """What leaves the device: accuracy, f1, sums of f1 (3 numbers)."""
-    numbers: dict[str, int] = {}
-    for metric, _, _, values in found.sums:
-        numbers[metric] = numbers.get(metric, 0) + len(values)
-    return ", ".join(
-        [*sorted(found.metrics), *(f"sums of {name} ({count} numbers)" for name, count in numbers.items())]
-    )
 
 
 def key_fields(key: Key) -> dict[str, str | int]:

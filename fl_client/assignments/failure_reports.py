@@ -11,6 +11,7 @@ import structlog
 from fl_client.assignments.availability import AvailabilityMonitor
 from fl_client.connection.link import Link, Session
 from fl_client.connection.messages import log_text
+from fl_client.errors import WorkFailed
 from fl_client.rate_limit import RateLimiter
 from fl_client.storage.pending_updates import Key, message_of
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -25,6 +26,9 @@ CALLS_PER_S, CALL_BURST = 5.0, 20
 """Limit of calls."""
 MESSAGE_CHARS = 1000
 """Length to which a failure's message is cut. The coordinator keeps no more."""
+
+TYPE_CHARS, PLACE_CHARS = 100, 200
+"""The same for the type and the place of an error."""
 
 
 class _Report(NamedTuple):
@@ -41,11 +45,14 @@ class FailureReports:
         self._added = asyncio.Event()
         self._limiter = RateLimiter(CALLS_PER_S, CALL_BURST)
 
-    def add(self, key: Key, work_digest: bytes, reason: pb.FailureReason, message: str) -> None:
+    def add(self, key: Key, work_digest: bytes, failed: WorkFailed) -> None:
         """Report a failure as soon as the coordinator can be reached. work_digest: see `work_digest`."""
         failure = pb.WorkFailure(
-            key=message_of(key), reason=reason, message=log_text(message, MESSAGE_CHARS)[:MESSAGE_CHARS]
+            key=message_of(key), reason=failed.reason, message=log_text(str(failed), MESSAGE_CHARS)[:MESSAGE_CHARS]
         )
+        if failed.raised is not None:
+            failure.error_type = log_text(failed.raised.error_type, TYPE_CHARS)[:TYPE_CHARS]
+            failure.place = log_text(failed.raised.place, PLACE_CHARS)[:PLACE_CHARS]
         self._waiting.pop(key, None)
         self._waiting[key] = _Report(work_digest, failure)
         if len(self._waiting) > MAX_WAITING:

@@ -16,7 +16,7 @@ from protos.fl.v1 import coordinator_pb2, tensor_pb2, training_pb2
 from tasks.base import Task
 from tasks.data.forms import Data, as_data
 from tasks.data.shard import Shard, checked_shard
-from tasks.errors import TaskError, task_code
+from tasks.errors import TaskError, task_call, task_code
 from tasks.loading import fingerprint, load_function, load_task
 from tasks.own_loop import own_loop
 from tasks.partitioning.file import load_indices, load_partition
@@ -86,9 +86,9 @@ def load_local_task(config: ClientConfig, state: ShardKeeper, device: torch.devi
 
 def local_data(task: Task, shard: Shard, device: torch.device) -> tuple[Data, Data]:
     """The training data of a shard, and its held-out part, for a device. Raises TaskError."""
-    with task_code("the task's train_data()"):
+    with task_call("the task's train_data()"):
         train = as_data(task.train_data(shard)).to(device)
-    with task_code("the task's eval_data()"):
+    with task_call("the task's eval_data()"):
         return train, as_data(task.eval_data(shard)).to(device)
 
 
@@ -100,7 +100,8 @@ def _shard(config: ClientConfig, state: ShardKeeper, task: Task) -> Shard:
 
     def make() -> list[int] | None:
         indices = _indices(config.shard, task)
-        task.train_data(_shard_of(indices, config.shard))  # a shard that cannot be loaded is not saved
+        with task_call("the task's train_data()"):
+            task.train_data(_shard_of(indices, config.shard))  # a shard that cannot be loaded is not saved
         return indices
 
     return _shard_of(state.shard(configured, make), config.shard)

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 
 import torch
 
+from algorithms.outside_code import described, is_interrupt, own_traceback, place_of
 from algorithms.parameters import AlgorithmError
-from fl_client.errors import WorkFailed
+from fl_client.errors import Raised, WorkFailed
 from protos.fl.v1 import coordinator_pb2 as pb
 
 
@@ -27,10 +28,28 @@ def task_failures() -> Iterator[None]:
         raise WorkFailed(pb.FAILURE_REASON_RESOURCES, f"out of memory: {error}") from error
     except AlgorithmError as error:
         raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"algorithm: {error}") from error
-    except Exception as error:  # a fault in the task's own code, of any type
-        # torch has no type for this error. The text selects a hint and decides nothing.
-        hint = _BATCH_OF_ONE if "more than 1 value per channel" in str(error) else ""
-        raise WorkFailed(pb.FAILURE_REASON_TASK_ERROR, f"{type(error).__name__}: {error}{hint}") from error
+    except BaseException as error:  # a fault in the task's own code, of any type
+        if is_interrupt(error):
+            raise
+        raise failure_of(error) from error
+
+
+def failure_of(error: BaseException) -> WorkFailed:
+    """The failure of an exception that the task's own code raised: with its type, message, file and line."""
+    text = described(error)
+    # torch has no type for this error. The text selects a hint and decides nothing.
+    hint = _BATCH_OF_ONE if "more than 1 value per channel" in text else ""
+    return WorkFailed(pb.FAILURE_REASON_TASK_ERROR, f"{text}{hint}", _raised(error))
+
+
+def _raised(error: BaseException) -> Raised:
+    """An error of ours stands for the one of the task's code that caused it."""
+    while f"{type(error).__module__}.".startswith(_OURS) and error.__cause__ is not None:
+        error = error.__cause__
+    return Raised(type(error).__name__, place_of(error), own_traceback(error))
+
+
+_OURS = ("algorithms.", "extensions.", "fl_client.", "tasks.")
 
 
 _BATCH_OF_ONE = (

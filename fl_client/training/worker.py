@@ -13,7 +13,8 @@ from typing import TypeVar
 
 import torch
 
-from fl_client.training.failures import Interrupted
+from algorithms.outside_code import place_of_thread
+from fl_client.training.failures import Interrupted, failure_of
 
 T = TypeVar("T")
 
@@ -27,6 +28,9 @@ class Worker:
         """Held until the thread has ended its last function, not only until the caller is cancelled."""
         self._computing = False
         self._ended = -math.inf
+        self._abandoned = math.inf
+        """When the caller of the function in progress left, by the monotonic clock; infinite while it waits."""
+        self._thread = 0
 
     async def run(self, function: Callable[[Callable[[], None]], T], seconds: float | None = None) -> T:
         """The function's result. The function gets a check to call often, which raises once this call is cancelled.
@@ -48,9 +52,15 @@ class Worker:
                 raise Interrupted
 
         def compute() -> T:
+            self._thread, self._abandoned = threading.get_ident(), math.inf
             self._computing = True
             try:
                 return function(check)
+            except BaseException as error:
+                if isinstance(error, Exception):
+                    raise
+                # It would end the event loop: SystemExit or CancelledError of the task's own code.
+                raise failure_of(error) from error
             finally:
                 self._computing, self._ended = False, time.monotonic()
 
@@ -65,10 +75,21 @@ class Worker:
                 return await asyncio.wrap_future(future)
         finally:
             stop.set()
+            if not future.done():
+                self._abandoned = time.monotonic()
 
     def idle_for(self) -> float:
         """Seconds since the thread last computed: 0 while it does, infinite before the first time. Thread-safe."""
         return 0.0 if self._computing else time.monotonic() - self._ended
+
+    def hangs_for(self) -> float:
+        """Seconds that the function in progress goes on although its caller has left; 0 if there is none such."""
+        return max(0.0, time.monotonic() - self._abandoned) if self._computing else 0.0
+
+    @property
+    def place(self) -> str:
+        """What the thread does now, as in "mine.py, line 3, in loss"; empty if that is not code of the task."""
+        return place_of_thread(self._thread)
 
     async def shut_down(self, seconds: float) -> bool:
         """Accept no more calls, and wait until the thread is free. Returns False if it is not within `seconds`."""

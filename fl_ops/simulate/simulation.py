@@ -220,7 +220,7 @@ class Simulation:
             self._refused.add(client)
             self._update_roster()
         self._record_failure(Failure(state.round, client, result.why, result.trace), not_finite=result.not_finite)
-        return ev.ClientDroppedOut(client)
+        return ev.ClientDroppedOut(client, result.cause, result.why if result.cause else "")
 
     def _usable(self) -> tuple[str, ...]:
         """The clients that may be drawn for this round."""

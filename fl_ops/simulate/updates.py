@@ -60,12 +60,14 @@ class NotDelivered:
     """Whether the refused update was refused for its bytes. A wrong header is refused before they are sent."""
     trace: str = ""
     """The traceback of the task's own code, if that code raised an error."""
+    cause: str = ""
+    """Type and place of that error."""
 
     @classmethod
     def of(cls, failed: Failed) -> NotDelivered:
         """From an engine's report."""
         not_finite = failed.reason == FailureReason.FAILURE_REASON_NOT_FINITE
-        return cls(failed.client, failed.why, not_finite, trace=failed.trace)
+        return cls(failed.client, failed.why, not_finite, trace=failed.trace, cause=failed.cause)
 
 
 def admit(engine: Engine, collecting: Collecting, trained: Trained) -> Contribution | NotDelivered:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from itertools import islice
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -14,16 +13,7 @@ from tasks import Task
 from tasks.data.examples import Examples
 from tasks.data.forms import Data, as_data
 from tasks.errors import task_call
-from tasks.evaluation import (
-    BatchSums,
-    Totals,
-    batch_size_on,
-    batches_of,
-    finished,
-    names_of,
-    sums_of_batches,
-    totals_of,
-)
+from tasks.evaluation import BatchSums, batch_size_on, batches_of, mean_of, sums_of_batches
 
 
 class ServerEvaluation:
@@ -36,18 +26,13 @@ class ServerEvaluation:
         self._held_out: Data | None = None
 
     def metrics(self, model: nn.Module) -> dict[str, float]:
-        """Every metric over the examples. model: on the CPU; it stays there. Raises as `tasks.evaluate`."""
+        """Mean of every metric over the examples. model: on the CPU; it stays there. Raises as `tasks.evaluate`."""
         if self._device != CPU:
             # Moved itself, the module would lose the memory that its owner fills.
             model = copy.deepcopy(model).to(self._device)
         with task_call("the task's evaluation"):
             data = self.held_out()
-            found = totals_of(sums_of_batches(self._task, model, batches_of(data, self._batch_size)), len(data))
-            return finished(self._task, found)
-
-    def finished(self, found: Totals) -> dict[str, float]:
-        """The metrics of an evaluation whose parts were computed alone. Raises TaskError."""
-        return finished(self._task, found)
+            return mean_of(sums_of_batches(self._task, model, batches_of(data, self._batch_size)), len(data))
 
     def names(self, model: nn.Module) -> list[str] | None:
         """Names of the metrics, from the first batch; None without examples. model: on the CPU. Raises TaskError."""
@@ -55,9 +40,8 @@ class ServerEvaluation:
             return None
         if self._device != CPU:
             model = copy.deepcopy(model).to(self._device)
-        with task_call("the task's evaluation"):
-            first = list(sums_of_batches(self._task, model, islice(batches_of(data, self._batch_size), 1)))
-            return names_of(self._task, totals_of(first, sum(each.examples for each in first)))
+        first = islice(batches_of(data, self._batch_size), 1)
+        return [name for sums in sums_of_batches(self._task, model, first) for name in sums.sums]
 
     def batches(self) -> int | None:
         """Number of batches if parts of the evaluation can be computed alone; None if they cannot. Raises TaskError."""
@@ -68,14 +52,7 @@ class ServerEvaluation:
         """The batches from `first` up to `last`, on the CPU, in order, with sums as numbers."""
         batches = islice(batches_of(self.held_out(), self._batch_size), first, last)
         found = sums_of_batches(self._task, model, batches)
-        return [
-            BatchSums(
-                {name: float(total) for name, total in each.sums.items()},
-                each.examples,
-                {key: np.asarray(total) for key, total in each.statistics.items()},
-            )
-            for each in found
-        ]
+        return [BatchSums({name: float(it) for name, it in sums.items()}, examples) for sums, examples in found]
 
     def held_out(self) -> Data:
         """The examples, on the device. The first call reads them. Raises TaskError."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
 from algorithms.batches import Batch, Forward, is_pair
+from algorithms.outside_code import described
 from tasks.data.batched import Batched
 from tasks.data.examples import Examples
 from tasks.data.samples import MapStyle, Samples
+from tasks.errors import TaskError
 
 Data = Examples | Samples | Batched
 """The data of a device or of the server."""
@@ -48,5 +50,22 @@ def forward(model: nn.Module, batch: Batch) -> tuple[Any, Any]:
     if isinstance(batch, Mapping):
         return model(**batch), batch
     if isinstance(batch, tuple | list) and not callable(getattr(batch, "to", None)):
-        return model(*batch), batch
+        return _all_parts(model, batch), batch
     return model(batch), batch
+
+
+def _all_parts(model: nn.Module, batch: Sequence[Any]) -> Any:
+    """The output for a batch that is no pair of tensors. Raises TaskError if the model does not take its parts."""
+    try:
+        return model(*batch)
+    except TypeError as error:
+        kinds = ", ".join(type(part).__name__ for part in batch[:_SHOWN])
+        raise TaskError(
+            f"the model got all {len(batch)} parts of a batch, of the types {kinds}, and raised {described(error)}:"
+            " expected a pair of tensors (inputs, targets), with labels as numbers and not as text; or give the task a"
+            " method forward(model, batch)"
+        ) from error
+
+
+_SHOWN = 5
+"""Parts of a batch whose types are named."""

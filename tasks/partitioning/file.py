@@ -80,12 +80,13 @@ def load_indices(path: Path, num_examples: int) -> Tensor:
     """
     try:
         if path.suffix == ".npy":
-            numbers = np.load(path, allow_pickle=False)
+            with path.open("rb") as file:  # NumPy leaves a broken one open
+                numbers = np.load(file, allow_pickle=False)
         else:
-            numbers = np.array([int(line) for line in path.read_text(encoding="utf-8").split()], dtype=np.int64)
+            numbers = np.array([int(line) for line in path.read_text(encoding="utf-8-sig").split()], dtype=np.int64)
     except OSError as error:
         raise TaskError(f"the index file {path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, OverflowError) as error:
+    except Exception as error:  # numpy raises errors of many types for a file that is none of its own
         raise TaskError(f"expected whole numbers, one a line, in the index file {path}: {error}") from error
     if numbers.ndim != 1 or not len(numbers) or numbers.dtype.kind not in "iu":
         raise TaskError(
@@ -99,7 +100,7 @@ def load_indices(path: Path, num_examples: int) -> Tensor:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise TaskError(f"the partition {path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
@@ -113,7 +114,9 @@ def _read(path: Path) -> dict[str, Any]:
 def _check_parts(path: Path, partition: Partition) -> None:
     if len(partition.parts) != partition.spec.clients:
         raise TaskError(f"the partition {path} has {len(partition.parts)} parts for {partition.spec.clients} clients")
-    assigned = torch.cat(partition.parts)
+    if any(part.dim() != 1 for part in partition.parts):
+        raise TaskError(f"expected a list of whole numbers for each client in the partition {path}, got nested lists")
+    assigned = torch.cat([*partition.parts, torch.zeros(0, dtype=torch.int64)])
     if len(assigned) and not 0 <= int(assigned.min()) <= int(assigned.max()) < partition.num_examples:
         raise TaskError(
             f"the partition {path} names examples {int(assigned.min())} to {int(assigned.max())}, outside 0 to"

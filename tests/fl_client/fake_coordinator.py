@@ -53,7 +53,7 @@ class TinyTask:
         self.size = size
         self.steps = 0
         self.started = threading.Event()
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.block: threading.Event | None = None
 
     def model(self) -> nn.Module:

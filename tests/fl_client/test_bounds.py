@@ -288,7 +288,7 @@ async def test_failures_are_reported_together_and_in_limited_number(monkeypatch:
     available = SimpleNamespace(availability=pb.Availability(may_train=True))
     waiting = FailureReports(link, cast(AvailabilityMonitor, available))
     for number in range(1000):
-        waiting.add(("run", number, 0), b"work", pb.FAILURE_REASON_LAYOUT, "x" * 5000)
+        waiting.add(("run", number, 0), b"work", WorkFailed(pb.FAILURE_REASON_LAYOUT, "x" * 5000))
     assert waiting.is_waiting(("run", 999, 0), b"work")
     assert not waiting.is_waiting(("run", 999, 0), b"other work")
     sending = asyncio.create_task(waiting.run())

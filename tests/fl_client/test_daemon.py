@@ -15,6 +15,7 @@ import torch
 from structlog.testing import capture_logs
 
 from fl_client import daemon
+from fl_client.assignments import hung_training
 from fl_client.connection.link import RetryDelays
 from fl_client.connection.reconnect import ReconnectPolicy
 from fl_client.errors import Fenced
@@ -298,9 +299,32 @@ async def test_work_that_cannot_be_done_is_reported(
     assert re.search(words, failure.message), failure.message
 
 
-async def test_a_task_that_raises_does_not_end_the_daemon(fleet: Fleet, coordinator: FakeCoordinator) -> None:
-    """The task's error goes to the coordinator by name and text."""
-    fleet.task.error = RuntimeError("no such sensor")
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("no such sensor"), SystemExit(0), SystemExit("no such sensor"), KeyboardInterrupt(),
+        asyncio.CancelledError("no such sensor"), GeneratorExit(),
+    ],
+    ids=repr,
+)  # fmt: skip
+async def test_a_task_that_raises_does_not_end_the_daemon(
+    fleet: Fleet, coordinator: FakeCoordinator, error: BaseException
+) -> None:
+    """Whatever its code raises goes to the coordinator and into the log, with type, text, file and line."""
+    fleet.task.error = error
+    with capture_logs() as lines:
+        await _fail_and_go_on(fleet, coordinator)
+    (failure,) = coordinator.calls["ReportStatus"][0].failures
+    assert failure.reason == pb.FAILURE_REASON_TASK_ERROR
+    assert re.fullmatch(r"tests/fl_client/fake_coordinator\.py, line \d+, in \w+", failure.place)
+    text = f": {error}" if str(error) else ""
+    assert failure.message == f"{type(error).__name__}{text} ({failure.place})"
+    assert failure.error_type == type(error).__name__
+    (line,) = [line for line in lines if line["event"] == "work_failed"]
+    assert "raise self.error" in line["exception"]
+
+
+async def _fail_and_go_on(fleet: Fleet, coordinator: FakeCoordinator) -> None:
     async with fleet.daemon():
         await coordinator.until(lambda: coordinator.calls["Attend"])
         coordinator.push(assignment=coordinator.assignment())
@@ -308,8 +332,38 @@ async def test_a_task_that_raises_does_not_end_the_daemon(fleet: Fleet, coordina
         fleet.task.error = None
         coordinator.assign(coordinator.assignment(1))
         await coordinator.until(lambda: 1 in coordinator.updates)
-    (failure,) = coordinator.calls["ReportStatus"][0].failures
-    assert (failure.reason, failure.message) == (pb.FAILURE_REASON_TASK_ERROR, "RuntimeError: no such sensor")
+
+
+async def test_a_device_whose_step_never_ends_takes_no_work(
+    fleet: Fleet, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the deadline it reports that it may not train, and where its code is; once the step ends it may again."""
+    monkeypatch.setattr(hung_training, "CHECK_S", 0.01)
+    monkeypatch.setattr(hung_training, "HANGS_S", 0.05)
+    fleet.task.block, calls = threading.Event(), coordinator.calls["ReportStatus"]
+    first = coordinator.assignment()
+    first.deadline.FromMilliseconds(10)
+    try:
+        async with fleet.daemon():
+            await coordinator.until(lambda: coordinator.calls["Attend"])
+            coordinator.push(assignment=first)
+            await coordinator.until(lambda: any(_may_not_train(each) for each in calls))
+            (detail, *_) = [each.availability.detail for each in calls if _may_not_train(each)]
+            coordinator.push(assignment=coordinator.assignment(1))
+            await coordinator.until(lambda: 1 in [failure.key.round for each in calls for failure in each.failures])
+            fleet.task.block.set()
+            await coordinator.until(lambda: calls[-1].availability.may_train)
+            coordinator.assign(coordinator.assignment(2))
+            await coordinator.until(lambda: 2 in coordinator.updates)
+    finally:
+        fleet.task.block.set()
+    place = r"tests/fl_client/fake_coordinator\.py, line \d+, in loss"
+    text = rf"training: a step has not ended \d+ s after its work was cancelled at {place}: restart the daemon"
+    assert re.fullmatch(text, detail)
+
+
+def _may_not_train(report: pb.ReportStatusRequest) -> bool:
+    return report.HasField("availability") and not report.availability.may_train
 
 
 async def test_work_that_arrives_while_the_daemon_stops_is_not_started(

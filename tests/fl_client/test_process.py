@@ -121,3 +121,51 @@ def test_a_wrong_configuration_is_one_line(start: Callable[..., subprocess.Popen
     assert errors.startswith("fl-client: client.toml: ")
     assert "clientid: unknown key, did you mean client_id?" in errors
     assert errors.count("\n") == 1
+
+
+WRONG = """
+import sys
+from tiny_task import Tiny
+
+if {at_import}:
+    sys.exit(0)
+
+class Wrong(Tiny):
+    def train_data(self, shard):
+        return open("absent.csv").read()
+"""
+
+
+@pytest.mark.parametrize(
+    ("at_import", "text"),
+    [
+        (True, "importing wrong_task for task wrong_task:Wrong raised SystemExit: 0 (wrong_task.py, line 6)"),
+        (False, "the task's train_data() raised FileNotFoundError: [Errno 2] No such file or directory: 'absent.csv'"),
+    ],
+    ids=["ends-the-process", "no-data-file"],
+)
+def test_a_fault_of_the_task_is_one_line(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path, at_import: bool, text: str
+) -> None:
+    """A task that ends the process, or whose data cannot be read: exit code 2 as for settings, and no traceback."""
+    (tmp_path / "wrong_task.py").write_text(WRONG.format(at_import=at_import))
+    settings = (tmp_path / "client.toml").read_text().replace("tiny_task:Tiny", "wrong_task:Wrong")
+    (tmp_path / "client.toml").write_text(settings)
+    process = start()
+    _, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 2
+    assert errors.startswith(f"fl-client: task wrong_task:Wrong: {text}")
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_crash_of_a_library_names_the_line(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+    """The process ends by a signal, its last log line names the task, and stderr the line of the task's code."""
+    task = TASK + "\nimport ctypes\n\nctypes.string_at(0)\n"
+    (tmp_path / "tiny_task.py").write_text(task)
+    process = start()
+    output, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == -signal.SIGSEGV
+    line = json.loads(output.splitlines()[-1])
+    assert (line["event"], line["task"]) == ("loading_task", "tiny_task:Tiny")
+    assert f'tiny_task.py", line {task.count(chr(10))} in <module>' in errors

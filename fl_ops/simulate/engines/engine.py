@@ -15,7 +15,6 @@ from fl_ops.simulate.engines.held import HeldInMemory
 from fl_ops.simulate.engines.server_parts import Part, PartResult
 from fl_ops.simulate.files.spool import Spool
 from fl_ops.simulate.files.states import ClientStates
-from fl_ops.user_code import traceback_of
 from fl_server.admission.reading import UpdateContent
 from fl_server.aggregation.engine import Engine
 from protos.fl.v1.coordinator_pb2 import FailureReason
@@ -58,12 +57,16 @@ class Failed:
     why: str
     trace: str = ""
     """The traceback of the task's own code, if that code raised an error."""
+    cause: str = ""
+    """Type and place of that error."""
 
     @classmethod
     def of(cls, client: str, error: WorkFailed) -> Failed:
         """The failure that an error reports."""
-        trace = traceback_of(error) if error.reason == FailureReason.FAILURE_REASON_TASK_ERROR else ""
-        return cls(client, error.reason, str(error), trace)
+        if (raised := error.raised) is None:
+            return cls(client, error.reason, str(error))
+        cause = f"{raised.error_type} ({raised.place or error})"
+        return cls(client, error.reason, str(error), raised.traceback, cause)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from fl_client.errors import ConfigError
 from fl_client.settings.config import ClientConfig
 from fl_client.storage.state import StateDir
+from fl_client.training import slow_start
 from fl_client.training.data import LocalTask, load_local_task
 
 
@@ -122,3 +124,29 @@ def test_one_source_of_a_shard(tmp_path: Path) -> None:
     """Two of them contradict each other."""
     with pytest.raises(ValueError, match="expected one of partition, file, indices, folder and query, got folder and"):
         configured(tmp_path, folder="photos", query="a:b")
+
+
+@pytest.mark.parametrize("content", [b"", b"\x93NUMPY\x01\x00", b"PK\x03\x04aaaa", b"[" * 100_000, bytes(range(256))])
+@pytest.mark.parametrize("shard", [{"indices": "mine.npy"}, {"indices": "mine.txt"}, {"file": "mine", "index": 0}])
+def test_a_broken_file_of_the_shard_is_named(tmp_path: Path, content: bytes, shard: dict[str, Any]) -> None:
+    """Whatever it has in it: an index file as text or of NumPy, and a partition."""
+    (key, name), *others = shard.items()
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=name):
+        loaded(configured(tmp_path, **{key: str(tmp_path / name), **dict(others)}))
+
+
+def test_a_byte_order_mark_is_no_number(tmp_path: Path) -> None:
+    """An index file that an editor on Windows has saved."""
+    (tmp_path / "mine.txt").write_bytes(b"\xef\xbb\xbf3\r\n5\r\n")
+    assert len(loaded(configured(tmp_path, indices=str(tmp_path / "mine.txt"))).train) == 2
+
+
+def test_a_start_that_takes_long_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An import that does not end: the log has the line of the task's code, again and again."""
+    monkeypatch.setattr(slow_start, "FIRST_S", 0.01)
+    with capture_logs() as lines, slow_start.slow_start_logged("mine:Task"):
+        while len(lines) < 2:
+            pass
+    assert [line["event"] for line in lines[:2]] == ["task_still_loading"] * 2
+    assert "test_data.py, line " in lines[0]["place"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +23,8 @@ from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
 from protos.wire import payload_kind
 from tasks.batches import batches, ordered_batches, seed_everything
-from tests.fl_client.devices import METHODS, WEIGHTED, assignment, bundles, local_task, payloads, start
+from tasks.data.samples import Samples
+from tests.fl_client.devices import METHODS, WEIGHTED, SmallTask, assignment, bundles, local_task, payloads, start
 
 ALL = METHODS | WEIGHTED
 EXCHANGES = [(name, j) for name, algorithm in METHODS.items() for j in range(len(algorithm.exchanges))]
@@ -196,6 +199,48 @@ def test_a_batch_of_one_with_batch_norm_is_explained(name: str) -> None:
     with pytest.raises(WorkFailed, match="batch norm needs two examples in every batch.*Choose a batch_size") as failed:
         trainer.train(assignment(METHODS[name]), given, None, lambda step, steps: None)
     assert failed.value.reason == pb.FAILURE_REASON_TASK_ERROR
+
+
+class Returning(SmallTask):
+    """A task whose loss returns something else."""
+
+    def __init__(self, returned: Callable[[torch.Tensor], Any]) -> None:
+        self._returned = returned
+
+    def loss(self, output: torch.Tensor, target: torch.Tensor) -> Any:
+        """What the test asks for, of the right loss."""
+        return self._returned(super().loss(output, target))
+
+
+@pytest.mark.parametrize(
+    ("returned", "came"),
+    [
+        (lambda loss: None, r"None: is there a return\?"),
+        (lambda loss: (loss, 1), "tuple"),
+        (lambda loss: loss.expand(3), r"one of shape \[3\]: use \.mean\(\)"),
+        (lambda loss: loss.detach(), "one without a gradient: it was detached"),
+        (lambda loss: loss.item(), "float"),
+    ],
+    ids=["none", "tuple", "vector", "detached", "number"],
+)
+def test_a_loss_that_is_no_loss_is_explained(returned: Callable[[torch.Tensor], Any], came: str) -> None:
+    """The message says what was expected and what came, on every device the same."""
+    local = replace(local_task(), task=Returning(returned))
+    with pytest.raises(WorkFailed, match=rf"loss\(\): expected a tensor .*, got {came}") as failed:
+        Trainer(local).train(assignment(METHODS["fedavg"]), bundles(start()), None, lambda step, steps: None)
+    assert failed.value.raised is not None
+    assert failed.value.raised.error_type == "ValueError"
+
+
+def test_labels_as_text_are_explained() -> None:
+    """The batch is no pair of tensors then, and the model gets all parts: the message says so."""
+    data = Samples([(torch.zeros(3), "cat"), (torch.ones(3), "dog")])
+    with pytest.raises(
+        WorkFailed, match=r"got all 2 parts of a batch, of the types Tensor, (tuple|list), .* not as text"
+    ):
+        Trainer(replace(local_task(), train=data)).train(
+            assignment(METHODS["fedavg"]), bundles(start()), None, lambda step, steps: None
+        )
 
 
 def test_trainers_may_share_a_model() -> None:

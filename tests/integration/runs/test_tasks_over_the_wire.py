@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import urllib.request
 from pathlib import Path
@@ -44,8 +45,12 @@ def test_a_task_that_raises_ends_one_clients_work_only(workspace: Workspace, ser
     run = server.create("raises", round={**PAIR, "quorum": 1}, stop={"rounds": 2})
     server.completed(run)
     assert [1, 1] == [summary.accepted for summary in server.rounds(run)]
-    assert server.client("edge-broken").note == "task_error: RuntimeError: the sensor is unplugged"
-    assert broken.logged("work_failed", run=run, round=1)["message"] == "RuntimeError: the sensor is unplugged"
+    text = r"RuntimeError: the sensor is unplugged \(.*tiny_task\.py, line \d+, in loss\)"
+    assert re.fullmatch(f"task_error: {text}", server.client("edge-broken").note)
+    failed = broken.logged("work_failed", run=run, round=1)
+    assert re.fullmatch(text, failed["message"])
+    assert failed["exception"].startswith("Traceback (most recent call last):\n")
+    assert server.run(run).latest_failure.message == server.client("edge-broken").note
     assert broken.terminate() == 0
 
 
