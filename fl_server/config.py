@@ -86,6 +86,15 @@ class StatesConfig(Section):
     states' sum; at least three times the rounds between two draws of one client."""
 
 
+class RoundsConfig(Section):
+    """Rules for the rounds of all runs."""
+
+    min_accepted: int = Field(default=3, ge=1)
+    """Least `round.min_accepted` of a run that an operator who is no admin creates, and its value there by default: the
+    fewest updates that a committed model is made of. Such an operator exports no model of a round with fewer. Admins,
+    and all callers of a coordinator without certificates, may set any value. 1: no floor."""
+
+
 class RetentionConfig(Section):
     """What is kept of ended runs and of old rounds. By default everything is kept."""
 
@@ -107,8 +116,7 @@ class RetentionConfig(Section):
     def _enough_rounds(self) -> Self:
         if 0 < self.keep_rounds < LEAST_ROUNDS:
             raise ValueError(
-                f"keep_rounds: expected 0, which keeps all, or at least {LEAST_ROUNDS}, got {self.keep_rounds}: norm "
-                "limits use the updates of the latest ten rounds"
+                f"keep_rounds: expected 0, which keeps all, or at least {LEAST_ROUNDS}, got {self.keep_rounds}"
             )
         return self
 
@@ -172,6 +180,7 @@ class ServerConfig(Section):
     transfers: TransfersConfig = TransfersConfig()
     quarantine: QuarantineConfig = QuarantineConfig()
     states: StatesConfig = StatesConfig()
+    rounds: RoundsConfig = RoundsConfig()
     retention: RetentionConfig = RetentionConfig()
     enrollment: EnrollmentConfig | None = None
     denials_file: Path | None = None

@@ -16,6 +16,7 @@
     |- NoSuchRun, RunExists
     |- NoSuchModel         its checkpoint was removed
     |- NoBestRound         no evaluation has a value of the run's metric
+    |- TooFewUpdates       the round's model would reveal its few updates
     |- NoSuchClient
     |- NoSuchToken         no enrollment token of this id
     |- NoSuchService       a health check of an unknown service
@@ -206,6 +207,17 @@ class NoBestRound(ServerError):
         super().__init__(
             f"run {run_id!r} has no best round: no evaluation so far has a finite {metric!r}, its metric (stop.metric);"
             f' metrics reported: {names}; take "latest" or a round'
+        )
+
+
+class TooFewUpdates(ServerError):
+    """A model is made of fewer updates than its caller may see. Without a detail: its text is complete."""
+
+    def __init__(self, run_id: str, round: int, accepted: int, least: int) -> None:
+        super().__init__(
+            f"round {round} of run {run_id!r} has {accepted} updates, and its model would reveal them: expected at "
+            f"least {least} for an operator who is no admin (rounds.min_accepted of the coordinator); take another "
+            "round, or ask an admin"
         )
 
 

@@ -129,6 +129,7 @@ class RoundSection(_Section):
     min_clients: int | None = Field(default=None, ge=1, le=MAX_COUNT)
     close: Literal["cohort", "goal"] = "cohort"
     quorum: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    min_accepted: int | None = Field(default=None, ge=1, le=MAX_COUNT)
     deadline_s: float = Field(default=600.0, gt=0, le=MAX_SECONDS)
     over_selection: float = Field(default=1.3, ge=1, le=4)
     max_update_norm: float = Field(default=0.0, ge=0, le=MAX_NUMBER)
@@ -155,6 +156,7 @@ class RoundSection(_Section):
                 f"expected min_clients to be at least clients_per_round ({self.clients_per_round}), "
                 f"got {self.min_clients}"
             )
+        self._check_least()
         for key in ("max_relative_norm", "max_relative_payload"):
             if 0 < getattr(self, key) < 1:
                 raise ValueError(
@@ -162,6 +164,18 @@ class RoundSection(_Section):
                     f"got {getattr(self, key):g}"
                 )
         return self
+
+    def _check_least(self) -> None:
+        """Raises ValueError if a round could not have min_accepted updates, or could close with fewer."""
+        sizes = {"min_clients": self.min_clients, "quorum": self.quorum}
+        if self.sampling == "fixed":
+            sizes["clients_per_round"] = self.clients_per_round
+        for key, size in sizes.items():
+            if size is not None and size < self.least:
+                raise ValueError(
+                    f"expected {key} to be at least min_accepted ({self.least}; the coordinator's rounds.min_accepted "
+                    f"is the least of a run by an operator who is no admin), got {size}"
+                )
 
     @field_validator("reducer_parameters", mode="before")
     @classmethod
@@ -193,9 +207,21 @@ class RoundSection(_Section):
                 "expected krum_keep to be at most quorum - krum_byzantine - 2 "
                 f"({self.fewest - self.krum_byzantine - 2}), got {self.krum_keep}"
             )
+        kept = self.krum_keep or self.fewest - self.krum_byzantine - 2
+        if krum and kept < self.least:
+            raise ValueError(
+                f"expected krum_keep, or else quorum - krum_byzantine - 2, to be at least min_accepted ({self.least}), "
+                f"got {kept}"
+            )
         return self
 
     @property
+    def least(self) -> int:
+        """Fewest updates that a model may be made of."""
+        return self.min_accepted or 1
+
+    @property
     def fewest(self) -> int:
-        """Fewest updates that may close a round."""
-        return self.quorum or (max(1, (self.clients_per_round + 1) // 2) if self.sampling == "fixed" else 1)
+        """Fewest updates that may close a round; with "bernoulli" at least half of its goal too."""
+        half = (self.clients_per_round + 1) // 2 if self.sampling == "fixed" else 1
+        return max(self.quorum or half, self.least)

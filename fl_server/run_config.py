@@ -232,7 +232,8 @@ class RunConfig(_Section):
     def policy(self, exchanges: int = 1, population: int = 0) -> RoundPolicy:
         """The policy of the round state machine. The algorithm determines `exchanges` and `population`."""
         section = self.round
-        floor = section.clients_per_round if section.sampling == "fixed" else 1
+        fixed = section.sampling == "fixed"
+        floor = section.clients_per_round if fixed else section.least
         return RoundPolicy(
             seed=self.seed,
             sampling=section.sampling,
@@ -240,7 +241,8 @@ class RunConfig(_Section):
             rate=section.rate,
             min_clients=section.min_clients or floor,
             close=section.close,
-            quorum=section.fewest,
+            quorum=section.fewest if fixed else section.quorum or 0,
+            min_accepted=section.least,
             deadline_s=section.deadline_s,
             over_selection=section.over_selection,
             exchanges=exchanges,

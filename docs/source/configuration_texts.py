@@ -21,8 +21,9 @@ CLIENT_VALUES = {
 RUN_DEFAULTS = {
     ("RunSpec", "name"): "from task and algorithm",
     ("LocalSpec", "epochs"): "`1`, without `steps`",
-    ("RoundSpec", "min_clients"): '`clients_per_round`; `1` with "bernoulli"',
-    ("RoundSpec", "quorum"): 'half of `clients_per_round`, rounded up; `1` with "bernoulli"',
+    ("RoundSpec", "min_clients"): '`clients_per_round`; `min_accepted` with "bernoulli"',
+    ("RoundSpec", "quorum"): 'half of `clients_per_round`, or with "bernoulli" of the cohort, rounded up',
+    ("RoundSpec", "min_accepted"): "`1`, or the coordinator's `rounds.min_accepted`",
 }
 """Defaults that depend on other keys, by message and field."""
 METHOD = {

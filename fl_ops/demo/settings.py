@@ -77,6 +77,7 @@ class DemoSettings:
             "algorithm": {"name": method.algorithm, "parameters": method.parameters},
             "local": {"learning_rate": method.learning_rate, "epochs": EPOCHS, "batch_size": BATCH_SIZE},
             # Wait for all clients before the first round: cohorts then depend on the seed only.
-            "round": {"clients_per_round": self.clients_per_round, "min_clients": self.clients},
+            # The clients are of this machine: a model may show their updates.
+            "round": {"clients_per_round": self.clients_per_round, "min_clients": self.clients, "min_accepted": 1},
             "stop": {"rounds": self.rounds},
         }

@@ -14,7 +14,8 @@ from typing import Literal
 
 _TICKETS = 1 << 64
 _REDRAWS = 100
-"""Empty Bernoulli cohorts in a row after which one client is drawn: a tiny rate must not block the coordinator."""
+"""Too small Bernoulli cohorts in a row after which the fewest clients are drawn: a tiny rate must not block the
+coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +57,10 @@ def draw_fixed(pool: Iterable[str], size: int, draw: Draw) -> tuple[str, ...]:
     return by_id(client for _, client in ranked[:size])
 
 
-def draw_bernoulli(pool: Iterable[str], rate: float, draw: Draw) -> tuple[str, ...]:
+def draw_bernoulli(pool: Iterable[str], rate: float, draw: Draw, fewest: int = 1) -> tuple[str, ...]:
     """Each client with probability `rate`, independently; an empty cohort is drawn again (ALGORITHMS 7.2, A24).
 
-    Empty only if the pool is.
+    So is one of less than `fewest` clients. The result is smaller only if the pool is.
     """
     clients = by_id(pool)
     threshold = int(rate * _TICKETS)
@@ -68,10 +69,10 @@ def draw_bernoulli(pool: Iterable[str], rate: float, draw: Draw) -> tuple[str, .
     for redraw in range(_REDRAWS):
         of = tickets("bernoulli", draw.seed, draw.round, draw.attempt, redraw)
         cohort = tuple(client for client in clients if of(client) < threshold)
-        if cohort:
+        if len(cohort) >= fewest:
             return cohort
-    # At so small a rate a cohort that is not empty has one client, each with the same probability.
-    return draw_fixed(clients, 1, draw)
+    # At so small a rate a cohort that is large enough has no more clients, each with the same probability.
+    return draw_fixed(clients, fewest, draw)
 
 
 def draw_evaluators(pool: Iterable[str], size: int, seed: int, round: int) -> tuple[str, ...]:

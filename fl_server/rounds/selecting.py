@@ -29,7 +29,7 @@ def select(state: RoundState) -> Result:
         return state, (AwaitClients(policy.min_clients, len(candidates)),)
     draw = Draw(policy.seed, state.round, state.attempt)
     if policy.sampling == "bernoulli":
-        cohort = draw_bernoulli(candidates, policy.rate, draw)
+        cohort = draw_bernoulli(candidates, policy.rate, draw, policy.min_accepted)
     else:
         cohort = draw_fixed(candidates, _cohort_size(state, policy.clients_per_round), draw)
     state = replace(state, phase=Phase.COLLECTING, goal=goal_of(policy, cohort), drawn=frozenset(cohort))

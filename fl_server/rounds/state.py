@@ -39,7 +39,9 @@ class RoundPolicy:
     """Clients that must be eligible before the first draw of a round."""
     close: Literal["cohort", "goal"] = "cohort"
     quorum: int = 1
-    """Fewest updates that may close a round; a smaller cohort needs all of itself."""
+    """Fewest updates that may close a round; a smaller cohort needs all of itself. 0: half of the goal."""
+    min_accepted: int = 1
+    """Fewest updates that a model may be made of: no cohort is smaller, and no round closes with fewer."""
     deadline_s: float = 600.0
     over_selection: float = 1.3
     """Clients drawn for each update wanted, with close = "goal", before any drop-out was observed."""
@@ -156,7 +158,8 @@ class RoundState:
     @property
     def quorum(self) -> int:
         """Fewest updates that may close this round."""
-        return min(self.policy.quorum, self.goal)
+        wanted = self.policy.quorum or (self.goal + 1) // 2
+        return max(min(wanted, self.goal), self.policy.min_accepted)
 
     def workers_since(self, before: RoundState) -> tuple[AbstractSet[str], AbstractSet[str]]:
         """Clients that work now and did not work in an earlier state of the run, and the reverse.

@@ -15,6 +15,7 @@ from fl_server.coordinator.coordinator import Coordinator
 from fl_server.coordinator.denials import Denials
 from fl_server.errors import InvalidInput, NotConfigured
 from fl_server.identity import ANYBODY, actor, caller
+from fl_server.rpc.access.floors import with_floor
 from fl_server.rpc.access.method_roles import methods_of, ordered
 from fl_server.rpc.access.owners import HIDDEN, OwnedRuns, with_owner
 from fl_server.rpc.audited.lists import audit_page
@@ -57,7 +58,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
     async def CreateRun(self, request: pb.CreateRunRequest, context: Context) -> pb.CreateRunResponse:
         """Check a run's configuration, and create the run."""
-        config = with_owner(from_spec(request.spec))
+        config = with_floor(with_owner(from_spec(request.spec)), self._services.config.rounds)
         start = await self._initial_models.opened(config.initial_model)
         run = await self._coordinator.creation.create(config, actor(), start)
         return pb.CreateRunResponse(run=run_status(run), remarks=run.model.engine.remarks)

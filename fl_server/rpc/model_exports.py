@@ -12,6 +12,7 @@ from io import FileIO
 from fl_server.coordinator.coordinator import Coordinator
 from fl_server.errors import NoSuchModel
 from fl_server.identity import actor
+from fl_server.rpc.access.floors import check_export
 from fl_server.rpc.views import round_summary
 from fl_server.runs.committed.lookup import committed_round
 from fl_server.runs.run import Run
@@ -36,7 +37,7 @@ class ModelExports:
     async def messages(self, run: Run, wanted: str) -> AsyncGenerator[pb.ExportModelResponse, None]:
         """The header and the chunks of a model. wanted: "latest", "best" or a round.
 
-        Raises InvalidInput, NoSuchModel, NoBestRound.
+        Raises InvalidInput, NoSuchModel, NoBestRound, TooFewUpdates.
         """
         round_, file = await self.opened(run, wanted)
         with file:
@@ -46,10 +47,11 @@ class ModelExports:
                 yield pb.ExportModelResponse(chunk=await self._services.in_io(_chunk, file, offset, length))
 
     async def opened(self, run: Run, wanted: str) -> tuple[int, FileIO]:
-        """The round and its open file. Raises InvalidInput, NoSuchModel, NoBestRound."""
+        """The round and its open file. Raises InvalidInput, NoSuchModel, NoBestRound, TooFewUpdates."""
         checkpoints, round_ = self._services.checkpoints, INITIAL
         for _ in range(_TRIES):
             round_ = await self._coordinator.model_round(run, wanted)
+            check_export(run.id, await committed_round(run.context, round_), self._services.config.rounds)
             try:
                 return round_, await self._services.in_io(checkpoints.open_model, run.id, round_)
             except NoCheckpoint:

@@ -29,6 +29,7 @@ CODES: dict[type[Exception], grpc.StatusCode] = {
     errors.NoSuchRun: grpc.StatusCode.NOT_FOUND,
     errors.NoSuchModel: grpc.StatusCode.NOT_FOUND,
     errors.NoBestRound: grpc.StatusCode.NOT_FOUND,
+    errors.TooFewUpdates: grpc.StatusCode.PERMISSION_DENIED,
     errors.RunExists: grpc.StatusCode.ALREADY_EXISTS,
     errors.NoSuchService: grpc.StatusCode.NOT_FOUND,
     errors.NoSuchClient: grpc.StatusCode.NOT_FOUND,

@@ -106,7 +106,7 @@ class LearningRateChange(_message.Message):
     def __init__(self, round: _Optional[int] = ..., learning_rate: _Optional[float] = ...) -> None: ...
 
 class RoundSpec(_message.Message):
-    __slots__ = ("sampling", "clients_per_round", "rate", "min_clients", "close", "quorum", "deadline_s", "over_selection", "max_update_norm", "clip_update_norm", "max_relative_norm", "over_relative_norm", "reducer", "trim", "krum_byzantine", "krum_keep", "max_relative_payload", "max_client_share", "reducer_parameters", "reducer_fingerprint")
+    __slots__ = ("sampling", "clients_per_round", "rate", "min_clients", "close", "quorum", "deadline_s", "over_selection", "max_update_norm", "clip_update_norm", "max_relative_norm", "over_relative_norm", "reducer", "trim", "krum_byzantine", "krum_keep", "max_relative_payload", "max_client_share", "reducer_parameters", "reducer_fingerprint", "min_accepted")
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     CLIENTS_PER_ROUND_FIELD_NUMBER: _ClassVar[int]
     RATE_FIELD_NUMBER: _ClassVar[int]
@@ -127,6 +127,7 @@ class RoundSpec(_message.Message):
     MAX_CLIENT_SHARE_FIELD_NUMBER: _ClassVar[int]
     REDUCER_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     REDUCER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    MIN_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     sampling: str
     clients_per_round: int
     rate: float
@@ -147,7 +148,8 @@ class RoundSpec(_message.Message):
     max_client_share: float
     reducer_parameters: _struct_pb2.Struct
     reducer_fingerprint: _training_pb2.TaskFingerprint
-    def __init__(self, sampling: _Optional[str] = ..., clients_per_round: _Optional[int] = ..., rate: _Optional[float] = ..., min_clients: _Optional[int] = ..., close: _Optional[str] = ..., quorum: _Optional[int] = ..., deadline_s: _Optional[float] = ..., over_selection: _Optional[float] = ..., max_update_norm: _Optional[float] = ..., clip_update_norm: _Optional[float] = ..., max_relative_norm: _Optional[float] = ..., over_relative_norm: _Optional[str] = ..., reducer: _Optional[str] = ..., trim: _Optional[float] = ..., krum_byzantine: _Optional[int] = ..., krum_keep: _Optional[int] = ..., max_relative_payload: _Optional[float] = ..., max_client_share: _Optional[float] = ..., reducer_parameters: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., reducer_fingerprint: _Optional[_Union[_training_pb2.TaskFingerprint, _Mapping]] = ...) -> None: ...
+    min_accepted: int
+    def __init__(self, sampling: _Optional[str] = ..., clients_per_round: _Optional[int] = ..., rate: _Optional[float] = ..., min_clients: _Optional[int] = ..., close: _Optional[str] = ..., quorum: _Optional[int] = ..., deadline_s: _Optional[float] = ..., over_selection: _Optional[float] = ..., max_update_norm: _Optional[float] = ..., clip_update_norm: _Optional[float] = ..., max_relative_norm: _Optional[float] = ..., over_relative_norm: _Optional[str] = ..., reducer: _Optional[str] = ..., trim: _Optional[float] = ..., krum_byzantine: _Optional[int] = ..., krum_keep: _Optional[int] = ..., max_relative_payload: _Optional[float] = ..., max_client_share: _Optional[float] = ..., reducer_parameters: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., reducer_fingerprint: _Optional[_Union[_training_pb2.TaskFingerprint, _Mapping]] = ..., min_accepted: _Optional[int] = ...) -> None: ...
 
 class StopSpec(_message.Message):
     __slots__ = ("rounds", "metric", "target", "patience", "wall_time_s", "lower_is_better")

@@ -46,7 +46,7 @@ def programs() -> Iterator[admin_pb2.RunSpec]:
         (f"{MODULE}:Evil", {}),
         ("tests.processes.forks:Forked", {}),
     ):
-        yield run_spec("shell", task={"name": name, "options": options})
+        yield run_spec("shell", task={"name": name, "options": options}, round={"clients_per_round": 3})
 
 
 def impossible_values(run_id: str) -> Iterator[Call]:

@@ -90,7 +90,7 @@ def test_an_operator_with_a_token_runs_and_owns_a_run(site: Site) -> None:
         found = operator.who_am_i()
         assert (found.identity, list(found.roles), found.source) == ("operator:oidc:alice", ["operator"], "token")
         assert found.ends.seconds > time.time()
-        run = operator.create_run(run_spec("by-token")).run
+        run = operator.create_run(run_spec("by-token", round={"clients_per_round": 3})).run
         assert run.spec.owner == "oidc:alice"
         assert ("operator:oidc:alice", "run_created") in [
             (entry.actor, entry.event) for entry in operator.list_history(run.run_id, 0)

@@ -68,7 +68,7 @@ def test_each_browser_sees_what_its_operator_may_see(secured: Coordinator, pki: 
     """Alice's run is in her own page and in a viewer's, not in Bob's; an enroller gets no link."""
     alice, bob, vera = (pki.issue(*who) for who in (("operator", "alice"), ("operator", "bob"), ("viewer", "vera")))
     with secured.admin(alice) as admin:
-        admin.create_run(run_spec("alices"))
+        admin.create_run(run_spec("alices", round={"clients_per_round": 3}))
     seen = {}
     for who in (alice, bob, vera):
         each = browser(secured, pki)
