@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.images.podman import Podman
 
 ROOT = Path(__file__).parents[2]
-IMAGES = {"server": "impetus/fl-server:0.1.0", "client": "impetus/fl-client:0.1.0"}
+IMAGES = {"server": "registry.invalid/impetus/fl-server:0.1.0", "client": "registry.invalid/impetus/fl-client:0.1.0"}
 REVISION = "0123456789abcdef"
 
 

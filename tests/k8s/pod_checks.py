@@ -15,6 +15,7 @@ PORTS = {
     "admin": "admin_listen",
     "metrics": "metrics_listen",
     "health": "health_listen",
+    "token": "token_listen",
 }
 """Name of a port -> the setting with its address."""
 ANYWHERE = "0.0.0.0"  # noqa: S104 - the address of a container's listener
@@ -112,12 +113,18 @@ def one_coordinator(objects: Sequence[Object]) -> Problems:
 
 
 def images_are_pinned(objects: Sequence[Object]) -> Problems:
-    """Images have a tag other than latest, or a digest."""
+    """Images name their registry, and have a tag other than latest, or a digest.
+
+    A node asks the public registry for a name without a registry, where somebody else may own it.
+    """
     for pod in pods(objects):
         for image in (each["image"] for each in pod.containers):
             tag = image.rpartition("/")[2].partition(":")[2]
             if "@sha256:" not in image and tag in {"", "latest"}:
                 yield f"{pod.title}: the image {image} is not pinned"
+            registry, slash, _ = image.partition("/")
+            if not slash or not ("." in registry or ":" in registry or registry == "localhost"):
+                yield f"{pod.title}: the image {image} names no registry"
 
 
 def pods_are_restricted(objects: Sequence[Object]) -> Problems:

@@ -11,8 +11,9 @@ from pathlib import Path
 import grpc
 import pytest
 
+from fl_ops.admin.settings import Certificates
 from protos.fl.v1 import admin_pb2, coordinator_pb2, coordinator_pb2_grpc
-from tests.processes.certificates import Certificates, Pki, credentials
+from tests.processes.certificates import Pki, credentials
 from tests.processes.federation import SecureCoordinator
 from tests.processes.process import ROOT, TIMEOUT_S, Workspace
 
@@ -64,7 +65,7 @@ class Restored:
         shutil.copy(ROOT / "tests/k8s/kubectl_stub.sh", tools / "kubectl")
         (tools / "kubectl").chmod(0o755)
         environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "STATE": str(self.state)}
-        command = ["sh", RESTORE, "state.tar", denials]
+        command = ["sh", str(RESTORE), "state.tar", denials]
         return subprocess.run(
             command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=60, check=False
         )
