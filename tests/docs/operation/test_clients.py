@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from math import ceil, comb
 
-from tests.docs.pages import DOCS
+from tests.docs.pages import ROOT
 
 CLIENTS, SLOW, GOAL = 100, 30, 10
 
@@ -20,7 +20,7 @@ def slow_share(factor: float) -> float:
 
 def test_the_share_of_slow_clients_is_that_of_the_page() -> None:
     """A round that closes with its first arrivals counts slow clients less often than their number."""
-    page = (DOCS / "operation/clients.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/operation/clients.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([0-9.]+) \| ([0-9.]+) % \|$", page, re.MULTILINE)
     assert len(rows) == 4
     assert [(factor, f"{100 * slow_share(float(factor)):.1f}") for factor, _ in rows] == rows
