@@ -29,7 +29,8 @@ class Task(Protocol):
     `train_data(Shard())` would need the memory of all inputs and may lack a held-out part. `train_groups()` returns
     the group number [M] of each example's writer, person or speaker, for partitioning by group. `train_size()` returns
     M; it is needed only where M follows from none of these. `train(model, data, context)` is a training loop of its own
-    (`tasks.own_loop`).
+    (`tasks.own_loop`). `classes` is a list of the names of the classes, in the order of their numbers; labels are then
+    checked when data is loaded (`tasks.data.labels`).
     """
 
     version: str

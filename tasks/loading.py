@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -13,6 +14,7 @@ from extensions.importing import attribute_of, source_digest
 from extensions.naming import comma_separated
 from tasks.base import Task, TaskError
 from tasks.classifier import Classifier
+from tasks.data.labels import class_names
 from tasks.errors import task_call, task_code
 from tasks.naming import TASKS, path_of
 
@@ -110,6 +112,7 @@ def load_function(name: str) -> Callable[..., Any]:
 def fingerprint(task: Task) -> tuple[str, str]:
     """(version, source): the author's version and "sha256:" + hex of the text of the module that defines the class.
 
+    The version of a task that names its classes has their number and a digest of the names in their order.
     It is the same in every process and on every machine with the same text, with any line endings. Raises TaskError if
     the text cannot be read, as for a class defined in an interpreter.
     """
@@ -122,6 +125,9 @@ def fingerprint(task: Task) -> tuple[str, str]:
         )
     with task_code("reading the task's version"):
         version = task.version
+    if classes := class_names(task):
+        named = hashlib.sha256("\n".join(classes).encode()).hexdigest()[:8]
+        version = f"{version}, {len(classes)} classes {named}"
     return version, f"sha256:{_SAME_BEHAVIOUR.get(digest, digest)}"
 
 

@@ -15,6 +15,7 @@ from fl_client.training.methods import Methods, load_methods
 from protos.fl.v1 import coordinator_pb2, tensor_pb2, training_pb2
 from tasks.base import Task
 from tasks.data.forms import Data, as_data
+from tasks.data.labels import numbered
 from tasks.data.shard import Shard, checked_shard
 from tasks.errors import TaskError, task_call, task_code
 from tasks.loading import fingerprint, load_function, load_task
@@ -87,9 +88,11 @@ def load_local_task(config: ClientConfig, state: ShardKeeper, device: torch.devi
 def local_data(task: Task, shard: Shard, device: torch.device) -> tuple[Data, Data]:
     """The training data of a shard, and its held-out part, for a device. Raises TaskError."""
     with task_call("the task's train_data()"):
-        train = as_data(task.train_data(shard)).to(device)
+        train = as_data(task.train_data(shard))
+    train = numbered(task, train, "the training data of this shard").to(device)
     with task_call("the task's eval_data()"):
-        return train, as_data(task.eval_data(shard)).to(device)
+        held_out = as_data(task.eval_data(shard))
+    return train, numbered(task, held_out, "the held-out data of this shard").to(device)
 
 
 def _shard(config: ClientConfig, state: ShardKeeper, task: Task) -> Shard:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ from tasks import (
 )
 from tasks.base import task_code
 from tasks.data.forms import Data, TaskData, as_data
+from tasks.data.labels import numbered
 
 ALL = Shard()
 CPU = torch.device("cpu")
@@ -176,7 +177,9 @@ def _examples_to_cut(task: Task, part: Tensor) -> Examples | None:
         return None
     cut = whole[part] if len(part) and int(part.max()) < len(whole) else whole[:0]
     same = len(cut) == len(one) and torch.equal(cut.inputs, one.inputs) and torch.equal(cut.targets, one.targets)
-    return whole if same and cut.prepare == one.prepare else None
+    if not same or cut.prepare != one.prepare:
+        return None
+    return cast(Examples, numbered(task, whole, "the training data"))
 
 
 @dataclass(frozen=True, slots=True)

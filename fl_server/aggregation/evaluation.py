@@ -12,6 +12,7 @@ from fl_server.aggregation.blocks import CPU
 from tasks import Task
 from tasks.data.examples import Examples
 from tasks.data.forms import Data, as_data
+from tasks.data.labels import numbered
 from tasks.errors import task_call
 from tasks.evaluation import BatchSums, batch_size_on, batches_of, mean_of, sums_of_batches
 
@@ -58,5 +59,6 @@ class ServerEvaluation:
         """The examples, on the device. The first call reads them. Raises TaskError."""
         if self._held_out is None:
             with task_call("the task's eval_data()"):
-                self._held_out = as_data(self._task.eval_data()).to(self._device)
+                data = as_data(self._task.eval_data())
+            self._held_out = numbered(self._task, data, "the held-out data of the coordinator").to(self._device)
         return self._held_out

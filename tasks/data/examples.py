@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -43,12 +43,14 @@ class Examples:
     prepare: batch of inputs as they are kept -> batch as the model and `augment` get it, for example bytes to
     normalised floats, which take four times the memory. It runs on the device on every batch, in evaluations too. It
     draws no random number and prepares each example by itself.
+    classes: names of the classes as these targets number them. A task with `classes` renumbers them by name.
     """
 
     inputs: Tensor
     targets: Tensor
     augment: Callable[[Tensor], Tensor] | None = None
     prepare: Callable[[Tensor], Tensor] | None = None
+    classes: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.targets):

@@ -24,8 +24,9 @@ from fl_server.rounds.sampling import draw_evaluators
 from fl_server.runs.context import RunContext
 from fl_server.runs.control import RunControl, with_turns
 from fl_server.runs.deadline import save_time
+from fl_server.runs.evaluation.label_order import behind
 from fl_server.runs.evaluation.results import prune_checkpoints, record_metrics
-from fl_server.store.records import ClientEvaluation
+from fl_server.store.records import ClientEvaluation, HistoryRecord
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.tensor_pb2 import Resource
 from protos.fl.v1.training_pb2 import EvaluationAssignment, ExchangeKey, TaskFingerprint
@@ -69,6 +70,9 @@ class ClientEvaluations:
     def __init__(self, context: RunContext, control: RunControl) -> None:
         self._context, self._control = context, control
         self._under_way: dict[int, _Evaluation] = {}
+        self._last_answers: list[ClientEvaluation] = []
+        self._suspected: set[str] = set()
+        """Clients that the history names for the order of their labels. Both since the coordinator's start."""
 
     def broadcasts(self) -> Iterable[Broadcast]:
         """What clients can fetch for the evaluations under way."""
@@ -142,7 +146,25 @@ class ClientEvaluations:
         """Summarise the answers in the ledger, which are also the ones that operators see."""
         answers = await self._read_answers(round_)
         metrics = summary([(answer.num_examples, answer.metrics) for answer in answers], self._context.directions)
+        await self._warn_of_label_order(answers)  # first: with the metrics the run may end
         await record_metrics(self._context, self._control, round_, metrics, "clients")
+
+    async def _warn_of_label_order(self, answers: list[ClientEvaluation]) -> None:
+        """Tell operators of clients that stay at chance while the others learn."""
+        context, before = self._context, self._last_answers
+        self._last_answers = answers
+        for client, accuracy, usual in behind(answers, before):
+            why = (
+                f"its own accuracy stays at {accuracy:.2f}, the median of the others is {usual:.2f}: does it number the"
+                " classes as they do?"
+            )
+            await context.fleet.note(client, f"run {context.run_id}: {why}")
+            if client not in self._suspected:
+                self._suspected.add(client)
+                log.warning("labels_suspected", run=context.run_id, client=client, why=why)
+                detail = f"{client}: {why}"
+                row = HistoryRecord(time.time(), "coordinator", "labels_suspected", context.run_id, detail)
+                context.fleet.records.write_history_later(row)
 
     async def backfill(self) -> None:
         """After a restart: summarise earlier rounds from the answers in the ledger. Their models are not sent again."""

@@ -1,0 +1,49 @@
+"""Finds clients that number their classes differently, by their own evaluations.
+
+The accuracy of such a client stays at chance or below it while that of the others rises: the model learns the others'
+numbers. Data that differs much looks alike, so an operator is told, and nothing else follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median_low
+
+from fl_server.store.records import ClientEvaluation
+
+METRIC = "accuracy"
+FEWEST_CLIENTS, FEWEST_EXAMPLES = 3, 20
+"""Fewest clients that are compared, and held-out examples of one that is."""
+_USUAL, _SHARE, _RISE = 0.5, 0.5, 0.05
+"""Accuracy of the others from which on clients are compared; share of it, and rise since the evaluation before, that a
+client must exceed."""
+
+
+def behind(answers: Sequence[ClientEvaluation], before: Sequence[ClientEvaluation]) -> list[tuple[str, float, float]]:
+    """(client, its accuracy, the median of the others) of clients that stay behind in two evaluations of a run.
+
+    answers: of one round; before: of an earlier evaluated one.
+    """
+    now, then = _accuracies(answers), _accuracies(before)
+    return [
+        (client, accuracy, usual)
+        for client, accuracy in now.items()
+        if (usual := _far_behind(client, now)) and _far_behind(client, then) and accuracy - then[client] < _RISE
+    ]
+
+
+def _far_behind(client: str, accuracies: dict[str, float]) -> float:
+    """The median of the other clients if this one is far behind it, else 0."""
+    others = [accuracy for each, accuracy in accuracies.items() if each != client]
+    if client not in accuracies or len(others) < FEWEST_CLIENTS - 1:
+        return 0.0
+    usual = median_low(others)
+    return usual if usual >= _USUAL and accuracies[client] <= _SHARE * usual else 0.0
+
+
+def _accuracies(answers: Sequence[ClientEvaluation]) -> dict[str, float]:
+    return {
+        answer.client_id: answer.metrics[METRIC]
+        for answer in answers
+        if METRIC in answer.metrics and answer.num_examples >= FEWEST_EXAMPLES
+    }
