@@ -17,8 +17,11 @@ from fl_server.run_config import RunConfig, TaskSection
 
 Stage = Literal["tuning", "judging", "final"]
 """tuning: a short run of the search; judging: a run of the search with all rounds; final: a reported run."""
+ACCURACY = "accuracy"
 _FORMAT = 1
 """Part of every digest. It changes if cells with the same written settings get other numbers, as by a new default."""
+_CRITERION = ("metric", "lower_is_better")
+"""Settings of [stop] by which a run selects its best round."""
 _SAME_NUMBERS = {"evaluation": ("batch_size",)}
 """Settings of a run, by section, that change no model and no accuracy."""
 
@@ -68,6 +71,12 @@ class Cell:
 def _decisive(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a cell that decide its numbers and are not the default."""
     run = _without_defaults(settings["run"], _run_defaults())
+    stop = settings["run"].get("stop", {})
+    rules = stop.get("target") is not None or bool(stop.get("patience"))
+    # Without such a rule they only select the best round. With one, the metric counts although it is the default.
+    own = {key: stop[key] for key in _CRITERION if rules and stop.get(key) is not None}
+    if kept := {key: value for key, value in run.pop("stop", {}).items() if key not in _CRITERION} | own:
+        run["stop"] = kept
     for section, keys in _SAME_NUMBERS.items():
         run[section] = {key: value for key, value in run.get(section, {}).items() if key not in keys}
     simulation = _without_defaults(settings["simulation"], _simulation_defaults())
@@ -120,6 +129,12 @@ class RoundRow:
     """BLAKE3 digest of the model after the round."""
     simulated_total_s: float | None = None
     """Simulated time since the start of the run; None without [simulation.system]."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """All metrics of the server's evaluation; empty in files of older versions."""
+
+    def by(self, metric: str) -> RoundRow:
+        """The row with this metric in the place of the accuracy."""
+        return self if metric == ACCURACY else replace(self, accuracy=self.metrics.get(metric))
 
 
 @dataclass(frozen=True)
@@ -132,9 +147,13 @@ class CellResult:
     reason: str = ""
     """Why the run ended."""
 
+    def by(self, metric: str) -> CellResult:
+        """The result with this metric in the place of the accuracy."""
+        return self if metric == ACCURACY else replace(self, rounds=tuple(row.by(metric) for row in self.rounds))
+
     @property
     def accuracies(self) -> list[float]:
-        """The accuracy of every evaluation, in order."""
+        """The accuracy of every evaluation, in order, or the metric of `by`."""
         return [row.accuracy for row in self.rounds if row.accuracy is not None]
 
     @classmethod

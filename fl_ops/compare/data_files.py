@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fl_ops.compare.cells import RoundRow
+from fl_ops.compare.cells import ACCURACY, RoundRow
 from fl_ops.compare.plan import Done, ExperimentPlan, Plan
 from fl_ops.compare.summary import Row, Spread, rows, tried
 from fl_ops.environment import machine, versions
@@ -26,8 +26,9 @@ _SPREADS = (
 def results_csv(plan: Plan) -> str:
     """A line for each round of each finished cell. A cell that diverged has fewer rounds."""
     done = [each for experiment in plan.experiments for each in experiment.done()]
+    heads = [plan.table.spec.report.metric if name == ACCURACY else name for name in _ROUND]
     return _csv(
-        [*_CELL, *_ROUND], ([*_cell_values(each), *_round_values(row)] for each in done for row in each.result.rounds)
+        [*_CELL, *heads], ([*_cell_values(each), *_round_values(row)] for each in done for row in each.result.rounds)
     )
 
 

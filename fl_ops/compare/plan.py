@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from algorithms import build
 from fl_ops.compare import tuning
-from fl_ops.compare.cells import Cell, CellResult, Choice, Stage, rounds_of
+from fl_ops.compare.cells import ACCURACY, Cell, CellResult, Choice, Stage, rounds_of
 from fl_ops.compare.table import Experiment, Table
 from fl_ops.compare.tuning import Trial
 from fl_ops.errors import UsageError
@@ -37,6 +37,10 @@ def cell_of(table: Table, experiment: Experiment, choice: Choice, stage: Stage, 
     tuned = spec.tuning if stage != "final" else None
     if tuned and stage == "tuning":
         run["stop"]["rounds"] = tuned.rounds
+    if not table.run.stops_by_metric:
+        # The name is checked before the first round, against those that the task reports.
+        criterion = spec.report.criterion
+        run["stop"] |= {"metric": criterion.metric, "lower_is_better": criterion.lower_is_better}
     simulation = table.simulation(experiment.split, tuned.validation_every if tuned else 0)
     settings: dict[str, Any] = {"run": run, "simulation": simulation.model_dump(mode="json")}
     if table.engine:
@@ -127,7 +131,8 @@ class ExperimentPlan:
             if len(known) < len(results):
                 return
             self._answered += self._asked
-            scores = [tuning.score(each, self._table.spec.report.last) for each in known]
+            report = self._table.spec.report
+            scores = [tuning.score(each, report.last, report.criterion) for each in known]
             try:
                 self._asked = self._search.send(scores)
             except StopIteration as ended:
@@ -172,7 +177,10 @@ class Plan:
     def find(self, cell: Cell) -> CellResult | None:
         """The result of a cell, or None."""
         if cell.digest not in self._known and (found := self._load(cell)) is not None:
-            self._known[cell.digest] = found
+            metric = self.table.spec.report.metric
+            if metric != ACCURACY and found.rounds and not any(row.metrics for row in found.rounds):
+                return None  # a file of an older version: it has no other metric
+            self._known[cell.digest] = found.by(metric)
         return self._known.get(cell.digest)
 
     def done(self) -> int:

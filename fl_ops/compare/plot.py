@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from fl_ops.compare.cells import CellResult
+from fl_ops.compare.cells import ACCURACY, CellResult
 from fl_ops.compare.plan import ExperimentPlan, Plan
 from fl_ops.compare.summary import MEGABYTE
 
@@ -42,17 +42,20 @@ def draw(plan: Plan, split: str, axis: Axis, path: Path) -> bool:
     figure = Figure(figsize=(11, 2.1 * count + 0.7), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(count, _COLUMNS, sharex=True, sharey=True, squeeze=False).flatten()
+    metric = plan.table.spec.report.metric
+    scale = 100.0 if metric == ACCURACY else 1.0
     curves = [_mean(_finite(each), axis) for each in drawn]
     for panel, each in zip(panels, drawn, strict=False):
-        _panel(panel, each, curves, axis)
+        _panel(panel, each, curves, (axis, scale))
     for panel in panels[len(drawn) :]:
         panel.set_visible(False)
     for panel in panels[max(0, len(drawn) - _COLUMNS) : len(drawn)]:
         panel.tick_params(labelbottom=True)
     top = max(max(values) for _, values in curves)
-    panels[0].set_ylim(100 * _FLOOR * top, 100 * top + 3)
+    if metric == ACCURACY:
+        panels[0].set_ylim(100 * _FLOOR * top, 100 * top + 3)
     figure.supxlabel(_LABELS[axis], color=_INK, fontsize=10)
-    figure.supylabel("Test accuracy, %", color=_INK, fontsize=10)
+    figure.supylabel("Test accuracy, %" if metric == ACCURACY else f"Test {metric}", color=_INK, fontsize=10)
     reference = drawn[0].experiment.method.label
     title = f"{plan.table.run.task.name}, {split}; dashed: {reference}; grey: all others"
     figure.suptitle(title, color=_INK, fontsize=11)
@@ -60,16 +63,18 @@ def draw(plan: Plan, split: str, axis: Axis, path: Path) -> bool:
     return True
 
 
-def _panel(axes: Any, experiment: ExperimentPlan, curves: Sequence[Curve], axis: Axis) -> None:
+def _panel(axes: Any, experiment: ExperimentPlan, curves: Sequence[Curve], drawn: tuple[Axis, float]) -> None:
+    """drawn: the axis, and the factor of the values."""
+    axis, scale = drawn
     for at, values in curves:
-        axes.plot(at, _percent(values), color=_PALE, linewidth=0.7, zorder=1)
+        axes.plot(at, _scaled(values, scale), color=_PALE, linewidth=0.7, zorder=1)
     at, values = curves[0]
-    axes.plot(at, _percent(values), color=_REFERENCE, linewidth=1.1, linestyle=(0, (3, 2)), zorder=2)
+    axes.plot(at, _scaled(values, scale), color=_REFERENCE, linewidth=1.1, linestyle=(0, (3, 2)), zorder=2)
     results = _finite(experiment)
     at, values = _mean(results, axis)
     low, high = ([choose(each) for each in _by_evaluation(results)] for choose in (min, max))
-    axes.fill_between(at, _percent(low), _percent(high), color=_COLOUR, alpha=0.25, linewidth=0, zorder=3)
-    axes.plot(at, _percent(values), color=_COLOUR, linewidth=1.6, zorder=4)
+    axes.fill_between(at, _scaled(low, scale), _scaled(high, scale), color=_COLOUR, alpha=0.25, linewidth=0, zorder=3)
+    axes.plot(at, _scaled(values, scale), color=_COLOUR, linewidth=1.6, zorder=4)
     axes.set_title(_title(experiment, len(results)), loc="left", color=_INK, fontsize=9.5, pad=3)
     axes.grid(axis="y", color="#ebebeb", linewidth=0.8)
     axes.set_axisbelow(True)
@@ -109,5 +114,5 @@ def _positions(result: CellResult, axis: Axis) -> list[float]:
     return [total for total, row in zip(sums, result.rounds, strict=True) if row.accuracy is not None]
 
 
-def _percent(values: Sequence[float]) -> list[float]:
-    return [100 * value for value in values]
+def _scaled(values: Sequence[float], scale: float) -> list[float]:
+    return [scale * value for value in values]

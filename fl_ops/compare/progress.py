@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from fl_common.units import duration, percent
-from fl_ops.compare.cells import Cell, CellResult, RoundRow, rounds_of
+from fl_ops.compare.cells import ACCURACY, Cell, CellResult, RoundRow, rounds_of
 from fl_ops.compare.costs import Costs
 from fl_ops.compare.plan import Plan
 
@@ -22,9 +23,12 @@ class _Running:
     cell: Cell
     rounds: int
     accuracy: float | None
+    """Of the metric that the table compares."""
+    shown: str
+    """The same as text; empty before the first evaluation."""
 
     def __str__(self) -> str:
-        cell, reached = self.cell, f", {percent(self.accuracy, 1)}" if self.accuracy is not None else ""
+        cell, reached = self.cell, f", {self.shown}" if self.shown else ""
         return f"{_name(cell)}: {self.rounds} of {rounds_of(cell)} rounds{reached}"
 
 
@@ -41,7 +45,8 @@ class Progress:
         self._processes = processes
         self._write = write
         self._done = plan.done()
-        self._best = (0.0, "")
+        self._best: tuple[float | None, str] = (None, "")
+        self._criterion = plan.table.spec.report.criterion
         self._running: dict[str, _Running] = {}
         self._wrote = time.monotonic()
         self.finished = 0
@@ -49,9 +54,10 @@ class Progress:
 
     def round_done(self, cell: Cell, row: RoundRow) -> None:
         """See Watch."""
-        before = self._running.get(cell.digest)
+        before, row = self._running.get(cell.digest), row.by(self._criterion.metric)
         accuracy = row.accuracy if row.accuracy is not None or before is None else before.accuracy
-        self._running[cell.digest] = _Running(cell, row.round + 1, accuracy)
+        shown = "" if accuracy is None else self._text(accuracy)
+        self._running[cell.digest] = _Running(cell, row.round + 1, accuracy, shown)
         if time.monotonic() - self._wrote >= _EVERY_S:
             self._line(f"running: {self.running()}")
 
@@ -60,12 +66,18 @@ class Progress:
         self._running.pop(cell.digest, None)
         self._done += 1  # plan.done() may already count a cell whose worker has written its file and not reported it
         self.finished += 1
-        accuracy = max(result.accuracies, default=0.0)
-        if cell.stage == "final":
-            self._best = max(self._best, (accuracy, cell.label))
-        ended = f"diverged in round {result.diverged}" if result.diverged is not None else percent(accuracy, 1)
-        leader = f"; best on the test set {self._best[1]} {percent(self._best[0], 1)}" if self._best[1] else ""
+        criterion = self._criterion
+        values = [value for value in result.by(criterion.metric).accuracies if math.isfinite(value)]
+        best = (min if criterion.lower_is_better else max)(values, default=None)
+        if cell.stage == "final" and criterion.better(best, self._best[0]):
+            self._best = (best, cell.label)
+        reached = "not evaluated" if best is None else self._text(best)
+        ended = f"diverged in round {result.diverged}" if result.diverged is not None else reached
+        leader = "" if self._best[0] is None else f"; best on the test set {self._best[1]} {self._text(self._best[0])}"
         self._line(f"{_name(cell)}: {ended} in {duration(result.seconds)}{leader}")
+
+    def _text(self, value: float) -> str:
+        return percent(value, 1) if self._criterion.metric == ACCURACY else f"{value:.4g}"
 
     def left(self) -> str:
         """The expected rest: cells, rounds and time."""

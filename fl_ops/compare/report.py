@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from fl_common.units import NOTHING
+from fl_ops.compare.cells import ACCURACY
 from fl_ops.compare.data_files import parameters_text
 from fl_ops.compare.plan import Plan
 from fl_ops.compare.summary import Row, Spread, Tried, decays_differ, rows, tried
@@ -22,13 +23,13 @@ _BEGIN, _END = "<!-- fl compare {}: begin -->", "<!-- fl compare {}: end -->"
 
 def tables(plan: Plan) -> str:
     """The results of every split, and the settings that tuning tried."""
-    found = rows(plan)
+    found, metric = rows(plan), plan.table.spec.report.metric
     parts: list[str] = []
     for split in plan.table.spec.splits:
-        parts += [f"### Test accuracy, {split}", _result(plan, [row for row in found if row.split == split])]
+        parts += [f"### Test {metric}, {split}", _result(plan, [row for row in found if row.split == split])]
     if tuning := plan.table.spec.tuning:
         for split in plan.table.spec.splits:
-            parts += [f"### Validation accuracy of the search, {split}", _search(plan, tuning, split)]
+            parts += [f"### Validation {metric} of the search, {split}", _search(plan, tuning, split)]
     return "\n\n".join(parts)
 
 
@@ -43,12 +44,14 @@ def insert_tables(text: str, plan: Plan) -> str:
 
 def _result(plan: Plan, found: Sequence[Row]) -> str:
     spec = plan.table.spec
-    target = f"{100 * spec.report.target:g} %" if spec.report.target else "target"
+    metric, target = spec.report.metric, "target"
+    if spec.report.target is not None:
+        target = f"{100 * spec.report.target:g} %" if metric == ACCURACY else f"{metric} {spec.report.target:g}"
     heads = [
         "Method", "rate", "effective decay", "own parameters", "final", f"last {spec.report.last}", "best",
         f"rounds to {target}", f"MB down / up to {target}", "MB down / up in all",
     ]  # fmt: skip
-    lines = [_result_row(row, len(spec.seeds)) for row in found]
+    lines = [_result_row(row, len(spec.seeds), metric) for row in found]
     if any(row.published is not None for row in found):
         heads.insert(_PUBLISHED, "published")
         for line, row in zip(lines, found, strict=True):
@@ -57,11 +60,11 @@ def _result(plan: Plan, found: Sequence[Row]) -> str:
     return f"{table}\n\n{DECAYS_DIFFER}" if decays_differ(found) else table
 
 
-def _result_row(row: Row, seeds: int) -> list[str]:
+def _result_row(row: Row, seeds: int, metric: str) -> list[str]:
     if row.choice is None:
         return [row.label, *["not run yet"], *[""] * 8]
     rate = f"{row.choice.learning_rate:g}{' (edge)' if row.at_edge else ''}"
-    last = _percent(row.last)
+    last = _spread(row.last, metric)
     notes = f" ({len(row.seeds)} of {seeds} seeds)" if len(row.seeds) < seeds else ""
     notes += f" (diverged: {len(row.diverged)} of {len(row.seeds)})" if row.diverged else ""
     reached = row.rounds_to_target
@@ -71,9 +74,9 @@ def _result_row(row: Row, seeds: int) -> list[str]:
         rate,
         NOTHING if row.effective_decay is None else f"{row.effective_decay:g}",
         parameters_text(row.choice.own),
-        _percent(row.final),
+        _spread(row.final, metric),
         f"**{last}**" if row.among_best else last,
-        _percent(row.best),
+        _spread(row.best, metric),
         f"{reached.mean:.0f}{some}" if reached else NOTHING,
         _pair(row.down_to_target, row.up_to_target),
         _pair(row.down, row.up),
@@ -81,6 +84,7 @@ def _result_row(row: Row, seeds: int) -> list[str]:
 
 
 def _search(plan: Plan, tuning: TuningSection, split: str) -> str:
+    metric = plan.table.spec.report.metric
     experiments = [one for one in plan.experiments if one.experiment.split == split]
     found = [(each, tried(plan, each)) for each in experiments]
     rates = sorted({*tuning.learning_rates, *(one.choice.learning_rate for _, group in found for one in group)})
@@ -89,7 +93,9 @@ def _search(plan: Plan, tuning: TuningSection, split: str) -> str:
         cells: dict[str, dict[float, str]] = {}
         for one in group:
             row = cells.setdefault(parameters_text(one.choice.own), {})
-            row[one.choice.learning_rate] = f"**{_tried(one)}**" if one.choice == each.choice else _tried(one)
+            row[one.choice.learning_rate] = (
+                f"**{_tried(one, metric)}**" if one.choice == each.choice else _tried(one, metric)
+            )
         label = each.experiment.method.label
         lines += [[label, name, *(row.get(rate, "") for rate in rates)] for name, row in cells.items()]
     table = _table(["Method", "own parameters", *(f"rate {rate:g}" for rate in rates)], lines)
@@ -107,21 +113,26 @@ def _search_text(plan: Plan, tuning: TuningSection) -> str:
     )
 
 
-def _tried(one: Tried) -> str:
-    text = _share(one.validation)
+def _tried(one: Tried, metric: str) -> str:
+    text = _share(one.validation, metric)
     if not one.judged:
         return text
     finite = [value for value in one.judged if value is not None]
-    return f"{text} ({_share(fmean(finite) if len(finite) == len(one.judged) else None)})"
+    return f"{text} ({_share(fmean(finite) if len(finite) == len(one.judged) else None, metric)})"
 
 
-def _share(value: float | None) -> str:
-    return "diverged" if value is None else f"{100 * value:.1f}"
+def _share(value: float | None, metric: str) -> str:
+    if value is None:
+        return "diverged"
+    return f"{100 * value:.1f}" if metric == ACCURACY else f"{value:.4g}"
 
 
-def _percent(spread: Spread | None) -> str:
+def _spread(spread: Spread | None, metric: str) -> str:
+    """Mean and deviation, of an accuracy in percent."""
     if spread is None:
         return NOTHING
+    if metric != ACCURACY:
+        return f"{spread.mean:.4g}" + ("" if spread.deviation is None else f" ± {spread.deviation:.2g}")
     return f"{100 * spread.mean:.2f}" + ("" if spread.deviation is None else f" ± {100 * spread.deviation:.2f}")
 
 

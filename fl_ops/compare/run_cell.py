@@ -18,6 +18,7 @@ from fl_ops.simulate.reports import RoundResult
 from fl_ops.simulate.saving.save import RunSave
 from fl_ops.simulate.settings import SimulationConfig, SimulationSection
 from fl_ops.simulate.simulation import Simulation
+from fl_server.rounds.client_metrics import by_clients
 from fl_server.run_spec import from_values
 
 OnRound = Callable[[RoundRow], None]
@@ -124,4 +125,5 @@ def _row(done: RoundResult) -> RoundRow:
         seconds=round(done.seconds, 4),
         model=done.digest,
         simulated_total_s=done.simulated_total_s,
+        metrics={name: value for name, value in done.metrics.items() if not by_clients(name)},
     )

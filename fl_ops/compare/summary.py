@@ -11,7 +11,9 @@ from typing import Any
 from algorithms import build
 from fl_ops.compare.cells import CellResult, Choice
 from fl_ops.compare.plan import ExperimentPlan, Plan
+from fl_ops.compare.table import ReportSection
 from fl_ops.compare.tuning import score
+from fl_server.rounds.directions import Criterion
 
 MEGABYTE = 1_000_000
 
@@ -81,17 +83,18 @@ class Tried:
 def rows(plan: Plan) -> list[Row]:
     """A row for every experiment, in the table's order."""
     found = [_row(plan, experiment) for experiment in plan.experiments]
-    best = {split: _best([row for row in found if row.split == split]) for split in plan.table.spec.splits}
-    return [replace(row, among_best=_is_among(row, best[row.split])) for row in found]
+    criterion = plan.table.spec.report.criterion
+    best = {split: _best([row for row in found if row.split == split], criterion) for split in plan.table.spec.splits}
+    return [replace(row, among_best=_is_among(row, best[row.split], criterion)) for row in found]
 
 
 def tried(plan: Plan, experiment: ExperimentPlan) -> list[Tried]:
     """The settings that the search tried, in order, with their accuracies on the validation data."""
-    last = plan.table.spec.report.last
+    last, criterion = plan.table.spec.report.last, plan.table.spec.report.criterion
     found: list[Tried] = []
     for trial, result in experiment.searched():
-        value = score(result, last)
-        accuracy = value if math.isfinite(value) else None
+        value = score(result, last, criterion)
+        accuracy = (-value if criterion.lower_is_better else value) if math.isfinite(value) else None
         if trial.stage == "tuning":
             found.append(Tried(trial.choice, accuracy))
         else:
@@ -113,7 +116,7 @@ def _row(plan: Plan, experiment: ExperimentPlan) -> Row:
         seeds=tuple(finals),
         diverged=tuple(seed for seed, result in finals.items() if result.diverged is not None),
     )
-    return replace(row, **_accuracies(finite, spec.report.last), **_costs(finite, spec.report.target))
+    return replace(row, **_accuracies(finite, spec.report), **_costs(finite, spec.report))
 
 
 def _effective_decay(plan: Plan, experiment: ExperimentPlan) -> float | None:
@@ -131,19 +134,20 @@ def decays_differ(found: Sequence[Row]) -> bool:
     return any(not math.isclose(decay, known[0], rel_tol=1e-6) for decay in known)
 
 
-def _accuracies(results: Sequence[CellResult], last: int) -> dict[str, Any]:
+def _accuracies(results: Sequence[CellResult], report: ReportSection) -> dict[str, Any]:
+    last, best = report.last, min if report.criterion.lower_is_better else max
     reached = [result.accuracies for result in results if result.accuracies]
     return {
         "final": Spread.of([values[-1] for values in reached]),
         "last": Spread.of([fmean(values[-last:]) for values in reached]),
-        "best": Spread.of([max(values) for values in reached]),
+        "best": Spread.of([best(values) for values in reached]),
     }
 
 
-def _costs(results: Sequence[CellResult], target: float | None) -> dict[str, Any]:
-    to_target = [upto for result in results if target and (upto := _rounds_to(result, target))]
+def _costs(results: Sequence[CellResult], report: ReportSection) -> dict[str, Any]:
+    to_target = [upto for result in results if (upto := _rounds_to(result, report))]
     all_rounds = [len(result.rounds) for result in results]
-    reached = [result for result in results if target and _rounds_to(result, target)]
+    reached = [result for result in results if _rounds_to(result, report)]
     seconds = [row.seconds for result in results for row in result.rounds]
     return {
         "rounds_to_target": Spread.of(to_target),
@@ -156,8 +160,12 @@ def _costs(results: Sequence[CellResult], target: float | None) -> dict[str, Any
     }
 
 
-def _rounds_to(result: CellResult, target: float) -> int | None:
-    return next((row.round + 1 for row in result.rounds if row.accuracy is not None and row.accuracy >= target), None)
+def _rounds_to(result: CellResult, report: ReportSection) -> int | None:
+    """The number of rounds until the target was first reached; None without a target, or if it never was."""
+    if report.target is None:
+        return None
+    values = ((row.round + 1, row.accuracy) for row in result.rounds if row.accuracy is not None)
+    return next((count for count, value in values if report.criterion.reaches(value, report.target)), None)
 
 
 def _megabytes(results: Sequence[CellResult], rounds: Sequence[int], key: str) -> list[float]:
@@ -171,14 +179,16 @@ def _simulated(results: Sequence[CellResult], rounds: Sequence[int]) -> list[flo
     return [end for end in ends if end is not None]
 
 
-def _best(found: Sequence[Row]) -> Row | None:
-    finite = [row for row in found if row.last and not row.diverged]
-    return max(finite, key=lambda row: row.last.mean if row.last else 0.0, default=None)
+def _best(found: Sequence[Row], criterion: Criterion) -> Row | None:
+    finite = [row for row in found if row.last and math.isfinite(row.last.mean) and not row.diverged]
+    best = min if criterion.lower_is_better else max
+    return best(finite, key=lambda row: row.last.mean if row.last else 0.0, default=None)
 
 
-def _is_among(row: Row, best: Row | None) -> bool:
-    """mean >= best mean - sqrt((s^2 + s_best^2) / 2), if no seed of either diverged."""
+def _is_among(row: Row, best: Row | None, criterion: Criterion) -> bool:
+    """At most sqrt((s^2 + s_best^2) / 2) worse than the best mean, if no seed of either diverged."""
     if best is None or best.last is None or row.last is None or row.diverged:
         return False
     deviations = [spread.deviation or 0.0 for spread in (row.last, best.last)]
-    return row.last.mean >= best.last.mean - math.hypot(*deviations) / math.sqrt(2.0)
+    behind = best.last.mean - row.last.mean
+    return (-behind if criterion.lower_is_better else behind) <= math.hypot(*deviations) / math.sqrt(2.0)

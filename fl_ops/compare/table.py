@@ -14,12 +14,13 @@ from pydantic import Field, ValidationError
 from algorithms import AlgorithmError, build
 from extensions.methods import load_method
 from fl_common.settings import Section, describe_error, parse_toml
-from fl_ops.compare.cells import Choice
+from fl_ops.compare.cells import ACCURACY, Choice
 from fl_ops.errors import UsageError
 from fl_ops.simulate.settings import SimulationSection
 from fl_server.aggregation.methods import check_schedules
 from fl_server.errors import InvalidInput
 from fl_server.round_config import LocalSection
+from fl_server.rounds.directions import Criterion, Directions
 from fl_server.run_config import RunConfig, ScheduleSection
 from fl_server.run_spec import from_values
 from tasks import TaskError
@@ -95,10 +96,24 @@ class TuningSection(Section):
 class ReportSection(Section):
     """Settings of the summary."""
 
-    target: float | None = Field(default=None, gt=0, lt=1)
-    """Target accuracy: the summary has the rounds and bytes until it is first reached."""
+    metric: str = Field(default=ACCURACY, min_length=1)
+    """Metric of the server's evaluation by which settings are chosen and methods are compared."""
+    lower_is_better: bool | None = None
+    """Direction of that metric. None: that of a name which everybody reads alike, such as mae."""
+    target: float | None = None
+    """Target of the metric: the summary has the rounds and bytes until it is first reached."""
     last: int = Field(default=10, ge=1)
     """Number of last evaluations to average, for the choice and for the comparison."""
+
+    @property
+    def criterion(self) -> Criterion:
+        """The metric and its direction. Raises ValueError if the direction is unknown."""
+        known = Directions().lower_is_better(self.metric) if self.lower_is_better is None else self.lower_is_better
+        if known is None:
+            raise ValueError(
+                f"report: expected lower_is_better = true or false with the metric {self.metric!r}, got none"
+            )
+        return Criterion(self.metric, known)
 
 
 class TableSection(Section):
@@ -190,6 +205,9 @@ def _check(table: Table) -> None:
             f"methods: expected a different label for each method, got {', '.join(sorted(twice))} more than once"
         )
     _check_seeds(spec)
+    accuracy = spec.report.criterion.metric == ACCURACY
+    if accuracy and spec.report.target is not None and not 0 < spec.report.target < 1:
+        raise ValueError(f"report.target: expected an accuracy over 0 and under 1, got {spec.report.target:g}")
     for method in spec.methods:
         _check_method(table, method)
     if spec.simulation.model_fields_set & {"partition", "validation_every"}:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from fl_ops.compare.cells import CellResult, Choice, Stage
 from fl_ops.compare.table import MethodSection, TuningSection
+from fl_server.rounds.directions import Criterion
 
 _DIGITS = 6
 """Significant digits of a rate beyond the grid."""
@@ -49,10 +50,12 @@ def search(method: MethodSection, tuning: TuningSection) -> Search:
     return state.best()
 
 
-def score(result: CellResult, last: int) -> float:
-    """Mean accuracy of the last evaluations; -inf for a run that diverged."""
+def score(result: CellResult, last: int, criterion: Criterion) -> float:
+    """Mean of the last evaluations, negated if lower is better; -inf for a run that diverged."""
     reached = result.accuracies[-last:]
-    return fmean(reached) if reached and result.diverged is None else -math.inf
+    if not reached or result.diverged is not None or not math.isfinite(mean := fmean(reached)):
+        return -math.inf
+    return -mean if criterion.lower_is_better else mean
 
 
 def at_edge(choice: Choice, tried: Sequence[Choice], grid: Sequence[float]) -> bool:

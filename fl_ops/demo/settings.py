@@ -79,5 +79,5 @@ class DemoSettings:
             # Wait for all clients before the first round: cohorts then depend on the seed only.
             # The clients are of this machine: a model may show their updates.
             "round": {"clients_per_round": self.clients_per_round, "min_clients": self.clients, "min_accepted": 1},
-            "stop": {"rounds": self.rounds},
+            "stop": {"rounds": self.rounds, "metric": "accuracy"},
         }

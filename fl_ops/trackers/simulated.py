@@ -162,7 +162,7 @@ def of_result(done: RoundResult, at: float) -> RoundFacts:
 def of_row(row: RoundRow, at: float) -> RoundFacts:
     """A round of a cell, whose file has fewer values."""
     found = RoundValues()
-    found.add("evaluation", {"accuracy": row.accuracy, "loss": row.loss})
+    found.add("evaluation", row.metrics or {"accuracy": row.accuracy, "loss": row.loss})
     found.add("training", {"loss": row.training_loss})
     found.add("bytes", {"down": row.bytes_down, "up": row.bytes_up})
     found.add("seconds", {"round": row.seconds})

@@ -10,8 +10,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from fl_common.units import NOTHING, duration, percent, plain, size
 
-__all__ = ["NOTHING", "ago", "axis_value", "count", "duration", "elapsed", "iso", "measured", "metric_title", "moment",
-           "percent", "plain", "seconds_of", "size", "value"]  # fmt: skip
+__all__ = ["NOTHING", "ago", "axis_value", "base_metric", "count", "duration", "elapsed", "iso", "measured",
+           "metric_title", "moment", "percent", "plain", "seconds_of", "size", "value"]  # fmt: skip
 
 _SHARES = frozenset({"accuracy"})
 _CLIENTS = "clients_"

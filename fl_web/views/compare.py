@@ -11,7 +11,7 @@ from fl_web.coordinator.reader import Reader, RunsWanted
 from fl_web.coordinator.rounds import Round
 from fl_web.curves.charts import AXES, finite, metric_names, position
 from fl_web.curves.thinning import thinned
-from fl_web.render.formats import seconds_of
+from fl_web.render.formats import base_metric, seconds_of
 from fl_web.views.view import Context, Params, View
 from protos.fl.v1 import admin_pb2 as pb
 
@@ -49,9 +49,12 @@ class Compared:
 
     @property
     def best(self) -> Round | None:
-        """The round with the best value: the smallest loss, or the largest of another metric."""
+        """The round with the best value; None without one, and for a metric whose direction nobody declared."""
         with_value = [each for each in self.rounds if finite(self.value(each)) is not None]
-        sign = -1 if "loss" in self.metric else 1
+        lower = True if self.metric == "training_loss" else self.run.lower_is_better.get(self.metric)
+        if lower is None:
+            return None
+        sign = -1 if lower else 1
         return max(with_value, key=lambda each: sign * (self.value(each) or 0.0), default=None)
 
     @property
@@ -113,7 +116,7 @@ def compare_json(found: list[Compared], most: int) -> dict[str, Any]:
             "x": [each.position(of) for of in kept],
             "values": [finite(each.value(of)) for of in kept],
         })  # fmt: skip
-    unit = "share" if found and "accuracy" in found[0].metric else "number"
+    unit = "share" if found and base_metric(found[0].metric) == "accuracy" else "number"
     return {"unit": unit, "curves": curves}
 
 

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -213,3 +214,32 @@ def test_a_picture_is_drawn(plan: Plan, axis: Axis, tmp_path: Path) -> None:
 def test_without_runs_there_is_no_picture(read: Read, tmp_path: Path) -> None:
     """An empty plot would suggest results."""
     assert not plot.draw(Plan(read(), lambda cell: None), "even", "rounds", tmp_path / "picture.png")
+
+
+def test_another_metric_goes_by_its_direction(read: Read, reached: Reached) -> None:
+    """By an error the lowest mean leads, best is the lowest value, and the target is reached from above."""
+    table = read(
+        ("report = { target = 0.5, last = 2 }", 'report = { metric = "mae", target = 1.5, last = 2 }'),
+        ("tuning = { seed = 9, learning_rates = [0.1, 0.2, 0.4], rounds = 2, extend = 0 }", ""),
+        ("tune = { alpha = [0.1, 0.3] }", ""),
+    )
+    of = {"FedAvg": (3.0, 1.0, 2.0), "FedCM": (3.0, 2.0, 2.5)}
+
+    def load(cell: Cell) -> CellResult:
+        result = reached(0.1, 0.2, 0.3)
+        values = zip(result.rounds, of[cell.label], strict=True)
+        return replace(result, rounds=tuple(replace(row, metrics={"mae": value}) for row, value in values))
+
+    plan = Plan(table, load)
+    found = {row.label: row for row in rows(plan)}
+    assert [found[label].best for label in of] == [Spread(1.0, 0, 2), Spread(2.0, 0, 2)]
+    assert [found[label].among_best for label in of] == [True, False]
+    assert [found[label].rounds_to_target for label in of] == [Spread(2, 0, 2), None]
+    assert "### Test mae, even" in report.tables(plan)
+    assert "**1.5 ± 0**" in report.tables(plan)
+
+
+def test_a_metric_without_a_direction_is_refused(read: Read) -> None:
+    """The message says what to write."""
+    with pytest.raises(UsageError, match=r"lower_is_better = true or false with the metric 'gloss'"):
+        read(("report = { target = 0.5, last = 2 }", 'report = { metric = "gloss" }'))

@@ -12,6 +12,7 @@ from fl_ops.compare.cells import Choice
 from fl_ops.compare.table import MethodSection, TuningSection
 from fl_ops.compare.tuning import Trial, at_edge, score, search, usual_trials
 from tests.fl_ops.compare.conftest import Reached, Read
+from tests.fl_server.criteria import BY_ACCURACY
 
 Scores = Callable[[Trial], float]
 
@@ -172,9 +173,9 @@ def test_if_all_diverge_in_the_judgement_lower_rates_are_tried_and_the_lowest_is
 
 def test_the_score_is_the_mean_of_the_last_evaluations(reached: Reached) -> None:
     """Of 0.1, 0.4 and 0.6 the last two make 0.5."""
-    assert score(reached(0.1, 0.4, 0.6), last=2) == pytest.approx(0.5)
+    assert score(reached(0.1, 0.4, 0.6), last=2, criterion=BY_ACCURACY) == pytest.approx(0.5)
 
 
 def test_a_run_that_diverged_is_never_chosen(reached: Reached) -> None:
     """Whatever it reached before."""
-    assert score(reached(0.9, 0.9, diverged=2), last=2) == -math.inf
+    assert score(reached(0.9, 0.9, diverged=2), last=2, criterion=BY_ACCURACY) == -math.inf
