@@ -75,7 +75,9 @@ def _serve(config: ServerConfig) -> int:
 
     # Imported here: torch takes seconds, and an error in the settings should appear at once.
     from fl_common.settings import SettingsError
+    from fl_server.aggregation.outside_task.forking import ForkServer, default_memory
     from fl_server.app import serve
+    from fl_server.coordinator.task_loading import outside_tasks
     from fl_server.logs import set_up_logs
     from fl_server.store.errors import StoreError
 
@@ -86,11 +88,16 @@ def _serve(config: ServerConfig) -> int:
     # as often as usual, the old ones would be searched in every round.
     gc.set_threshold(10_000, 10, 50)
     repeats = set_up_logs(config.log, config.limits.log_lines_per_minute)
+    # While there is one thread. Without tasks from outside no process is needed.
+    forks = ForkServer((config.limits.task_memory_mib << 20) or default_memory()) if outside_tasks(config) else None
     try:
-        asyncio.run(serve(config, repeats))
+        asyncio.run(serve(config, repeats, forks))
     except (SettingsError, StoreError) as error:
         print(f"fl-server: {error}", file=sys.stderr)
         return EXIT_UNUSABLE
+    finally:
+        if forks is not None:
+            forks.close()
     return EXIT_OK
 
 

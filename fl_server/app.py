@@ -19,6 +19,9 @@ from fl_common.metrics import serve_metrics
 from fl_common.metrics_server import ServerLimits
 from fl_common.settings import SettingsError, split_address
 from fl_common.tracing.opening import open_traces
+from fl_server.aggregation.evaluation_slots import EvaluationSlots
+from fl_server.aggregation.outside_task.forking import ForkServer
+from fl_server.aggregation.outside_task.remote_task import TaskProcesses
 from fl_server.audit.log import AuditLog
 from fl_server.clients.fleet import Fleet
 from fl_server.config import ServerConfig
@@ -56,6 +59,8 @@ from protos.fl.v1 import coordinator_pb2 as pb
 
 log = structlog.get_logger()
 
+EVALUATIONS = 2
+"""Evaluations on the server at a time."""
 STOP_S = 2.0
 """Time for closing everything after the grace. A step or a disk that hangs ends with the process."""
 
@@ -63,8 +68,11 @@ STOP_S = 2.0
 class Server:
     """One coordinator process. Built in any thread, because that takes a while; then it lives on the event loop."""
 
-    def __init__(self, config: ServerConfig, probes: Health, connections: Connections) -> None:
-        """connections: the connections that each port may have."""
+    def __init__(
+        self, config: ServerConfig, probes: Health, connections: Connections, forks: ForkServer | None = None
+    ) -> None:
+        """connections: the connections that each port may have. forks: starts processes of tasks from outside."""
+        self._processes = None if forks is None else TaskProcesses(forks, config.limits)
         self.config = config
         self._health = probes
         self._connections, self._ports = connections, ports(config, connections)
@@ -72,6 +80,9 @@ class Server:
         metrics = Metrics(CollectorRegistry())
         self._certificates = None if config.tls is None else Certificates(config.tls, metrics)
         self._services = self._build(metrics)
+        if forks is not None:
+            # Closed before the thread pools, whose threads may wait for the process of a task.
+            self._open.callback(forks.close)
         self._coordinator = Coordinator(self._services)
         self._uploads = UploadReceiver(self._services)
         self._listeners = Listeners(self._services, self._ports, self._certificates)
@@ -105,7 +116,10 @@ class Server:
             fleet=fleet,
             metrics=metrics,
             compute=self._pool("compute", 2),
-            evaluations=self._pool("evaluation", 2),
+            evaluations=self._pool("evaluation", EVALUATIONS),
+            building=self._pool("building", 8),
+            slots=EvaluationSlots(EVALUATIONS),
+            processes=self._processes,
             io=self._pool("io", 4),
             reads=reads,
             revocations=revocations,
@@ -251,10 +265,10 @@ def warn_of_open_ports(config: ServerConfig) -> None:
         log.warning("no_client_certificates", listen=config.listen, admin_listen=config.admin_listen, todo=todo)
 
 
-async def serve(config: ServerConfig, repeats: RepeatFilter | None = None) -> None:
+async def serve(config: ServerConfig, repeats: RepeatFilter | None = None, forks: ForkServer | None = None) -> None:
     """Run a coordinator until SIGTERM or SIGINT. A second signal ends it at once; nothing acknowledged is lost.
 
-    repeats: limits repeated log lines.
+    repeats: limits repeated log lines. forks: starts the processes of tasks from outside.
     Raises StoreTakenOver when another coordinator has taken the ledger: then there is nothing to drain.
     """
     leaving, probes = asyncio.Event(), Health((service.SERVICE, admin.SERVICE))
@@ -266,7 +280,7 @@ async def serve(config: ServerConfig, repeats: RepeatFilter | None = None) -> No
     log.info("starting", state_dir=str(config.state_dir), pid=os.getpid(), **probes.addresses)
     ending = asyncio.create_task(end_in_time(leaving, config.drain_grace_s + STOP_S, probes.leave))
     try:
-        server = await asyncio.to_thread(Server, config, probes, connections)
+        server = await asyncio.to_thread(Server, config, probes, connections, forks)
         await _serve(server, leaving, repeats or RepeatFilter(0))
     finally:
         ending.cancel()

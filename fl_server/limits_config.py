@@ -43,6 +43,14 @@ class LimitsConfig(Section):
     log_lines_per_minute: int = Field(default=20, ge=0)
     """Log lines a minute of one event about one client or caller. Further lines are counted, and one line has their
     number as `repeated`. 0: no limit."""
+    task_memory_mib: int = Field(default=0, ge=0)
+    """Memory that the process of a task from outside may take for itself. 0: three quarters of the machine's or the
+    container's memory."""
+    task_load_s: float = Field(default=300.0, gt=0)
+    """Time for loading a task from outside, and for its model(). After it the task's process is ended, and the creation
+    of the run is refused."""
+    evaluation_s: float = Field(default=3600.0, gt=0)
+    """Time for one evaluation on the server. After it the run fails."""
 
 
 class TransfersConfig(Section):

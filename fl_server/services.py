@@ -12,6 +12,8 @@ from typing import ParamSpec, TypeVar
 
 from algorithms.outside_code import described
 from fl_common.tracing.traces import UNTRACED, Traces
+from fl_server.aggregation.evaluation_slots import EvaluationSlots
+from fl_server.aggregation.outside_task.remote_task import TaskProcesses
 from fl_server.audit.record import Auditor
 from fl_server.clients.fleet import Fleet
 from fl_server.config import ServerConfig
@@ -49,11 +51,17 @@ class Services:
     """For chunks and checks of uploads."""
     reads: ThreadPoolExecutor
     """For reads that clients can ask for repeatedly; apart from `io`, so that uploads never wait for them."""
+    building: ThreadPoolExecutor
+    """For the import of tasks and their model(), apart from `compute`: a round never waits for them."""
+    slots: EvaluationSlots
+    """The places in `evaluations`."""
     audit: Auditor
     revocations: Revocations
     issuer: Issuer | None = None
     """Signs certificates of devices; None if the settings have no authority for that."""
     traces: Traces = UNTRACED
+    processes: TaskProcesses | None = None
+    """Where tasks from outside run; None: in this process."""
     web: WebSessions = field(default_factory=WebSessions)
     """Sessions of browsers."""
 
@@ -66,6 +74,11 @@ class Services:
         """Run an evaluation outside the event loop."""
         work = partial(function, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self.evaluations, _guarded, work)
+
+    async def in_building(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Load a task or make its model outside the event loop."""
+        work = partial(function, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self.building, _guarded, work)
 
     async def in_io(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run work on an upload's file outside the event loop."""

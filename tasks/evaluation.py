@@ -26,6 +26,10 @@ def batch_size_on(device: torch.device) -> int:
     return CPU_BATCH if device.type == "cpu" else DEVICE_BATCH
 
 
+class EvaluationLeft(TaskError):
+    """The evaluation was ended before it had a result. Its text says why."""
+
+
 class BatchSums(NamedTuple):
     """The metrics of one batch."""
 

@@ -165,7 +165,12 @@ IMPORT_BY_NAME = {
 }
 """Modules that import a module by a computed name. Only `extensions.importing` gets the name from outside."""
 
-LOAD_TASKS = {"fl_client.training.data", "fl_server.coordinator.task_loading", "tasks"}
+LOAD_TASKS = {
+    "fl_client.training.data",
+    "fl_server.aggregation.outside_task.child",
+    "fl_server.coordinator.task_loading",
+    "tasks",
+}
 """Modules of the coordinator and the daemon that load a task by its name."""
 
 LOAD_METHODS = {

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import nn
@@ -34,6 +35,7 @@ from fl_server.aggregation.methods import (
     learning_rate_in,
     rate_schedule,
 )
+from fl_server.aggregation.outside_task.remote_task import RemoteModel, RemoteTask
 from fl_server.aggregation.reduction import Reduction, reduce_buffers, select_updates
 from fl_server.aggregation.sending.exchange import ExchangeBundles, direction_of, dtype_names
 from fl_server.aggregation.sending.outgoing import Outgoing
@@ -67,16 +69,17 @@ class Engine:
     def __init__(  # noqa: PLR0913 - two facts of a coordinator
         self,
         config: RunConfig,
-        task: Task,
+        task: Task | RemoteTask,
         device: torch.device = CPU,
         max_model_bytes: int = 0,
         *,
         start: Path | None = None,
     ) -> None:
-        """device: for evaluations. Updates are summed where they are, and the rest is done on the CPU.
+        """Updates are summed where they are, and the rest is done on the CPU.
 
-        max_model_bytes: of the tensors that building the model takes; 0: any. start: the file whose digest is
-        `initial_model`; None: `initial_model` is its path, as in a simulation.
+        task: in this process, or in one of its own. device: for evaluations in this process. max_model_bytes: of the
+        tensors that building the model takes; 0: any. start: the file whose digest is `initial_model`; None:
+        `initial_model` is its path, as in a simulation.
         """
         self.config, self._start = config, start
         self.algorithm = build_algorithm(config)
@@ -85,14 +88,24 @@ class Engine:
         """Another function here may share the sums among processes."""
         self.release: Callable[[], object] = lambda: None
         """As `Reduction.release`."""
-        self.own_loop = own_loop(task) is not None
+        self.own_loop = task.facts.own_loop if isinstance(task, RemoteTask) else own_loop(task) is not None
         """Whether clients train with a loop of the task's own."""
         if self.own_loop:
             check_own_loop(config, self.algorithm)
         check_reference(config, self.algorithm, own_loop=self.own_loop)
         self._references = References(config)
-        own_frozen = config.task.frozen == "local"
-        self._model = TaskModel(task, config.seed, config.personal, own_frozen=own_frozen, max_bytes=max_model_bytes)
+        build: dict[str, Any] = {
+            "seed": config.seed,
+            "personal": config.personal,
+            "own_frozen": config.task.frozen == "local",
+            "max_bytes": max_model_bytes,
+        }
+        self._model: TaskModel | RemoteModel
+        if isinstance(task, RemoteTask):
+            self._model = task.model(config.evaluation.batch_size, **build)
+        else:
+            self._model = TaskModel(task, **build)
+            self._evaluation = ServerEvaluation(task, device, config.evaluation.batch_size)
         self.layout, self._trainable_layout = self._model.layout, self._model.trainable_layout
         self._state_layout = master_layout(self._trainable_layout)
         self._low = {
@@ -115,7 +128,6 @@ class Engine:
         """The frozen parameters that clients must have from their own tasks. None if they are sent."""
         self.remarks = self._model.remarks
         """What the creator of the run should know of its model, as lines of text."""
-        self.evaluation = ServerEvaluation(task, device, config.evaluation.batch_size)
         self._evaluating = threading.Lock()
 
     @property
@@ -302,11 +314,34 @@ class Engine:
             del model
         return whole
 
+    @property
+    def evaluation(self) -> ServerEvaluation:
+        """Evaluates the task's model; for a task in this process."""
+        return self._evaluation
+
     def _filled(self, snapshot: Snapshot) -> AbstractContextManager[nn.Module]:
-        return self._model.filled(fl.ModelState(snapshot.parameters, snapshot.buffers, self.frozen))
+        if not isinstance(self._model, TaskModel):
+            raise TypeError("expected a task in this process, got one in a process of its own")
+        return self._model.filled(self._values(snapshot))
+
+    def _values(self, snapshot: Snapshot) -> fl.ModelState:
+        return fl.ModelState(snapshot.parameters, snapshot.buffers, self.frozen)
+
+    def leave_evaluation(self, why: str) -> None:
+        """End the evaluation under way, at its next batch; a process of its own ends at once. Thread-safe."""
+        if isinstance(self._model, RemoteModel):
+            self._model.leave(why)
+        else:
+            self._evaluation.left = why
 
     def evaluate(self, snapshot: Snapshot) -> dict[str, float]:
-        """The task's metrics on the server's held-out examples, which are read once. One evaluation at a time."""
+        """The task's metrics on the server's held-out examples, which are read once. One evaluation at a time.
+
+        Raises TaskError, and EvaluationLeft after `leave_evaluation`.
+        """
+        if isinstance(self._model, RemoteModel):
+            with self._evaluating:
+                return self._model.evaluate(self._values(snapshot))
         with self._evaluating, self._filled(snapshot) as model:
             metrics = self.evaluation.metrics(model)
             del model  # with it goes its memory, when the block ends
@@ -314,6 +349,9 @@ class Engine:
 
     def reported_metrics(self, snapshot: Snapshot) -> list[str] | None:
         """Names of the task's metrics, from one batch of the held-out examples; None if the server has no examples."""
+        if isinstance(self._model, RemoteModel):
+            with self._evaluating:
+                return self._model.names(self._values(snapshot))
         with self._evaluating, self._filled(snapshot) as model:
             names = self.evaluation.names(model)
             del model

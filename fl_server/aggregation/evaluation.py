@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from itertools import islice
 
 import torch
@@ -14,7 +15,7 @@ from tasks.data.examples import Examples
 from tasks.data.forms import Data, as_data
 from tasks.data.labels import numbered
 from tasks.errors import task_call
-from tasks.evaluation import BatchSums, batch_size_on, batches_of, mean_of, sums_of_batches
+from tasks.evaluation import BatchSums, EvaluationLeft, batch_size_on, batches_of, mean_of, sums_of_batches
 
 
 class ServerEvaluation:
@@ -25,15 +26,28 @@ class ServerEvaluation:
         self._task, self._device = task, device
         self._batch_size = batch_size or batch_size_on(device)
         self._held_out: Data | None = None
+        self.left = ""
+        """Why the evaluation under way is to be left at its next batch; empty: it goes on."""
 
     def metrics(self, model: nn.Module) -> dict[str, float]:
-        """Mean of every metric over the examples. model: on the CPU; it stays there. Raises as `tasks.evaluate`."""
+        """Mean of every metric over the examples. model: on the CPU; it stays there.
+
+        Raises as `tasks.evaluate`, and EvaluationLeft.
+        """
         if self._device != CPU:
             # Moved itself, the module would lose the memory that its owner fills.
             model = copy.deepcopy(model).to(self._device)
+        self.left = ""
         with task_call("the task's evaluation"):
             data = self.held_out()
-            return mean_of(sums_of_batches(self._task, model, batches_of(data, self._batch_size)), len(data))
+            batches = sums_of_batches(self._task, model, batches_of(data, self._batch_size))
+            return mean_of(self._until_left(batches), len(data))
+
+    def _until_left(self, batches: Iterator[BatchSums]) -> Iterator[BatchSums]:
+        for batch in batches:
+            if self.left:
+                raise EvaluationLeft(self.left)
+            yield batch
 
     def names(self, model: nn.Module) -> list[str] | None:
         """Names of the metrics, from the first batch; None without examples. model: on the CPU. Raises TaskError."""

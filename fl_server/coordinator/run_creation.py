@@ -15,6 +15,7 @@ from algorithms import AlgorithmError
 from fl_common.units import size
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import build_algorithm, complete
+from fl_server.aggregation.outside_task.remote_task import RemoteTask
 from fl_server.coordinator.audit import Audit
 from fl_server.coordinator.deletion import Deletions
 from fl_server.coordinator.method_loading import load_code
@@ -41,7 +42,8 @@ class RunCreation:
 
     def __init__(self, services: Services, table: RunTable, deletions: Deletions, audit: Audit) -> None:
         self._services, self._table, self._deletions, self._audit = services, table, deletions, audit
-        self._creating = asyncio.Lock()
+        self._creating: dict[str, int] = {}
+        """Runs that are being created, with the bytes that their models may take. A slow one holds up no other."""
 
     @property
     def deleted_ids(self) -> AbstractSet[str]:
@@ -63,6 +65,8 @@ class RunCreation:
                 run = await self._build(record, config, task, self._services.config.limits.max_model_mib << 20)
                 self._table.loaded[record.run_id] = run
                 await restore_run(run)
+                if isinstance(task.task, RemoteTask) and run.ended:
+                    task.task.release()
             except (TaskError, InvalidInput, AlgorithmError) as error:
                 self._table.loaded.pop(record.run_id, None)
                 log.error("run_not_loaded", run=record.run_id, error=str(error))
@@ -75,17 +79,22 @@ class RunCreation:
         """
 
         async def create() -> Run:
-            with start or nullcontext():
-                async with self._creating:  # two concurrent calls must not take the same id
-                    return await self._create(config, actor, start)
+            run_id = self._free_id(config)
+            self._creating[run_id] = 0  # a call at the same time must not take it
+            try:
+                with start or nullcontext():
+                    return await self._create(run_id, config, actor, start)
+            finally:
+                del self._creating[run_id]
 
         # If its call is cancelled, a run that is in the ledger starts all the same.
         return await asyncio.shield(create())
 
-    async def _create(self, config: RunConfig, actor: str, start: FileIO | None) -> Run:
-        run_id, named, checkpoints = self._free_id(config), config.initial_model, self._services.checkpoints
+    async def _create(self, run_id: str, config: RunConfig, actor: str, start: FileIO | None) -> Run:
+        named, checkpoints = config.initial_model, self._services.checkpoints
         if named and start is None:
             raise unusable(named)
+        log.info("run_being_created", run=run_id, actor=actor, task=config.task.name)
         try:
             config = await self._services.in_compute(complete, await self._code_for(run_id, config, actor))
             task = await self._task_for(run_id, config, actor)
@@ -96,7 +105,7 @@ class RunCreation:
                 digest = await self._services.in_compute(checkpoints.keep_start, run_id, start)
                 config = config.model_copy(update={"initial_model": digest_text(digest)})
             record = RunRecord(run_id, config.model_dump(exclude_none=True), "waiting", "", time.time())
-            run = await self._build(record, config, task, self._model_room())
+            run = await self._build(record, config, task, self._model_room(run_id))
             await run.model.load(config)
             await self._check_metric(run, config)
         except TaskError as error:
@@ -122,7 +131,7 @@ class RunCreation:
             raise
 
     def _free_id(self, config: RunConfig) -> str:
-        taken = {*self._table.loaded, *self._table.not_loaded, *self._deletions.ids}
+        taken = {*self._table.loaded, *self._table.not_loaded, *self._deletions.ids, *self._creating}
         if config.name in taken:
             raise RunExists(config.name, deleted=config.name in self._deletions.ids)
         if config.name:
@@ -149,15 +158,16 @@ class RunCreation:
             raise
 
     async def _load_code(self, config: RunConfig, *, ended: bool = False) -> RunConfig:
-        return await self._services.in_compute(partial(load_code, config, self._services.config, ended=ended))
+        return await self._services.in_building(partial(load_code, config, self._services.config, ended=ended))
 
     async def _load_task(self, config: RunConfig) -> LoadedTask:
-        return await self._services.in_compute(load_allowed, config.task, self._services.config)
+        services = self._services
+        return await services.in_building(load_allowed, config.task, services.config, services.processes)
 
-    def _model_room(self) -> int:
-        """Bytes that building another model may take. Raises InvalidInput if there is no room."""
+    def _model_room(self, run_id: str) -> int:
+        """Bytes that building another model may take, which it then has. Raises InvalidInput if there is no room."""
         limits, runs = self._services.config.limits, self._table.loaded.values()
-        used = sum(run.model.size_bytes for run in runs if not run.ended)
+        used = sum(run.model.size_bytes for run in runs if not run.ended) + sum(self._creating.values())
         if (left := (limits.max_models_mib << 20) - used) <= 0:
             raise InvalidInput(
                 "task",
@@ -165,7 +175,8 @@ class RunCreation:
                 " (limits.max_models_mib in server.toml)",
                 f"{size(used)} in use: stop a run, or raise the limit",
             )
-        return min(limits.max_model_mib << 20, left)
+        self._creating[run_id] = min(limits.max_model_mib << 20, left)
+        return self._creating[run_id]
 
     async def _build(self, record: RunRecord, config: RunConfig, task: LoadedTask, most: int) -> Run:
         # Outside of the loop: the method's builder may be code from outside.

@@ -9,35 +9,40 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from extensions.naming import installed
+from fl_server.aggregation.outside_task.own_options import with_own
+from fl_server.aggregation.outside_task.remote_task import RemoteTask, TaskProcesses
 from fl_server.config import ServerConfig
 from fl_server.errors import InvalidInput
 from fl_server.run_config import TaskSection
-from tasks import BUILT_IN, Task, TaskError, TaskNotListed, fingerprint, load_task, own_options
+from tasks import BUILT_IN, Task, TaskError, TaskNotListed, fingerprint, load_task
 from tasks.metrics import declared_directions
+from tasks.naming import TASKS, path_of
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedTask:
     """A run's task, with the (version, source) that clients must have."""
 
-    task: Task
+    task: Task | RemoteTask
     fingerprint: tuple[str, str]
     directions: Mapping[str, bool]
     """Whether a lower value is better, for each metric whose direction the task declares."""
 
 
-def load_allowed(section: TaskSection, config: ServerConfig) -> LoadedTask:
-    """The task of a run.
+def load_allowed(section: TaskSection, config: ServerConfig, processes: TaskProcesses | None = None) -> LoadedTask:
+    """The task of a run. processes: where one from outside runs; None: in this process.
 
     Raises InvalidInput for one that is not allowed, without importing anything, for an option that only server.toml may
     give, and for one that cannot be loaded.
     """
     listed, here = config.tasks, config.task_options.get(section.name, {})
     try:
-        foreign = (own_options(section.name, listed) | here.keys()) & section.options.keys()
-        if foreign:
-            raise _not_from_a_run(section, min(foreign))
-        task = load_task(section.name, {**section.options, **here}, listed)
+        # Of another module than ours, though it may have a built-in one as its base.
+        if not path_of(section.name, listed).startswith("tasks.") and processes is not None:
+            remote = RemoteTask(processes, section.name, section.options, here)
+            return LoadedTask(remote, remote.facts.fingerprint, remote.facts.directions)
+        task = load_task(section.name, with_own(section.name, section.options, here, listed), listed)
         return LoadedTask(task, fingerprint(task), declared_directions(task))
     except TaskNotListed as error:
         raise InvalidInput(
@@ -50,13 +55,9 @@ def load_allowed(section: TaskSection, config: ServerConfig) -> LoadedTask:
         raise not_loadable(error) from error
 
 
-def _not_from_a_run(section: TaskSection, option: str) -> InvalidInput:
-    return InvalidInput(
-        f"task.options.{option}",
-        f"no value in a run: each machine has its own. On the coordinator set it in server.toml, [task_options]"
-        f" {section.name!r} = {{ {option} = ... }}; on a device in client.toml",
-        section.options[option],
-    )
+def outside_tasks(config: ServerConfig) -> bool:
+    """Whether a run may name a task from outside: a listed one, or one of an installed package."""
+    return bool(config.tasks) or bool(installed(TASKS))
 
 
 def not_loadable(error: TaskError) -> InvalidInput:

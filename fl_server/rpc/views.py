@@ -171,7 +171,9 @@ def run_reason(run: Run) -> str:
     """Why a run waits, ended or failed."""
     if run.ended and run.state.ending:
         return run.state.ending[1]
-    return why_waiting(run.context, run) if run.run_status.waiting_reason else run.run_status.upload_failure
+    if run.run_status.waiting_reason:
+        return why_waiting(run.context, run)
+    return run.run_status.upload_failure or run.server_evaluation.waits_for
 
 
 def round_summary(commit: CommitRecord) -> pb.RoundSummary:

@@ -107,13 +107,13 @@ class ModelStore:
         Returns the commit in the checkpoint. The ledger lacks it if a crash came between the two writes.
         Raises StoreError if no valid checkpoint is left of a run that had begun.
         """
-        self._engine = self._engine or await self._services.in_compute(self._make_engine, config)
+        self._engine = self._engine or await self._services.in_building(self._make_engine, config)
         self.engine.release = give_back_freed_memory
         saved = await self._services.in_compute(self._services.checkpoints.latest, self._run_id)
         commit = saved.facts.get("commit") if saved else None
         if saved is None:
             check_update_size(self.engine, self._services.config.limits.max_update_mib)
-            self._snapshot = await self._services.in_compute(self.engine.first)
+            self._snapshot = await self._services.in_building(self.engine.first)
             await self._save(self._snapshot, {})
         else:
             self._snapshot = await self._services.in_compute(self.engine.from_checkpoint, saved)
@@ -129,7 +129,7 @@ class ModelStore:
 
     async def reported_metrics(self) -> list[str] | None:
         """Names of the task's metrics; None if the server has no held-out examples. Raises TaskError."""
-        return await self._services.in_compute(self.engine.reported_metrics, self.snapshot)
+        return await self._services.in_building(self.engine.reported_metrics, self.snapshot)
 
     def reconfigure(self, config: RunConfig) -> None:
         """Compute the next rounds with another configuration of the same task and method. The run must be loaded."""

@@ -18,6 +18,7 @@ from typing import Any, Self, TypeVar, cast
 
 from prometheus_client import CollectorRegistry
 
+from fl_server.aggregation.evaluation_slots import EvaluationSlots
 from fl_server.audit.log import AuditLog
 from fl_server.clients.fleet import Fleet
 from fl_server.clients.operator_actions import OperatorActions
@@ -171,6 +172,8 @@ def _services(config: ServerConfig, journal: Journal) -> Services:
         metrics=metrics,
         compute=ThreadPoolExecutor(1),
         evaluations=ThreadPoolExecutor(1),
+        building=ThreadPoolExecutor(1),
+        slots=EvaluationSlots(1),
         io=ThreadPoolExecutor(2),
         reads=ThreadPoolExecutor(1),
         audit=AuditLog(ledger, folder, 10, metrics.audit_rows.labels),

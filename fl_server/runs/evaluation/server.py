@@ -12,11 +12,13 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from fl_server.aggregation.engine import Engine
+from fl_server.aggregation.evaluation_slots import Place
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.runs.context import RunContext
 from fl_server.runs.control import RunControl
 from fl_server.runs.evaluation.results import prune_checkpoints, record_metrics
 from tasks import TaskError
+from tasks.evaluation import EvaluationLeft
 
 log = structlog.get_logger()
 
@@ -35,6 +37,11 @@ class ServerEvaluation:
     def under_way(self) -> bool:
         """Whether a model is evaluated now."""
         return self._task is not None and not self._task.done()
+
+    @property
+    def waits_for(self) -> str:
+        """Why an evaluation of the run does not begin; empty if none waits for another run's."""
+        return self._context.services.slots.waits_for(self._context.run_id)
 
     def start(self) -> None:
         """Evaluate the latest model, after an evaluation that is still under way."""
@@ -59,20 +66,41 @@ class ServerEvaluation:
         before = self._task if self.under_way else None
         self._task = self._control.tasks.spawn(self._evaluate(round_, model, before))
 
+    async def _metrics(self, place: Place, engine: Engine, snapshot: Snapshot) -> dict[str, float]:
+        services = self._context.services
+        place.engine = engine
+        most = services.config.limits.evaluation_s
+        why = f"the evaluation did not end within {most:g} s (limits.evaluation_s)"
+        limit = asyncio.get_running_loop().call_later(most, engine.leave_evaluation, why)
+        try:
+            return await services.in_evaluations(engine.evaluate, snapshot)
+        finally:
+            limit.cancel()
+            place.engine = None
+
+    def _failed(self, round_: int, error: TaskError) -> None:
+        log.error("evaluation_failed", run=self._context.run_id, round=round_, error=str(error), exc_info=error)
+        self._control.fail(f"evaluation of round {round_} failed: {error}")
+
     async def _evaluate(
         self, round_: int, model: Callable[[], Awaitable[Evaluated | None]], before: asyncio.Task[None] | None
     ) -> None:
         context = self._context
         if before is not None:
             await asyncio.wait([before])
-        if (found := await model()) is not None:
-            engine, snapshot = found
+        async with context.services.slots.place(context.run_id, lambda: self._control.ended) as place:
             try:
-                metrics = await context.services.in_evaluations(engine.evaluate, snapshot)
+                metrics = None if (found := await model()) is None else await self._metrics(place, *found)
+            except EvaluationLeft as left:
+                metrics = None
+                if not self._control.ended:
+                    self._failed(round_, left)
+                    return
+                log.info("evaluation_left", run=context.run_id, round=round_, reason=str(left))
             except TaskError as error:
-                log.error("evaluation_failed", run=context.run_id, round=round_, error=str(error), exc_info=error)
-                self._control.fail(f"evaluation of round {round_} failed: {error}")
+                self._failed(round_, error)
                 return
+        if metrics is not None:
             await record_metrics(context, self._control, round_, metrics, "server")
         context.log.being_evaluated[round_] -= 1
         if self._control.ended:

@@ -1,0 +1,143 @@
+"""What the process of a task does: loads the task, makes its model, evaluates."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+import algorithms as fl
+from algorithms.outside_code import described
+from fl_common.allocator import give_back_freed_memory
+from fl_server.aggregation.blocks import CPU
+from fl_server.aggregation.bundles import packed
+from fl_server.aggregation.evaluation import ServerEvaluation
+from fl_server.aggregation.outside_task.messages import layout_of, layout_text, receive, receive_bundle, send
+from fl_server.aggregation.outside_task.own_options import with_own
+from fl_server.aggregation.task_model import TaskModel
+from fl_server.errors import InvalidInput
+from protos.codec import Layout, unpack
+from tasks import Task, TaskError, fingerprint, load_task
+from tasks.metrics import declared_directions
+from tasks.own_loop import own_loop
+
+T = TypeVar("T")
+Reply = tuple[Mapping[str, object], list[memoryview]]
+
+
+def serve(connection: socket.socket) -> None:
+    """Answer the coordinator's requests until it closes the connection. Raises Closed then."""
+    hosted = _Hosted(connection)
+    while True:
+        request = receive(connection)
+        try:
+            header, bundles = hosted.answer(request)
+        except InvalidInput as error:
+            detail = error.detail
+            header, bundles = {"input": [detail.field, detail.expected, detail.came]}, []
+        except TaskError as error:
+            header, bundles = {"task": f"{error}{_hint(error)}"}, []
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the coordinator is told
+            header, bundles = {"task": f"the task raised {described(error)}{_hint(error)}"}, []
+        send(connection, header, bundles)
+        del bundles
+        give_back_freed_memory()
+
+
+def _hint(error: BaseException) -> str:
+    """What to do where memory is the cause."""
+    cause = error.__cause__ or error
+    without = isinstance(cause, MemoryError) or "allocate memory" in str(cause)
+    return "; its process may take no more memory (limits.task_memory_mib)" if without else ""
+
+
+class _Hosted:
+    """The task of this process, and its model."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._task: Task | None = None
+        self._model: TaskModel | None = None
+        self._frozen = Layout((), 0)
+        self._evaluation: ServerEvaluation | None = None
+
+    def answer(self, request: Mapping[str, Any]) -> Reply:
+        """The reply to a request. Its bundles are read in any case, so that the next request is in its place."""
+        bundles = [receive_bundle(self._connection, size) for size in request.get("sizes", ())]
+        methods: dict[str, Callable[..., Reply]] = {
+            "load": self._load, "model": self._build, "first": self._first, "evaluate": self._evaluate,
+            "names": self._names,
+        }  # fmt: skip
+        given = {name: value for name, value in request.items() if name not in ("do", "sizes")}
+        return methods[request["do"]](*bundles, **given)
+
+    def _load(  # noqa: PLR0913 - what the coordinator has
+        self, *, name: str, options: Mapping[str, object], here: Mapping[str, object], path: list[str], folder: str,
+        threads: int,
+    ) -> Reply:  # fmt: skip
+        sys.path[:] = path
+        os.chdir(folder)
+        torch.set_num_threads(threads)
+        # The coordinator has checked that it may be loaded.
+        self._task = load_task(name, with_own(name, options, here, [name]), [name])
+        return {
+            "fingerprint": fingerprint(self._task),
+            "own_loop": own_loop(self._task) is not None,
+            "directions": dict(declared_directions(self._task)),
+        }, []
+
+    def _build(self, batch_size: int, options: Mapping[str, Any]) -> Reply:
+        task = _there(self._task)
+        self._model = model = TaskModel(task, **options)
+        self._evaluation = ServerEvaluation(task, CPU, batch_size)
+        frozen = model.local_frozen
+        return {
+            "layout": layout_text(model.layout),
+            "trainable": layout_text(model.trainable_layout),
+            "tied": model.tied,
+            "remarks": list(model.remarks),
+            "local_frozen": None if frozen is None else frozen.SerializeToString().hex(),
+        }, []
+
+    def _first(self, path: str) -> Reply:
+        model = _there(self._model)
+        with model.first(path) as state:
+            self._frozen = Layout.of(state.frozen)
+            bundles = [packed({**state.trainable, **state.buffers}, model.layout), packed(state.frozen, self._frozen)]
+            copies = [memoryview(bytes(bundle)) for bundle in bundles]  # the model's own memory is released
+        return {"frozen": layout_text(self._frozen)}, copies
+
+    def _evaluate(self, sent: memoryview, frozen: memoryview, frozen_layout: str) -> Reply:
+        with self._filled(sent, frozen, frozen_layout) as module:
+            metrics = _there(self._evaluation).metrics(module)
+            del module
+        return {"metrics": {name: float(value).hex() for name, value in metrics.items()}}, []
+
+    def _names(self, sent: memoryview, frozen: memoryview, frozen_layout: str) -> Reply:
+        with self._filled(sent, frozen, frozen_layout) as module:
+            names = _there(self._evaluation).names(module)
+            del module
+        return {"names": names}, []
+
+    def _filled(self, sent: memoryview, frozen: memoryview, frozen_layout: str) -> AbstractContextManager[nn.Module]:
+        model = _there(self._model)
+        tensors = unpack(sent, model.layout)
+        trainable = {entry.name for entry in model.layout.entries if entry.trainable}
+        values = fl.ModelState(
+            {name: tensor for name, tensor in tensors.items() if name in trainable},
+            {name: tensor for name, tensor in tensors.items() if name not in trainable},
+            unpack(frozen, layout_of(frozen_layout)),
+        )
+        return model.filled(values)
+
+
+def _there(part: T | None) -> T:
+    if part is None:
+        raise RuntimeError("expected a task that is loaded and has a model")
+    return part
