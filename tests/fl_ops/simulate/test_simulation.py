@@ -189,6 +189,21 @@ def test_a_client_that_spoils_a_round_is_excluded(simulated: Simulated, scale: f
     assert "norm" in failures[0]
 
 
+def test_an_error_on_every_client_fails_the_run_with_its_line(
+    simulated: Simulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the coordinator decides it: after the first attempt, with type, message, file and line."""
+    with simulated(round={"clients_per_round": 3}) as simulation:
+        task = simulation.federation.clients["c0"].task
+        monkeypatch.setattr(type(task), "loss", lambda self, output, target: {}["age"])
+        assert list(simulation.rounds()) == []
+        status, reason = ending(simulation)
+    assert (status, len(simulation.failures)) == ("failed", 3)
+    assert reason.startswith("3 clients failed in round 0 with the same error in the task's code, and 0 delivered")
+    assert "KeyError: 'age' (" in reason
+    assert "test_simulation.py, line " in reason
+
+
 def test_too_few_clients(simulated: Simulated) -> None:
     """A run that would wait for more clients forever fails at once."""
     with simulated(round={"clients_per_round": 5}) as simulation:
