@@ -16,6 +16,7 @@ from fl_ops.commands.coordinator.export import export
 from fl_ops.commands.coordinator.top import top
 from fl_ops.commands.coordinator.track import track
 from fl_ops.commands.coordinator.web import web
+from fl_ops.commands.local import task
 from fl_ops.commands.local.compare import compare
 from fl_ops.commands.local.demo import demo
 from fl_ops.commands.local.methods import methods
@@ -44,6 +45,7 @@ app = typer.Typer(
 )
 app.add_typer(runs.app, name="run")
 app.add_typer(clients.app, name="clients")
+app.add_typer(task.app, name="task")
 app.add_typer(enrollment.app, name="enroll")
 app.add_typer(enrollment.certificates_app, name="certificates")
 app.add_typer(ca.app, name="ca")

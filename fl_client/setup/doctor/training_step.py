@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,18 +10,15 @@ from typing import Any
 
 import torch
 
-from algorithms.batches import examples_of, to_device
 from fl_client.errors import ConfigError, StartError, StateError
 from fl_client.settings import device as devices
 from fl_client.settings.config import ClientConfig
 from fl_client.setup.doctor.findings import Finding, fail, ok, size, warn
 from fl_client.storage.state import StateDir
 from fl_client.training.data import LocalTask, load_local_task
-from tasks.batches import batches
+from fl_client.training.trial import trial_step
 from tasks.building.new_model import new_model
-from tasks.data.forms import forward_of
-
-_BATCH = 8
+from tasks.errors import TaskError
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,21 +66,20 @@ def _step(config: ClientConfig, local: LocalTask, loaded: Finding) -> TrialResul
     try:
         torch.manual_seed(0)
         model = devices.Compute(config.precision, config.memory_format).prepared(new_model(local.task), device)
-        count, began = min(_BATCH, len(local.train)), time.monotonic()
-        batch = to_device(next(batches(local.train, count, seed=0, steps=1)), device)
-        loss = local.task.loss(*forward_of(local.task)(model, batch))
-        loss.backward()
-        value = loss.item()
+        trial = trial_step(local.task, local.train, model, device)
+    except TaskError as error:
+        return TrialResult([loaded, fail("step", str(error))], device)
     except Exception as error:  # noqa: BLE001 - any error of the task's code or the driver is a finding
         message = f"expected a step of training on {device}, got: {_first_line(error)}"
         return TrialResult([loaded, fail("step", message, _KERNEL)], device)
-    model_bytes = sum(tensor.nbytes for tensor in model.state_dict().values())
-    took = 1000 * (time.monotonic() - began)
-    message = f"a model of {size(model_bytes)}; the first batch of {examples_of(batch)} took {took:.0f} ms on {device}"
-    if math.isfinite(value):
-        return TrialResult([loaded, ok("step", message)], device, model_bytes)
-    odd = warn("step", f"expected a finite loss of the first batch, got {value}", "check the data, and precision")
-    return TrialResult([loaded, odd], device, model_bytes)
+    took = 1000 * trial.seconds
+    message = (
+        f"a model of {size(trial.model_bytes)}; the first batch of {trial.examples} took {took:.0f} ms on {device}"
+    )
+    if math.isfinite(trial.loss):
+        return TrialResult([loaded, ok("step", message)], device, trial.model_bytes)
+    odd = warn("step", f"expected a finite loss of the first batch, got {trial.loss}", "check the data, and precision")
+    return TrialResult([loaded, odd], device, trial.model_bytes)
 
 
 def _first_line(error: Exception) -> str:

@@ -172,6 +172,23 @@ def test_a_step_that_fails(doctor: Doctor) -> None:
     assert "RuntimeError: the sensor is unplugged" in found.of("step")
 
 
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        pytest.param({"name": "tests.processes.odd_task:Grown"}, "tensor 'cache': expected shape", id="growing"),
+        pytest.param(
+            {"name": "tests.processes.odd_task:Odd", "options": {"kind": "float8"}}, "cannot be sent", id="float8"
+        ),
+        pytest.param({"name": "tests.processes.odd_task:Odd", "options": {"kind": "none"}}, "got None", id="none"),
+    ],
+)
+def test_a_model_that_no_run_can_train(doctor: Doctor, task: dict[str, object], message: str) -> None:
+    """The finding names the tensor, or what model() returned."""
+    found = doctor(task=task)
+    assert "FAIL step" in found.faults
+    assert message in found.of("step")
+
+
 def test_a_private_key_that_everyone_reads(doctor: Doctor, site: Site) -> None:
     """A fault: the daemon does not take it."""
     files = site.issue("client", "edge-open")
