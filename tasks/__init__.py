@@ -19,6 +19,7 @@ from tasks.data.samples import Samples
 from tasks.data.shard import Shard
 from tasks.errors import TaskError
 from tasks.loading import fingerprint, load_task, own_options
+from tasks.metrics import Metric
 from tasks.naming import BUILT_IN, TaskNotListed
 from tasks.own_loop import TrainContext, TrainReport
 from tasks.partitioning.file import Partition, load_partition, save_partition
@@ -37,6 +38,7 @@ __all__ = [
     "Batched",
     "Classifier",
     "Examples",
+    "Metric",
     "Partition",
     "PartitionSpec",
     "Samples",

@@ -31,12 +31,13 @@ from fl_client.storage.disk import DiskThread
 from fl_client.storage.pending_updates import Key, PendingUpdate, key_of, name_of
 from fl_client.training.own_loop import OnStep
 from fl_client.training.results import TrainingResult
-from fl_client.training.trainer import AnyAssignment, Trainer
+from fl_client.training.trainer import AnyAssignment, Evaluation, Trainer
 from fl_client.training.worker import Worker
 from fl_common.tracing.traces import UNTRACED, Traces
 from protos.digests import digest_bytes, digest_text
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
+from tasks.summed_metrics import PlainSum
 
 log = structlog.get_logger()
 
@@ -207,13 +208,13 @@ class AssignmentExecutor:
                     num_examples=found.examples,
                     metrics=found.metrics,
                     without_personal=found.without_personal,
+                    sums=map(_sum_message, found.sums),
+                    sums_without_personal=map(_sum_message, found.sums_without_personal),
                 )
             )
 
         await services.link.call_with_retry(report)
-        services.audit.note(
-            "evaluated", subject_of(key), detail=f"{found.examples} examples, sent {', '.join(sorted(found.metrics))}"
-        )
+        services.audit.note("evaluated", subject_of(key), detail=f"{found.examples} examples, sent {_sent(found)}")
         log.info("evaluated", **key_fields(key), examples=found.examples, metrics=found.metrics)
 
     async def _layouts(self, assignment: AnyAssignment) -> Layouts:
@@ -272,6 +273,21 @@ class AssignmentExecutor:
 
 _EXPECTED = (pb.FAILURE_REASON_STOPPED, pb.FAILURE_REASON_POLICY)
 """Reasons that are the owner's wish, and no fault."""
+
+
+def _sum_message(given: PlainSum) -> pb.MetricSum:
+    metric, name, shape, values = given
+    return pb.MetricSum(metric=metric, name=name, shape=shape, values=values)
+
+
+def _sent(found: Evaluation) -> str:
+    """What leaves the device: accuracy, f1, sums of f1 (3 numbers)."""
+    numbers: dict[str, int] = {}
+    for metric, _, _, values in found.sums:
+        numbers[metric] = numbers.get(metric, 0) + len(values)
+    return ", ".join(
+        [*sorted(found.metrics), *(f"sums of {name} ({count} numbers)" for name, count in numbers.items())]
+    )
 
 
 def key_fields(key: Key) -> dict[str, str | int]:

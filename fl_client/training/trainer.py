@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import structlog
 import torch
 from torch import nn
@@ -36,8 +37,9 @@ from protos.fl.v1 import tensor_pb2, training_pb2
 from tasks.batches import count_steps, ordered_batches, raw_batches, seed_everything
 from tasks.building.new_model import new_model
 from tasks.data.forms import forward_of
-from tasks.evaluation import evaluate
+from tasks.evaluation import totals
 from tasks.own_loop import MAX_EPOCHS, own_loop
+from tasks.summed_metrics import PlainSum, finite_values_of, plain
 
 log = structlog.get_logger()
 
@@ -55,6 +57,9 @@ class Evaluation:
     """Means over the examples, by name; with this device's personal values, if the run has personal parameters."""
     without_personal: dict[str, float]
     """With personal parameters: the same with their initial values. Otherwise empty."""
+    sums: list[PlainSum] = field(default_factory=list)
+    """Of the metrics that are no means."""
+    sums_without_personal: list[PlainSum] = field(default_factory=list)
 
 
 class Trainer:
@@ -194,20 +199,24 @@ class Trainer:
             raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, "expected held-out examples on this device, got none")
         personal = own.names_in(self._get_model(), assignment.personal)
         model, _, _ = self._load(assignment, bundles, personal)
-        metrics = self._metrics(model)
-        without = {}
-        if personal:
-            without = metrics
-            own.load(model, personal, client_state, pb.FAILURE_REASON_LAYOUT)
-            metrics = self._metrics(model) if client_state is not None else without
-        return Evaluation(len(self._local.held_out), metrics, without)
+        metrics, sums = self._measured(model)
+        if not personal:
+            return Evaluation(len(self._local.held_out), metrics, {}, sums)
+        without = metrics, sums
+        own.load(model, personal, client_state, pb.FAILURE_REASON_LAYOUT)
+        metrics, sums = self._measured(model) if client_state is not None else without
+        return Evaluation(len(self._local.held_out), metrics, without[0], sums, without[1])
 
-    def _metrics(self, model: nn.Module) -> dict[str, float]:
+    def _measured(self, model: nn.Module) -> tuple[dict[str, float], list[PlainSum]]:
+        """The metrics, and the sums of those that are no means, whose values for this device may be unknown."""
         with task_failures():
-            metrics = evaluate(self._local.task, model, self._local.held_out)
-        if bad := [name for name, value in metrics.items() if not math.isfinite(value)]:
-            raise WorkFailed(pb.FAILURE_REASON_NOT_FINITE, f"expected finite metrics, got {bad[0]} = {metrics[bad[0]]}")
-        return metrics
+            found = totals(self._local.task, model, self._local.held_out)
+            values = finite_values_of(self._local.task, found.sums)
+        bad = [f"{name} = {value}" for name, value in found.means.items() if not math.isfinite(value)]
+        bad += [f"the sums of {metric}" for (metric, _), sums in found.sums.items() if not np.isfinite(sums).all()]
+        if bad:
+            raise WorkFailed(pb.FAILURE_REASON_NOT_FINITE, f"expected finite metrics, got {bad[0]}")
+        return {**found.means, **values}, plain(found.sums)
 
     def method_of(self, training: training_pb2.LocalTraining) -> Algorithm:
         """The method that an assignment names. Raises WorkFailed if this device does not have the same."""

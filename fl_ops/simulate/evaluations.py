@@ -10,9 +10,10 @@ from fl_ops.simulate.reports import RoundResult
 from fl_ops.simulate.system.simulated_time import SimulatedTime
 from fl_ops.simulate.updates import NotDelivered
 from fl_server.rounds import events as ev
-from fl_server.rounds.client_metrics import has_evaluation, summary
-from fl_server.rounds.sampling import draw_evaluators
+from fl_server.rounds.client_metrics import has_evaluation, summary, with_pooled
+from fl_server.rounds.sampling import by_id, draw_evaluators
 from fl_server.rounds.stop_rules import Evaluation, stop_reason
+from tasks.summed_metrics import Pool
 
 
 class Evaluations:
@@ -57,6 +58,11 @@ class Evaluations:
         if self._time is not None:
             drawn = self._time.evaluate(round_, drawn, awaited=awaited)
         found = dict(self._federation.evaluate(drawn))
-        measured = (found[client] for client in drawn)
+        measured = (found[client] for client in by_id(drawn))
         reported = [each for each in measured if not isinstance(each, NotDelivered)]
-        return summary(reported, self._federation.directions)
+        sums = Pool()
+        for each in reported:
+            sums.add(each.sums)
+        values, _ = sums.values(self._federation.task)
+        means = summary([each.metrics for each in reported], self._federation.directions)
+        return with_pooled(means, sums.metrics, values)

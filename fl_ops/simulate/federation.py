@@ -7,6 +7,7 @@ ledger.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -45,6 +46,16 @@ from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_FROZEN, RESOURCE_KIND_MODEL
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
 from tasks import Task
 from tasks.metrics import declared_directions
+from tasks.summed_metrics import PlainSum, without_personal
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a client measured on its held-out data."""
+
+    metrics: ClientMetrics
+    sums: Sequence[PlainSum]
+    """Of the metrics that are no means."""
 
 
 class Federation:
@@ -66,7 +77,7 @@ class Federation:
     ) -> None:
         self.directions = directions_of(config, declared_directions(task))
         self.config = config = with_direction(config, self.directions)
-        self.clients = clients
+        self.clients, self.task = clients, task
         self.engine = Engine(config, task, options.device)
         self.snapshot: Snapshot = self.engine.first()
         check_metric(config, self.engine.reported_metrics(self.snapshot) if needs_metric(config) else None)
@@ -146,8 +157,8 @@ class Federation:
         )  # fmt: skip
         return common_assignment(work, place)
 
-    def evaluate(self, clients: Sequence[str]) -> Iterator[tuple[str, ClientMetrics | NotDelivered]]:
-        """Metrics of the latest model on clients' held-out data, with the clients' ids, in any order."""
+    def evaluate(self, clients: Sequence[str]) -> Iterator[tuple[str, Measured | NotDelivered]]:
+        """What clients measured with the latest model on their held-out data, with their ids, in any order."""
         bundles = self.evaluation_bundles
         for client in clients:
             self.traffic.download(client, bundles)
@@ -159,7 +170,9 @@ class Federation:
                 yield result.client, NotDelivered.of(result)
             else:
                 found = result.found
-                yield result.client, (found.examples, with_own(found.metrics, found.without_personal))
+                metrics = found.examples, with_own(found.metrics, found.without_personal)
+                sums = [*found.sums, *without_personal(found.sums_without_personal)]
+                yield result.client, Measured(metrics, sums)
 
     def evaluate_on_server(self) -> Mapping[str, float]:
         """Metrics of the latest model on the server's held-out examples. Raises TaskError."""

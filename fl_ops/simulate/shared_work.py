@@ -22,7 +22,7 @@ from fl_server.aggregation.blocks import BLOCK_BYTES, Source, joined, neighbours
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.snapshot import Snapshot
 from protos.codec import Entry, Layout, pack
-from tasks.evaluation import mean_of
+from tasks.evaluation import totals_of
 
 LEAST_BYTES = 8 << 20
 """Updates with fewer bytes in all are summed by one process: the messages would take longer."""
@@ -49,7 +49,8 @@ class SharedWork:
         parts = [EvaluationPart(self._model, first, last) for first, last in _cuts(count, self._processes)]
         if (results := self._engine.share(parts)) is None:
             return self._server.evaluate(snapshot)
-        return mean_of((batch for part in results for batch in part), len(self._server.evaluation.held_out()))
+        examples = len(self._server.evaluation.held_out())
+        return self._server.evaluation.finished(totals_of((batch for part in results for batch in part), examples))
 
     def sum_updates(
         self, sources: Sequence[Source], layout: Layout, rows: Sequence[Sequence[float]]

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator
 from itertools import islice
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -15,7 +16,17 @@ from tasks.data.examples import Examples
 from tasks.data.forms import Data, as_data
 from tasks.data.labels import numbered
 from tasks.errors import task_call
-from tasks.evaluation import BatchSums, EvaluationLeft, batch_size_on, batches_of, mean_of, sums_of_batches
+from tasks.evaluation import (
+    BatchSums,
+    EvaluationLeft,
+    Totals,
+    batch_size_on,
+    batches_of,
+    finished,
+    names_of,
+    sums_of_batches,
+    totals_of,
+)
 
 
 class ServerEvaluation:
@@ -30,7 +41,7 @@ class ServerEvaluation:
         """Why the evaluation under way is to be left at its next batch; empty: it goes on."""
 
     def metrics(self, model: nn.Module) -> dict[str, float]:
-        """Mean of every metric over the examples. model: on the CPU; it stays there.
+        """Every metric over the examples. model: on the CPU; it stays there.
 
         Raises as `tasks.evaluate`, and EvaluationLeft.
         """
@@ -40,8 +51,12 @@ class ServerEvaluation:
         self.left = ""
         with task_call("the task's evaluation"):
             data = self.held_out()
-            batches = sums_of_batches(self._task, model, batches_of(data, self._batch_size))
-            return mean_of(self._until_left(batches), len(data))
+            batches = self._until_left(sums_of_batches(self._task, model, batches_of(data, self._batch_size)))
+            return finished(self._task, totals_of(batches, len(data)))
+
+    def finished(self, found: Totals) -> dict[str, float]:
+        """The metrics of an evaluation whose parts were computed alone. Raises TaskError."""
+        return finished(self._task, found)
 
     def _until_left(self, batches: Iterator[BatchSums]) -> Iterator[BatchSums]:
         for batch in batches:
@@ -55,8 +70,9 @@ class ServerEvaluation:
             return None
         if self._device != CPU:
             model = copy.deepcopy(model).to(self._device)
-        first = islice(batches_of(data, self._batch_size), 1)
-        return [name for sums in sums_of_batches(self._task, model, first) for name in sums.sums]
+        with task_call("the task's evaluation"):
+            first = list(sums_of_batches(self._task, model, islice(batches_of(data, self._batch_size), 1)))
+            return names_of(self._task, totals_of(first, sum(each.examples for each in first)))
 
     def batches(self) -> int | None:
         """Number of batches if parts of the evaluation can be computed alone; None if they cannot. Raises TaskError."""
@@ -67,7 +83,14 @@ class ServerEvaluation:
         """The batches from `first` up to `last`, on the CPU, in order, with sums as numbers."""
         batches = islice(batches_of(self.held_out(), self._batch_size), first, last)
         found = sums_of_batches(self._task, model, batches)
-        return [BatchSums({name: float(it) for name, it in sums.items()}, examples) for sums, examples in found]
+        return [
+            BatchSums(
+                {name: float(total) for name, total in each.sums.items()},
+                each.examples,
+                {key: np.asarray(total) for key, total in each.statistics.items()},
+            )
+            for each in found
+        ]
 
     def held_out(self) -> Data:
         """The examples, on the device. The first call reads them. Raises TaskError."""

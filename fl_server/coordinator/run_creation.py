@@ -188,6 +188,7 @@ class RunCreation:
             algorithm,
             lambda current: Engine(current, task.task, max_model_bytes=most, start=start),
             directions,
+            task.task,
         )
         return Run(self._services, record, config, dependencies)
 

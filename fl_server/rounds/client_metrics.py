@@ -6,7 +6,7 @@ Names that begin with "clients_" are of the clients' evaluations; all others are
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from fl_server.rounds.directions import PREFIX, WITHOUT_PERSONAL, Directions
 
@@ -72,6 +72,18 @@ def summary(evaluations: Sequence[ClientMetrics], directions: Directions) -> dic
         if 2 * len(rows[name]) > len(evaluations):
             result.update(_of_one(name, rows[name], directions))
     return result
+
+
+def with_pooled(found: Mapping[str, float], sums_of: Iterable[str], values: Mapping[str, float]) -> dict[str, float]:
+    """The summary with the values that were computed from the sums of all clients, in place of means over examples.
+
+    sums_of: the metrics that have sums, also those without a value.
+    """
+    own = tuple(f"{PREFIX}{name}" for name in sums_of)
+    means = {name for name in found if name in own or name.startswith(tuple(f"{each}/" for each in own))}
+    statistics = {name for name in means if name.endswith(tuple(f"_{ending}" for ending in STATISTICS.values()))}
+    kept = {name: value for name, value in found.items() if name not in means - statistics}
+    return {**kept, **{f"{PREFIX}{name}": value for name, value in values.items()}}
 
 
 def _of_one(name: str, rows: Sequence[tuple[int, float]], directions: Directions) -> dict[str, float]:

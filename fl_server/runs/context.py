@@ -33,6 +33,8 @@ class RunDependencies:
     make_engine: Callable[[RunConfig], Engine]
     directions: Directions
     """Of the run's file and its task."""
+    task: object
+    """It computes the values of metrics from the sums of clients."""
 
 
 def _method(section: AlgorithmSection) -> dict[str, str]:
@@ -55,6 +57,8 @@ class RunContext:
     log: RoundLog
     directions: Directions
     """Which of the metrics are better when lower."""
+    task_code: object
+    """The task, for the values of metrics that are computed from the sums of clients."""
     counters: RunCounters
     watchers: Watchers
     trace: RoundTrace
@@ -78,6 +82,7 @@ class RunContext:
             encodings=config.encodings.needed,
             log=log,
             directions=dependencies.directions,
+            task_code=dependencies.task,
             counters=RunCounters(services.metrics, run_id, log),
             watchers=Watchers(),
             trace=RoundTrace(services.traces, run_id),

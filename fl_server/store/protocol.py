@@ -8,7 +8,7 @@ Tensors are stored elsewhere: updates in the spool, committed models in checkpoi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from fl_server.store.audit_rows import AuditRows
 from fl_server.store.certificates import CertificateStore
@@ -222,7 +222,18 @@ class Store(AuditRows, CertificateStore, Lines, Protocol):
         ...
 
     def evaluations(self, run_id: str, round: int, after: str = "", limit: int | None = None) -> list[ClientEvaluation]:
-        """The clients' evaluations of a committed round, in the order of client id bytes: at most `limit` after one."""
+        """The clients' evaluations of a committed round, in the order of client id bytes: at most `limit` after one.
+
+        Without their sums, which may be large.
+        """
+        ...
+
+    def evaluation_sums(self, run_id: str, round: int, after: str, limit: int) -> list[tuple[str, Sequence[Any]]]:
+        """Clients with the sums of their evaluations of a round, in order of id bytes: at most `limit` after one."""
+        ...
+
+    def drop_evaluation_sums(self, run_id: str, round: int) -> None:
+        """Remove the sums of a round's evaluations, which are part of its metrics now."""
         ...
 
     # clients

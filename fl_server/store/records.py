@@ -172,6 +172,8 @@ class ClientEvaluation:
     metrics: Mapping[str, float]
     """Means over those examples, by the task's metric names."""
     reported_at: float
+    sums: Sequence[Any] = ()
+    """Of the task's metrics that are no means: (metric, name, shape, values). Only `evaluation_sums` reads them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,9 @@ def send_result(ranks: Ranks, result: Trained | Evaluated | Failed, context: Eng
         context.spool.remove(result.update)
     elif isinstance(result, Evaluated):
         found = result.found
-        head = {"examples": found.examples, "metrics": found.metrics, "without": found.without_personal}
+        head = {
+            "found": [found.examples, found.metrics, found.without_personal, found.sums, found.sums_without_personal]
+        }
     else:
         head = {"reason": result.reason, "why": result.why, "trace": result.trace}
     ranks.send(0, {"result": type(result).__name__, "client": result.client, **head}, buffers)
@@ -113,7 +115,7 @@ def received_result(message: Message, context: EngineContext) -> Trained | Evalu
             path = context.spool.write(update_header.key.exchange, head["client"], [update])
             return Trained(head["client"], update_header, path, head["examples"], head["own_batches"])
         case "Evaluated":
-            return Evaluated(head["client"], Evaluation(head["examples"], head["metrics"], head["without"]))
+            return Evaluated(head["client"], Evaluation(*head["found"]))
         case _:
             return Failed(head["client"], head["reason"], head["why"], head["trace"])
 

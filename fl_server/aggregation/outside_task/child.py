@@ -26,6 +26,7 @@ from protos.codec import Layout, unpack
 from tasks import Task, TaskError, fingerprint, load_task
 from tasks.metrics import declared_directions
 from tasks.own_loop import own_loop
+from tasks.summed_metrics import PlainSum, Pool
 
 T = TypeVar("T")
 Reply = tuple[Mapping[str, object], list[memoryview]]
@@ -73,6 +74,7 @@ class _Hosted:
         methods: dict[str, Callable[..., Reply]] = {
             "load": self._load, "model": self._build, "first": self._first, "evaluate": self._evaluate,
             "names": self._names,
+            "pool": self._pool,
         }  # fmt: skip
         given = {name: value for name, value in request.items() if name not in ("do", "sizes")}
         return methods[request["do"]](*bundles, **given)
@@ -124,6 +126,12 @@ class _Hosted:
             names = _there(self._evaluation).names(module)
             del module
         return {"names": names}, []
+
+    def _pool(self, sums: list[PlainSum]) -> Reply:
+        pool = Pool()
+        pool.add(sums)
+        values, problems = pool.values(_there(self._task))
+        return {"values": {name: value.hex() for name, value in values.items()}, "problems": problems}, []
 
     def _filled(self, sent: memoryview, frozen: memoryview, frozen_layout: str) -> AbstractContextManager[nn.Module]:
         model = _there(self._model)

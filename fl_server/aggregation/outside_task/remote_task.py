@@ -28,6 +28,7 @@ from protos.codec import Layout, unpack
 from protos.fl.v1.tensor_pb2 import Resource
 from tasks import TaskError
 from tasks.evaluation import EvaluationLeft
+from tasks.summed_metrics import Pool
 
 log = structlog.get_logger()
 
@@ -185,6 +186,21 @@ class RemoteTask:
     def release(self) -> None:
         """End the process that no model uses."""
         self._spare = None
+
+    def pooled(self, pool: Pool) -> tuple[dict[str, float], list[str]]:
+        """As `Pool.values`: the values of metrics over many clients. A process that fails has no value for any."""
+        if not pool.metrics:
+            return {}, []
+        try:
+            process = self._spare = self._spare or self._loaded()[0]
+            request = {"do": "pool", "sums": pool.plain}
+            reply = process.ask("the value of a metric", self._processes.limits.task_load_s, request)
+            return checked(
+                self._name, lambda: (_metrics(reply.header["values"]), [*map(str, reply.header["problems"])])
+            )
+        except TaskError as error:
+            self._spare = None
+            return {}, [str(error)]
 
     def model(self, batch_size: int, **options: object) -> RemoteModel:
         """Its model, in a process of its own. options: of `TaskModel`, as JSON values.

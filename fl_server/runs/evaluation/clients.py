@@ -24,6 +24,7 @@ from fl_server.rounds.sampling import draw_evaluators
 from fl_server.runs.context import RunContext
 from fl_server.runs.control import RunControl, with_turns
 from fl_server.runs.deadline import save_time
+from fl_server.runs.evaluation.client_sums import check_sums, plain_sums, with_sums
 from fl_server.runs.evaluation.label_order import behind
 from fl_server.runs.evaluation.results import prune_checkpoints, record_metrics
 from fl_server.store.records import ClientEvaluation, HistoryRecord
@@ -146,8 +147,11 @@ class ClientEvaluations:
         """Summarise the answers in the ledger, which are also the ones that operators see."""
         answers = await self._read_answers(round_)
         metrics = summary([(answer.num_examples, answer.metrics) for answer in answers], self._context.directions)
+        metrics = await with_sums(self._context, self._control, round_, metrics)
         await self._warn_of_label_order(answers)  # first: with the metrics the run may end
         await record_metrics(self._context, self._control, round_, metrics, "clients")
+        # From here on nobody needs them, and they say more of a client than its metrics.
+        await self._control.write(self._context.store.drop_evaluation_sums, self._context.run_id, round_)
 
     async def _warn_of_label_order(self, answers: list[ClientEvaluation]) -> None:
         """Tell operators of clients that stay at chance while the others learn."""
@@ -228,7 +232,8 @@ class ClientEvaluations:
         if client in one.answered:
             return
         metrics = with_own(request.metrics, request.without_personal)
-        answer = ClientEvaluation(run_id, one.round, client, request.num_examples, metrics, reported_at=time.time())
+        sums = plain_sums(request)
+        answer = ClientEvaluation(run_id, one.round, client, request.num_examples, metrics, time.time(), sums)
         await self._control.write(self._context.store.record_evaluation, answer)
         one.answered.add(client)
         one.client_out(client)
@@ -260,8 +265,9 @@ def _check(request: pb.ReportEvaluationRequest, *, personal: bool) -> None:
     """personal: whether the run has personal parameters."""
     if not 0 < request.num_examples < 2**63:
         raise InvalidInput("num_examples", "1 or more", request.num_examples)
-    if not 0 < len(request.metrics) <= MAX_METRICS:
+    if not (request.metrics or request.sums) or len(request.metrics) > MAX_METRICS:
         raise InvalidInput("metrics", f"1 to {MAX_METRICS} metrics", f"{len(request.metrics)}")
+    check_sums(request, personal=personal)
     _check_values("metrics", request.metrics)
     expected = request.metrics.keys() if personal else set[str]()
     if request.without_personal.keys() != expected:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sqlalchemy import Connection, Text, cast, collate, delete, exists, insert, select
 from sqlalchemy import update as change
@@ -124,9 +125,24 @@ class CommitLedger(Transactions):
     def evaluations(self, run_id: str, round: int, after: str = "", limit: int | None = None) -> list[ClientEvaluation]:
         """The clients' evaluations of a committed round, in the order of client id bytes: at most `limit` after one."""
         # PostgreSQL would order by the database's language.
-        client = collate(schema.client_evaluations.c.client_id, self._byte_order)
-        query = rows_where(schema.client_evaluations, run_id=run_id, round=round).where(client > after)
-        return [rows.evaluation(row) for row in self._read("evaluations", query.order_by(client).limit(limit))]
+        table = schema.client_evaluations
+        client = collate(table.c.client_id, self._byte_order)
+        query = select(*(column for column in table.c if column.name != "sums")).filter_by(run_id=run_id, round=round)
+        query = query.where(client > after).order_by(client).limit(limit)
+        return [rows.evaluation(row) for row in self._read("evaluations", query)]
+
+    def evaluation_sums(self, run_id: str, round: int, after: str, limit: int) -> list[tuple[str, Sequence[Any]]]:
+        """Clients with the sums of their evaluations of a round, in order of id bytes: at most `limit` after one."""
+        table = schema.client_evaluations
+        client = collate(table.c.client_id, self._byte_order)
+        query = select(table.c.client_id, table.c.sums).where(table.c.run_id == run_id, table.c.round == round)
+        found = self._read("sums", query.where(client > after).order_by(client).limit(limit))
+        return [(row["client_id"], row["sums"]) for row in found]
+
+    def drop_evaluation_sums(self, run_id: str, round: int) -> None:
+        """Remove the sums of a round's evaluations, which are part of its metrics now."""
+        with self._transaction(f"remove sums of run {run_id!r}, round {round}") as db:
+            db.execute(change(schema.client_evaluations).filter_by(run_id=run_id, round=round).values(sums=[]))
 
 
 def _clients_of(db: Connection, commit: CommitRecord) -> list[str]:

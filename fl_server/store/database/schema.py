@@ -221,6 +221,7 @@ client_evaluations = Table(
     Column("num_examples", BigInteger, nullable=False),
     Column("metrics", JsonText, nullable=False),
     Column("reported_at", Double, nullable=False),
+    Column("sums", JsonText, nullable=False, server_default="[]"),
 )
 
 clients = Table(

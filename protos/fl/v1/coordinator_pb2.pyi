@@ -341,7 +341,7 @@ class ReportStatusResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ReportEvaluationRequest(_message.Message):
-    __slots__ = ("session_id", "key", "num_examples", "metrics", "without_personal")
+    __slots__ = ("session_id", "key", "num_examples", "metrics", "without_personal", "sums", "sums_without_personal")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -361,12 +361,28 @@ class ReportEvaluationRequest(_message.Message):
     NUM_EXAMPLES_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     WITHOUT_PERSONAL_FIELD_NUMBER: _ClassVar[int]
+    SUMS_FIELD_NUMBER: _ClassVar[int]
+    SUMS_WITHOUT_PERSONAL_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     key: _training_pb2.ExchangeKey
     num_examples: int
     metrics: _containers.ScalarMap[str, float]
     without_personal: _containers.ScalarMap[str, float]
-    def __init__(self, session_id: _Optional[str] = ..., key: _Optional[_Union[_training_pb2.ExchangeKey, _Mapping]] = ..., num_examples: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., without_personal: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    sums: _containers.RepeatedCompositeFieldContainer[MetricSum]
+    sums_without_personal: _containers.RepeatedCompositeFieldContainer[MetricSum]
+    def __init__(self, session_id: _Optional[str] = ..., key: _Optional[_Union[_training_pb2.ExchangeKey, _Mapping]] = ..., num_examples: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., without_personal: _Optional[_Mapping[str, float]] = ..., sums: _Optional[_Iterable[_Union[MetricSum, _Mapping]]] = ..., sums_without_personal: _Optional[_Iterable[_Union[MetricSum, _Mapping]]] = ...) -> None: ...
+
+class MetricSum(_message.Message):
+    __slots__ = ("metric", "name", "shape", "values")
+    METRIC_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    metric: str
+    name: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    values: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, metric: _Optional[str] = ..., name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., values: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class ReportEvaluationResponse(_message.Message):
     __slots__ = ()

@@ -1,4 +1,4 @@
-"""Failed work, missed deadlines, norms after each round; chains of renewed certificates, labels of enrollment."""
+"""Failed work, missed deadlines, norms after rounds, sums of metrics, renewed certificates, labels of enrollment."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -13,6 +13,7 @@ def upgrade() -> None:
     """Add them. The norms are empty in rounds of older versions."""
     op.add_column("commits", sa.Column("norms", sa.Text(), nullable=False, server_default=""))
     op.add_column("standings", sa.Column("deadlines", sa.Integer(), nullable=False, server_default="0"))
+    op.add_column("client_evaluations", sa.Column("sums", sa.Text(), nullable=False, server_default="[]"))
     op.create_table(
         "failures",
         sa.Column("run_id", sa.String(64), sa.ForeignKey("runs.run_id"), primary_key=True),
@@ -39,5 +40,6 @@ def downgrade() -> None:
     op.drop_column("certificates", "labels")
     op.drop_column("certificates", "renewed_from")
     op.drop_table("failures")
+    op.drop_column("client_evaluations", "sums")
     op.drop_column("standings", "deadlines")
     op.drop_column("commits", "norms")
