@@ -70,7 +70,7 @@ def sign_leaf(authority: Authority, leaf: Leaf, public_key: ec.EllipticCurvePubl
     builder = builder_of(common_name(holder.name), authority.certificate.subject, public_key, leaf.period)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(key_usage("digital_signature"), critical=True)
-    builder = builder.add_extension(x509.ExtendedKeyUsage([_purpose(holder.role)]), critical=False)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([purpose_of(holder.role)]), critical=False)
     names = [x509.UniformResourceIdentifier(holder.uri), *map(_host_name, leaf.hosts)]
     builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     builder = builder.add_extension(_issuer_key_id(authority), critical=False)
@@ -115,7 +115,8 @@ def _issuer_key_id(issuer: Authority) -> x509.AuthorityKeyIdentifier:
     return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(own)
 
 
-def _purpose(role: str) -> x509.ObjectIdentifier:
+def purpose_of(role: str) -> x509.ObjectIdentifier:
+    """What a holder of this role may prove with its certificate."""
     return ExtendedKeyUsageOID.SERVER_AUTH if role == "server" else ExtendedKeyUsageOID.CLIENT_AUTH
 
 

@@ -21,6 +21,7 @@ from fl_common.certificates.leaf import (
     builder_of,
     common_name,
     key_usage,
+    purpose_of,
     sign_leaf,
 )
 from fl_common.certificates.names import ROLES, Holder, holder_of
@@ -77,12 +78,14 @@ class Identity:
         return Holder(self.role, self.name).uri
 
 
-def make_authority(name: str, validity: Validity) -> Authority:
+def make_authority(name: str, validity: Validity, role: str = "") -> Authority:
     """A self-signed authority that can sign leaves, but no other authorities.
 
     Args:
         name: the common name, 1 to 64 characters.
         validity: of the authority's certificate.
+        role: the only role of its leaves, "client" or "server"; empty: any. TLS itself refuses others (name constraints
+            of the holder's URI, and the purpose), so a stolen key makes no operator.
     """
     if not 1 <= len(name) <= _LONGEST_COMMON_NAME:
         raise ValueError(f"expected a name of 1 to {_LONGEST_COMMON_NAME} characters, got {len(name)}")
@@ -91,6 +94,11 @@ def make_authority(name: str, validity: Validity) -> Authority:
     builder = builder_of(subject, subject, key.public_key(), validity.period)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(key_usage("key_cert_sign", "crl_sign"), critical=True)
+    if role:
+        # The host of fl://client/edge-3 is "client".
+        allowed = x509.NameConstraints([x509.UniformResourceIdentifier(role)], None)
+        builder = builder.add_extension(allowed, critical=True)
+        builder = builder.add_extension(x509.ExtendedKeyUsage([purpose_of(role)]), critical=False)
     return Authority(builder.sign(key, hashes.SHA256()), key)
 
 

@@ -21,6 +21,8 @@ from fl_ops.files import PRIVATE, Target, check_free, make_folder, written_whole
 
 AUTHORITY = "ca"
 """Stem of the authority's files."""
+CLIENT_BUNDLE = "client-ca.crt"
+"""The authorities of a coordinator's callers, for `tls.client_ca`: the first one, and that of devices."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,23 @@ def init(directory: Path, name: str, days: int) -> Issued:
     make_folder(directory)
     pair = Pair(directory, AUTHORITY)
     pair.write(authority.certificate, authority.key, "certificates of this authority are in use; choose another --dir")
+    return Issued(pair, authority.certificate)
+
+
+def init_for_role(directory: Path, role: str, days: int) -> Issued:
+    """Make an authority for one role beside the first one, and the bundle of all that a coordinator trusts.
+
+    Its name is that of the first authority and the role. Raises UsageError.
+    """
+    first = _load_authority(Pair(directory, AUTHORITY)).certificate
+    name = f"{first.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)[0].value!s:.50} {role}s"
+    authority = ca.make_authority(name, ca.Validity(_now(), days), role)
+    pair = Pair(directory, f"{AUTHORITY}-{role}")
+    pair.write(authority.certificate, authority.key, "certificates of this authority are in use; choose another --dir")
+    if role == "client":
+        bundle = ca.certificate_pem(first) + ca.certificate_pem(authority.certificate)
+        with written_whole(Target(directory / CLIENT_BUNDLE, replace=True)) as file:
+            file.write(bundle)
     return Issued(pair, authority.certificate)
 
 

@@ -37,7 +37,7 @@ def only(objects: Iterable[dict[str, Any]], kind: str) -> dict[str, Any]:
 def as_pod(objects: list[dict[str, Any]], ports: dict[str, int], tls: Path) -> list[dict[str, Any]]:
     """The StatefulSet's first pod and its volume, with `ports` of this machine's loopback for the container's ports.
 
-    Podman's own option sets the owner of the volume; in a cluster `fsGroup` does. The folder `tls` is the Secret
+    Podman's own option sets the owner of the volume; in a cluster `fsGroup` does. The folder `tls` is each Secret
     as the kubelet lays it out: podman 4.3 mounts a Secret's data without decoding them.
     """
     template = only(objects, "StatefulSet")["spec"]["template"]
@@ -66,7 +66,12 @@ def as_pod(objects: list[dict[str, Any]], ports: dict[str, int], tls: Path) -> l
 
 def lay_out(pki: Path, folder: Path) -> Path:
     """The Secret that the pod refers to, with the files of cert-manager and the modes of the manifest."""
-    files = {"ca.crt": "ca.crt", "tls.crt": "server-coordinator.crt", "tls.key": "server-coordinator.key"}
+    files = {
+        "ca.crt": "ca.crt",
+        "client-ca.crt": "ca.crt",
+        "tls.crt": "server-coordinator.crt",
+        "tls.key": "server-coordinator.key",
+    }
     folder.mkdir()
     for name, source in files.items():
         (folder / name).write_bytes((pki / source).read_bytes())

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import tomllib
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import chdir
 from functools import cache
@@ -89,9 +90,15 @@ def test_files_that_are_built_from_are_there() -> None:
 
 
 @pytest.fixture(scope="module")
-def typed(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which the commands run."""
+    return tmp_path_factory.mktemp("typed")
+
+
+@pytest.fixture(scope="module")
+def typed(work: Path) -> list[Any]:
     """The Secrets that kubectl creates from certificates of the page's commands."""
-    folder = tmp_path_factory.mktemp("typed")
+    folder = work
     (folder / "ledger.toml").write_text(FILES["ledger.toml"])
     for name in ("postgres-ca.crt", "postgres-password", "token"):
         (folder / name).write_text(name)
@@ -120,13 +127,15 @@ def test_every_secret_is_made_by_a_command_of_the_page(folder: str, typed: Any) 
 
 
 @needs_kubectl
-def test_the_authoritys_key_is_in_no_namespace_of_daemons(typed: Any) -> None:
-    """No command of the page and no Issuer puts it there, and no issuer signs for all namespaces."""
+def test_no_authoritys_key_is_where_it_does_not_belong(typed: Any, work: Path) -> None:
+    """That of operators is in no Secret, no other is beside daemons, and no issuer signs for all namespaces."""
     objects = build(EVERYTHING)
     daemons = {pod.namespace for pod in pods(objects) if "fl-client" in pod.title}
     assert daemons == {"impetus-clients"}
     made = {(secret["metadata"]["namespace"], secret["metadata"]["name"]) for secret in typed}
     assert {where for where, name in made if name == "impetus-ca"} == {"impetus"}
+    first = b64encode((work / "pki" / "ca.key").read_bytes()).decode()
+    assert [secret["metadata"]["name"] for secret in typed if first in secret["data"].values()] == []
     keys = [secret["metadata"]["name"] for secret in typed if "tls.key" in secret["data"]
             and secret["metadata"]["namespace"] in daemons]  # fmt: skip
     assert keys == []

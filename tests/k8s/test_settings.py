@@ -27,7 +27,7 @@ def test_the_base_is_read_by_the_coordinator() -> None:
         f"0.0.0.0:{port}" for port in (7070, 7071, 7072, 7073)
     )
     assert config.tls is not None
-    assert config.tls.client_ca == Path("/etc/impetus/tls/ca.crt")
+    assert config.tls.client_ca == Path("/etc/impetus/clients/client-ca.crt")
     assert config.state_dir == Path("/var/lib/impetus")
 
 

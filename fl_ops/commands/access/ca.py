@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -55,6 +55,30 @@ def init(
     )
     facts = issued.facts() | {role: each.facts() for role, each in more.items()}
     output.show(facts, issued.text(hint), context.as_json)
+
+
+@app.command("limited", **examples("fl ca limited client", "fl ca limited server"))
+@command
+def limited(
+    context: Context,
+    role: Annotated[Literal["client", "server"], typer.Argument(help="The only role of its certificates.")],
+    directory: Dir = Path("pki"),
+    days: Days = 3_650,
+) -> None:
+    """Make an authority that can sign devices only, or coordinators only, for a machine that signs by itself.
+
+    Its key cannot make an operator: ca.key stays away from that machine.
+    """
+    from fl_ops.certificates import pki
+
+    issued = pki.init_for_role(directory, role, days)
+    hint = (
+        f"the coordinator trusts {directory / pki.CLIENT_BUNDLE} (tls.client_ca) and signs with these "
+        "(enrollment.ca_cert, ca_key); enrollment.server_ca is the authority of its own certificate"
+        if role == "client"
+        else f"devices and operators check the coordinator with {issued.pair.certificate}"
+    )
+    output.show(issued.facts(), issued.text(hint), context.as_json)
 
 
 @issue_app.command(**examples("fl ca issue server --host fl.example.org --host 192.0.2.10"))
