@@ -23,6 +23,9 @@ class LimitsConfig(Section):
     """Size of the chunks sent, and the best size of those received."""
     reattach_grace_s: float = Field(default=20.0, gt=0)
     """How long the coordinator waits for a client with a lost stream, and after a start for the clients of before."""
+    lost_after_s: float = Field(default=300.0, gt=0)
+    """How long a run that has begun waits for a client that is lost. Then it goes on without it, if it has its quorum.
+    A client that is banned or in quarantine is not waited for at all."""
     stall_s: float = Field(default=60.0, gt=0)
     """An upload without a header, or with less than `chunk_bytes`, in this time is ended. It resumes later at the same
     offset."""

@@ -21,7 +21,7 @@ from fl_server.rounds.state import Phase, Result, RoundState, UnexpectedEvent
 
 def roster(state: RoundState, event: RosterChanged) -> Result:
     """Take the new list of eligible clients, and draw if the run waits for clients."""
-    state = replace(state, eligible=by_id(event.eligible), settled=event.settled)
+    state = replace(state, eligible=by_id(event.eligible), settled=event.settled, shut_out=event.shut_out)
     return go_on(state) if state.phase is Phase.SELECTING else (state, ())
 
 

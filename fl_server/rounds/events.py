@@ -26,6 +26,8 @@ class RosterChanged:
 
     eligible: tuple[str, ...]
     settled: bool
+    shut_out: int = 0
+    """Clients that the run lacks and does not wait for: in quarantine, banned, lost for long."""
 
 
 @dataclass(frozen=True, slots=True)

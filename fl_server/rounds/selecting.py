@@ -25,7 +25,7 @@ def select(state: RoundState) -> Result:
     if state.goal:
         return draw_replacements(state)
     policy, candidates = state.policy, state.candidates
-    if len(candidates) < policy.min_clients:
+    if not state.enough:
         return state, (AwaitClients(policy.min_clients, len(candidates)),)
     draw = Draw(policy.seed, state.round, state.attempt)
     if policy.sampling == "bernoulli":

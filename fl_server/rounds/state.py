@@ -86,6 +86,8 @@ class RoundState:
     paused: bool = False
     eligible: tuple[str, ...] = ()
     """Clients that can be drawn now, from the last RosterChanged."""
+    shut_out: int = 0
+    """Clients that are not eligible and not waited for, from the last RosterChanged."""
     settled: bool = False
     """False after a start until every expected client is back or was waited for; no cohort is drawn before."""
     members: frozenset[str] = frozenset()
@@ -130,6 +132,13 @@ class RoundState:
         if not self.policy.population:
             return self.eligible
         return within_population(self.eligible, self.members | self.drawn, self.policy.population)
+
+    @property
+    def enough(self) -> bool:
+        """Whether a cohort can be drawn: all clients are here, or a quorum, and the others are not waited for."""
+        policy, here = self.policy, len(self.candidates)
+        fewest = max(policy.quorum, policy.min_accepted)
+        return here >= policy.min_clients or (here >= fewest and here + self.shut_out >= policy.min_clients)
 
     @property
     def draws_per_update(self) -> float:

@@ -168,12 +168,12 @@ def _states(run: Run) -> pb.StateMembers:
 
 
 def run_reason(run: Run) -> str:
-    """Why a run waits, ended or failed."""
+    """Why a run waits, ended or failed, or which clients it goes on without."""
     if run.ended and run.state.ending:
         return run.state.ending[1]
     if run.run_status.waiting_reason:
         return why_waiting(run.context, run)
-    return run.run_status.upload_failure or run.server_evaluation.waits_for
+    return run.run_status.upload_failure or run.server_evaluation.waits_for or run.eligible.without
 
 
 def round_summary(commit: CommitRecord) -> pb.RoundSummary:

@@ -121,7 +121,8 @@ class CommandHandlers:
         admitted = len(self._control.state.admitted)
         here = f", {_are(admitted, 'update')} here" if admitted else ""
         drawn = _are(len(attempt.cohort), "client")
-        detail = f"round {attempt.round}{exchange}, attempt {attempt.attempt}: {drawn} drawn{here}"
+        without = f"; it {self._control.eligible.without}" if self._control.eligible.without else ""
+        detail = f"round {attempt.round}{exchange}, attempt {attempt.attempt}: {drawn} drawn{here}{without}"
         return HistoryRecord(attempt.opened_at, "coordinator", "attempt_opened", self._context.run_id, detail)
 
     async def _quorum_missed(self, command: ev.QuorumMissed) -> None:

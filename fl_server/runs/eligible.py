@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -9,6 +10,7 @@ from fl_server.rounds import events as ev
 from fl_server.rounds.state import RoundState
 from fl_server.run_config import RunConfig
 from fl_server.runs.context import RunContext
+from fl_server.runs.shut_out import described, shut_out
 from fl_server.store.records import RunRecord
 
 
@@ -48,6 +50,10 @@ class EligibleClients:
         """The fleet's version that `state.eligible` was computed from; -1: compute it again."""
         self._reserved = run.state
         """The state whose working clients are reserved."""
+        self._began = time.time()
+        """No client was lost for longer: before, the coordinator or the run was not here to be found."""
+        self.without = ""
+        """The clients without which the run goes on, as a sentence; empty if it has all that it needs."""
 
     def invalidate(self) -> None:
         """Compute the eligible clients again before the next event."""
@@ -64,8 +70,24 @@ class EligibleClients:
         while not run.ended and self._version != fleet.version:
             self._version = fleet.version
             eligible, settled = self.now(), fleet.settled and not run.draining
-            if (eligible, settled) != (run.state.eligible, run.state.settled):
-                await run.take(ev.RosterChanged(eligible, settled))
+            missing = self._shut_out(len(eligible))
+            if (eligible, settled, missing) != (run.state.eligible, run.state.settled, run.state.shut_out):
+                await run.take(ev.RosterChanged(eligible, settled, missing))
+
+    def _shut_out(self, here: int) -> int:
+        """The number of clients that the run lacks and does not wait for; 0 if it lacks none.
+
+        A client that is lost counts from the second round on: to begin, a run waits for those that are not here yet.
+        """
+        run, after = self._run, self._context.services.config.limits.lost_after_s
+        if here >= run.state.policy.min_clients:
+            self.without = ""
+            return 0
+        long_ago = time.time() - after
+        since = long_ago if run.state.round and long_ago >= self._began else None
+        clients = shut_out(self._context, run.config, since)
+        self.without = described(clients)
+        return len(clients)
 
     def now(self) -> tuple[str, ...]:
         """Clients that could be drawn now."""

@@ -155,6 +155,9 @@ class Run:
         while not self.ended:
             await asyncio.sleep(deadline.SAVE_EVERY_S)
             await self._save_times()
+            if self.run_status.waiting_reason:  # a client may be lost for long enough now
+                self.eligible.invalidate()
+                self.fleet_changed()
 
     async def in_turn(self, work: Callable[[], Awaitable[R]]) -> R:
         """Do work that holds the turn, to its end: also if the call that asked for it is cancelled."""

@@ -14,6 +14,7 @@ from fl_server.clients.quarantine import Quarantine
 from fl_server.config import QuarantineConfig
 from fl_server.errors import NoSuchClient
 from fl_server.rpc.views import client_status, run_status
+from fl_server.runs.run import Run
 from fl_server.store.records import UpdateRecord
 from protos.fl.v1 import admin_pb2
 from protos.fl.v1.training_pb2 import RefusalReason
@@ -138,15 +139,25 @@ async def test_a_client_that_is_refused_in_a_row_is_not_drawn(tmp_path: Path) ->
         assert b.outcomes["r", 2, 0].counted
 
 
+async def run_with_too_few_clients(world: World) -> tuple[Device, Device, Run]:
+    """Two of three are a quorum, and only one is left after round 0: "a" is in quarantine, and "c" is drained."""
+    a, c = [await Device(name, works=False).connect(world) for name in "ac"]
+    b = await Device("b").connect(world)
+    run = await world.create(round={"clients_per_round": 3, "quorum": 2}, stop={"rounds": 2})
+    await deliver_invalid(world, a)
+    await world.operators.drain("c", "it moves", undo=False, actor="admin")
+    await deliver_valid(world, c)
+    await until(lambda: ("r", 0, 0) in b.outcomes, "round 0 is over")
+    return a, b, run
+
+
 async def test_a_run_that_waits_for_a_quarantined_client_shows_it(tmp_path: Path) -> None:
     """Too few clients are left: the run waits and names the client and the remedy; after a release it continues."""
     async with World(tmp_path, quarantine=FOREVER) as world:
-        a, _ = await Device("a", works=False).connect(world), await Device("b").connect(world)
-        run = await world.create(**PAIR, stop={"rounds": 2})
-        await deliver_invalid(world, a)
+        a, _, run = await run_with_too_few_clients(world)
         await until(lambda: run.status == "waiting", "it waits")
         reason = run_status(run).reason
-        assert reason.startswith("1 of 2 clients are here that could be drawn; 1 in quarantine, first a, for ")
+        assert reason.startswith("1 of 3 clients are here that could be drawn; 1 in quarantine, first a, for ")
         assert reason.endswith("`fl clients release a` ends it")
         await world.operators.release("a", "admin:eve")
         await deliver_valid(world, a, 1)
@@ -179,10 +190,7 @@ async def test_after_its_end_a_client_is_drawn_without_an_action(tmp_path: Path,
     """The run that waits for it continues without an operator."""
     short = {"after": 1, "first_s": 1.0}
     async with World(tmp_path, quarantine=short) as world:
-        a, b = await Device("a", works=False).connect(world), await Device("b").connect(world)
-        await world.create(**PAIR, stop={"rounds": 2})
-        await deliver_invalid(world, a)
-        await until(lambda: ("r", 0, 0) in b.outcomes, "round 0 is over")
+        a, b, _ = await run_with_too_few_clients(world)
         if not restarts:
             await deliver_valid(world, a, 1)
             await world.completed()
