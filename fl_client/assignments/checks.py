@@ -186,7 +186,11 @@ def _check_work(training: training_pb2.LocalTraining, limits: LimitsConfig, exam
     at_once = min(size, examples, training.micro_batch_size or size)
     if at_once > limits.max_batch_size:
         raise _over_limit(f"batches of at most {limits.max_batch_size} examples (limits.max_batch_size)", at_once)
-    steps = count_steps(examples, size, **{unit.removeprefix("local_"): amount}, own_batches=own_batches)
+    check_amount(count_steps(examples, size, **{unit.removeprefix("local_"): amount}, own_batches=own_batches), limits)
+
+
+def check_amount(steps: int, limits: LimitsConfig) -> None:
+    """Raises WorkFailed for more batches, those of a full gradient included, than the owner allows."""
     if steps > limits.max_steps:
         raise _over_limit(f"at most {limits.max_steps} steps (limits.max_steps)", steps)
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 import structlog
 
 from fl_client.assignments.availability import AvailabilityMonitor
-from fl_client.assignments.checks import check_assignment, check_evaluation
+from fl_client.assignments.checks import check_amount, check_assignment, check_evaluation
 from fl_client.assignments.deadline import DeadlineTimer
 from fl_client.assignments.failure_reports import FailureReports
 from fl_client.assignments.state_directory import StateDirectory
@@ -24,6 +24,9 @@ from fl_client.connection.messages import log_text
 from fl_client.errors import GivenUp, ResourceGone, TransportError, WorkFailed
 from fl_client.monitoring.logs import Progress
 from fl_client.monitoring.metrics import Metrics
+from fl_client.policy.requests import ordered_work
+from fl_client.policy.rules import Shard
+from fl_client.policy.rules import Work as Amount
 from fl_client.policy.site import SitePolicy
 from fl_client.settings.config import LimitsConfig
 from fl_client.storage.device_storage import DeviceStorage
@@ -103,13 +106,17 @@ class AssignmentExecutor:
         services, key = self._services, key_of(assignment.key)
         log.info("assignment", **key_fields(key), attempt=assignment.attempt, resources=len(assignment.resources))
         note_assigned(services.audit, assignment)
-        data = services.trainer.examples, services.trainer.own_batches
-        check_assignment(assignment, services.limits, *data)
-        await services.policy.check_training(assignment, *data)
+        trainer = services.trainer
+        check_assignment(assignment, services.limits, trainer.examples, trainer.own_batches)
+        await services.policy.check_names(assignment)
+        exchange, shard = trainer.exchange_of(assignment), Shard(trainer.examples, trainer.own_batches)
+        amount = ordered_work(assignment.training, exchange, shard)
+        check_amount(amount.steps or 0, services.limits)
+        await services.policy.check_training(assignment, amount)
         update = await services.state.required(services.storage.resume, assignment)
         if update is None:
             async with services.availability.while_allowed((assignment.key.run_id, assignment.key.round)):
-                result = await self._train(assignment)
+                result = await self._train(assignment, amount)
             update = await self._save(result)
             del result  # its tensors are not needed during the upload
         # An update made for an earlier attempt answers this one too: the work is the same.
@@ -118,13 +125,13 @@ class AssignmentExecutor:
         receipt = await submit(services.link, update, services.disk, services.policy)
         await self._handle_receipt(update.header, receipt)
 
-    async def _train(self, assignment: training_pb2.Assignment) -> TrainingResult:
+    async def _train(self, assignment: training_pb2.Assignment, amount: Amount) -> TrainingResult:
         services, key = self._services, key_of(assignment.key)
         services.trainer.check_task(assignment.task, assignment.fingerprint)
         state = await services.state.required(services.storage.state_for, assignment)
         if services.trainer.keeps_state(assignment):
             await services.state.required(services.storage.check_limits, key[0])
-        await services.policy.begin_training(assignment, services.trainer.examples, services.trainer.own_batches)
+        await services.policy.begin_training(assignment, amount)
         self._show(key, "fetching the model")
         bundles = await services.bundles.get(
             assignment.resources, await self._layouts(assignment), assignment.key.run_id

@@ -1,4 +1,7 @@
-"""The policy file: TOML, checked once. A rule that is absent allows everything; an empty list allows nothing."""
+"""The policy file: TOML, checked once. A rule that is absent allows everything; an empty list allows nothing.
+
+The floors of [work] have defaults, which are in force in every file without them.
+"""
 
 from __future__ import annotations
 
@@ -57,12 +60,20 @@ class AlgorithmRules(Section):
 
 
 class WorkRules(Section):
-    """The most of one assignment."""
+    """The most and the least of one assignment."""
 
     max_epochs: int | None = Field(default=None, ge=1)
-    """Passes over the local examples. Steps count as the passes that they begin."""
+    """Passes over the local examples, a full gradient included. Steps count as the passes that they begin."""
     max_steps: int | None = Field(default=None, ge=1)
-    """Mini-batch steps."""
+    """Mini-batch steps, and batches of a full gradient."""
+    min_batch_size: int = Field(default=4, ge=1)
+    """Examples of a step. A step of one example reveals it. 1: any."""
+    min_examples: int = Field(default=16, ge=1)
+    """Different local examples that the work uses. 1: any."""
+    min_steps: int = Field(default=1, ge=1)
+    """Local steps of work that trains. More steps mix more batches. 1: any."""
+    min_clients: int = Field(default=3, ge=1)
+    """Accepted updates without which the coordinator commits no round, as it says itself. 1: any."""
     max_model_bytes: int | None = Field(default=None, ge=1)
     """Bytes of the model, frozen part included."""
 
@@ -129,7 +140,8 @@ class Policy(Section):
     demands that this version would not meet."""
 
 
-NO_POLICY = Policy(allow_unknown_demands=True)
+NO_FLOORS = WorkRules(min_batch_size=1, min_examples=1, min_clients=1)
+NO_POLICY = Policy(work=NO_FLOORS, allow_unknown_demands=True)
 """The rules of a device without a policy file: none."""
 
 

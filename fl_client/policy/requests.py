@@ -8,7 +8,8 @@ from typing import Any
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from fl_client.policy.rules import Request, work_of
+from algorithms.base import Exchange
+from fl_client.policy.rules import Request, Shard, Work, work_of
 from protos.fl.v1 import tensor_pb2, training_pb2
 
 _OF_MODEL = (tensor_pb2.RESOURCE_KIND_MODEL, tensor_pb2.RESOURCE_KIND_FROZEN)
@@ -16,19 +17,24 @@ _SHOWN = 5
 """Unknown fields that a message names."""
 
 
-def training_request(assignment: training_pb2.Assignment, examples: int, own_batches: int = 0) -> Request:
-    """The request of an assignment whose values were checked. examples: of this device's shard, 1 or more."""
+def ordered_work(training: training_pb2.LocalTraining, exchange: Exchange, shard: Shard) -> Work:
+    """The work of an assignment whose values were checked: of what the exchange of its method makes clients do."""
+    by_epochs = training.WhichOneof("work") == "local_epochs"
+    amount = {"epochs": training.local_epochs} if by_epochs else {"steps": training.local_steps}
+    return work_of(shard, training.batch_size, **amount, passes=exchange.passes, trains=exchange.trains)
+
+
+def training_request(assignment: training_pb2.Assignment, work: Work | None) -> Request:
+    """The request of an assignment. work: by `ordered_work`; None: only its names are judged."""
     training = assignment.training
-    amount = {"epochs": training.local_epochs} if training.WhichOneof("work") == "local_epochs" else {}
     return Request(
-        kind="training",
+        kind="names" if work is None else "training",
         task=assignment.task,
         source=assignment.fingerprint.source,
         algorithm=training.algorithm.name,
         optimizer=training.optimizer.name or "sgd",
-        work=work_of(
-            examples, training.batch_size, **(amount or {"steps": training.local_steps}), own_batches=own_batches
-        ),
+        work=work,
+        min_clients=assignment.min_accepted,
         model_bytes=_model_bytes(assignment),
         unknown=unknown_fields(assignment),
     )

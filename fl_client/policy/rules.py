@@ -5,9 +5,10 @@ A request is made of an assignment, or of a run's file. A run's file leaves some
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Literal
 
 from fl_client.policy.config import Policy
@@ -21,14 +22,21 @@ class Work:
     epochs: Fraction | None
     """Passes over the local examples."""
     examples: int | None
-    """Examples trained on, repeats included."""
+    """Examples that are read, repeats included."""
+    batch: int | None = None
+    """Examples of a step, as far as the shard has them."""
+    used: int | None = None
+    """Different examples."""
+    local_steps: int | None = None
+    """Steps of the training; 0 for work that does not train."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a coordinator requests."""
 
-    kind: Literal["training", "evaluation"]
+    kind: Literal["training", "names", "evaluation"]
+    """names: training of which only task and method are judged, before the method is made."""
     task: str
     source: str | None = None
     """Digest of the coordinator's code of the task."""
@@ -40,6 +48,8 @@ class Request:
     """Fields that this version does not know."""
     optimizer: str = "sgd"
     """Of the local steps."""
+    min_clients: int | None = None
+    """Accepted updates without which the coordinator commits no round, as it says. 0: it does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +65,7 @@ class Verdict:
 
 def verdicts(policy: Policy, request: Request) -> Iterator[Verdict]:
     """Every rule that applies to the request, in a fixed order."""
-    for rule in _TRAINING if request.kind == "training" else _EVALUATION:
+    for rule in _RULES[request.kind]:
         yield from rule(policy, request)
 
 
@@ -64,21 +74,46 @@ def refusal(policy: Policy, request: Request) -> Verdict | None:
     return next((each for each in verdicts(policy, request) if not each.accepted), None)
 
 
-def work_of(  # noqa: PLR0913 - epochs and steps are alternatives
-    examples: int, batch_size: int, *, epochs: int | None = None, steps: int | None = None, own_batches: int = 0
-) -> Work:
-    """The work of `epochs` or `steps` on a shard of `examples`. All are 1 or more; see tasks.batches.count_steps.
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The local examples."""
 
-    own_batches: batches of an epoch if the task makes its batches; they count with their mean size, rounded up.
+    examples: int
+    """1 or more."""
+    own_batches: int = 0
+    """Batches of an epoch if the task makes its batches; they count with their mean size, rounded up."""
+
+
+def work_of(  # noqa: PLR0913 - epochs and steps are alternatives
+    shard: Shard,
+    batch_size: int,
+    *,
+    epochs: int | None = None,
+    steps: int | None = None,
+    passes: bool = False,
+    trains: bool = True,
+) -> Work:
+    """The work of `epochs` or `steps` of training, both 1 or more, and of a full gradient; see count_steps of tasks.
+
+    passes: whether the exchange has a gradient over the whole shard, which counts as an epoch. trains: whether it
+    trains. A method that takes two gradients of one batch (Mime, SAM) reads its examples once.
     """
-    per_epoch = own_batches or -(-examples // batch_size)
-    if own_batches:
-        batch_size = -(-examples // own_batches)
-    if steps is None:
-        passes = epochs or 0
-        return Work(passes * per_epoch, Fraction(passes), passes * examples)
-    whole, rest = divmod(steps, per_epoch)
-    return Work(steps, Fraction(steps, per_epoch), whole * examples + min(rest * batch_size, examples))
+    examples = shard.examples
+    per_epoch = shard.own_batches or -(-examples // batch_size)
+    batch = min(-(-examples // shard.own_batches) if shard.own_batches else batch_size, examples)
+    count = (epochs or 0) * per_epoch if steps is None else steps
+    count = count if trains else 0
+    whole, rest = divmod(count, per_epoch)
+    read = whole * examples + min(rest * batch, examples)
+    first = per_epoch if passes else 0
+    return Work(
+        first + count,
+        Fraction(first + count, per_epoch),
+        read + (examples if passes else 0),
+        batch,
+        examples if passes else min(read, examples),
+        count,
+    )
 
 
 def day_verdicts(policy: Policy, work: Work) -> Iterator[Verdict]:
@@ -130,6 +165,25 @@ def _amounts(policy: Policy, request: Request) -> Iterator[Verdict]:
             yield _at_most(f"work.{key}", limit, got)
 
 
+def _floors(policy: Policy, request: Request) -> Iterator[Verdict]:
+    work, rules = request.work, policy.work
+    yield from _at_least("min_clients", rules.min_clients, request.min_clients)
+    yield from _at_least("min_examples", rules.min_examples, None if work is None else work.used)
+    if work is None or work.local_steps != 0:
+        yield from _at_least("min_batch_size", rules.min_batch_size, None if work is None else work.batch)
+        yield from _at_least("min_steps", rules.min_steps, None if work is None else work.local_steps)
+
+
+def _at_least(key: str, floor: int, got: int | None) -> Iterator[Verdict]:
+    if floor == 1:
+        return
+    if got is None:
+        yield Verdict("work", accepted=None, text=f"work.{key} is {floor}; a run's file does not decide it")
+        return
+    came = "the coordinator states none" if key == "min_clients" and not got else f"the assignment has {got}"
+    yield Verdict("work", got >= floor, f"work.{key} is {floor}, and {came}")
+
+
 def _model(policy: Policy, request: Request) -> Iterator[Verdict]:
     if (limit := policy.work.max_model_bytes) is not None:
         yield _at_most("work.max_model_bytes", limit, request.model_bytes)
@@ -167,5 +221,10 @@ def _unknown(policy: Policy, request: Request) -> Iterator[Verdict]:
 
 
 _Rule = Callable[[Policy, Request], Iterator[Verdict]]
-_TRAINING: tuple[_Rule, ...] = (_unknown, _tasks, _algorithms, _amounts, _model, _privacy)
-_EVALUATION: tuple[_Rule, ...] = (_unknown, _evaluations, _tasks, _model)
+_RULES: Mapping[str, tuple[_Rule, ...]] = MappingProxyType(
+    {
+        "names": (_unknown, _tasks, _algorithms),
+        "training": (_unknown, _tasks, _algorithms, _amounts, _floors, _model, _privacy),
+        "evaluation": (_unknown, _evaluations, _tasks, _model),
+    }
+)

@@ -14,7 +14,7 @@ from fl_client.policy.budget import Budget, OverBudget
 from fl_client.policy.config import Policy
 from fl_client.policy.file import InForce, PolicyFile
 from fl_client.policy.requests import bytes_down, bytes_up, evaluation_request, training_request
-from fl_client.policy.rules import Request, refusal
+from fl_client.policy.rules import Request, Work, refusal
 from fl_client.policy.trust import fingerprints, trusted_certificates
 from fl_client.policy.usage import NAMES, Amounts
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -124,15 +124,18 @@ class SitePolicy:
 
     # Assignments.
 
-    async def check_training(self, assignment: training_pb2.Assignment, examples: int, own_batches: int = 0) -> None:
-        """Raises PolicyRefused, before anything is fetched. examples: of this device's shard."""
+    async def check_names(self, assignment: training_pb2.Assignment) -> None:
+        """Raises PolicyRefused for a task or a method that is not allowed, before the method is made."""
         await self._check_file()
-        self._judge(training_request(assignment, examples, own_batches))
+        self._judge(training_request(assignment, None))
 
-    async def begin_training(self, assignment: training_pb2.Assignment, examples: int, own_batches: int = 0) -> None:
+    async def check_training(self, assignment: training_pb2.Assignment, work: Work) -> None:
+        """Raises PolicyRefused, before anything is fetched."""
+        await self._check_file()
+        self._judge(training_request(assignment, work))
+
+    async def begin_training(self, assignment: training_pb2.Assignment, work: Work) -> None:
         """Count an assignment that begins now. Raises PolicyRefused if the day's budget has no room for it."""
-        work = training_request(assignment, examples, own_batches).work
-        assert work is not None  # noqa: S101 - for the type: training has work
         down, up = bytes_down(assignment.resources), bytes_up(assignment)
         need = Amounts(1, work.steps or 0, work.examples or 0, 0.0, down, up)
         await self._charge(need)

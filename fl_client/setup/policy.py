@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from google.protobuf.json_format import MessageToDict
 
 from fl_client.errors import StartError, UsageError
 from fl_client.policy.config import NO_POLICY, Policy, read_policy
-from fl_client.policy.rules import Request, Verdict, Work, day_verdicts, verdicts, work_of
+from fl_client.policy.rules import Request, Shard, Verdict, Work, day_verdicts, verdicts, work_of
 from fl_client.policy.usage import FILE, NAMES, DailyUsage
 from fl_client.settings.config import ClientConfig, load_config
 from fl_client.setup.settings_file import toml
 from fl_client.setup.units import CONFIG
 from fl_common.command_help import Group, examples
 from fl_common.settings import parse_toml
-from protos.fl.v1 import admin_pb2
+from protos.fl.v1 import admin_pb2, training_pb2
 from protos.run_file import SIMULATION, parse_run
 
 REFUSED = 1
@@ -80,7 +81,7 @@ def _verdicts(
     """All decisions on a run, its evaluations by clients included."""
     name, here = spec.task.name, settings.task.name
     yield Verdict("tasks", name == here, f"the run's task is {name!r}, and this device has {here!r}")
-    work = _work(spec.local, local_examples)
+    work = _work(spec, local_examples)
     optimizer = spec.local.optimizer.name or "sgd"
     request = Request(
         "training", name, algorithm=spec.algorithm.name or DEFAULT_ALGORITHM, optimizer=optimizer, work=work
@@ -93,14 +94,34 @@ def _verdicts(
                 yield verdict
 
 
-def _work(local: admin_pb2.LocalSpec, local_examples: int | None) -> Work:
-    """The work of one assignment, as far as it is known."""
+def _work(spec: admin_pb2.RunSpec, local_examples: int | None) -> Work:
+    """The work of the assignment that trains, as far as it is known."""
+    local = spec.local
     batch_size = local.batch_size if local.HasField("batch_size") else DEFAULT_BATCH_SIZE
     amount = {"steps": local.steps} if local.HasField("steps") else {"epochs": local.epochs or DEFAULT_EPOCHS}
+    passes = _passes(spec.algorithm)
     if local_examples is not None:
-        return work_of(local_examples, max(1, batch_size), **amount)
-    epochs = amount.get("epochs")
-    return Work(amount.get("steps"), None if epochs is None else Fraction(epochs), None)
+        return work_of(
+            Shard(local_examples),
+            max(1, batch_size),
+            epochs=amount.get("epochs"),
+            steps=amount.get("steps"),
+            passes=passes,
+        )
+    epochs, steps = amount.get("epochs"), amount.get("steps")
+    known = None if epochs is None else Fraction(epochs + passes)
+    return Work(None if passes else steps, known, None, batch_size, local_steps=steps)
+
+
+def _passes(spec: training_pb2.AlgorithmSpec) -> bool:
+    """Whether the exchange that trains has a full gradient; not for a method from outside, which is not loaded."""
+    import algorithms  # loads torch, which other commands do not need
+
+    try:
+        parameters = MessageToDict(spec.parameters)
+        return algorithms.build(spec.name or DEFAULT_ALGORITHM, **parameters).exchanges[-1].passes
+    except (ValueError, TypeError, LookupError):
+        return False
 
 
 def _read(config: Path) -> tuple[ClientConfig, Policy]:

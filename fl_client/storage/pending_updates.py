@@ -62,7 +62,7 @@ def work_digest(assignment: Assigned) -> bytes:
     return digest_of(work.SerializeToString(deterministic=True))
 
 
-_NOT_THE_WORK = {"attempt", "deadline", "max_update_bytes", "traceparent"}
+_NOT_THE_WORK = {"attempt", "deadline", "max_update_bytes", "min_accepted", "traceparent"}
 _NOT_THE_BUNDLE = ("difference", "is_base")
 """Other ways to the same bytes. A coordinator that was restarted has no differences for the round under way."""
 

@@ -222,6 +222,10 @@ class Trainer:
         """The method that an assignment names. Raises WorkFailed if this device does not have the same."""
         return payloads.method_of(training, self._local.methods, self._optimizers)
 
+    def exchange_of(self, assignment: training_pb2.Assignment) -> Exchange:
+        """The exchange that an assignment asks for. Raises WorkFailed as `method_of`, and for an unknown exchange."""
+        return payloads.exchange_of(assignment, self.method_of(assignment.training))
+
     def keeps_state(self, assignment: training_pb2.Assignment) -> bool:
         """Whether this device keeps a state for the assignment's run. Raises WorkFailed as `method_of`."""
         sparse = packing.encoding_of(assignment).sparse

@@ -79,13 +79,13 @@ class RunCreation:
         """
 
         async def create() -> Run:
-            run_id = self._free_id(config)
-            self._creating[run_id] = 0  # a call at the same time must not take it
-            try:
-                with start or nullcontext():
+            with start or nullcontext():
+                run_id = self._free_id(config)
+                self._creating[run_id] = 0  # a call at the same time must not take it
+                try:
                     return await self._create(run_id, config, actor, start)
-            finally:
-                del self._creating[run_id]
+                finally:
+                    del self._creating[run_id]
 
         # If its call is cancelled, a run that is in the ledger starts all the same.
         return await asyncio.shield(create())
@@ -105,9 +105,13 @@ class RunCreation:
                 digest = await self._services.in_compute(checkpoints.keep_start, run_id, start)
                 config = config.model_copy(update={"initial_model": digest_text(digest)})
             record = RunRecord(run_id, config.model_dump(exclude_none=True), "waiting", "", time.time())
-            run = await self._build(record, config, task, self._model_room(run_id))
-            await run.model.load(config)
-            await self._check_metric(run, config)
+            try:
+                run = await self._build(record, config, task, self._model_room(run_id))
+                await run.model.load(config)
+                await self._check_metric(run, config)
+            except (InvalidInput, TaskError, AlgorithmError):
+                await self._services.in_compute(checkpoints.remove_run, run_id)
+                raise
         except TaskError as error:
             raise not_loadable(error) from error
         except AlgorithmError as error:
@@ -123,12 +127,8 @@ class RunCreation:
         return run
 
     async def _check_metric(self, run: Run, config: RunConfig) -> None:
-        """Raises InvalidInput for a metric that the run cannot use. Its first model is removed then."""
-        try:
-            check_metric(config, await run.model.reported_metrics() if needs_metric(config) else None)
-        except (InvalidInput, TaskError):
-            await self._services.in_compute(self._services.checkpoints.remove_run, run.id)
-            raise
+        """Raises InvalidInput for a metric that the run cannot use."""
+        check_metric(config, await run.model.reported_metrics() if needs_metric(config) else None)
 
     def _free_id(self, config: RunConfig) -> str:
         taken = {*self._table.loaded, *self._table.not_loaded, *self._deletions.ids, *self._creating}

@@ -160,7 +160,7 @@ class LocalTraining(_message.Message):
     def __init__(self, algorithm: _Optional[_Union[AlgorithmSpec, _Mapping]] = ..., learning_rate: _Optional[float] = ..., local_epochs: _Optional[int] = ..., local_steps: _Optional[int] = ..., batch_size: _Optional[int] = ..., weight_decay: _Optional[float] = ..., max_gradient_norm: _Optional[float] = ..., seed: _Optional[int] = ..., population: _Optional[int] = ..., population_examples: _Optional[int] = ..., optimizer: _Optional[_Union[OptimizerSpec, _Mapping]] = ..., schedule: _Optional[_Union[RateSchedule, _Mapping]] = ..., micro_batch_size: _Optional[int] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("key", "attempt", "task", "fingerprint", "resources", "training", "payloads", "deadline", "state_epoch", "upload_encodings", "max_update_bytes", "counted", "traceparent", "payload_names", "personal", "local_frozen", "upload_fraction", "without_direction")
+    __slots__ = ("key", "attempt", "task", "fingerprint", "resources", "training", "payloads", "deadline", "state_epoch", "upload_encodings", "max_update_bytes", "counted", "traceparent", "payload_names", "personal", "local_frozen", "upload_fraction", "min_accepted", "without_direction")
     KEY_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +178,7 @@ class Assignment(_message.Message):
     PERSONAL_FIELD_NUMBER: _ClassVar[int]
     LOCAL_FROZEN_FIELD_NUMBER: _ClassVar[int]
     UPLOAD_FRACTION_FIELD_NUMBER: _ClassVar[int]
+    MIN_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     WITHOUT_DIRECTION_FIELD_NUMBER: _ClassVar[int]
     key: ExchangeKey
     attempt: int
@@ -196,8 +197,9 @@ class Assignment(_message.Message):
     personal: _containers.RepeatedScalarFieldContainer[str]
     local_frozen: _tensor_pb2.Resource
     upload_fraction: float
+    min_accepted: int
     without_direction: bool
-    def __init__(self, key: _Optional[_Union[ExchangeKey, _Mapping]] = ..., attempt: _Optional[int] = ..., task: _Optional[str] = ..., fingerprint: _Optional[_Union[TaskFingerprint, _Mapping]] = ..., resources: _Optional[_Iterable[_Union[_tensor_pb2.Resource, _Mapping]]] = ..., training: _Optional[_Union[LocalTraining, _Mapping]] = ..., payloads: _Optional[_Iterable[_Union[PayloadKind, str]]] = ..., deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., state_epoch: _Optional[int] = ..., upload_encodings: _Optional[_Iterable[_Union[_tensor_pb2.Encoding, str]]] = ..., max_update_bytes: _Optional[int] = ..., counted: _Optional[_Union[Outcome, _Mapping]] = ..., traceparent: _Optional[str] = ..., payload_names: _Optional[_Iterable[str]] = ..., personal: _Optional[_Iterable[str]] = ..., local_frozen: _Optional[_Union[_tensor_pb2.Resource, _Mapping]] = ..., upload_fraction: _Optional[float] = ..., without_direction: _Optional[bool] = ...) -> None: ...
+    def __init__(self, key: _Optional[_Union[ExchangeKey, _Mapping]] = ..., attempt: _Optional[int] = ..., task: _Optional[str] = ..., fingerprint: _Optional[_Union[TaskFingerprint, _Mapping]] = ..., resources: _Optional[_Iterable[_Union[_tensor_pb2.Resource, _Mapping]]] = ..., training: _Optional[_Union[LocalTraining, _Mapping]] = ..., payloads: _Optional[_Iterable[_Union[PayloadKind, str]]] = ..., deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., state_epoch: _Optional[int] = ..., upload_encodings: _Optional[_Iterable[_Union[_tensor_pb2.Encoding, str]]] = ..., max_update_bytes: _Optional[int] = ..., counted: _Optional[_Union[Outcome, _Mapping]] = ..., traceparent: _Optional[str] = ..., payload_names: _Optional[_Iterable[str]] = ..., personal: _Optional[_Iterable[str]] = ..., local_frozen: _Optional[_Union[_tensor_pb2.Resource, _Mapping]] = ..., upload_fraction: _Optional[float] = ..., min_accepted: _Optional[int] = ..., without_direction: _Optional[bool] = ...) -> None: ...
 
 class EvaluationAssignment(_message.Message):
     __slots__ = ("key", "task", "fingerprint", "resources", "deadline", "personal", "local_frozen")

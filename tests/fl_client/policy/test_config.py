@@ -20,9 +20,13 @@ def written(folder: Path, text: str, mode: int = 0o644) -> Path:
     return path
 
 
-def test_an_empty_file_allows_everything_but_unknown_demands(tmp_path: Path) -> None:
-    """Its rules are those of a device without a policy, except for fields that this version does not know."""
-    assert read_policy(written(tmp_path, "")) == NO_POLICY.model_copy(update={"allow_unknown_demands": False})
+def test_an_empty_file_has_the_floors_and_refuses_unknown_demands(tmp_path: Path) -> None:
+    """Its other rules are those of a device without a policy."""
+    found = read_policy(written(tmp_path, ""))
+    assert found.work.model_dump(exclude_none=True) == {
+        "min_batch_size": 4, "min_examples": 16, "min_steps": 1, "min_clients": 3,
+    }  # fmt: skip
+    assert found == NO_POLICY.model_copy(update={"allow_unknown_demands": False, "work": found.work})
 
 
 @pytest.mark.parametrize(

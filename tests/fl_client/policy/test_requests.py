@@ -5,7 +5,9 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any, cast
 
-from fl_client.policy.requests import bytes_up, evaluation_request, training_request, unknown_fields
+import algorithms
+from fl_client.policy.requests import bytes_up, evaluation_request, ordered_work, training_request, unknown_fields
+from fl_client.policy.rules import Shard, Work
 from protos.fl.v1 import tensor_pb2, training_pb2
 
 MODEL, DIRECTION, FROZEN = (
@@ -33,16 +35,20 @@ def assignment(**work: int) -> training_pb2.Assignment:
     )
 
 
+def work_in(given: training_pb2.Assignment) -> Work:
+    """The work of an assignment on ten examples."""
+    return ordered_work(given.training, algorithms.build("scaffold").exchanges[0], Shard(10))
+
+
 def test_a_request_has_what_the_rules_judge() -> None:
     """Work by the local examples; the model with its frozen part, without the direction."""
-    request = training_request(assignment(), examples=10)
+    request = training_request(assignment(), work_in(assignment()))
     assert request.work is not None
     assert (request.task, request.source, request.algorithm, request.model_bytes) == (
         "digits", "sha256:x", "scaffold", 130,
     )  # fmt: skip
     assert (request.work.steps, request.work.epochs, request.work.examples) == (6, Fraction(2), 20)
-    by_steps = training_request(assignment(local_steps=4), examples=10).work
-    assert by_steps is not None
+    by_steps = work_in(assignment(local_steps=4))
     assert (by_steps.steps, by_steps.epochs, by_steps.examples) == (4, Fraction(4, 3), 14)
     assert bytes_up(assignment()) == 200
 

@@ -47,7 +47,10 @@ def test_an_accepted_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
         "accept  tasks: the run's task is 'digits', and this device has 'digits'",
         "accept  tasks: 'digits' is in tasks.allow",
         "accept  algorithms: 'fedcm' is in algorithms.allow",
-        "run.toml: accepted",
+        "open    work: work.min_clients is 3; a run's file does not decide it",
+        "open    work: work.min_examples is 16; a run's file does not decide it",
+        "accept  work: work.min_batch_size is 4, and the assignment has 10",
+        "run.toml: accepted; 2 not decided by a run's file",
     ]
 
 
@@ -69,7 +72,7 @@ def test_steps_are_judged_by_the_shard(folder: Path, capsys: pytest.CaptureFixtu
     (folder / "policy.toml").write_text("[work]\nmax_epochs = 4\n")
     (folder / "run.toml").write_text(RUN.replace("epochs = 5", "steps = 41"))
     assert policy("check", "run.toml") == 0
-    assert "1 not decided by a run's file" in capsys.readouterr().out
+    assert "3 not decided by a run's file" in capsys.readouterr().out
     (folder / "state" / "shard.json").write_text(json.dumps({"indices": list(range(100))}))
     assert policy("check", "run.toml") == 1
     assert "work.max_epochs is 4, and the assignment has 4.1" in capsys.readouterr().out

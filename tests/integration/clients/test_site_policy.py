@@ -14,6 +14,7 @@ from protos.fl.v1 import admin_pb2, coordinator_pb2
 from tests.marks import slow_except
 from tests.processes.certificates import Pki, section
 from tests.processes.federation import Coordinator, Daemon, Fleet, SecureCoordinator
+from tests.processes.policies import without_floors
 from tests.processes.process import Workspace, eventually, run_fl
 
 EVERYBODY = {"sampling": "bernoulli", "rate": 1.0, "clients_per_round": None, "min_clients": 2, "quorum": 2}
@@ -31,7 +32,7 @@ class Site(Daemon):
         """Replace the file, and wait until the daemon works by it: it registers anew, or takes no work."""
         before = len(self.events("policy_changed"))
         beside = self.policy.with_suffix(".new")
-        beside.write_text(text)
+        beside.write_text(without_floors(text))
         beside.replace(self.policy)
         if self.exit_code is None and self.pid:
             self.logged("policy_changed", before + 1)
@@ -40,7 +41,7 @@ class Site(Daemon):
 def site(workspace: Workspace, server: Coordinator, name: str, text: str = "", **settings: Any) -> Site:
     """A site's daemon, not started yet."""
     policy = workspace.folder / f"{name}-policy.toml"
-    policy.write_text(text)
+    policy.write_text(without_floors(text))
     gates = {"check_s": 0.05}
     daemon = Site(workspace, server, name, policy=str(policy), gates=gates, **settings)
     daemon.policy = policy
