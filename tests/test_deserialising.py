@@ -35,6 +35,8 @@ ALLOWED: Mapping[str, dict[str, str]] = {
     "tasks/partitioning/file.py": {"allow_pickle": "is False"},
     # Pipes and pools between a process and its own children: inherited, or behind a random key. No other user writes.
     "tasks/data/reading.py": {"multiprocessing": "the workers of a data set"},
+    "tasks/building/holders.py": {"torch.multiprocessing": "a weak reference to a tensor's memory; nothing is sent"},
+    "tasks/building/size_limit.py": {"torch.multiprocessing": "a weak reference to a tensor's memory"},
     "fl_ops/worker_process.py": {"multiprocessing": "a worker watches its parent"},
     "fl_ops/simulate/engines/worker.py": {"multiprocessing": "workers of a simulation"},
     "fl_ops/simulate/engines/workers.py": {"multiprocessing": "workers of a simulation"},
