@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from algorithms.outside_code import described
 from fl_client.connection.bundles.bundle import Bundle, ResourceKey
 from fl_ops.errors import Refused
 from fl_ops.simulate.engines.client_work import ClientWork
@@ -140,9 +141,9 @@ class _Worker:
             if isinstance(request, Share):
                 return Shared(self._work.part(request.part))
             return self._answer(request)
-        except Exception as error:  # noqa: BLE001 - any error ends the run, as it does in one process
+        except BaseException as error:  # noqa: BLE001 - any error ends the run, as it does in one process
             in_task = isinstance(error, TaskError)
-            text = str(error) if in_task else f"{type(error).__name__}: {error}"
+            text = str(error) if in_task else described(error)
             return Raised(request.client, text, traceback.format_exc(), in_task)
 
     def _answer(self, request: Train | Evaluate) -> Result:

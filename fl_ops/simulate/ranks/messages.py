@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from algorithms.outside_code import described
 from fl_client.connection.bundles.bundle import Bundle, ResourceKey
 from fl_client.training.trainer import Evaluation
 from fl_ops.errors import Refused
@@ -98,9 +99,9 @@ def send_done(ranks: Ranks) -> None:
     ranks.send(0, {"result": "done"})
 
 
-def send_error(ranks: Ranks, error: Exception) -> None:
+def send_error(ranks: Ranks, error: BaseException) -> None:
     """To rank 0: the work here raised an error that ends the run."""
-    text = str(error) if isinstance(error, TaskError) else f"{type(error).__name__}: {error}"
+    text = str(error) if isinstance(error, TaskError) else described(error)
     ranks.send(0, {"result": "error", "text": text, "in_task": isinstance(error, TaskError)})
 
 

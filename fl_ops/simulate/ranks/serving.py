@@ -11,6 +11,7 @@ from functools import partial
 
 import torch
 
+from algorithms.outside_code import is_interrupt
 from fl_ops.errors import UsageError
 from fl_ops.simulate.clients import PreparedRun, examples_of
 from fl_ops.simulate.engines.engine import EngineContext, Evaluated, Failed, LocalEngine, Trained
@@ -79,7 +80,9 @@ def _answer(ranks: Ranks, engine: LocalEngine, order: Order, context: EngineCont
     """Send the results when all work is done: rank 0 reads them after its own share."""
     try:
         done = list(_results(engine, order))
-    except Exception as error:  # noqa: BLE001 - any error ends the run, as it does in one process
+    except BaseException as error:  # any error ends the run, as it does in one process
+        if is_interrupt(error):
+            raise
         messages.send_error(ranks, error)
         return
     for result in done:
