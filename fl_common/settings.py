@@ -71,7 +71,7 @@ def read_settings(path: Path, kind: type[Settings], overrides: Sequence[Path] = 
     """
     files = {file: _read(file) for file in (path, *overrides)}
     try:
-        return kind.model_validate(functools.reduce(_merged, files.values()))
+        return validated(functools.reduce(_merged, files.values()), kind)
     except ValidationError as error:
         messages: dict[Path, list[str]] = {}
         for detail in error.errors():
@@ -82,12 +82,32 @@ def read_settings(path: Path, kind: type[Settings], overrides: Sequence[Path] = 
 _NESTED = "its values are nested too deeply"
 
 
-def parse_toml(text: str) -> dict[str, Any]:
-    """The table of a TOML text. Raises ValueError, where the standard library raises RecursionError too."""
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""Some editors write it before UTF-8. It is accepted in every file that a person writes."""
+
+
+def parse_toml(content: bytes) -> dict[str, Any]:
+    """The table of a TOML file's content. Raises ValueError, where the standard library raises RecursionError too."""
     try:
-        return tomllib.loads(text)
+        return tomllib.loads(content.removeprefix(BYTE_ORDER_MARK).decode())
+    except UnicodeDecodeError:
+        raise ValueError("expected UTF-8, got another encoding: save it as UTF-8 in the editor") from None
     except RecursionError:
         raise ValueError(_NESTED) from None
+
+
+def validated(values: Mapping[str, Any], kind: type[Settings]) -> Settings:
+    """A section from the values of a TOML table, each of exactly its type: "yes" is not true, and true is not 1.
+
+    Raises ValidationError.
+    """
+    # As JSON, because pydantic's strict mode takes text as a path, and a list as a tuple, only there.
+    return kind.model_validate_json(json.dumps(values, default=_no_json), strict=True)
+
+
+def _no_json(value: object) -> object:
+    """A date or time: no setting has one, so it must be refused under its own name."""
+    return {type(value).__name__: str(value)}
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -100,10 +120,10 @@ def parse_json(text: str | bytes) -> Any:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return parse_toml(path.read_text(encoding="utf-8"))
+        return parse_toml(path.read_bytes())
     except FileNotFoundError:
         raise SettingsError(f"{path}: expected a settings file there, found none") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error}") from None
     except ValueError as error:
         raise SettingsError(f"{path}: is not TOML: {error}") from None
@@ -169,6 +189,7 @@ _EXPECTED = {
     "model": "a table",
     "path": "a path",
     "string": "text",
+    "tuple": "a list",
 }
 """First word of pydantic's type of an error -> what was expected, in the words of TOML."""
 

@@ -13,6 +13,8 @@ from typing import Annotated, Any
 from google.protobuf.struct_pb2 import Struct, Value
 from pydantic import AfterValidator, Field
 
+from protos.run_file import MOST_WHOLE
+
 MAX_COUNT = 2**32 - 1
 """Largest number of rounds, clients, steps or examples in a batch: the range of RunSpec's fields."""
 MAX_EXAMPLES = 2**53
@@ -71,6 +73,8 @@ def check_plain(values: Any) -> None:
             raise ValueError(f"expected at most {MAX_TEXT:,} characters in all")
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError("expected finite numbers")
+        if isinstance(value, int) and abs(value) > MOST_WHOLE:
+            raise ValueError(f"expected whole numbers from -{MOST_WHOLE} to {MOST_WHOLE}, or larger ones as text")
 
 
 def _leaves(values: Any) -> Iterator[tuple[int, Any]]:

@@ -28,6 +28,7 @@ from fl_server.rounds.client_metrics import by_clients
 from fl_server.rounds.directions import LOSS, Criterion, Directions
 from fl_server.rounds.state import RoundPolicy
 from fl_server.rounds.stop_rules import StopPolicy
+from protos.run_file import MOST_WHOLE
 
 
 class _Section(BaseModel):
@@ -51,7 +52,8 @@ def _with_whole_numbers(value: Any) -> Any:
         return {key: _with_whole_numbers(each) for key, each in value.items()}
     if isinstance(value, list):
         return [_with_whole_numbers(each) for each in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) <= MOST_WHOLE
+    return int(value) if is_whole else value
 
 
 class TaskSection(_Section):

@@ -18,6 +18,8 @@ from protos.fl.v1 import admin_pb2
 _WHOLE = {FieldDescriptor.TYPE_UINT32: (1 << 32) - 1, FieldDescriptor.TYPE_UINT64: (1 << 64) - 1}
 _OF_OPTIMIZER = ("name", "state")
 """Keys of `local.optimizer` that are no arguments of the optimizer."""
+MOST_WHOLE = 2**53 - 1
+"""The wire has one kind of number in tables of any shape, a float64, which has every whole number up to this size."""
 _STRUCT = "google.protobuf.Struct"
 SIMULATION = "simulation"
 """The table for `fl simulate` in a run's file. It is not part of the run."""
@@ -121,6 +123,9 @@ def _check_struct_value(value: Any, path: tuple[str, ...]) -> None:
     elif isinstance(value, list):
         for index, item in enumerate(value):
             _check_struct_value(item, (*path, str(index)))
+    elif isinstance(value, int) and abs(value) > MOST_WHOLE:
+        limit = f"a whole number from -{MOST_WHOLE} to {MOST_WHOLE}, or a larger one as text"
+        raise ValueError(f"{'.'.join(path)}: expected {limit}, got {_describe(value)}")
     elif not isinstance(value, bool | str | int | float) or (isinstance(value, float) and not math.isfinite(value)):
         raise ValueError(f"{'.'.join(path)}: expected text, true, false or a finite number, got {_describe(value)}")
 

@@ -124,6 +124,8 @@ INTRO = """# Configuration
 Every file is TOML.
 An unknown key is refused, with a suggestion.
 A wrong value is refused, with the expected and the actual value.
+A value has exactly the type that the table names: `"yes"` is not `true`, `true` is not `1`, `2.0` is no whole number.
+Files are UTF-8; a byte order mark at the begin, as some editors write it, is accepted in all files of ours.
 Relative paths start at the folder in which a program is started, in `fl.toml` at that file's own folder.
 The default "none" means that a missing key has a meaning that no value has."""
 

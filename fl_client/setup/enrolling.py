@@ -25,7 +25,7 @@ from fl_client.setup.questions import default_state_dir
 from fl_client.setup.settings_file import check_text, save, settings_text
 from fl_common.certificates.pem import PemFiles, invalid_now
 from fl_common.names import check_id
-from fl_common.settings import SettingsError, split_address
+from fl_common.settings import BYTE_ORDER_MARK, SettingsError, split_address
 
 VARIABLE = "FL_ENROLL_TOKEN"
 """Environment variable with the token."""
@@ -164,7 +164,7 @@ def _token_in(text: str, name: str | None) -> str:
 
 def _read_token(path: Path) -> str:
     try:
-        return sys.stdin.read(_LONGEST_TOKEN + 2) if str(path) == "-" else path.read_text("utf-8")
+        return sys.stdin.read(_LONGEST_TOKEN + 2) if str(path) == "-" else path.read_text("utf-8-sig")
     except (OSError, ValueError) as error:
         raise UsageError(f"--token-file: {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
@@ -176,7 +176,7 @@ def _authority(path: Path | None) -> bytes:
             " the authority's certificate"
         )
     try:
-        return path.read_bytes()
+        return path.read_bytes().removeprefix(BYTE_ORDER_MARK)
     except OSError as error:
         raise UsageError(f"--ca-fingerprint is needed: {path} cannot be read: {error.strerror}") from None
 

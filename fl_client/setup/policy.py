@@ -134,7 +134,7 @@ def _read(config: Path) -> tuple[ClientConfig, Policy]:
 
 def _run_of(path: Path) -> admin_pb2.RunSpec:
     try:
-        content = parse_toml(path.read_text(encoding="utf-8"))
+        content = parse_toml(path.read_bytes())
         spec = parse_run({key: value for key, value in content.items() if key != SIMULATION})
     except FileNotFoundError:
         raise UsageError(f"there is no file {path}: expected a run's configuration in TOML") from None

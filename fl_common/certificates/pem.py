@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from fl_common.certificates.leaf import Period, period_of
 from fl_common.file_permissions import check_private_key
-from fl_common.settings import SettingsError
+from fl_common.settings import BYTE_ORDER_MARK, SettingsError
 
 _BEGIN = b"-----BEGIN CERTIFICATE-----"
 _LAST_SHARE = 0.25
@@ -179,7 +179,7 @@ def _end(period: Period) -> datetime:
 
 def _read(path: Path, setting: str) -> bytes:
     try:
-        content = path.read_bytes()
+        content = path.read_bytes().removeprefix(BYTE_ORDER_MARK)
     except OSError as error:
         raise SettingsError(f"{setting}: {path} cannot be read: {error.strerror}") from error
     if b"-----BEGIN" not in content:

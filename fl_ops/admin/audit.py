@@ -51,6 +51,24 @@ def rows_in_files(files: Sequence[Path]) -> Iterator[AuditRow]:
             raise Refused(f"{path}: {error}") from error
 
 
+def heads_beside(state_dir: Path, *, needed: bool) -> list[Head]:
+    """The newest row that the coordinator of a state directory has written.
+
+    needed: raise Refused if it is not known, as there is no other head to compare with.
+    """
+    from fl_server.audit.writer import HEAD_FILE
+
+    path = state_dir / HEAD_FILE
+    todo = "without it rows that were removed from the end are not found: give a head of before with --head NUMBER:HASH"
+    try:
+        return [Head.parse(path.read_text(encoding="utf-8"))]
+    except (OSError, ValueError) as error:
+        if not needed:
+            return []
+        why = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
+        raise Refused(f"{path} {why}; {todo}") from None
+
+
 def rows_in_ledger(place: Path | str) -> Iterator[AuditRow]:
     """The rows of a ledger, which is only read. place: a state directory, or the URL of a database in PostgreSQL.
 

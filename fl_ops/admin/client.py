@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from fl_common.certificates.tls_version import check_oldest_tls
 from fl_common.file_permissions import check_private_key
 from fl_common.proxies import channel_options
-from fl_common.settings import SettingsError
+from fl_common.settings import BYTE_ORDER_MARK, SettingsError
 from fl_ops.admin.failures import FailedCall, explain
 from fl_ops.admin.model_parts import model_parts
 from fl_ops.admin.settings import Certificates, Connection, Token, oldest_tls
@@ -314,6 +314,6 @@ def credentials(files: Certificates | Token) -> grpc.ChannelCredentials:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return path.read_bytes().removeprefix(BYTE_ORDER_MARK)
     except OSError as exc:
         raise UsageError(f"{path} cannot be read: {exc.strerror}") from exc

@@ -26,7 +26,7 @@ def read_run(path: Path) -> admin_pb2.RunSpec:
 def read_toml(path: Path) -> dict[str, Any]:
     """The content of a run's file. Raises UsageError if it cannot be read."""
     try:
-        return parse_toml(path.read_text(encoding="utf-8"))
+        return parse_toml(path.read_bytes())
     except FileNotFoundError as exc:
         raise UsageError(f"there is no file {path}: expected a run's configuration in TOML") from exc
     except (OSError, ValueError) as exc:

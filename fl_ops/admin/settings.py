@@ -80,7 +80,7 @@ class Token:
         if self.file is not None:
             try:
                 check_secret(self.file, "--token-file", "token")
-                text = self.file.read_text(encoding="ascii")
+                text = self.file.read_text(encoding="utf-8-sig")
             except SettingsError as error:
                 raise UsageError(str(error)) from None
             except OSError as error:
@@ -143,7 +143,7 @@ def from_file(path: Path) -> Layer:
         UsageError: the file is no TOML, or has an unknown key or an invalid value.
     """
     try:
-        content = parse_toml(path.read_text(encoding="utf-8"))
+        content = parse_toml(path.read_bytes())
     except FileNotFoundError:
         return Layer()
     except (OSError, ValueError) as exc:

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 
 from algorithms import AlgorithmError, build
 from extensions.methods import load_method
-from fl_common.settings import Section, describe_error, parse_toml
+from fl_common.settings import Section, describe_error, parse_toml, validated
 from fl_ops.compare.cells import ACCURACY, Choice
 from fl_ops.errors import UsageError
 from fl_ops.simulate.settings import SimulationSection
@@ -171,7 +171,7 @@ class Table:
 def read_table(path: Path) -> Table:
     """Read a table file. Raises UsageError, which names the file and the key."""
     try:
-        content = parse_toml(path.read_text(encoding="utf-8"))
+        content = parse_toml(path.read_bytes())
     except FileNotFoundError:
         raise UsageError(f"there is no file {path}: expected a comparison's table in TOML") from None
     except (OSError, ValueError) as error:
@@ -187,7 +187,7 @@ def read_table(path: Path) -> Table:
 
 
 def _table(name: str, content: dict[str, Any]) -> Table:
-    spec = TableSection.model_validate({key: content[key] for key in TableSection.model_fields.keys() & content.keys()})
+    spec = validated({key: content[key] for key in TableSection.model_fields.keys() & content.keys()}, TableSection)
     run = {key: value for key, value in content.items() if key not in TableSection.model_fields}
     for key, instead in (("algorithm", "[[methods]]"), ("seed", "seeds and tuning.seed")):
         if key in run:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from fl_common.names import check_id
-from fl_common.settings import Section, describe_error
+from fl_common.settings import Section, describe_error, validated
 from fl_ops.admin.run_file import read_toml
 from fl_ops.errors import UsageError
 from fl_ops.simulate.system.section import SystemSection
@@ -94,7 +94,7 @@ def parse_simulation(content: Mapping[str, Any]) -> SimulationConfig:
     """As `read_simulation`, from a parsed table. Raises ValueError and InvalidInput."""
     run = from_spec(parse_run({key: value for key, value in content.items() if key != SIMULATION}))
     try:
-        section = SimulationSection.model_validate(content.get(SIMULATION, {}))
+        section = validated(content.get(SIMULATION, {}), SimulationSection)
     except ValidationError as error:
         raise ValueError(f"{SIMULATION}.{describe_error(error.errors()[0], SimulationSection)}") from None
     section.partition_spec(run.seed)

@@ -31,6 +31,8 @@ HEAD_FILE = "audit.head"
 """In the state directory: NUMBER:HASH of the newest durable row."""
 ALTERED = "audit_altered"
 """Method of the row that records that the chain's end is not the one that was written."""
+HEAD_MISSING = "audit_head_missing"
+"""Method of the row that records that the file was not there, or not readable, at a start with rows in the ledger."""
 MOST_ROWS = 500
 """Of one transaction: other calls of the ledger need their turn."""
 MOST_WAITING = 10_000
@@ -97,10 +99,16 @@ class AuditWriter:
     async def start(self) -> Head:
         """Check the end of the chain against the file of before. Returns the newest row. Raises StoreError."""
         head, problem = await self._ledger.do(self._read_end)
+        known = await self._ledger.do(self._known_head)
         self._head = head
+        if isinstance(known, str):
+            self._report_missing(known, head)
+            await self._ledger.do(self._write_head, head)
         if problem:
             self._report(problem)
         log.info("audit_head", head=str(head))
+        if self._waiting:
+            self._begin()
         return head
 
     async def close(self) -> None:
@@ -116,6 +124,9 @@ class AuditWriter:
 
     def _queue(self, row: _Waiting) -> None:
         self._waiting.append(row)
+        self._begin()
+
+    def _begin(self) -> None:
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._write_all())
 
@@ -173,17 +184,38 @@ class AuditWriter:
         record = AuditRecord("coordinator", "", ALTERED, "audit", "broken", problem)
         self._waiting.appendleft(self._entry(record, None))
 
+    def _report_missing(self, why: str, head: Head) -> None:
+        """The file of the newest row is not there: rows that were removed from the end would not be found."""
+        if not head.number:
+            return  # the first start
+        problem = f"{self._head_file.name} {why}: rows removed behind row {head.number} before now are not found"
+        log.warning("audit_head_missing", problem=problem, todo="compare with a head of before: fl audit verify --head")
+        record = AuditRecord("coordinator", "", HEAD_MISSING, "audit", "missing", problem)
+        self._waiting.appendleft(self._entry(record, None))
+
     # In the ledger's thread.
 
     def _add(self, rows: Sequence[AuditRow], after: Head, durable: bool) -> Head:
         found = self._ledger.store.add_audit_rows(rows, after, fsynced=durable)
         if durable and found == rows[-1].head:
-            try:
-                with atomic_writer(self._head_file, durable=False) as file:
-                    file.write(f"{found}\n".encode())
-            except OSError as error:
-                log.warning("audit_head_not_written", error=str(error))
+            self._write_head(found)
         return found
+
+    def _write_head(self, head: Head) -> None:
+        try:
+            with atomic_writer(self._head_file, durable=False) as file:
+                file.write(f"{head}\n".encode())
+        except OSError as error:
+            log.warning("audit_head_not_written", error=str(error))
+
+    def _known_head(self) -> Head | str:
+        """The newest row as the file has it; or why it is not known, as a phrase."""
+        try:
+            return Head.parse(self._head_file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return "is missing"
+        except (OSError, ValueError) as error:
+            return f"cannot be read ({error})"
 
     def _read_end(self) -> tuple[Head, str]:
         """The newest row, and what is wrong with the end of the chain, or ""."""
@@ -200,12 +232,8 @@ class AuditWriter:
         return head, self._against_file(head)
 
     def _against_file(self, head: Head) -> str:
-        try:
-            known = Head.parse(self._head_file.read_text())
-        except FileNotFoundError:
-            return ""
-        except (OSError, ValueError) as error:
-            log.warning("audit_head_unreadable", error=str(error))
+        known = self._known_head()
+        if isinstance(known, str):
             return ""
         if known.number > head.number:
             return f"{missing(head.number + 1, known.number)} at the end: row {known} was written"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal
 
 import pytest
+from pydantic import SecretStr
 
 from fl_common.settings import Address, Section, SettingsError, is_loopback, read_settings, split_address
 
@@ -25,6 +27,16 @@ class Outer(Section):
     listen: Address | None = None
     inner: Inner | None = None
     pair: Pair | None = None
+
+
+class Typed(Section):
+    flag: bool = False
+    count: int = 1
+    share: float = 0.5
+    path: Path | None = None
+    text: str = ""
+    secret: SecretStr | None = None
+    names: tuple[str, ...] = ()
 
 
 def read(tmp_path: Path, text: str) -> Outer:
@@ -106,7 +118,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="cannot be read: "):
         read_settings(tmp_path, Outer)
     (tmp_path / "y.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(SettingsError, match=r"y.toml: cannot be read: .*utf-8"):
+    with pytest.raises(SettingsError, match=r"y.toml: is not TOML: expected UTF-8, got another encoding"):
         read_settings(tmp_path / "y.toml", Outer)
 
 
@@ -155,3 +167,48 @@ def test_a_file_on_top_must_be_there(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text('name = "x"\n')
     with pytest.raises(SettingsError, match="y.toml: expected a settings file there, found none"):
         read_settings(tmp_path / "x.toml", Outer, [tmp_path / "y.toml"])
+
+
+BOM = b"\xef\xbb\xbf"
+
+
+@pytest.mark.parametrize("prefix", [b"", BOM])
+def test_a_byte_order_mark_is_accepted(tmp_path: Path, prefix: bytes) -> None:
+    """As editors on Windows write it."""
+    path = tmp_path / "x.toml"
+    path.write_bytes(prefix + b'name = "x"\n')
+    assert read_settings(path, Outer).name == "x"
+
+
+@pytest.mark.parametrize(
+    ("values", "error"),
+    [
+        ('flag = "yes"', "flag: expected true or false, got 'yes'"),
+        ("flag = 1", "flag: expected true or false, got 1"),
+        ("count = true", "count: expected a whole number, got True"),
+        ('count = "2"', "count: expected a whole number, got '2'"),
+        ("count = 2.0", "count: expected a whole number, got 2.0"),
+        ("share = true", "share: expected a number, got True"),
+        ('share = "0.5"', "share: expected a number, got '0.5'"),
+        ("share = inf", "share: expected a finite number, got inf"),
+        ("path = 7", "path: expected text, got 7"),
+        ("text = 7", "text: expected text, got 7"),
+        ("text = 2026-01-01", "text: expected text, got {'date': '2026-01-01'}"),
+        ("names = 'a'", "names: expected a list, got 'a'"),
+    ],
+)
+def test_a_value_has_exactly_its_type(tmp_path: Path, values: str, error: str) -> None:
+    """Text and numbers are not taken for true and false, nor text, true and false for numbers."""
+    path = tmp_path / "x.toml"
+    path.write_text(values)
+    with pytest.raises(SettingsError, match=re.escape(error)):
+        read_settings(path, Typed)
+
+
+def test_values_of_the_right_types(tmp_path: Path) -> None:
+    """A whole number may stand for any number, text for a path and a secret, a list for several."""
+    path = tmp_path / "x.toml"
+    path.write_text('flag = true\ncount = 2\nshare = 1\npath = "a/b"\ntext = "é"\nsecret = "s"\nnames = ["a"]')
+    found = read_settings(path, Typed)
+    assert (found.flag, found.count, found.share, found.path) == (True, 2, 1.0, Path("a/b"))
+    assert (found.text, found.secret and found.secret.get_secret_value(), found.names) == ("é", "s", ("a",))

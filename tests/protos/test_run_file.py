@@ -108,3 +108,17 @@ def test_wrong_files(text: str, expected: list[str]) -> None:
     with pytest.raises(ValueError, match=re.escape(expected[0])) as caught:
         parse_run(tomllib.loads(text))
     assert all(word in str(caught.value) for word in expected), str(caught.value)
+
+
+@pytest.mark.parametrize("table", ["task.options", "algorithm.parameters", "round.reducer_parameters"])
+def test_a_whole_number_that_the_wire_would_round_is_refused(table: str) -> None:
+    """In every table of any shape, also deep in it; the largest exact one passes."""
+    *section, name = table.split(".")
+    text = f"[{section[0]}]\n{name} = {{ deep = [{{ count = %d }}] }}"
+    for exact in (2**53 - 1, 1 - 2**53):
+        assert parse_run(tomllib.loads(text % exact))
+    for rounded in (2**53 + 1, -(2**53), 10**400):
+        with pytest.raises(
+            ValueError, match=rf"{re.escape(table)}.deep.0.count: expected a whole number from -9007199"
+        ):
+            parse_run(tomllib.loads(text % rounded))

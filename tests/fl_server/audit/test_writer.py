@@ -16,7 +16,7 @@ from fl_common.audit.rows import AuditRow, Head
 from fl_common.audit.verify import ChainCheck
 from fl_server.audit import writer as writer_module
 from fl_server.audit.record import AuditRecord
-from fl_server.audit.writer import ALTERED, HEAD_FILE, AuditWriter
+from fl_server.audit.writer import ALTERED, HEAD_FILE, HEAD_MISSING, AuditWriter
 from fl_server.metrics import Metrics
 from fl_server.store.database.opening import open_sqlite
 from fl_server.store.errors import StoreFull, StoreTakenOver, StoreUnavailable
@@ -238,15 +238,18 @@ async def test_an_end_that_changes_while_the_coordinator_runs_is_found(site: Sit
     site.check()
 
 
-@pytest.mark.parametrize("content", [b"", b"nonsense", b"\xff\xfe", b"5:ab"])
-async def test_an_unreadable_file_of_the_head_is_no_alarm(site: Site, content: bytes) -> None:
-    """A power cut may have cut it. It is logged and written again."""
+@pytest.mark.parametrize("content", [b"", b"nonsense", b"\xff\xfe", b"5:ab", None])
+async def test_a_missing_file_of_the_head_is_reported_and_no_alarm(site: Site, content: bytes | None) -> None:
+    """A power cut may have cut it. It is logged, recorded, and written again at once."""
     await site.writer.add(BAN)
-    (site.folder / HEAD_FILE).write_bytes(content)
+    file = site.folder / HEAD_FILE
+    file.unlink() if content is None else file.write_bytes(content)
     with capture_logs() as logs:
         await site.restart().start()
-    assert [each["event"] for each in logs] == ["audit_head_unreadable", "audit_head"]
+    assert [each["event"] for each in logs] == ["audit_head_missing", "audit_head"]
+    assert file.read_text() == f"{site.rows[0].head}\n"
     await site.writer.add(BAN)
+    assert [row.method for row in site.rows] == ["BanClient", HEAD_MISSING, "BanClient"]
     assert (site.folder / HEAD_FILE).read_text() == f"{site.rows[-1].head}\n"
     assert site.counted("altered") == 0
 

@@ -136,14 +136,25 @@ def test_an_edited_ledger_is_named_by_the_command(server: SecureCoordinator, pki
         assert (code, "row 5 was changed" in text) == (1, True)
     server.kill()
     edit(server, "DELETE FROM audit WHERE number > 4")
-    assert verified("--state-dir", state)[0] == 0
-    code, text = verified("--state-dir", state, "--head", head)
-    assert (code, "missing at the end" in text) == (1, True)
+    newest = Path(str(state)) / "audit.head"
+    kept = newest.read_text()
+    for more in ((), ("--head", head)):
+        code, text = verified("--state-dir", state, *more)
+        assert (code, "missing at the end" in text) == (1, True)
+    newest.unlink()
+    done = CliRunner().invoke(fl, ["audit", "verify", "--state-dir", str(state)])
+    assert (done.exit_code, "is missing; without it rows" in " ".join(done.output.split())) == (1, True)
+    newest.write_text(kept)
     server.serve()
     assert server.events("audit_altered")
     with server.admin() as admin:
         admin.ban_client("later", "lost")
     assert "audit_altered" in {row.method for row in rows(server)}
+    server.kill()
+    newest.unlink()
+    server.serve()
+    assert server.logged("audit_head_missing")
+    assert verified("--state-dir", state, "--head", head)[0] == 1
 
 
 @pytest.mark.slow
