@@ -21,9 +21,10 @@ __all__ = ["Examples", "Shard", "Task", "TaskError", "task_code"]
 
 @runtime_checkable
 class Task(Protocol):
-    """One learning problem. Metrics are averaged over examples, so a metric returns one value for each example.
+    """One learning problem. A metric of `metrics` is averaged over examples, so it has one value for each example.
 
-    A task may have more members. `forward(model, batch)` returns the output for batches that are not (inputs, targets);
+    A task may have more members. `declared_metrics` is a sequence of `tasks.Metric`: the directions of metrics, and
+    metrics that are no mean over examples. `forward(model, batch)` returns the output for batches that are not (inputs, targets);
     see `tasks.data.forms.forward_of`. `held_out` is a line of text that describes `eval_data(None)`; it is shown with
     results. `train_labels()` returns the class numbers [M] of the whole training set, for partitions by class;
     `train_data(Shard())` would need the memory of all inputs and may lack a held-out part. `train_groups()` returns

@@ -140,3 +140,16 @@ def test_a_run_is_removed_except_its_id(store: Store) -> None:
     assert [line.event for line in store.history("r1")] == ["created", "run_deleted", "run_removed"]
     with pytest.raises(StoreError, match="there is a run 'r1' already"):
         store.create_run(a_run(), why())
+
+
+def test_the_ledger_keeps_sums_until_they_are_dropped(store: Store) -> None:
+    """They are read page by page in the order of ids, and never with the list of evaluations."""
+    for client in ("b", "a"):
+        sums = [("f1", "counts", [2], [0.1, 3.0])]
+        store.record_evaluation(ClientEvaluation("r1", 3, client, 1, {"f1": 0.5}, 1.0, sums))
+    assert [(each.client_id, each.sums) for each in store.evaluations("r1", 3)] == [("a", ()), ("b", ())]
+    expected = [["f1", "counts", [2], [0.1, 3.0]]]
+    assert store.evaluation_sums("r1", 3, "", 1) == [("a", expected)]
+    assert store.evaluation_sums("r1", 3, "a", 9) == [("b", expected)]
+    store.drop_evaluation_sums("r1", 3)
+    assert store.evaluation_sums("r1", 3, "", 9) == [("a", []), ("b", [])]
