@@ -24,14 +24,15 @@ class Task(Protocol):
     """One learning problem. A metric of `metrics` is averaged over examples, so it has one value for each example.
 
     A task may have more members. `declared_metrics` is a sequence of `tasks.Metric`: the directions of metrics, and
-    metrics that are no mean over examples. `forward(model, batch)` returns the output for batches that are not (inputs, targets);
-    see `tasks.data.forms.forward_of`. `held_out` is a line of text that describes `eval_data(None)`; it is shown with
-    results. `train_labels()` returns the class numbers [M] of the whole training set, for partitions by class;
-    `train_data(Shard())` would need the memory of all inputs and may lack a held-out part. `train_groups()` returns
-    the group number [M] of each example's writer, person or speaker, for partitioning by group. `train_size()` returns
-    M; it is needed only where M follows from none of these. `train(model, data, context)` is a training loop of its own
-    (`tasks.own_loop`). `classes` is a list of the names of the classes, in the order of their numbers; labels are then
-    checked when data is loaded (`tasks.data.labels`).
+    metrics that are no mean over examples. `forward(model, batch)` returns the output for batches that are not
+    (inputs, targets); see `tasks.data.forms.forward_of`. `held_out` is a line of text that describes
+    `eval_data(None)`; it is shown with results. `train_labels()` returns the class numbers [M] of the whole
+    training set, for partitions by class; `train_data(Shard())` would need the memory of all inputs and may lack a
+    held-out part. `train_groups()` returns the group number [M] of each example's writer, person or speaker, for
+    partitioning by group. `train_size()` returns M; it is needed only where M follows from none of these.
+    `train(model, data, context)` is a training loop of its own (`tasks.own_loop`). `classes` is a list of the names
+    of the classes, in the order of their numbers; labels are then checked when data is loaded
+    (`tasks.data.labels`).
     """
 
     version: str

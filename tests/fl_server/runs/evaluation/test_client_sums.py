@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fl_server.runs.evaluation.client_sums import check_sums, plain_sums
-from tasks.summed_metrics import MAX_SUM_VALUES
 
 from fl_server.errors import InvalidInput
+from fl_server.runs.evaluation.client_sums import check_sums, plain_sums
 from protos.fl.v1.coordinator_pb2 import MetricSum, ReportEvaluationRequest
+from tasks.summed_metrics import MAX_SUM_VALUES
 
 
 def report(*sums: dict[str, Any], without: Any = ()) -> ReportEvaluationRequest:
