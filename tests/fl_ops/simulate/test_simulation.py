@@ -195,7 +195,8 @@ def test_an_error_on_every_client_fails_the_run_with_its_line(
     """As the coordinator decides it: after the first attempt, with type, message, file and line."""
     with simulated(round={"clients_per_round": 3}) as simulation:
         task = simulation.federation.clients["c0"].task
-        monkeypatch.setattr(type(task), "loss", lambda self, output, target: {}["age"])
+        ages: dict[str, torch.Tensor] = {}
+        monkeypatch.setattr(type(task), "loss", lambda self, output, target: ages["age"])
         assert list(simulation.rounds()) == []
         status, reason = ending(simulation)
     assert (status, len(simulation.failures)) == ("failed", 3)

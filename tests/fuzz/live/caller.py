@@ -149,7 +149,7 @@ class Caller:
                 self._token = admin.create_enrollments(wanted, 0).created[0].token
             with suppress(OpsError):
                 spec = run_spec(f"{self.name}-{self._runs}", **_RUN, labels={"site": self.name})
-                self._run = admin.create_run(spec).run_id
+                self._run = admin.create_run(spec).run.run_id
         self._attend()
 
     @staticmethod

@@ -102,7 +102,7 @@ def _registration(raw: bytes) -> None:
     request = parse("/fl.v1.Coordinator/Register", raw, coordinator_pb2.RegisterRequest.FromString)
     check_sizes(request)
     common_protocol(request.protocol)
-    record_of(request, None)
+    record_of(request, None, None)
 
 
 def _digest(raw: bytes) -> None:
