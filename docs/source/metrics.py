@@ -25,6 +25,7 @@ WORRY = {
     # Runs.
     "fl_rounds_total": "`abandoned` grows: a run was ended during a round.",
     "fl_attempts_total": "It grows much faster than committed rounds: cohorts do not deliver.",
+    "fl_rounds_short_total": "It grows: `fl run show RUN` says what the failures have in common.",
     "fl_quorum_missed_total": "It grows repeatedly: FlQuorumMissed.",
     "fl_assignments_total": "`failed` and `lost` are a large share: FlDropOutHigh.",
     "fl_updates_refused_total": "A large share of all updates: FlUpdatesRefusedHigh. `not_finite`: the learning rate.",

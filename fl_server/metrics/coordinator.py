@@ -67,6 +67,9 @@ class Metrics:
         counter, histogram = self.reported.counter, self.reported.histogram
         self.rounds = counter("fl_rounds", "Rounds, by how they ended.", outcome=("committed", "abandoned"))
         self.attempts = counter("fl_attempts", "Attempts at filling a round.")
+        self.rounds_short = counter(
+            "fl_rounds_short", "Rounds that were committed with fewer updates than they wanted, because clients failed."
+        )
         self.quorum_missed = counter("fl_quorum_missed", "Attempts that closed with fewer updates than the quorum.")
         self.assignments = counter("fl_assignments", "Assignments, by how they ended.", state=STATES)
         self.updates_refused = counter("fl_updates_refused", "Refused updates, by reason.", reason=REASONS)

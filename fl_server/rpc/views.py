@@ -170,10 +170,16 @@ def _states(run: Run) -> pb.StateMembers:
 def run_reason(run: Run) -> str:
     """Why a run waits, ended or failed, or which clients it goes on without."""
     if run.ended and run.state.ending:
-        return run.state.ending[1]
+        return "; ".join(filter(None, (run.state.ending[1], _short(run))))
     if run.run_status.waiting_reason:
         return why_waiting(run.context, run)
-    return run.run_status.upload_failure or run.server_evaluation.waits_for or run.eligible.without
+    return run.run_status.upload_failure or run.server_evaluation.waits_for or run.eligible.without or _short(run)
+
+
+def _short(run: Run) -> str:
+    """How many rounds have fewer updates than they wanted, and why; empty for none."""
+    totals = run.log.totals()
+    return f"{totals.short} of {run.log.rounds} rounds are short: {totals.why_short}" if totals.short else ""
 
 
 def round_summary(commit: CommitRecord) -> pb.RoundSummary:
@@ -204,6 +210,8 @@ def _account(statistics: RoundStatistics) -> pb.RoundAccount:
         staleness=statistics.staleness,
         seconds=statistics.seconds,
         quorum_missed=statistics.quorum_missed,
+        short=statistics.short,
+        why_short=statistics.why_short,
     )
 
 

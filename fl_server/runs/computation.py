@@ -18,6 +18,7 @@ from fl_server.admission.norms import norms_in_ledger, norms_of
 from fl_server.aggregation.server_update import Diverged, ServerUpdateStats
 from fl_server.rounds import events as ev
 from fl_server.runs.client_states.lost_states import restart_if_due
+from fl_server.runs.committed.short_rounds import why_short
 from fl_server.runs.context import RunContext
 from fl_server.runs.control import RunControl
 from fl_server.runs.evaluation.server import ServerEvaluation
@@ -157,8 +158,11 @@ class RoundComputation:
             norms = await control.read(norms_in_ledger, context.store, context.run_id, state.round, exchanges + 1)
         else:
             norms = [norms_of(update) for update in updates]
+        if reason := why_short(state, context.log.transfers.outs, control.eligible.without):
+            context.counters.round_short(reason)
+            log.warning("round_short", run=context.run_id, round=state.round, why=reason)
         record = replace(self._commit_record(updates, now), norms=context.norms.after(norms).to_text())
-        why = HistoryRecord(now, "coordinator", "round_committed", context.run_id, f"round {state.round}")
+        why = HistoryRecord(now, "coordinator", "round_committed", context.run_id, reason or f"round {state.round}")
         record = await context.model.commit(record, why, control)
         context.norms.put_back(record.norms)
         control.run_status.waiting_reason = ""

@@ -296,6 +296,11 @@ class RunCounters:
         self._metrics.quorum_missed.labels(self._run_id).inc()
         self._log.statistics.quorum_missed += 1
 
+    def round_short(self, why: str) -> None:
+        """The round under way is committed with fewer updates than it wanted."""
+        self._metrics.rounds_short.labels(self._run_id).inc()
+        self._log.statistics.short, self._log.statistics.why_short = 1, why
+
     def phase_ended(self, phase: Phase, seconds: float) -> None:
         """A phase ended. Time between the end of a run and its extension is not counted."""
         if phase is not Phase.ENDED:

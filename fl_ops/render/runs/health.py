@@ -27,6 +27,7 @@ def health_rows(run: admin_pb2.RunStatus, now: float | None = None) -> list[tupl
         ("norms", norms(run.latest.account)),
         ("assignments", _counts(account.assignments, _FINAL_STATES)),
         ("refused", _counts(account.refused, sorted(account.refused))),
+        ("short rounds", f"{account.short}; {account.why_short}" if account.short else ""),
         ("quorum missed", _times(account.quorum_missed)),
         ("late updates", _late(account.staleness)),
         ("time", _shares(account.seconds)),

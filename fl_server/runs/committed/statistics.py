@@ -29,6 +29,10 @@ class RoundStatistics:
     """By phase."""
     quorum_missed: int = 0
     """Attempts that closed with fewer updates than the quorum."""
+    short: int = 0
+    """Rounds that were committed with fewer updates than they wanted."""
+    why_short: str = ""
+    """The latest such round, with what its failures have in common."""
 
     def add(self, other: RoundStatistics) -> None:
         """Add the counts of another round."""
@@ -38,11 +42,13 @@ class RoundStatistics:
         for phase, seconds in other.seconds.items():
             self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
         self.quorum_missed += other.quorum_missed
+        self.short += other.short
+        self.why_short = other.why_short or self.why_short
 
     def to_text(self) -> str:
         """As JSON, without empty fields: a run may have 100,000 rounds."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
-        kept = {name: value for name, value in values.items() if value not in ({}, None)}
+        kept = {name: value for name, value in values.items() if value not in ({}, None, "")}
         return json.dumps(kept, separators=(",", ":"))
 
     @classmethod
@@ -57,4 +63,6 @@ class RoundStatistics:
             staleness=Counter({int(rounds): count for rounds, count in values.get("staleness", {}).items()}),
             seconds=dict(values.get("seconds", {})),
             quorum_missed=values.get("quorum_missed", 0),
+            short=values.get("short", 0),
+            why_short=values.get("why_short", ""),
         )

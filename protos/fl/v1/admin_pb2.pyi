@@ -243,7 +243,7 @@ class RunSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., task: _Optional[_Union[TaskSpec, _Mapping]] = ..., algorithm: _Optional[_Union[_training_pb2.AlgorithmSpec, _Mapping]] = ..., local: _Optional[_Union[LocalSpec, _Mapping]] = ..., round: _Optional[_Union[RoundSpec, _Mapping]] = ..., stop: _Optional[_Union[StopSpec, _Mapping]] = ..., evaluation: _Optional[_Union[EvaluationSpec, _Mapping]] = ..., seed: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., population: _Optional[int] = ..., initial_model: _Optional[str] = ..., keep_checkpoints: _Optional[int] = ..., population_examples: _Optional[int] = ..., planned_rounds: _Optional[int] = ..., owner: _Optional[str] = ..., personal: _Optional[_Iterable[str]] = ..., encodings: _Optional[_Union[EncodingsSpec, _Mapping]] = ...) -> None: ...
 
 class RoundAccount(_message.Message):
-    __slots__ = ("norms", "cosine", "assignments", "refused", "staleness", "seconds", "quorum_missed")
+    __slots__ = ("norms", "cosine", "assignments", "refused", "staleness", "seconds", "quorum_missed", "short", "why_short")
     class NormsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -286,6 +286,8 @@ class RoundAccount(_message.Message):
     STALENESS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     QUORUM_MISSED_FIELD_NUMBER: _ClassVar[int]
+    SHORT_FIELD_NUMBER: _ClassVar[int]
+    WHY_SHORT_FIELD_NUMBER: _ClassVar[int]
     norms: _containers.ScalarMap[str, float]
     cosine: float
     assignments: _containers.ScalarMap[str, int]
@@ -293,7 +295,9 @@ class RoundAccount(_message.Message):
     staleness: _containers.ScalarMap[int, int]
     seconds: _containers.ScalarMap[str, float]
     quorum_missed: int
-    def __init__(self, norms: _Optional[_Mapping[str, float]] = ..., cosine: _Optional[float] = ..., assignments: _Optional[_Mapping[str, int]] = ..., refused: _Optional[_Mapping[str, int]] = ..., staleness: _Optional[_Mapping[int, int]] = ..., seconds: _Optional[_Mapping[str, float]] = ..., quorum_missed: _Optional[int] = ...) -> None: ...
+    short: int
+    why_short: str
+    def __init__(self, norms: _Optional[_Mapping[str, float]] = ..., cosine: _Optional[float] = ..., assignments: _Optional[_Mapping[str, int]] = ..., refused: _Optional[_Mapping[str, int]] = ..., staleness: _Optional[_Mapping[int, int]] = ..., seconds: _Optional[_Mapping[str, float]] = ..., quorum_missed: _Optional[int] = ..., short: _Optional[int] = ..., why_short: _Optional[str] = ...) -> None: ...
 
 class RoundSummary(_message.Message):
     __slots__ = ("round", "committed", "seconds", "attempts", "accepted", "dropped", "training_loss", "metrics", "bytes_down", "bytes_up", "model_digest", "state_epoch", "account", "local_epochs")
