@@ -138,3 +138,9 @@ def test_a_check_finds_the_problem(check: Any, name: str, path: Any, value: Any,
 def test_every_check_has_a_failing_case() -> None:
     """A check without a failing case would be useless."""
     assert {check for check, *_ in BAD} == of_module(checks)
+
+
+def test_a_digest_pins_an_image() -> None:
+    """A name with its registry and a digest, as kustomize's `digest` makes it, needs no tag."""
+    image = f"registry.example.org/impetus/fl-server@sha256:{'0' * 64}"
+    assert list(checks.images_are_pinned(broken(SERVER, f"{CONTAINER} image", image))) == []
