@@ -77,6 +77,8 @@ def read_settings(path: Path, kind: type[Settings], overrides: Sequence[Path] = 
         for detail in error.errors():
             messages.setdefault(_file_of(detail["loc"], files), []).append(describe_error(detail, kind))
         raise SettingsError("; ".join(f"{file}: {'; '.join(texts)}" for file, texts in messages.items())) from None
+    except ValueError as error:
+        raise SettingsError(f"{', '.join(map(str, files))}: {error}") from None
 
 
 _NESTED = "its values are nested too deeply"
@@ -99,15 +101,15 @@ def parse_toml(content: bytes) -> dict[str, Any]:
 def validated(values: Mapping[str, Any], kind: type[Settings]) -> Settings:
     """A section from the values of a TOML table, each of exactly its type: "yes" is not true, and true is not 1.
 
-    Raises ValidationError.
+    Raises ValidationError, and ValueError for a date or time.
     """
     # As JSON, because pydantic's strict mode takes text as a path, and a list as a tuple, only there.
     return kind.model_validate_json(json.dumps(values, default=_no_json), strict=True)
 
 
 def _no_json(value: object) -> object:
-    """A date or time: no setting has one, so it must be refused under its own name."""
-    return {type(value).__name__: str(value)}
+    """Refuse a date or time of TOML: no setting has one, and a task's option would get another value."""
+    raise ValueError(f'expected text in quotes in place of a date or time: "{value}", got {value}')
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -193,7 +193,7 @@ def test_a_byte_order_mark_is_accepted(tmp_path: Path, prefix: bytes) -> None:
         ("share = inf", "share: expected a finite number, got inf"),
         ("path = 7", "path: expected text, got 7"),
         ("text = 7", "text: expected text, got 7"),
-        ("text = 2026-01-01", "text: expected text, got {'date': '2026-01-01'}"),
+        ("text = 2026-01-01", "expected text in quotes in place of a date or time"),
         ("names = 'a'", "names: expected a list, got 'a'"),
     ],
 )
