@@ -58,6 +58,8 @@ class Device:
     receipts: list[Receipt] = field(default_factory=list)
     messages: list[pb.AttendResponse] = field(default_factory=list)
     session: str = ""
+    process: str = ""
+    """Which start of the daemon it is."""
     stream: asyncio.Task[Any] = field(init=False)
 
     def registration(self, **changes: Any) -> pb.RegisterRequest:
@@ -72,7 +74,7 @@ class Device:
         keys = self.kept.keys() - self.outcomes.keys()
         values: dict[str, Any] = {
             "client_id": self.name,
-            "instance_id": f"start of {self.name}",
+            "instance_id": f"{self.process} start of {self.name}".strip(),
             "protocol": pb.ProtocolRange(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
             "labels": self.labels,
             "tasks": [offer],

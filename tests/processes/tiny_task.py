@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -125,7 +127,8 @@ MODELS = {
 class Tiny(Classifier):
     """Which of three directions a point lies in.
 
-    model: a key of MODELS. fails: "loss" or "metrics" raises. hold: while this file exists, a training step waits.
+    model: a key of MODELS. fails: "loss" or "metrics" raises, "crash" ends the process in the loss.
+    hold: while this file exists, a training step waits.
     kept: examples of each shard that a device keeps from training. hold_evaluation: as hold, for an evaluation.
     hold_model: as hold, for the creation of the model.
     step_s: extra duration of a training step, in seconds.
@@ -153,6 +156,8 @@ class Tiny(Classifier):
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         if self._fails == "loss":
             raise RuntimeError("the sensor is unplugged")
+        if self._fails == "crash":
+            os.kill(os.getpid(), signal.SIGKILL)  # as the out-of-memory killer does
         time.sleep(self._step_s)
         while self._hold.exists():
             time.sleep(0.005)

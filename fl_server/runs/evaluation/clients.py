@@ -27,6 +27,7 @@ from fl_server.runs.deadline import save_time
 from fl_server.runs.evaluation.client_sums import check_sums, plain_sums, with_sums
 from fl_server.runs.evaluation.label_order import behind
 from fl_server.runs.evaluation.results import prune_checkpoints, record_metrics
+from fl_server.runs.failures import RESTARTED
 from fl_server.store.records import ClientEvaluation, HistoryRecord
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.tensor_pb2 import Resource
@@ -57,6 +58,8 @@ class _Evaluation:
     local_frozen: Resource | None = None
     """The frozen parameters that its clients have themselves."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
+    processes: dict[str, set[str]] = field(default_factory=dict)
+    """The processes of each client's daemon that were asked, by client; since the coordinator's start."""
 
     def client_out(self, client: str) -> None:
         """Stop waiting for the client."""
@@ -100,7 +103,7 @@ class ClientEvaluations:
         log.info("evaluation_asked", run=context.run_id, round=round_, clients=len(asked), answered=len(answered))
         message = self._assignment(one)
         async for client in with_turns(() if self._control.draining else asked):
-            context.fleet.push(client, message)
+            self._ask(one, client, message)
         self._control.tasks.spawn(self._wait_and_summarise(one))
 
     def _draw(self, round_: int, answered: set[str]) -> tuple[str, ...]:
@@ -244,8 +247,25 @@ class ClientEvaluations:
     def client_attached(self, client: str) -> None:
         """A client attached: send it the evaluations that it still has to make."""
         for one in self._under_way.values():
-            if client in one.outstanding:
-                self._context.fleet.push(client, self._assignment(one))
+            if client in one.outstanding and not self._restarts_too_often(one, client):
+                self._ask(one, client, self._assignment(one))
+
+    def _ask(self, one: _Evaluation, client: str, message: pb.AttendResponse) -> None:
+        if process := self._context.fleet.process_of(client):
+            one.processes.setdefault(client, set()).add(process)
+        self._context.fleet.push(client, message)
+
+    def _restarts_too_often(self, one: _Evaluation, client: str) -> bool:
+        """Whether the client's daemon ended in this evaluation so often that it is not waited for any longer."""
+        fleet, most = self._context.fleet, self._context.services.config.quarantine.restarts
+        others = one.processes.get(client, set()) - {fleet.process_of(client)}
+        if not 0 < most <= len(others):
+            return False
+        why = f"{RESTARTED}: {most} processes of it had the evaluation of round {one.round}, and none answered"
+        log.warning("client_failed", run=self._context.run_id, round=one.round, client=client, why=why)
+        self._control.tasks.spawn(fleet.note(client, why))
+        one.client_out(client)
+        return True
 
     def client_gone(self, client: str) -> None:
         """A client is lost, banned or forgotten."""

@@ -39,14 +39,12 @@ class Broken(Device):
 
 
 class Crashing(Device):
-    """A device whose daemon ends as soon as it has its work."""
-
-    starts = 0
+    """A device whose daemon ends as soon as it has its work. Each connection is another process."""
 
     def registration(self, **changes: Any) -> pb.RegisterRequest:
-        """Each start is another process."""
-        self.starts += 1
-        return super().registration(instance_id=f"start {self.starts}", **changes)
+        """Its request to register as the next process."""
+        self.process += "another "
+        return super().registration(**changes)
 
 
 def history(world: World, run: Run, event: str) -> list[str]:

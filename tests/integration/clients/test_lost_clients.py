@@ -23,6 +23,25 @@ def test_a_round_closes_when_a_killed_daemon_is_known_to_be_lost(workspace: Work
     assert quick.logged("outcome", run="lost", round=0)["counted"]
 
 
+@pytest.mark.slow
+def test_a_daemon_that_ends_in_each_training_holds_no_round_up(workspace: Workspace) -> None:
+    """Started again each time, as by a service: after two processes the round is committed, before its deadline."""
+    server = Coordinator(workspace, settings={"quarantine": {"restarts": 2}}).serve()
+    crashing = Daemon(workspace, server, "edge-crash", options={"fails": "crash"}).start()
+    Daemon(workspace, server, "edge-well").start()
+    for name in ("edge-crash", "edge-well"):
+        server.until_present(name)
+    run = server.create("crash", round={"clients_per_round": 2, "quorum": 1}, stop={"rounds": 1})
+    for _ in range(2):
+        assert crashing.wait() == -signal.SIGKILL
+        crashing.start()
+    server.completed(run)
+    why = "the daemon restarted while it worked: 2 processes of it had the assignment, and none answered"
+    assert server.client("edge-crash").note == why
+    assert server.run(run).latest_failure.message == why
+    assert server.rounds(run)[0].accepted == 1
+
+
 def test_a_daemon_stopped_in_training_exits_with_0(fleet: Fleet) -> None:
     """SIGTERM during a training of ten million steps: exit code 0, and the coordinator knows why it left."""
     fleet.server.create("endless", local={"epochs": None, "steps": 10_000_000}, stop={"rounds": 1})

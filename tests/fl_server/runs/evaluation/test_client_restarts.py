@@ -98,3 +98,24 @@ async def test_the_evaluation_of_an_ended_run_ends_with_its_reports(tmp_path: Pa
         run = world.coordinator.run("r")
         await world.coordinator.actions.extend(run, 1, 0.0, "admin")
         await until(lambda: run.log.rounds == 2, "it continues")
+
+
+async def test_a_daemon_that_ends_in_its_evaluation_is_waited_for_no_longer(tmp_path: Path) -> None:
+    """Two of its processes are asked and end; the third is not asked, and the evaluation is over without it."""
+    a, b = (Device(name, eval_examples=10) for name in "ab")
+    async with World(tmp_path, quarantine={"restarts": 2}) as world:
+        await asyncio.gather(a.connect(world), b.connect(world))
+        await world.create(**WITH_CLIENT_EVALUATION)
+        await b.asked_to_evaluate()
+        await b.report(world, accuracy=0.8)
+        await a.asked_to_evaluate()
+        for start in ("second", "third"):
+            await a.leave()
+            a.process = start
+            await a.connect(world)
+        await world.completed()
+        assert len(a.pushed("evaluation")) == 2
+        await until(lambda: "clients_accuracy_mean" in round_metrics(world), "the evaluation is summarised")
+        assert world.fleet.record("a").note.startswith(
+            "the daemon restarted while it worked: 2 processes of it had the"
+        )
