@@ -31,7 +31,8 @@ def test_a_daemon_that_ends_in_each_training_holds_no_round_up(workspace: Worksp
     Daemon(workspace, server, "edge-well").start()
     for name in ("edge-crash", "edge-well"):
         server.until_present(name)
-    run = server.create("crash", round={"clients_per_round": 2, "quorum": 1}, stop={"rounds": 1})
+    round_ = {"clients_per_round": 2, "min_clients": 2, "quorum": 1}
+    run = server.create("crash", round=round_, stop={"rounds": 1})
     for _ in range(2):
         assert crashing.wait() == -signal.SIGKILL
         crashing.start()
