@@ -63,6 +63,7 @@ class Fleet:
             # A name without a colon is a built-in task or an entry point, which the coordinator always allows.
             "tasks": [self._settings.task] if ":" in self._settings.task else [],
             "algorithms": self._settings.own_algorithms,
+            **({"task_options": {self._settings.task: self._settings.options}} if self._settings.options else {}),
         }
         return self._processes.start("server", "fl_server", self._write("server", config))
 

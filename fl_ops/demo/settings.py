@@ -73,7 +73,7 @@ class DemoSettings:
         return {
             "name": re.sub(r"[^a-z0-9._-]+", "-", method.algorithm.lower()),
             "seed": self.seed,
-            "task": {"name": self.task, "options": self.options},
+            "task": {"name": self.task},
             "algorithm": {"name": method.algorithm, "parameters": method.parameters},
             "local": {"learning_rate": method.learning_rate, "epochs": EPOCHS, "batch_size": BATCH_SIZE},
             # Wait for all clients before the first round: cohorts then depend on the seed only.

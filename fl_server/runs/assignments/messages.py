@@ -84,7 +84,7 @@ def common_assignment(work: RoundWork, position: RoundPosition) -> pb.Assignment
         max_update_bytes=work.max_update_bytes,
         personal=work.config.personal,
         local_frozen=work.local_frozen,
-        min_accepted=work.config.round.fewest,
+        min_accepted=work.config.round.least,
     )
     message.deadline.FromMilliseconds(max(0, round(position.seconds_left * 1000)))
     return message
