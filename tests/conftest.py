@@ -50,6 +50,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.relative_to(TESTS).parts[0] not in FIRST)
 
 
+@pytest.fixture(autouse=True)
+def _environment_of_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that a test runs in its own process sets this variable; later tests start Pythons that need `tests`."""
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+
+
 @pytest.fixture
 def tiny_model() -> nn.Module:
     """[n, 4] -> [n, 2], the same values every time; with float and integer buffers (BatchNorm)."""

@@ -9,7 +9,6 @@ import ast
 import re
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -124,15 +123,6 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
     "fl_ops.render": ("live", "top", "client_details", "tables", "runs", "states", "fitted", "sparkline", "output"),
 }
 """Sub-packages and modules of a package. Each imports only those behind it in the list."""
-
-MOST_MODULES = 15
-"""In one folder, its sub-packages and `__init__.py` apart."""
-
-MORE_MODULES: Mapping[str, str] = {
-    "algorithms": "the parts of a method, and the guard around code from outside that all of them need",
-    "algorithms/methods": "one paper, one file",
-}
-"""Folder -> why it may have more modules."""
 
 GENERATED = {"protos.fl", "protos.fl.v1"}
 """Packages of generated code, which needs no docstring about its purpose."""
@@ -282,14 +272,6 @@ def test_imports_go_down_the_list_of_layers(package: str) -> None:
     edges = [(module, used) for module in members for used in graph()[module] if used.startswith(f"{package}.")]
     place = {module: order.index(layer(package, module)) for module in members}
     assert [(module, used) for module, used in edges if place[used] < place[module]] == []
-
-
-def test_no_folder_has_many_modules() -> None:
-    """A flat folder of dozens of modules does not show where a change belongs."""
-    paths = (path for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py") if "_pb2" not in path.name)
-    counts = Counter(path.parent.relative_to(ROOT).as_posix() for path in paths if path.name != "__init__.py")
-    crowded = {folder: count for folder, count in counts.items() if count > MOST_MODULES}
-    assert crowded.keys() == MORE_MODULES.keys(), crowded
 
 
 def test_every_package_describes_itself() -> None:

@@ -141,7 +141,7 @@ RUN_GAUGES = (
         lambda run: {(name,): value for name, value in run.newest_metrics.items()}, metric=ANY,
     ),
     _labelled(
-        "fl_evaluation_best", "Best value so far of the metric that selects the best round, and the lowest loss.",
+        "fl_evaluation_best", "Best values so far, of the metric that selects the best round, loss and accuracy.",
         lambda run: run.best_metrics, metric=ANY, better=("lower", "higher"),
     ),
     _labelled(

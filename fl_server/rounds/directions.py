@@ -53,8 +53,8 @@ class Criterion:
         return math.isfinite(value) and not self.better(target, value)
 
 
-BY_LOSS = Criterion()
-"""The lowest loss."""
+BY_LOSS, BY_ACCURACY = Criterion(), Criterion("accuracy", lower_is_better=False)
+"""The lowest loss, and the highest accuracy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,7 +214,7 @@ class RoundLog:
         return None if self.best is None else self.recent.get(self.best.round, self._settled.best_commit)
 
     def best_values(self) -> dict[str, Best]:
-        """The best values so far of the run's metric and of the loss."""
+        """The best values so far, by each metric of `criteria`."""
         return dict(self._best)
 
     def newest_metrics(self) -> dict[str, float]:

@@ -78,7 +78,11 @@ def _values() -> list[stat.Panel]:
             evaluation(R, "accuracy"),
         ).decimals(1),
         number(
-            What("Best accuracy", "percentunit", "The checkpoint of that round is kept."),
+            What(
+                "Best accuracy",
+                "percentunit",
+                "The highest so far. The kept round is the best by the run's metric.",
+            ),
             f'max(fl_evaluation_best{{{R},metric="accuracy"}})',
         ).decimals(1),
         number(

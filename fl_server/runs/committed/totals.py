@@ -11,15 +11,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from fl_server.rounds.client_metrics import has_evaluation
-from fl_server.rounds.directions import BY_LOSS, Criterion
+from fl_server.rounds.directions import BY_ACCURACY, BY_LOSS, Criterion
 from fl_server.rounds.stop_rules import Best, Judged
 from fl_server.runs.committed.statistics import RoundStatistics
 from fl_server.store.records import CommitRecord
 
 
 def criteria(of_run: Criterion) -> tuple[Criterion, ...]:
-    """What the best values of a run are kept for: its own criterion, and the loss."""
-    return (of_run,) if of_run.metric == BY_LOSS.metric else (of_run, BY_LOSS)
+    """What the best values of a run are kept for: its own criterion, and loss and accuracy, which dashboards show."""
+    return (of_run, *(each for each in (BY_LOSS, BY_ACCURACY) if each.metric != of_run.metric))
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class SettledRounds:
     """It selects the best round."""
     sums: RoundSums = field(default_factory=RoundSums)
     best: dict[str, Best] = field(default_factory=dict)
-    """The best evaluated round, by the run's metric and by the loss."""
+    """The best evaluated round, by each metric of `criteria`."""
     best_commit: CommitRecord | None = None
     """The best round by the run's metric."""
     newest: dict[str, tuple[int, float]] = field(default_factory=dict)

@@ -137,9 +137,13 @@ async def test_the_wall_time_ends_a_run(world: World) -> None:
 
 
 async def test_a_model_that_is_not_finite_fails_the_run(world: World) -> None:
-    """Twice the largest float32 gives an infinite mean: the run fails with a message, and the first model remains."""
+    """Twice the largest float32 gives an infinite mean: the run fails with a message, and the first model remains.
+
+    By default such an update is refused.
+    """
     devices = await connect(world, "a", "b")
-    run = await world.create(algorithm={"name": "fedavg", "parameters": {"eta_g": 10.0}})
+    unlimited = {"clients_per_round": 2, "max_relative_norm": 0.0}
+    run = await world.create(algorithm={"name": "fedavg", "parameters": {"eta_g": 10.0}}, round=unlimited)
     for device in devices:
         assignment = await device.assigned()
         layout = run.model.engine.layout

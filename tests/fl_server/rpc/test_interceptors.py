@@ -39,6 +39,8 @@ CASES = [
     (errors.NoSuchResource("blake3:00"), "NOT_FOUND", errors_pb2.UnknownResource),
     (errors.NoSuchRun("r"), "NOT_FOUND", errors_pb2.UnknownRun),
     (errors.NoSuchModel("r", 3, [4]), "NOT_FOUND", None),
+    (errors.NoBestRound("r", "mae", ["loss"]), "NOT_FOUND", None),
+    (errors.TooFewUpdates("r", 3, 1, 3), "PERMISSION_DENIED", None),
     (errors.RunExists("r"), "ALREADY_EXISTS", errors_pb2.UnknownRun),
     (errors.NoSuchClient("a"), "NOT_FOUND", errors_pb2.UnknownClient),
     (errors.WrongState("r", "paused", ("running",), "pausing"), "FAILED_PRECONDITION", errors_pb2.WrongRunState),

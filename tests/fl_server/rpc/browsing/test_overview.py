@@ -76,11 +76,11 @@ async def test_counts_and_runs(world: World, stub: Any) -> None:
         "present": 0, "suspect": 1, "lost": 12, "banned": 1, "draining": 0, "quarantined": 1,
     }  # fmt: skip
     done, status = seen.runs[2], (await stub.GetRun(pb.GetRunRequest(run_id="r", with_rounds=True)))
-    measured = [(round_.round, round_.metrics["accuracy"]) for round_ in status.rounds if round_.metrics]
+    measured = [(round_.round, round_.metrics["loss"]) for round_ in status.rounds if round_.metrics]
     assert len(measured) == 3
     assert [(point.round, point.value) for point in done.points] == measured[-2:]
-    assert done.best == max(value for _, value in measured)
-    assert (done.rounds_done, done.rounds_planned, done.algorithm, done.metric) == (6, 6, "fedcm", "accuracy")
+    assert done.best == min(value for _, value in measured)
+    assert (done.rounds_done, done.rounds_planned, done.algorithm, done.metric) == (6, 6, "fedcm", "loss")
     assert done.latest_commit == status.run.latest.committed
     assert seen.runs[3].reason == "not loaded: unknown task"
     assert seen.history_number == (await stub.ListHistory(pb.ListHistoryRequest(limit=1))).entries[0].number
