@@ -124,7 +124,11 @@ def test_a_missing_settings_file_is_named(workspace: Workspace) -> None:
         ),
         pytest.param({"local": {"steps": 3}}, "epochs or steps, got both: remove one", id="work"),
         pytest.param({"initial_model": "/nowhere"}, "initial_model: expected one that you may use", id="initial-model"),
-        pytest.param({"stop": {"target": 0.9}, "evaluation": {"every": 0}}, "evaluation.every over 0", id="no-metric"),
+        pytest.param(
+            {"stop": {"metric": "accuracy", "target": 0.9}, "evaluation": {"every": 0}},
+            "evaluation.every over 0",
+            id="no-metric",
+        ),
     ],
 )
 def test_an_impossible_run_is_refused_at_creation(fleet: Fleet, sections: dict[str, Any], text: str) -> None:

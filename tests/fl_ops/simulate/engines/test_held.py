@@ -158,7 +158,8 @@ def test_the_size_of_groups_changes_no_bit_of_sums_and_norms(simulated: Simulate
 
 def test_an_update_that_is_not_finite_fails_its_client(simulated: Simulated) -> None:
     """The message is that of the other engines, and names the values."""
-    sections = {"local": {"learning_rate": 1e38, "batch_size": 8}, "round": {"clients_per_round": 4}}
+    unlimited = {"clients_per_round": 4, "max_relative_norm": 0.0, "max_relative_payload": 0.0}
+    sections = {"local": {"learning_rate": 1e38, "batch_size": 8}, "round": unlimited}
     found = []
     for options in (HELD, FILES):
         with simulated(EngineOptions(batched=options), **sections) as simulation:
