@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from algorithms.outside_code import own_traceback
-
 _NAMES = ("fl_ops.", "fl_client.", "fl_server.", "algorithms.", "extensions.", "tasks.")
 _RAN_A_TASK = {"TaskError", "WorkFailed", "AlgorithmError"}
 """Errors that have an exception of a user's code as their cause."""
@@ -14,6 +12,8 @@ def traceback_of(error: BaseException) -> str:
 
     Empty if no code of a task's author took part: `error` then states everything, such as a missing file.
     """
+    from algorithms.outside_code import own_traceback  # it loads torch, which most commands do not need
+
     cause: BaseException | None = error
     ours = ""
     while cause is not None and f"{type(cause).__module__}.".startswith(_NAMES):

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from algorithms.outside_code import described, is_interrupt
 from fl_ops.demo.settings import DIRICHLET_ALPHA, DemoSettings
 from fl_ops.errors import UsageError
 
@@ -39,6 +38,7 @@ def partition(settings: DemoSettings, path: Path) -> PartitionedData:
     """
     # Imported here: torch takes seconds to load, and the coordinator starts in the meantime.
     import algorithms
+    from algorithms.outside_code import described, is_interrupt
     from tasks import Partition, TaskError, load_task, save_partition, training_size
     from tasks.data.forms import as_data
 

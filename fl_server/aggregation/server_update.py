@@ -84,8 +84,9 @@ def apply_server_update(
 def _server_step(reduction: Reduction, part: fl.ServerState, sums: Mapping[str, fl.Tensors]) -> fl.ServerState:
     try:
         return reduction.algorithm.server_step(part, sums, reduction.info)
-    except RuntimeError as error:
-        # torch raises for a factor that the model's dtype cannot hold, instead of making an infinity of it.
+    except (RuntimeError, fl.AlgorithmError) as error:
+        # torch raises for a factor that the model's dtype cannot hold, instead of making an infinity of it. The guard
+        # around methods makes an AlgorithmError of that.
         if "overflow" not in str(error):
             raise
         raise _diverged(reduction, ": its step overflows; ") from error

@@ -135,7 +135,7 @@ def test_mime_uses_one_share_in_both_exchanges() -> None:
 
 def test_a_radius_that_ends_at_zero_ends_as_fedavg(federation: Federation) -> None:
     """FedSAM with rho 0.3, 0.15, 0: its last round is FedAvg's from the same state, bit for bit; the first is not."""
-    fedsam, fedavg = fl.build("fedsam", rho=0.3), fl.build("fedavg")
+    fedsam, fedavg = fl.build("fedsam", rho=0.3), fl.build("fedavg", weights="uniform")
     schedules = {"rho": fl.Schedule("linear", end=0.0)}
     for t, equal in ((0, False), (1, False), (2, True)):
         method = fl.at_round(fedsam, schedules, t, 3)

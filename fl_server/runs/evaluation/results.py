@@ -14,7 +14,7 @@ from fl_server.rounds.stop_rules import stop_reason
 from fl_server.runs.committed.lookup import committed_round
 from fl_server.runs.context import RunContext
 from fl_server.runs.control import RunControl
-from fl_server.runs.evaluation.criterion import check_reported, needs_metric
+from fl_server.runs.evaluation.criterion import check_reported
 from fl_server.runs.progress import Progress
 from fl_server.store.records import CommitRecord
 
@@ -53,11 +53,11 @@ async def record_metrics(  # noqa: PLR0913, PLR0917 - the run, and what an evalu
 def _metric_missing(
     context: RunContext, control: RunControl, metrics: Mapping[str, float], by: ev.Source
 ) -> str | None:
-    """Why the run cannot go on: the first evaluation that should have its metric has it not. None: it has it."""
+    """Why the run cannot go on: the first evaluation lacks the metric of its rule. None: it can."""
     config, metric = control.config, control.config.stop.metric
     clients = metrics.get(EVALUATED, 0.0)
     from_here = clients > 0 if by_clients(metric) else by == "server"
-    if not from_here or not needs_metric(config) or context.log.newest_round_with(metric) is not None:
+    if not from_here or not config.stops_by_metric or context.log.newest_round_with(metric) is not None:
         return None
     try:
         check_reported(metric, [name for name in metrics if name != EVALUATED])

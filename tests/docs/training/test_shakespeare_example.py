@@ -15,6 +15,7 @@ from fl_client.settings.config import ClientConfig
 from fl_ops.simulate.output.results import SeedResult
 from fl_ops.simulate.seeds import Job, Report, simulate
 from fl_ops.simulate.settings import parse_simulation
+from fl_server.config import ServerConfig
 from tasks.built_in.shakespeare import Shakespeare
 from tasks.evaluation import evaluate
 from tests.tasks.built_in.plays import write_play
@@ -52,8 +53,7 @@ def test_the_example_trains_centrally_and_then_by_speaker(tmp_path: Path) -> Non
 
 def test_the_device_of_the_readme_has_one_speaker() -> None:
     """Its table is part of a daemon's settings, and the partition has a client for each speaker."""
-    found = re.search(r"```toml\n(.*?)```", (FOLDER / "README.md").read_text(), re.DOTALL)
-    assert found
-    device = tomllib.loads(found[1])
+    server, device = map(tomllib.loads, re.findall(r"```toml\n(.*?)```", (FOLDER / "README.md").read_text(), re.DOTALL))
+    assert set(server) <= set(ServerConfig.model_fields)
     assert set(device) <= set(ClientConfig.model_fields)
     assert device["shard"]["partition"] == {"method": "natural", "clients": 99}

@@ -138,8 +138,8 @@ def test_it_ends_at_its_time_limit(simulated: Simulated) -> None:
 
 
 def test_a_diverging_aggregate_leaves_the_last_good_model(simulated: Simulated) -> None:
-    """Finite updates with an infinite sum fail the run. The model before stays."""
-    with simulated(local={"learning_rate": 1e38}) as simulation:
+    """Finite updates with an infinite sum fail the run. The model before stays. By default they are refused."""
+    with simulated(local={"learning_rate": 1e38}, round={"max_relative_norm": 0.0}) as simulation:
         first = simulation.federation.digest
         assert list(simulation.rounds()) == []
         assert (ending(simulation)[0], simulation.federation.digest) == ("failed", first)

@@ -17,7 +17,7 @@ from tests.processes.process import HERE, Workspace, eventually
 from tests.processes.simulated import simulated_digests
 
 ENDING, AT_IMPORT = "ending_task:Ending", "exits_at_import:AtImport"
-LIMITS = {"reattach_grace_s": 20.0, "evaluation_s": 10.0, "task_load_s": 15.0, "task_memory_mib": 1024}
+LIMITS = {"reattach_grace_s": 20.0, "evaluation_s": 20.0, "task_load_s": 15.0, "task_memory_mib": 1024}
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ FAILED = (
     ("metrics", "crash", r"ended its process: signal 11 \(SIGSEGV\); the coordinator and its other runs go on"),
     ("metrics", "leave", r"ended its process: exit code 3"),
     ("metrics", "hunger", r"allocate memory.*limits.task_memory_mib"),
-    ("metrics", "hang", r"did not end within 10 s"),
+    ("metrics", "hang", r"did not end within 20 s"),
 )
 
 
@@ -98,7 +98,7 @@ def test_a_restart_serves_and_no_process_of_a_task_is_left(fleet: Fleet) -> None
     server.until_present("ender")
     assert "signal 11 (SIGSEGV)" in server.run("crashing").reason
     ended = server.ended("hanging")
-    assert "did not end within 10 s" in ended.reason
+    assert "did not end within 20 s" in ended.reason
     server.completed(server.create("after", stop={"rounds": 1}))
 
 

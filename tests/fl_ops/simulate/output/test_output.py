@@ -32,10 +32,10 @@ def test_the_live_line_has_value_rate_and_time_left(table: MakeTable) -> None:
     console.simulate(jobs_of(table), 1, terminal)
     assert re.search(r"seed 0  round 0 of 3: client 1 of 2 ", screen.getvalue())
     line = re.search(
-        r"round 2 of 3: client 1 of 2, accuracy (0\.\d{4}), ([\d.e+]+) clients/s, (.*?) left", screen.getvalue()
+        r"round 2 of 3: client 1 of 2, held-out loss ([\d.]+), ([\d.e+]+) clients/s, (.*?) left", screen.getvalue()
     )
     assert line
-    assert f"accuracy {line[1]}" in screen.getvalue().split("round 1: ")[1]
+    assert f"held-out loss {line[1]}" in screen.getvalue().split("round 1: ")[1]
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
