@@ -189,6 +189,26 @@ def test_a_client_that_spoils_a_round_is_excluded(simulated: Simulated, scale: f
     assert "norm" in failures[0]
 
 
+def test_one_of_five_is_no_round(simulated: Simulated) -> None:
+    """Four clients have labels that are floats, out of range or probabilities, or inputs that are NaN: no commit."""
+    five = {"round": {"clients_per_round": 5}, "simulation": {"clients": 5}}
+    with simulated(**five) as simulation:
+        clients = simulation.federation.clients
+    train: Any = clients["c0"].train
+    count, classes = len(train.targets), int(train.targets.max()) + 1
+    broken = {
+        "c1": Examples(train.inputs, train.targets.float()),
+        "c2": Examples(train.inputs, train.targets + 100),
+        "c3": Examples(train.inputs, torch.full((count, classes + 7), 0.5)),
+        "c4": Examples(train.inputs * float("nan"), train.targets),
+    }
+    replaced = {name: replace(clients[name], train=data) for name, data in broken.items()}
+    with simulated(**five, replaced=replaced) as simulation:
+        assert list(simulation.rounds()) == []
+        assert ending(simulation)[0] == "failed"
+        assert len(simulation.failures) == 4
+
+
 def test_an_error_on_every_client_fails_the_run_with_its_line(
     simulated: Simulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,21 @@ async def test_a_banned_client_does_not_stop_a_run(tmp_path: Path) -> None:
         assert [commit.accepted for commit in world.store.commits("r")] == [3]
 
 
+async def test_a_client_that_is_lost_for_long_does_not_stop_a_run(tmp_path: Path) -> None:
+    """It never came back after the first round: the run waits for `limits.lost_after_s`, and then goes on."""
+    async with World(tmp_path, reattach_grace_s=0.1, lost_after_s=0.5) as world:
+        devices = [await Device(name).connect(world) for name in "abcd"]
+        devices[-1].works = False
+        run = await world.create(round=FOUR, stop={"rounds": 3})
+        await devices[-1].contribute(world, await devices[-1].assigned())
+        await until(lambda: run.log.rounds == 1, "the first round is committed")
+        await devices[-1].leave()
+        await world.completed()
+        assert [commit.accepted for commit in world.store.commits("r")] == [4, 3, 3]
+        opened = [entry.detail for entry in world.store.history("r") if entry.event == "attempt_opened"]
+        assert any("lost for long" in detail or "1 lost" in detail for detail in opened), opened
+
+
 async def test_below_the_quorum_a_run_waits(tmp_path: Path) -> None:
     """Two of four are banned, and three are a quorum."""
     async with World(tmp_path) as world:
