@@ -75,7 +75,13 @@ def _is_last(state: RoundState, round: int) -> bool:
 
 def evaluated(state: RoundState, event: Evaluated) -> Result:
     """Continue once all awaited evaluations are finished."""
-    state = replace(state, awaited=state.awaited - {event.by})
+    source: Source = event.by
+    if event.round not in (None, state.round - 1):
+        # It ran during a later round, so it is not the one that a run waits for at its end.
+        if event.by == "clients":
+            return state, ()
+        source = "earlier"
+    state = replace(state, awaited=state.awaited - {source})
     return (state, ()) if state.awaited else go_on(state)
 
 

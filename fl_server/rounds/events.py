@@ -110,9 +110,14 @@ class ModelCommitted:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """An awaited evaluation is finished or has failed."""
+    """An evaluation is finished or has failed."""
 
     by: Source = "server"
+    round: int | None = None
+    """The evaluated round; None: the one that the run waits for.
+
+    A commit may be processed between the end of an evaluation and this event.
+    """
 
 
 @dataclass(frozen=True, slots=True)

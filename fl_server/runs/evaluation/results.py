@@ -43,11 +43,7 @@ async def record_metrics(  # noqa: PLR0913, PLR0917 - the run, and what an evalu
         return
     if (reason := reason_to_stop(context, control)) is not None:
         control.post(ev.EndRequested("completed", reason))
-    # An evaluation that ran during later rounds is not the one that a run waits for at its end.
-    if round_ + 1 == control.state.round:
-        control.post(ev.Evaluated(by))
-    elif by == "server":
-        control.post(ev.Evaluated("earlier"))
+    control.post(ev.Evaluated(by, round_))
 
 
 def _metric_missing(

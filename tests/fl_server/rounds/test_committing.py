@@ -104,6 +104,22 @@ def test_a_second_evaluation_waits_for_the_first() -> None:
     assert (state.phase, [type(each) for each in commands]) == (Phase.COLLECTING, [OpenAttempt])
 
 
+@pytest.mark.parametrize(
+    ("event", "phase"),
+    [
+        pytest.param(Evaluated("server", 0), Phase.COLLECTING, id="the earlier one"),
+        pytest.param(Evaluated("server", 1), Phase.EVALUATING, id="the newest one"),
+        pytest.param(Evaluated("clients", 0), Phase.EVALUATING, id="by clients"),
+    ],
+)
+def test_an_evaluation_that_ends_while_a_round_is_committed_is_the_earlier_one(event: Evaluated, phase: Phase) -> None:
+    """It ended before the commit was processed, and its event comes after it: the run must not wait for ever."""
+    state = play(collecting("a", rounds=9), *arrive("a"), *COMMIT)[0]
+    state = play(state, *arrive("a"), StepComputed(), ModelCommitted(evaluating=True))[0]
+    assert (state.phase, state.round, state.awaited) == (Phase.EVALUATING, 2, frozenset({"earlier"}))
+    assert advance(state, event)[0].phase is phase
+
+
 def test_a_round_without_an_evaluation_waits_for_none() -> None:
     """An earlier evaluation goes on during the next round."""
     stepping = play(collecting("a", rounds=9, evaluate_every=2), *arrive("a"), StepComputed())[0]

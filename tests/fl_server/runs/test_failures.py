@@ -185,7 +185,7 @@ async def test_a_device_that_never_answers_is_quarantined(tmp_path: Path) -> Non
             await device.connect(world)
         run = await world.create(round=section, stop={"rounds": 5})
         await until(lambda: [each.deadlines for each in world.store.refusal_records()] == [1], "it missed one")
-    async with World(tmp_path, quarantine=rules, reattach_grace_s=0.1) as world:
+    async with World(tmp_path, quarantine=rules, reattach_grace_s=2.0) as world:
         for device in (silent, honest):
             await device.connect(world)
         await world.completed()
