@@ -179,7 +179,8 @@ class RoundComputation:
         standings = await control.read(context.store.refusal_records)
         context.fleet.quarantine.restore(standings)
         with suppress(StoreError):  # the next write of the run reports it
-            await context.fleet.clear_notes(update.client_id for update in updates)
+            counted = {update.client_id for update in updates}
+            await context.fleet.clear_notes(sorted(counted - context.label_order.suspected))
 
     def _commit_record(self, updates: Iterable[UpdateRecord], now: float) -> CommitRecord:
         state, log_ = self._control.state, self._context.log

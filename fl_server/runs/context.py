@@ -14,6 +14,7 @@ from fl_server.metrics import Metrics
 from fl_server.rounds.directions import Directions
 from fl_server.run_config import AlgorithmSection, RunConfig
 from fl_server.runs.client_states.members import ClientStates
+from fl_server.runs.evaluation.label_order import LabelOrder
 from fl_server.runs.model_store import ModelStore
 from fl_server.runs.progress import RoundTrace, Watchers
 from fl_server.runs.round_log import RoundLog, RunCounters
@@ -64,6 +65,7 @@ class RunContext:
     trace: RoundTrace
     model: ModelStore
     norms: NormHistory
+    label_order: LabelOrder
     client_states: ClientStates
     keeps_client_state: bool
     """Whether each client keeps a state of its own from round to round, for the method or with personal parameters."""
@@ -88,6 +90,7 @@ class RunContext:
             trace=RoundTrace(services.traces, run_id),
             model=ModelStore(services, run_id, dependencies.make_engine),
             norms=NormHistory(),
+            label_order=LabelOrder(),
             client_states=ClientStates(run_id, services.config.states, summed=algorithm.needs_population),
             keeps_client_state=keeps_client_state(config, algorithm),
         )

@@ -71,6 +71,15 @@ def _problems(overview: pb.GetOverviewResponse, ended: Iterable[pb.RunOverview])
         for run in overview.runs
         if run.state == pb.RUN_STATE_WAITING
     ]
+    found += [
+        (
+            "warn",
+            f"{run.run_id}: check the order of the labels of {run.labels_suspected} clients",
+            f"/runs/{run.run_id}",
+        )
+        for run in overview.runs
+        if run.labels_suspected
+    ]
     if quarantined := clients["quarantined"]:
         found.append(("warn", f"{quarantined} clients in quarantine", "/clients?mark=quarantined"))
     if suspect := clients["suspect"]:

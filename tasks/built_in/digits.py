@@ -24,6 +24,7 @@ class Digits(Classifier):
     client_eval_fraction: share of each shard, in [0, 1), that is held out for evaluation on clients.
     """
 
+    classes = tuple("0123456789")
     held_out = "360 of the 1,797 scans, every fifth of each digit"
 
     def __init__(self, client_eval_fraction: float = 0.0) -> None:

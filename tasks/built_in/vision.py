@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from string import ascii_lowercase, ascii_uppercase, digits
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -56,6 +57,8 @@ class Vision(Classifier, ABC):
     MEAN: ClassVar[tuple[float, ...]]
     STD: ClassVar[tuple[float, ...]]
     num_classes: int = 10
+    classes: ClassVar[tuple[str, ...]] = ()
+    """Names of the classes in the order of their numbers. Empty: they are numbers only."""
     own_options = ("data_root", "download")
 
     def __init__(
@@ -116,6 +119,9 @@ class FashionMnist(Vision):
 
     MODELS = MappingProxyType({"cnn": grey_cnn, "cnn-small": grey_cnn_small})
     MEAN, STD = (0.2860,), (0.3530,)
+    classes = (
+        "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+    )  # fmt: skip
     held_out = "the official test set, 10,000 images"
 
     def _read(self, train: bool) -> Images:
@@ -132,6 +138,7 @@ class Emnist(Vision):
     MEAN, STD = (0.0,), (1.0,)
     SPLIT = "byclass"
     num_classes = 62
+    classes = tuple(digits + ascii_uppercase + ascii_lowercase)
     held_out = "the official test set of the split by class, 116,323 images"
 
     def train_labels(self) -> Tensor:
@@ -147,6 +154,7 @@ class EmnistDigits(Emnist):
 
     SPLIT = "digits"
     num_classes = 10
+    classes = tuple(digits)
     held_out = "the official test set of the digits, 40,000 images"
 
 
@@ -177,6 +185,7 @@ class Cifar10(Cifar):
     """
 
     MEAN, STD = (0.491, 0.482, 0.447), (0.247, 0.243, 0.262)
+    classes = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
     @property
     def held_out(self) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from algorithms.batches import Batch, to_device
+from tasks.data.label_range import LabelRange
 from tasks.data.seeds import generators_kept, seed_generators, seed_of_epoch
 from tasks.errors import TaskError, task_code
 
@@ -29,6 +30,8 @@ class Batched:
     """Examples of an epoch: the weight of this client, where weights are by examples."""
     device: torch.device = field(default=torch.device("cpu"), kw_only=True)
     """Device of the batches."""
+    label_range: LabelRange | None = field(default=None, kw_only=True, repr=False)
+    """The labels of batches are checked against it, if there is one: set where a task names its classes."""
 
     def __post_init__(self) -> None:
         if not callable(self.batches):
@@ -76,7 +79,7 @@ class Batched:
                     f"expected {self.length} batches in an epoch, as Batched(..., length, examples) states, got"
                     f" {number}: state the number that the iterable has on this device"
                 )
-            yield to_device(batch, self.device)
+            yield to_device(batch if self.label_range is None else self.label_range.checked(batch), self.device)
 
 
 @contextmanager

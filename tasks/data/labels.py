@@ -1,6 +1,7 @@
 """Labels by the names of their classes: two sites that number the same classes differently train a meaningless model.
 
-A task that names its classes has its labels checked when data is loaded, once, and not in every step.
+If a task names its classes, the labels of `Examples` are checked once, when they are loaded. Those of data that is read
+batch by batch are checked in each batch, before it is used.
 """
 
 from __future__ import annotations
@@ -9,16 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 from torch.utils.data import Subset
 
 from tasks.data.examples import Examples
 from tasks.data.forms import Data
+from tasks.data.label_range import IGNORED, LabelRange, shown
 from tasks.data.samples import Samples
 from tasks.errors import TaskError, task_code
-
-IGNORED = -100
-"""The label that torch's losses leave out."""
 
 
 def class_names(task: object) -> tuple[str, ...]:
@@ -38,6 +36,7 @@ def numbered(task: object, data: Data, what: str) -> Data:
 
     Examples that name their classes in another order get the task's numbers. Raises TaskError for a label out of range,
     for a class that the task does not have, and for a data set read example by example that numbers them otherwise.
+    Data that is read batch by batch raises it for a label out of range when it reads that batch.
 
     what: the data in words, for errors.
     """
@@ -46,10 +45,11 @@ def numbered(task: object, data: Data, what: str) -> Data:
     if isinstance(data, Examples):
         if data.classes is not None:
             data = _renumbered(data, _names(data.classes, f"the classes of {what}"), classes, what)
-        _check_range(data.targets, classes, what)
-    elif isinstance(data, Samples):
+        LabelRange(classes, what).check(data.targets)
+        return data
+    if isinstance(data, Samples):
         _check_same(data, classes, what)
-    return data
+    return replace(data, label_range=LabelRange(classes, what))
 
 
 def _names(classes: Sequence[str], what: str) -> tuple[str, ...]:
@@ -63,31 +63,17 @@ def _names(classes: Sequence[str], what: str) -> tuple[str, ...]:
 def _renumbered(data: Examples, own: tuple[str, ...], classes: tuple[str, ...], what: str) -> Examples:
     if own == classes:
         return data
-    _check_range(data.targets, own, what)
+    LabelRange(own, what).check(data.targets)
     number = {name: at for at, name in enumerate(classes)}
     table = torch.tensor([number.get(name, -1) for name in own], device=data.targets.device)
     kept = data.targets == IGNORED
     targets = torch.where(kept, IGNORED, table[data.targets.masked_fill(kept, 0).long()])
     if len(unknown := data.targets[targets == -1]):
         raise TaskError(
-            f"{what}: expected the classes {_shown(classes)}, got {len(unknown)} labels of others, as"
+            f"{what}: expected the classes {shown(classes)}, got {len(unknown)} labels of others, as"
             f" {own[int(unknown[0])]!r}: leave these examples out, or add the class to the task"
         )
     return replace(data, targets=targets.to(data.targets.dtype), classes=classes)
-
-
-def _check_range(targets: Tensor, classes: tuple[str, ...], what: str) -> None:
-    if targets.is_floating_point():
-        if targets.dim() == 1 and len(targets):
-            raise TaskError(f"{what}: expected class numbers as labels, got {targets.dtype}: convert them with .long()")
-        return  # probabilities of the classes
-    wrong = ((targets < 0) | (targets >= len(classes))) & (targets != IGNORED)
-    if count := int(wrong.sum()):
-        place = int(wrong.flatten(1).any(dim=1).nonzero()[0]) if wrong.dim() > 1 else int(wrong.nonzero()[0])
-        raise TaskError(
-            f"{what}: expected labels of 0 to {len(classes) - 1} ({_shown(classes)}), got {count} others, as"
-            f" {int(targets[wrong][0])} of example {place}"
-        )
 
 
 def _check_same(data: Samples, classes: tuple[str, ...], what: str) -> None:
@@ -97,11 +83,6 @@ def _check_same(data: Samples, classes: tuple[str, ...], what: str) -> None:
     own = getattr(dataset, "classes", None)  # of torchvision's folders and data sets
     if isinstance(own, list | tuple) and own and tuple(own) != classes:
         raise TaskError(
-            f"{what}: expected the classes {_shown(classes)} in this order, got {_shown(own)} from"
+            f"{what}: expected the classes {shown(classes)} in this order, got {shown(own)} from"
             f" {type(dataset).__name__}: give it a target_transform that returns the task's numbers, and its classes"
         )
-
-
-def _shown(names: Sequence[object], most: int = 8) -> str:
-    listed = ", ".join(str(name)[:40] for name in names[:most])
-    return f"{listed} and {len(names) - most} more" if len(names) > most else listed

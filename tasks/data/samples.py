@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from algorithms.batches import Batch, to_device
+from tasks.data.label_range import LabelRange
 from tasks.data.reading import Collate, Order, Reading
 from tasks.data.seeds import seeds_of_examples
 from tasks.errors import TaskError
@@ -51,6 +52,8 @@ class Samples:
     """Batches that each worker reads ahead."""
     device: torch.device = field(default=torch.device("cpu"), kw_only=True)
     """Device of the batches."""
+    label_range: LabelRange | None = field(default=None, kw_only=True, repr=False)
+    """The labels of batches are checked against it, if there is one: set where a task names its classes."""
     _reading: list[Reading] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -88,7 +91,7 @@ class Samples:
             for epoch, positions in batches
         )
         for batch in self._reader().batches(orders):
-            yield to_device(batch, self.device)
+            yield to_device(batch if self.label_range is None else self.label_range.checked(batch), self.device)
 
     def close(self) -> None:
         """Stop the workers."""

@@ -258,7 +258,7 @@ def test_the_fingerprint_changes_with_the_text(module: WriteModule) -> None:
     ],
 )
 def test_built_in_fingerprints_are_those_of_the_earlier_version(name: str, source: str) -> None:
-    """Devices are not upgraded at once: those with the earlier text still match.
+    """Devices are not upgraded at once: those with the earlier text, without names of classes, still match.
 
     After an edit that changes no behaviour, enter the new digest in `_SAME_BEHAVIOUR`. After any other, change this.
     """

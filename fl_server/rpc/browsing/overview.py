@@ -162,6 +162,7 @@ def _loaded(run: Run) -> pb.RunOverview:
         created=timestamp(record.created_at),
         metric=log.criterion.metric,
         newest_metrics=log.newest_metrics(),
+        labels_suspected=len(run.context.label_order.suspected),
     )
     if log.best is not None:
         shown.best = log.best.value

@@ -25,7 +25,6 @@ from fl_server.runs.context import RunContext
 from fl_server.runs.control import RunControl, with_turns
 from fl_server.runs.deadline import save_time
 from fl_server.runs.evaluation.client_sums import check_sums, plain_sums, with_sums
-from fl_server.runs.evaluation.label_order import behind
 from fl_server.runs.evaluation.results import prune_checkpoints, record_metrics
 from fl_server.runs.failures import RESTARTED
 from fl_server.store.records import ClientEvaluation, HistoryRecord
@@ -74,9 +73,6 @@ class ClientEvaluations:
     def __init__(self, context: RunContext, control: RunControl) -> None:
         self._context, self._control = context, control
         self._under_way: dict[int, _Evaluation] = {}
-        self._last_answers: list[ClientEvaluation] = []
-        self._suspected: set[str] = set()
-        """Clients that the history names for the order of their labels. Both since the coordinator's start."""
 
     def broadcasts(self) -> Iterable[Broadcast]:
         """What clients can fetch for the evaluations under way."""
@@ -158,16 +154,15 @@ class ClientEvaluations:
 
     async def _warn_of_label_order(self, answers: list[ClientEvaluation]) -> None:
         """Tell operators of clients that stay at chance while the others learn."""
-        context, before = self._context, self._last_answers
-        self._last_answers = answers
-        for client, accuracy, usual in behind(answers, before):
+        context, order = self._context, self._context.label_order
+        for client, accuracy, usual in order.compare(answers):
             why = (
                 f"its own accuracy stays at {accuracy:.2f}, the median of the others is {usual:.2f}: does it number the"
                 " classes as they do?"
             )
             await context.fleet.note(client, f"run {context.run_id}: {why}")
-            if client not in self._suspected:
-                self._suspected.add(client)
+            if client not in order.told:
+                order.told.add(client)
                 log.warning("labels_suspected", run=context.run_id, client=client, why=why)
                 detail = f"{client}: {why}"
                 row = HistoryRecord(time.time(), "coordinator", "labels_suspected", context.run_id, detail)
@@ -176,6 +171,9 @@ class ClientEvaluations:
     async def backfill(self) -> None:
         """After a restart: summarise earlier rounds from the answers in the ledger. Their models are not sent again."""
         context, every = self._context, self._control.config.evaluation.clients_every
+        if every and (newest := context.log.newest_round_with(EVALUATED)) is not None and not self._control.ended:
+            before = await self._read_answers(newest - every) if newest >= every else []
+            context.label_order.restore(before, await self._read_answers(newest))
         for round_ in sorted(context.log.being_evaluated):
             latest = round_ == context.log.rounds - 1
             if every and (self._control.ended if latest else (round_ + 1) % every == 0):

@@ -7,6 +7,7 @@ numbers. Data that differs much looks alike, so an operator is told, and nothing
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from statistics import median_low
 
 from fl_server.store.records import ClientEvaluation
@@ -17,6 +18,29 @@ FEWEST_CLIENTS, FEWEST_EXAMPLES = 3, 20
 _USUAL, _SHARE, _RISE = 0.5, 0.5, 0.05
 """Accuracy of the others from which on clients are compared; share of it, and rise since the evaluation before, that a
 client must exceed."""
+
+
+@dataclass(slots=True)
+class LabelOrder:
+    """What the evaluations of one run say of the order of its clients' labels."""
+
+    suspected: frozenset[str] = frozenset()
+    """The clients that stay behind, by the two newest evaluations."""
+    told: set[str] = field(default_factory=set)
+    """Clients that the run's history names."""
+    _last: Sequence[ClientEvaluation] = ()
+
+    def compare(self, answers: Sequence[ClientEvaluation]) -> list[tuple[str, float, float]]:
+        """Compare the answers of one more round with those before: the clients that stay behind, as of `behind`."""
+        found = behind(answers, self._last)
+        self._last, self.suspected = answers, frozenset(client for client, _, _ in found)
+        return found
+
+    def restore(self, before: Sequence[ClientEvaluation], last: Sequence[ClientEvaluation]) -> None:
+        """Continue after a restart with the answers of the two newest rounds with evaluations."""
+        self._last = before
+        self.compare(last)
+        self.told = {*self.suspected}
 
 
 def behind(answers: Sequence[ClientEvaluation], before: Sequence[ClientEvaluation]) -> list[tuple[str, float, float]]:

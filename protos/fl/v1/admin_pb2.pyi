@@ -1031,7 +1031,7 @@ class MetricPoint(_message.Message):
     def __init__(self, round: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
 
 class RunOverview(_message.Message):
-    __slots__ = ("run_id", "state", "reason", "task", "algorithm", "owner", "rounds_done", "rounds_planned", "phase", "cohort_size", "admitted", "created", "ended", "latest_commit", "metric", "best", "newest_metrics", "points")
+    __slots__ = ("run_id", "state", "reason", "task", "algorithm", "owner", "rounds_done", "rounds_planned", "phase", "cohort_size", "admitted", "created", "ended", "latest_commit", "metric", "best", "newest_metrics", "points", "labels_suspected")
     class NewestMetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1057,6 +1057,7 @@ class RunOverview(_message.Message):
     BEST_FIELD_NUMBER: _ClassVar[int]
     NEWEST_METRICS_FIELD_NUMBER: _ClassVar[int]
     POINTS_FIELD_NUMBER: _ClassVar[int]
+    LABELS_SUSPECTED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     state: RunState
     reason: str
@@ -1075,7 +1076,8 @@ class RunOverview(_message.Message):
     best: float
     newest_metrics: _containers.ScalarMap[str, float]
     points: _containers.RepeatedCompositeFieldContainer[MetricPoint]
-    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., task: _Optional[str] = ..., algorithm: _Optional[str] = ..., owner: _Optional[str] = ..., rounds_done: _Optional[int] = ..., rounds_planned: _Optional[int] = ..., phase: _Optional[str] = ..., cohort_size: _Optional[int] = ..., admitted: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., latest_commit: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., metric: _Optional[str] = ..., best: _Optional[float] = ..., newest_metrics: _Optional[_Mapping[str, float]] = ..., points: _Optional[_Iterable[_Union[MetricPoint, _Mapping]]] = ...) -> None: ...
+    labels_suspected: int
+    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., task: _Optional[str] = ..., algorithm: _Optional[str] = ..., owner: _Optional[str] = ..., rounds_done: _Optional[int] = ..., rounds_planned: _Optional[int] = ..., phase: _Optional[str] = ..., cohort_size: _Optional[int] = ..., admitted: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., latest_commit: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., metric: _Optional[str] = ..., best: _Optional[float] = ..., newest_metrics: _Optional[_Mapping[str, float]] = ..., points: _Optional[_Iterable[_Union[MetricPoint, _Mapping]]] = ..., labels_suspected: _Optional[int] = ...) -> None: ...
 
 class GetOverviewRequest(_message.Message):
     __slots__ = ("page_size", "page_token", "states", "search", "points")

@@ -16,6 +16,7 @@ from tasks.batches import ordered_batches
 from tasks.built_in.cifar_files import parse_batch
 from tasks.built_in.vision import Cifar10
 from tasks.built_in.vision_files import cifar10_holds_out_batch_5
+from tasks.data.labels import class_names
 from tasks.models import PreActResNet18, ResNet18
 from tasks.torchvision_compat import import_torchvision
 
@@ -25,6 +26,13 @@ SHARD = Shard(torch.arange(0, 1000, 10))
 def load(name: str, options: dict[str, object] | None = None) -> Any:
     """A built-in task. Its data are Examples, which the type of a task does not show."""
     return load_task(name, options or {})
+
+
+@pytest.mark.parametrize("name", ["fashion-mnist", "emnist", "emnist-digits", "cifar10"])
+def test_each_class_has_a_name(name: str) -> None:
+    """As many names as the model has scores."""
+    task = load(name)
+    assert len(class_names(task)) == task.num_classes
 
 
 def test_fashion_mnist_as_it_is(data_root: str) -> None:

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tasks import Examples, Samples, TaskError
+from tasks import Batched, Examples, Samples, TaskError
+from tasks.batches import batches, ordered_batches
+from tasks.data.forms import Data
 from tasks.data.labels import class_names, numbered
 from tasks.loading import fingerprint
 from tests.tasks.tiny import Tiny
@@ -66,10 +68,42 @@ def test_other_labels_are_refused_when_the_data_is_loaded(data: object, message:
         labels(data)
 
 
-def test_a_folder_with_the_tasks_classes_is_taken_as_it_is() -> None:
+def test_a_folder_with_the_tasks_classes_is_taken() -> None:
     """Also a part of it, and a data set that does not name its classes."""
     for data in (Samples(Folder(*Named.classes)), Samples(Folder(*Named.classes))[:0], Samples([])):
-        assert numbered(Named(), data, "the data") is data
+        found = numbered(Named(), data, "the data")
+        assert isinstance(found, Samples)
+        assert found.dataset is data.dataset
+
+
+def pair(*targets: int) -> tuple[Tensor, Tensor]:
+    """A batch with these labels."""
+    return torch.zeros(len(targets), 1), torch.tensor(targets)
+
+
+READ: list[tuple[str, Data, Data]] = [
+    ("batched", Batched(lambda _: [pair(0, 2), pair(1, 7)], 2, 4), Batched(lambda _: [pair(0, -100)], 1, 2)),
+    ("samples", Samples([(torch.zeros(1), label) for label in (0, 2, 1, 7)]), Samples([(torch.zeros(1), 2)])),
+]
+"""(form, data with the label 7 as its last, data with good ones)."""
+
+
+@pytest.mark.parametrize(("wrong", "right"), [each[1:] for each in READ], ids=[each[0] for each in READ])
+def test_labels_that_are_read_batch_by_batch_are_checked_before_their_step(wrong: Data, right: Data) -> None:
+    """In training, evaluation and full gradients; of a task without names they are not."""
+    message = r"the data: expected labels of 0 to 2 \(cat, dog, owl\), got 1 others, as 7 of example"
+    checked = numbered(Named(), wrong, "the data").to("cpu")
+    for read in (ordered_batches(checked, 2), batches(checked, 2, 0, epochs=1)):
+        with pytest.raises(TaskError, match=message):
+            list(read)
+    assert len(list(ordered_batches(wrong, 2))) == 2
+    assert len(list(ordered_batches(numbered(Named(), right, "the data"), 2))) == 1
+
+
+def test_batches_whose_labels_are_not_known_are_not_checked() -> None:
+    """A dict of the task's own."""
+    data = numbered(Named(), Batched(lambda _: [{"labels": torch.tensor([7])}], 1, 1), "the data")
+    assert len(list(ordered_batches(data, 1))) == 1
 
 
 def test_the_names_are_part_of_the_fingerprint() -> None:
