@@ -232,10 +232,6 @@ class Store(AuditRows, CertificateStore, Lines, Protocol):
         """Clients with the sums of their evaluations of a round, in order of id bytes: at most `limit` after one."""
         ...
 
-    def drop_evaluation_sums(self, run_id: str, round: int) -> None:
-        """Remove the sums of a round's evaluations, which are part of its metrics now."""
-        ...
-
     # clients
     def put_clients(self, clients: Sequence[ClientRecord], whys: Sequence[HistoryRecord] = ()) -> None:
         """Add or replace clients, except their counters, which only updates and commits change.

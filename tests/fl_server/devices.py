@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, cast
 
@@ -46,6 +46,7 @@ class Device:
     labels: Mapping[str, str] = field(default_factory=dict)
     works: bool = True
     """False: it only receives messages; the test answers them."""
+    task: str = TASK
     eval_examples: int = 0
     """Examples of its held-out part. The test reports its evaluations."""
     kept: dict[Key, tuple[bytes, UpdateHeader, bytes]] = field(default_factory=dict)
@@ -64,9 +65,9 @@ class Device:
 
     def registration(self, **changes: Any) -> pb.RegisterRequest:
         """Its request to register, with changed fields."""
-        version, source = fingerprint(load_task(TASK, self.options))
+        version, source = fingerprint(load_task(self.task, self.options))
         offer = pb.TaskOffer(
-            name=TASK,
+            name=self.task,
             fingerprint=TaskFingerprint(version=version, source=source),
             train_examples=10 + len(self.name),
             eval_examples=self.eval_examples,
@@ -173,11 +174,19 @@ class Device:
 
         return (await until(probe, f"{self.name} is asked to evaluate round {round_}"))[0]
 
-    async def report(self, world: World, examples: int = 10, round_: int = 0, **metrics: float) -> None:
+    async def report(
+        self,
+        world: World,
+        examples: int = 10,
+        round_: int = 0,
+        sums: Sequence[pb.MetricSum] = (),
+        run: str = "r",
+        **metrics: float,
+    ) -> None:
         """Report an evaluation, requested or not."""
-        key = ExchangeKey(run_id="r", round=round_)
+        key = ExchangeKey(run_id=run, round=round_)
         request = pb.ReportEvaluationRequest(
-            session_id=self.session, key=key, num_examples=examples, metrics=metrics or {"accuracy": 0.5}
+            session_id=self.session, key=key, num_examples=examples, sums=sums, metrics=metrics or {"accuracy": 0.5}
         )
         await world.service.ReportEvaluation(request, NO_CONTEXT)
 

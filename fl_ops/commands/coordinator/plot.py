@@ -28,17 +28,17 @@ def plot(
     ] = "rounds",
     force: Annotated[bool, typer.Option("--force", help="Replace an older file.")] = False,
 ) -> None:
-    """Draw accuracy, losses and the spread over clients of one run or several."""
+    """Draw the metric, accuracy, losses and the spread over clients of one run or several."""
     check_plotting("fl run plot")
     if out.suffix.lower() != ".png":
         raise UsageError(f"--out: expected a name that ends with .png, got {out}")
     target = Target(out, replace=force)
     check_free(target, "choose another --out, or use --force")
     with context.connect() as client:
-        rounds = {run: client.get_run(run).rounds for run in dict.fromkeys(runs)}
+        drawn = {run: client.get_run(run) for run in dict.fromkeys(runs)}
     with written_whole(target) as file:
-        if not draw(rounds, by, file):
-            raise Refused(f"no round of {', '.join(rounds)} has an evaluation or a loss yet: nothing is drawn")
-    facts = {"path": str(out), "runs": {run: len(each) for run, each in rounds.items()}, "by": by}
-    counts = ", ".join(f"{run} ({len(each)} rounds)" for run, each in rounds.items())
+        if not draw(drawn, by, file):
+            raise Refused(f"no round of {', '.join(drawn)} has an evaluation or a loss yet: nothing is drawn")
+    facts = {"path": str(out), "runs": {run: len(each.rounds) for run, each in drawn.items()}, "by": by}
+    counts = ", ".join(f"{run} ({len(each.rounds)} rounds)" for run, each in drawn.items())
     output.show(facts, f"{out}: {counts}", context.as_json)

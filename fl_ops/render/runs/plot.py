@@ -1,8 +1,8 @@
-"""Draws runs as PNG: accuracy, losses, and the clients that do worst."""
+"""Draws runs as PNG: the metric of each, accuracy, losses, and the clients that do worst."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, BinaryIO, Literal
@@ -54,21 +54,36 @@ _PANELS = (
 )
 
 
-def draw(runs: Mapping[str, Rounds], axis: Axis, file: BinaryIO) -> bool:
-    """Write the picture of committed rounds by run id. Returns False, having written nothing, if nothing is known."""
+def draw(runs: Mapping[str, admin_pb2.GetRunResponse], axis: Axis, file: BinaryIO) -> bool:
+    """Write the picture of runs, by id, with their rounds. Returns False, and writes nothing, if nothing is known."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    panels = [panel for panel in _PANELS if _known(panel.lines, runs)]
+    rounds = {name: run.rounds for name, run in runs.items()}
+    own = _own_panels(dict.fromkeys(run.run.spec.stop.metric for run in runs.values()))
+    panels = [panel for panel in (*own, *_PANELS) if _known(panel.lines, rounds)]
     if not panels:
         return False
     figure = Figure(figsize=(4.2 * len(panels) + 0.6, 3.8), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False).flatten(), panels, strict=True):
-        _panel(axes, panel, runs, axis)
+        _panel(axes, panel, rounds, axis)
     figure.supxlabel(_LABELS[axis], color=_INK, fontsize=10)
     figure.savefig(file, format="png")
     return True
+
+
+def _own_panels(metrics: Iterable[str]) -> list[_Panel]:
+    """A panel for each metric that a run chooses its best round by, unless the others show it."""
+    shown = {line.metric for panel in _PANELS for line in panel.lines}
+    return [_own_panel(metric) for metric in metrics if metric and metric not in shown]
+
+
+def _own_panel(metric: str) -> _Panel:
+    if metric.startswith("clients_"):
+        return _Panel(metric, (_Line(metric),))
+    mean = _Line(f"clients_{metric}_mean", "mean over clients ± deviation", (0, (3, 2)), f"clients_{metric}_std")
+    return _Panel(metric, (_Line(metric, "held out"), _Line(f"clients_{metric}", "all clients", (0, (1, 1))), mean))
 
 
 def _panel(axes: Any, panel: _Panel, runs: Mapping[str, Rounds], axis: Axis) -> None:
@@ -107,7 +122,7 @@ def _known(lines: Sequence[_Line], runs: Mapping[str, Rounds]) -> list[_Line]:
 def _band(axes: Any, line: tuple[Sequence[float], Sequence[float], str], deviations: Sequence[float]) -> None:
     xs, ys, colour = line
     if any(deviations):
-        low = [max(0.0, value - each) for value, each in zip(ys, deviations, strict=True)]
+        low = [value - each for value, each in zip(ys, deviations, strict=True)]
         high = [value + each for value, each in zip(ys, deviations, strict=True)]
         axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
 

@@ -149,8 +149,6 @@ class ClientEvaluations:
         metrics = await with_sums(self._context, self._control, round_, metrics)
         await self._warn_of_label_order(answers)  # first: with the metrics the run may end
         await record_metrics(self._context, self._control, round_, metrics, "clients")
-        # From here on nobody needs them, and they say more of a client than its metrics.
-        await self._control.write(self._context.store.drop_evaluation_sums, self._context.run_id, round_)
 
     async def _warn_of_label_order(self, answers: list[ClientEvaluation]) -> None:
         """Tell operators of clients that stay at chance while the others learn."""

@@ -53,11 +53,18 @@ class CommitLedger(Transactions):
                 )
 
     def set_metrics(self, run_id: str, round: int, metrics: Mapping[str, float]) -> None:
-        """Replace the evaluation of a committed round. Raises StoreError if the round is not committed."""
+        """Replace the evaluation of a committed round. Raises StoreError if the round is not committed.
+
+        With metrics of clients, the sums of their evaluations are removed.
+        """
         with self._transaction(f"set the metrics of run {run_id!r} round {round}") as db:
             query = change(schema.commits).filter_by(run_id=run_id, round=round).values(metrics=dict(metrics))
             if not db.execute(query).rowcount:
                 raise StoreError(f"run {run_id!r} has no committed round {round} to give metrics to")
+            if EVALUATED in metrics:
+                # Nobody needs them any more, and they say more of a client than its metrics.
+                answers = change(schema.client_evaluations).filter_by(run_id=run_id, round=round)
+                db.execute(answers.values(sums=[]))
             totals = schema.run_totals
             db.execute(delete(totals).where(totals.c.run_id == run_id, totals.c.rounds > round))
 
@@ -138,11 +145,6 @@ class CommitLedger(Transactions):
         query = select(table.c.client_id, table.c.sums).where(table.c.run_id == run_id, table.c.round == round)
         found = self._read("sums", query.where(client > after).order_by(client).limit(limit))
         return [(row["client_id"], row["sums"]) for row in found]
-
-    def drop_evaluation_sums(self, run_id: str, round: int) -> None:
-        """Remove the sums of a round's evaluations, which are part of its metrics now."""
-        with self._transaction(f"remove sums of run {run_id!r}, round {round}") as db:
-            db.execute(change(schema.client_evaluations).filter_by(run_id=run_id, round=round).values(sums=[]))
 
 
 def _clients_of(db: Connection, commit: CommitRecord) -> list[str]:

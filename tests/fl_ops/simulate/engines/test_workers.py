@@ -112,6 +112,19 @@ def test_other_settings_have_the_same_bits(simulated: Simulated, sections: dict[
     assert rounds_of(simulated, EngineOptions(3), **sections)[0] == expected
 
 
+def test_metrics_from_sums_have_the_same_bits(simulated: Simulated, shared: list[type]) -> None:
+    """F1, recall of each class and perplexity, on the server's data in parts and over clients in two processes."""
+    sections: dict[str, Any] = {
+        "task": {"name": "tests.processes.scored_task:Scored", "options": {"kept": 10}},
+        "evaluation": {"clients_every": 1, "batch_size": 7},
+        "stop": {"rounds": 2},
+    }
+    expected, _ = rounds_of(simulated, SEQUENTIAL, **sections)
+    assert {"f1_macro", "recalls/2", "perplexity", "clients_f1_macro", "clients_perplexity"} <= set(expected[0].metrics)
+    assert rounds_of(simulated, EngineOptions(2), **sections)[0] == expected
+    assert shared.count(EvaluationPart) == 4
+
+
 class _OnExamples(Points):
     """Does something when it sees an example that is far from all others."""
 

@@ -61,6 +61,16 @@ def test_the_command_has_the_bits_of_one_process(
 
 
 @pytest.mark.slow
+def test_metrics_from_sums_have_the_bits_of_one_process(launches: Launches, tmp_path: Path) -> None:
+    """The sums of the clients of both ranks, and those of the server's data in parts."""
+    scored = RUN.replace("points:Points", "tests.processes.scored_task:Scored").replace("part = 0.25", "kept = 10")
+    (tmp_path / "run.toml").write_text(scored.replace("METHOD", "fedavg").replace("_every = 2", "_every = 1"))
+    expected = rounds(launches, tmp_path, "--workers", "1", ranks=0)
+    assert {"f1_macro", "perplexity", "clients_f1_macro", "clients_recalls/0"} <= set(expected[0][2])
+    assert rounds(launches, tmp_path, "--distributed", "--workers", "1", ranks=2) == expected
+
+
+@pytest.mark.slow
 def test_ranks_with_different_files_are_refused(launches: Launches, tmp_path: Path) -> None:
     """Rank 1 has another learning rate. The error names the rank and what must be equal."""
     (tmp_path / "run.toml").write_text(RUN.replace("METHOD", "fedavg"))

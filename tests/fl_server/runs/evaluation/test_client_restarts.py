@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from protos.fl.v1.coordinator_pb2 import MetricSum
 from tests.fl_server.client_evaluation import WITH_CLIENT_EVALUATION, round_metrics
 from tests.fl_server.devices import Device
 from tests.fl_server.harness import Journal, World, until
+
+
+class DiesAfter(Journal):
+    """The process dies after so many writes of a name."""
+
+    def __init__(self, name: str, times: int) -> None:
+        super().__init__()
+        self._name, self._times = name, times
+
+    def call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if name == self._name and self.writes.count(name) == self._times - 1:
+            self.dies_at = name
+        return super().call(name, function, *args, **kwargs)
 
 
 async def evaluate_until_killed(folder: Path, dies_at: str | None, *names: str, **sections: Any) -> list[Device]:
@@ -43,6 +59,42 @@ async def test_a_restart_asks_the_clients_without_a_report(tmp_path: Path, dies_
         assert len(a.pushed("evaluation")) == times
         assert round_metrics(world)["clients_accuracy_mean"] == pytest.approx(0.6)
         assert "accuracy" in round_metrics(world)
+
+
+SUMS = "tests.processes.tiny_task:TinyWithSums"
+
+
+def share(right: int) -> list[MetricSum]:
+    """The sums of ten examples with so many right answers."""
+    sums = {"right": float(right), "all": 10.0}
+    return [MetricSum(metric="share", name=name, values=[value]) for name, value in sums.items()]
+
+
+@pytest.mark.parametrize("reported", ["one", "both", "summarised"])
+async def test_sums_survive_a_restart_until_the_round_has_its_metrics(tmp_path: Path, reported: str) -> None:
+    """A kill after one report, after the last one, and after the summary: one value from all sums, and none is kept."""
+    world_of = partial(World, tmp_path, tasks=[SUMS])
+    a, b = (Device(name, eval_examples=10, task=SUMS) for name in "ab")
+    sections = {"stop": {"rounds": 1}, "evaluation": {"clients_every": 1, "every": 0}}
+    dies_after = {"one": ("record_evaluation", 1), "both": ("record_evaluation", 2), "summarised": ("set_metrics", 1)}
+    async with world_of(journal=DiesAfter(*dies_after[reported])) as world:
+        await asyncio.gather(a.connect(world), b.connect(world))
+        await world.create(task={"name": SUMS, "options": {"model": "batchnorm"}}, **sections)
+        for device in (a, b):
+            await device.asked_to_evaluate()
+        world.spawn(a.report(world, sums=share(3), accuracy=0.5))
+        await until(lambda: world.store.evaluations("r", 0), "it is stored")
+        if reported != "one":
+            world.spawn(b.report(world, sums=share(10), accuracy=0.5))
+        await until(lambda: world.journal.dead, "the coordinator is killed")
+    async with world_of() as world:
+        await asyncio.gather(a.connect(world), b.connect(world))
+        if reported == "one":
+            await b.asked_to_evaluate(times=2)
+            await b.report(world, sums=share(10), accuracy=0.5)
+        await world.completed()
+        assert round_metrics(world)["clients_share"] == 0.65
+        assert world.store.evaluation_sums("r", 0, "", 9) == [("a", []), ("b", [])]
 
 
 async def test_the_evaluation_deadline_stops_with_the_coordinator(tmp_path: Path) -> None:

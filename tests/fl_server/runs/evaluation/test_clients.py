@@ -153,6 +153,23 @@ async def test_a_model_that_may_be_the_best_is_kept(world: World) -> None:
     assert world.services.checkpoints.rounds("r") == [0, 1]
 
 
+async def test_a_run_whose_clients_lack_its_metric_fails_at_their_first_evaluation(world: World) -> None:
+    """The reason has the metric and those that came; a run that only chooses its best model by it goes on."""
+    devices = await connect(world, "a", "b")
+    for name, stop in (("r", {"rounds": 3, "metric": "clients_accuracy", "target": 0.9}), ("s", {"rounds": 1})):
+        await world.create(name=name, stop={"metric": "clients_accuracy", **stop}, evaluation={"clients_every": 1})
+        for device in devices:
+            await device.asked_to_evaluate(times=1 if name == "r" else 2)
+            await device.report(world, run=name, loss=0.4)
+        await world.ended(name)
+    ended = world.coordinator.run("r").state.ending
+    assert ended is not None
+    expected = "stop.metric: expected a metric that clients report (clients_loss, clients_loss_mean"
+    assert (ended[0], ended[1][: len(expected)]) == ("failed", expected)
+    assert ended[1].endswith("got clients_accuracy")
+    assert world.coordinator.run("s").status == "completed"
+
+
 async def test_bundles_are_shared_with_the_next_round(world: World) -> None:
     """Evaluation and training of the same model send the same object, without a second copy."""
     await connect(world, "a", "b")

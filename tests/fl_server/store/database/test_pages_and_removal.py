@@ -142,8 +142,9 @@ def test_a_run_is_removed_except_its_id(store: Store) -> None:
         store.create_run(a_run(), why())
 
 
-def test_the_ledger_keeps_sums_until_they_are_dropped(store: Store) -> None:
+def test_the_ledger_keeps_sums_until_the_round_has_the_clients_metrics(store: Store) -> None:
     """They are read page by page in the order of ids, and never with the list of evaluations."""
+    store.commit(a_commit(3), why())
     for client in ("b", "a"):
         sums = [("f1", "counts", [2], [0.1, 3.0])]
         store.record_evaluation(ClientEvaluation("r1", 3, client, 1, {"f1": 0.5}, 1.0, sums))
@@ -151,5 +152,7 @@ def test_the_ledger_keeps_sums_until_they_are_dropped(store: Store) -> None:
     expected = [["f1", "counts", [2], [0.1, 3.0]]]
     assert store.evaluation_sums("r1", 3, "", 1) == [("a", expected)]
     assert store.evaluation_sums("r1", 3, "a", 9) == [("b", expected)]
-    store.drop_evaluation_sums("r1", 3)
+    store.set_metrics("r1", 3, {"loss": 0.5})
+    assert store.evaluation_sums("r1", 3, "a", 9) == [("b", expected)]
+    store.set_metrics("r1", 3, {"loss": 0.5, "clients_evaluated": 2.0, "clients_f1": 0.5})
     assert store.evaluation_sums("r1", 3, "", 9) == [("a", []), ("b", [])]
