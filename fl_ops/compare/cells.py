@@ -18,12 +18,18 @@ from fl_server.run_config import RunConfig, TaskSection
 Stage = Literal["tuning", "judging", "final"]
 """tuning: a short run of the search; judging: a run of the search with all rounds; final: a reported run."""
 ACCURACY = "accuracy"
+"""The metric of a table that names none. Metrics whose name ends so are shown in percent."""
 _FORMAT = 1
 """Part of every digest. It changes if cells with the same written settings get other numbers, as by a new default."""
 _CRITERION = ("metric", "lower_is_better")
 """Settings of [stop] by which a run selects its best round."""
 _SAME_NUMBERS = {"evaluation": ("batch_size",)}
 """Settings of a run, by section, that change no model and no accuracy."""
+
+
+def in_percent(metric: str) -> bool:
+    """Whether a metric is a share of 1 that is shown in percent."""
+    return metric.endswith(ACCURACY)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -18,24 +18,28 @@ _CELL = ("method", "split", "stage", "seed", "learning_rate", "parameters", "cel
 _ROUND = ("round", "accepted", "training_loss", "accuracy", "loss", "bytes_down", "bytes_up", "seconds")
 _DIGITS = 5
 _SPREADS = (
-    "final", "last", "best", "rounds_to_target", "down_to_target", "up_to_target", "time_to_target", "down", "up",
+    "final", "last", "difference", "best",
+    "rounds_to_target", "down_to_target", "up_to_target", "time_to_target", "down", "up",
 )  # fmt: skip
 """Fields of a summary row that are spreads."""
 
 
 def results_csv(plan: Plan) -> str:
     """A line for each round of each finished cell. A cell that diverged has fewer rounds."""
-    done = [each for experiment in plan.experiments for each in experiment.done()]
-    heads = [plan.table.spec.report.metric if name == ACCURACY else name for name in _ROUND]
-    return _csv(
-        [*_CELL, *heads], ([*_cell_values(each), *_round_values(row)] for each in done for row in each.result.rounds)
+    report, done = plan.table.spec.report, plan.done_once()
+    heads = [report.metric if name == ACCURACY else name for name in _ROUND]
+    lines = (
+        [*_cell_values(each), *_round_values(row.by(report.metric)), *_shortened(map(row.metrics.get, report.also))]
+        for each in done
+        for row in each.result.rounds
     )
+    return _csv([*_CELL, *heads, *report.also], lines)
 
 
 def summary_csv(plan: Plan) -> str:
-    """A line for each method and split, with mean, deviation and number of seeds of every spread."""
+    """A line for each metric, method and split, with mean, deviation and number of seeds of every spread."""
     heads = [f"{name}_{part}" for name in _SPREADS for part in ("mean", "deviation", "seeds")]
-    columns = ["method", "split", "algorithm", "learning_rate", "parameters", "rate_at_edge"]
+    columns = ["metric", "method", "split", "algorithm", "learning_rate", "parameters", "rate_at_edge"]
     columns += ["effective_decay", "seeds", "diverged"]
     return _csv([*columns, *heads, "among_best", "seconds_a_round"], map(_summary_values, rows(plan)))
 
@@ -76,7 +80,10 @@ def _cell_values(done: Done) -> list[Any]:
 
 
 def _round_values(row: RoundRow) -> list[Any]:
-    values = (getattr(row, name) for name in _ROUND)
+    return _shortened(getattr(row, name) for name in _ROUND)
+
+
+def _shortened(values: Iterable[Any]) -> list[Any]:
     return [round(value, _DIGITS) if isinstance(value, float) else value for value in values]
 
 
@@ -84,7 +91,7 @@ def _summary_values(row: Row) -> list[Any]:
     choice = row.choice
     spreads: Iterator[Spread | None] = (getattr(row, name) for name in _SPREADS)
     return [
-        row.label, row.split, row.algorithm,
+        row.metric, row.label, row.split, row.algorithm,
         choice.learning_rate if choice else None, parameters_text(choice.own) if choice else None,
         row.at_edge, row.effective_decay, _joined(row.seeds), _joined(row.diverged),
         *(value for spread in spreads for value in _spread_values(spread)),

@@ -60,9 +60,10 @@ class ExperimentPlan:
     """The progress of one method on one split: its search, its choice and its final runs."""
 
     def __init__(self, table: Table, experiment: Experiment, find: FindResult) -> None:
+        """find: returns the result of a cell with all its metrics."""
         self.experiment = experiment
         self._table = table
-        self._find = find
+        self._find_all = find
         self._search = tuning.search(experiment.method, table.spec.tuning) if table.spec.tuning else None
         self._asked = next(self._search) if self._search else []
         self._answered: list[Trial] = []
@@ -131,12 +132,16 @@ class ExperimentPlan:
             if len(known) < len(results):
                 return
             self._answered += self._asked
-            report = self._table.spec.report
-            scores = [tuning.score(each, report.last, report.criterion) for each in known]
+            last = self._table.spec.report.last
+            scores = [tuning.score(each, last, self.experiment.criterion) for each in known]
             try:
                 self._asked = self._search.send(scores)
             except StopIteration as ended:
                 self._choice = ended.value
+
+    def _find(self, cell: Cell) -> CellResult | None:
+        found = self._find_all(cell)
+        return found and found.by(self.experiment.criterion.metric)
 
     def _trial_cell(self, trial: Trial) -> Cell:
         return cell_of(self._table, self.experiment, *trial)
@@ -155,7 +160,7 @@ class Plan:
     """
 
     def __init__(self, table: Table, load: FindResult, only: Collection[str] = ()) -> None:
-        labels = list(dict.fromkeys(method.label for method in table.spec.methods))
+        labels = table.labels
         if unknown := [label for label in only if label not in labels]:
             raise UsageError(f"--only: expected labels of the table, {', '.join(labels)}; got {', '.join(unknown)}")
         self.table = table
@@ -177,21 +182,34 @@ class Plan:
     def find(self, cell: Cell) -> CellResult | None:
         """The result of a cell, or None."""
         if cell.digest not in self._known and (found := self._load(cell)) is not None:
-            metric = self.table.spec.report.metric
-            if metric != ACCURACY and found.rounds and not any(row.metrics for row in found.rounds):
+            others = [one for one in self.table.spec.report.criteria if one.metric != ACCURACY]
+            if others and found.rounds and not any(row.metrics for row in found.rounds):
                 return None  # a file of an older version: it has no other metric
-            self._known[cell.digest] = found.by(metric)
+            self._known[cell.digest] = found
         return self._known.get(cell.digest)
 
     def done(self) -> int:
         """Number of finished cells."""
-        return sum(len(experiment.done()) for experiment in self.experiments)
+        return len(self.done_once())
+
+    def done_once(self) -> list[Done]:
+        """All finished cells, each once, with all metrics of their results."""
+        found = {done.cell.digest: done for each in self.experiments for done in each.done()}
+        return [done._replace(result=self._known[digest]) for digest, done in found.items()]
 
     def results(self) -> list[tuple[Cell, CellResult]]:
-        """All finished cells with their results."""
-        return [(done.cell, done.result) for each in self.experiments for done in each.done()]
+        """All finished cells, each once, with their results."""
+        return [(done.cell, done.result) for done in self.done_once()]
 
     def left(self) -> tuple[int, int]:
         """Expected numbers of (cells, rounds) that are not done."""
-        each = [experiment.left() for experiment in self.experiments]
+        each = self.left_of_each().values()
         return sum(cells for cells, _ in each), sum(rounds for _, rounds in each)
+
+    def left_of_each(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """(label, split) -> expected (cells, rounds). Metrics are expected to need the same runs of a method."""
+        found: dict[tuple[str, str], tuple[int, int]] = {}
+        for each in self.experiments:
+            key = each.experiment.method.label, each.experiment.split
+            found[key] = max(found.get(key, (0, 0)), each.left())
+        return found

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, product
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from fl_ops.compare.cells import ACCURACY, CellResult
+from fl_ops.compare.cells import ACCURACY, CellResult, in_percent
 from fl_ops.compare.plan import ExperimentPlan, Plan
 from fl_ops.compare.summary import MEGABYTE
+from fl_ops.compare.table import Table
 
 Axis = Literal["rounds", "megabytes"]
 
@@ -26,8 +27,16 @@ _FLOOR = 0.65
 Curve = tuple[list[float], list[float]]
 
 
-def draw(plan: Plan, split: str, axis: Axis, path: Path) -> bool:
-    """Write the plot of a split as PNG. Returns False, without a file, if no run is finished.
+def pictures(table: Table) -> Iterator[tuple[str, tuple[str, str], Axis]]:
+    """(file name, (metric, split), axis) of every picture of a table."""
+    for criterion, (number, split), axis in product(table.spec.report.criteria, enumerate(table.spec.splits), AXES):
+        # The table's own metric has this name, whichever it is: pages refer to the file.
+        metric = ACCURACY if criterion.metric == table.spec.report.metric else criterion.metric
+        yield f"{metric}-by-{axis}{f'-{number + 1}' if number else ''}.png", (criterion.metric, split), axis
+
+
+def draw(plan: Plan, of: tuple[str, str], axis: Axis, path: Path) -> bool:
+    """Write the plot of (metric, split) as PNG. Returns False, without a file, if no run is finished.
 
     The first method of the table is in every panel, dashed. Lines are means over the seeds; bands span the lowest to
     the highest seed.
@@ -35,15 +44,17 @@ def draw(plan: Plan, split: str, axis: Axis, path: Path) -> bool:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    drawn = [each for each in plan.experiments if each.experiment.split == split and _has_accuracies(each)]
+    metric, split = of
+    group = (each for each in plan.experiments if (each.experiment.criterion.metric, each.experiment.split) == of)
+    drawn = [each for each in group if _has_accuracies(each)]
     if not drawn:
         return False
     count = math.ceil(len(drawn) / _COLUMNS)
     figure = Figure(figsize=(11, 2.1 * count + 0.7), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(count, _COLUMNS, sharex=True, sharey=True, squeeze=False).flatten()
-    metric = plan.table.spec.report.metric
-    scale = 100.0 if metric == ACCURACY else 1.0
+    percent = in_percent(metric)
+    scale = 100.0 if percent else 1.0
     curves = [_mean(_finite(each), axis) for each in drawn]
     for panel, each in zip(panels, drawn, strict=False):
         _panel(panel, each, curves, (axis, scale))
@@ -52,10 +63,10 @@ def draw(plan: Plan, split: str, axis: Axis, path: Path) -> bool:
     for panel in panels[max(0, len(drawn) - _COLUMNS) : len(drawn)]:
         panel.tick_params(labelbottom=True)
     top = max(max(values) for _, values in curves)
-    if metric == ACCURACY:
+    if percent:
         panels[0].set_ylim(100 * _FLOOR * top, 100 * top + 3)
     figure.supxlabel(_LABELS[axis], color=_INK, fontsize=10)
-    figure.supylabel("Test accuracy, %" if metric == ACCURACY else f"Test {metric}", color=_INK, fontsize=10)
+    figure.supylabel(f"Test {metric}{', %' if percent else ''}", color=_INK, fontsize=10)
     reference = drawn[0].experiment.method.label
     title = f"{plan.table.run.task.name}, {split}; dashed: {reference}; grey: all others"
     figure.suptitle(title, color=_INK, fontsize=11)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fl_common.units import duration, percent
-from fl_ops.compare.cells import ACCURACY, Cell, CellResult, RoundRow, rounds_of
+from fl_ops.compare.cells import Cell, CellResult, RoundRow, in_percent, rounds_of
 from fl_ops.compare.costs import Costs
 from fl_ops.compare.plan import Plan
 
@@ -77,7 +77,7 @@ class Progress:
         self._line(f"{_name(cell)}: {ended} in {duration(result.seconds)}{leader}")
 
     def _text(self, value: float) -> str:
-        return percent(value, 1) if self._criterion.metric == ACCURACY else f"{value:.4g}"
+        return percent(value, 1) if in_percent(self._criterion.metric) else f"{value:.4g}"
 
     def left(self) -> str:
         """The expected rest: cells, rounds and time."""
@@ -89,7 +89,7 @@ class Progress:
 
     def time_left(self) -> str:
         """The expected time of the rest; empty if no round tells."""
-        each = [(one.left()[1], one.experiment.method.label) for one in self._plan.experiments]
+        each = [(rounds, label) for (label, _), (_, rounds) in self._plan.left_of_each().items()]
         each += [(-one.rounds, one.cell.label) for one in self._running.values()]
         rest = sum(rounds * self._costs.of_round(label) for rounds, label in each)
         return duration(rest / self._processes) if rest > 0 else ""

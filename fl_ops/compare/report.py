@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from statistics import fmean
 
 from fl_common.units import NOTHING
-from fl_ops.compare.cells import ACCURACY
+from fl_ops.compare.cells import in_percent
 from fl_ops.compare.data_files import parameters_text
 from fl_ops.compare.plan import Plan
-from fl_ops.compare.summary import Row, Spread, Tried, decays_differ, rows, tried
+from fl_ops.compare.summary import Row, Spread, Tried, decays_differ, paired, ranked, rows, tried
 from fl_ops.compare.table import TuningSection
 from fl_ops.errors import UsageError
+from fl_server.rounds.directions import Criterion
 
 DECAYS_DIFFER = (
     "The rows have different effective weight decays, so differences between them are not due to the methods alone."
@@ -23,13 +25,16 @@ _BEGIN, _END = "<!-- fl compare {}: begin -->", "<!-- fl compare {}: end -->"
 
 def tables(plan: Plan) -> str:
     """The results of every split, and the settings that tuning tried."""
-    found, metric = rows(plan), plan.table.spec.report.metric
+    found, spec = rows(plan), plan.table.spec
+    every = list(product(spec.report.criteria, spec.splits))
     parts: list[str] = []
-    for split in plan.table.spec.splits:
-        parts += [f"### Test {metric}, {split}", _result(plan, [row for row in found if row.split == split])]
-    if tuning := plan.table.spec.tuning:
-        for split in plan.table.spec.splits:
-            parts += [f"### Validation {metric} of the search, {split}", _search(plan, tuning, split)]
+    for criterion, split in every:
+        group = [row for row in found if (row.metric, row.split) == (criterion.metric, split)]
+        parts += [f"### Test {criterion.metric}, {split}", _result(plan, group, criterion)]
+    if tuning := spec.tuning:
+        for criterion, split in every:
+            heading = f"### Validation {criterion.metric} of the search, {split}"
+            parts += [heading, _search(plan, tuning, criterion, split)]
     return "\n\n".join(parts)
 
 
@@ -42,22 +47,51 @@ def insert_tables(text: str, plan: Plan) -> str:
     return f"{before}{begin}\n\n{tables(plan)}\n\n{end}{after}"
 
 
-def _result(plan: Plan, found: Sequence[Row]) -> str:
+def _result(plan: Plan, found: Sequence[Row], criterion: Criterion) -> str:
     spec = plan.table.spec
-    metric, target = spec.report.metric, "target"
-    if spec.report.target is not None:
-        target = f"{100 * spec.report.target:g} %" if metric == ACCURACY else f"{metric} {spec.report.target:g}"
+    metric, target = criterion.metric, "target"
+    if (value := spec.report.target_of(metric)) is not None:
+        target = f"{100 * value:g} %" if in_percent(metric) else f"{metric} {value:g}"
     heads = [
         "Method", "rate", "effective decay", "own parameters", "final", f"last {spec.report.last}", "best",
         f"rounds to {target}", f"MB down / up to {target}", "MB down / up in all",
     ]  # fmt: skip
     lines = [_result_row(row, len(spec.seeds), metric) for row in found]
+    if spec.report.baseline:
+        at = heads.index("best")
+        heads.insert(at, f"to {spec.report.baseline}")
+        for line, row in zip(lines, found, strict=True):
+            line.insert(at, _difference(row.difference, metric))
     if any(row.published is not None for row in found):
         heads.insert(_PUBLISHED, "published")
         for line, row in zip(lines, found, strict=True):
             line.insert(_PUBLISHED, NOTHING if row.published is None else f"{100 * row.published:.2f}")
-    table = _table(heads, lines)
-    return f"{table}\n\n{DECAYS_DIFFER}" if decays_differ(found) else table
+    parts = [_table(heads, lines), _first(found, criterion), DECAYS_DIFFER if decays_differ(found) else ""]
+    return "\n\n".join(filter(None, parts))
+
+
+def _first(found: Sequence[Row], criterion: Criterion) -> str:
+    """The sentence about the best row and the next one; empty while a row has no result."""
+    ranks = ranked(found, criterion)
+    if len(ranks) < 2 or any(row.last is None and not row.diverged for row in found):
+        return ""
+    first, second = ranks[:2]
+    difference = paired(first, second)
+    if difference is None or difference.standard_error is None:
+        return ""
+    return (
+        f"First is {first.label}, then {second.label}: the paired difference is "
+        f"{_difference(difference, criterion.metric)}, mean and standard error over {difference.count} seeds."
+    )
+
+
+def _difference(spread: Spread | None, metric: str) -> str:
+    """A paired difference with its standard error, of an accuracy in points."""
+    if spread is None:
+        return NOTHING
+    scale, digits = (100.0, ".2f") if in_percent(metric) else (1.0, ".3g")
+    error = spread.standard_error
+    return f"{scale * spread.mean:+{digits}}" + ("" if error is None else f" ± {scale * error:{digits}}")
 
 
 def _result_row(row: Row, seeds: int, metric: str) -> list[str]:
@@ -83,9 +117,9 @@ def _result_row(row: Row, seeds: int, metric: str) -> list[str]:
     ]
 
 
-def _search(plan: Plan, tuning: TuningSection, split: str) -> str:
-    metric = plan.table.spec.report.metric
-    experiments = [one for one in plan.experiments if one.experiment.split == split]
+def _search(plan: Plan, tuning: TuningSection, criterion: Criterion, split: str) -> str:
+    metric = criterion.metric
+    experiments = [one for one in plan.experiments if one.experiment[1:] == (split, criterion)]
     found = [(each, tried(plan, each)) for each in experiments]
     rates = sorted({*tuning.learning_rates, *(one.choice.learning_rate for _, group in found for one in group)})
     lines = []
@@ -124,14 +158,14 @@ def _tried(one: Tried, metric: str) -> str:
 def _share(value: float | None, metric: str) -> str:
     if value is None:
         return "diverged"
-    return f"{100 * value:.1f}" if metric == ACCURACY else f"{value:.4g}"
+    return f"{100 * value:.1f}" if in_percent(metric) else f"{value:.4g}"
 
 
 def _spread(spread: Spread | None, metric: str) -> str:
     """Mean and deviation, of an accuracy in percent."""
     if spread is None:
         return NOTHING
-    if metric != ACCURACY:
+    if not in_percent(metric):
         return f"{spread.mean:.4g}" + ("" if spread.deviation is None else f" ± {spread.deviation:.2g}")
     return f"{100 * spread.mean:.2f}" + ("" if spread.deviation is None else f" ± {100 * spread.deviation:.2f}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 from algorithms import build
 from fl_ops.compare.cells import CellResult, Choice
 from fl_ops.compare.plan import ExperimentPlan, Plan
-from fl_ops.compare.table import ReportSection
 from fl_ops.compare.tuning import score
 from fl_server.rounds.directions import Criterion
 
@@ -33,6 +32,11 @@ class Spread:
             return None
         return cls(fmean(values), stdev(values) if len(values) > 1 else None, len(values))
 
+    @property
+    def standard_error(self) -> float | None:
+        """Of the mean; None with one number."""
+        return None if self.deviation is None else self.deviation / math.sqrt(self.count)
+
 
 @dataclass(frozen=True)
 class Row:
@@ -44,6 +48,7 @@ class Row:
 
     label: str
     split: str
+    metric: str
     algorithm: str
     published: float | None
     """Accuracy in a paper."""
@@ -56,6 +61,10 @@ class Row:
     diverged: tuple[int, ...]
     final: Spread | None = None
     last: Spread | None = None
+    lasts: dict[int, float] = field(default_factory=dict)
+    """Seed -> the value whose mean and deviation are `last`."""
+    difference: Spread | None = None
+    """Of `lasts` to those of the baseline, seed by seed; None for the baseline itself and without one."""
     best: Spread | None = None
     rounds_to_target: Spread | None = None
     down_to_target: Spread | None = None
@@ -83,14 +92,37 @@ class Tried:
 def rows(plan: Plan) -> list[Row]:
     """A row for every experiment, in the table's order."""
     found = [_row(plan, experiment) for experiment in plan.experiments]
-    criterion = plan.table.spec.report.criterion
-    best = {split: _best([row for row in found if row.split == split], criterion) for split in plan.table.spec.splits}
-    return [replace(row, among_best=_is_among(row, best[row.split], criterion)) for row in found]
+    return [row for criterion in plan.table.spec.report.criteria for row in _compared(plan, criterion, found)]
+
+
+def _compared(plan: Plan, criterion: Criterion, found: Sequence[Row]) -> list[Row]:
+    """The rows of a metric, in the table's order, with what depends on other rows of their split."""
+    compared: list[Row] = []
+    for split in plan.table.spec.splits:
+        group = [row for row in found if (row.split, row.metric) == (split, criterion.metric)]
+        best = next(iter(ranked(group, criterion)), None)
+        baseline = next((row for row in group if row.label == plan.table.spec.report.baseline), None)
+        for row in group:
+            difference = paired(row, baseline) if baseline and row is not baseline else None
+            compared.append(replace(row, among_best=_is_among(row, best, criterion), difference=difference))
+    return compared
+
+
+def paired(row: Row, other: Row) -> Spread | None:
+    """The differences of two rows' `lasts` under the same seeds; None without a common seed."""
+    return Spread.of([value - other.lasts[seed] for seed, value in row.lasts.items() if seed in other.lasts])
+
+
+def ranked(found: Sequence[Row], criterion: Criterion) -> list[Row]:
+    """The rows of which no seed diverged, by the mean of `last`, the best one first."""
+    finite = [row for row in found if row.last and math.isfinite(row.last.mean) and not row.diverged]
+    sign = 1.0 if criterion.lower_is_better else -1.0
+    return sorted(finite, key=lambda row: sign * row.last.mean if row.last else 0.0)
 
 
 def tried(plan: Plan, experiment: ExperimentPlan) -> list[Tried]:
     """The settings that the search tried, in order, with their accuracies on the validation data."""
-    last, criterion = plan.table.spec.report.last, plan.table.spec.report.criterion
+    last, criterion = plan.table.spec.report.last, experiment.experiment.criterion
     found: list[Tried] = []
     for trial, result in experiment.searched():
         value = score(result, last, criterion)
@@ -103,11 +135,13 @@ def tried(plan: Plan, experiment: ExperimentPlan) -> list[Tried]:
 
 
 def _row(plan: Plan, experiment: ExperimentPlan) -> Row:
-    spec, finals = plan.table.spec, experiment.finals()
-    finite = [result for result in finals.values() if result.diverged is None]
+    spec, finals, criterion = plan.table.spec, experiment.finals(), experiment.experiment.criterion
+    finite = {seed: result for seed, result in finals.items() if result.diverged is None}
+    target = spec.report.target_of(criterion.metric)
     row = Row(
         label=experiment.experiment.method.label,
         split=experiment.experiment.split,
+        metric=criterion.metric,
         algorithm=experiment.experiment.method.name,
         published=experiment.experiment.method.published.get(experiment.experiment.split),
         choice=experiment.choice,
@@ -116,7 +150,8 @@ def _row(plan: Plan, experiment: ExperimentPlan) -> Row:
         seeds=tuple(finals),
         diverged=tuple(seed for seed, result in finals.items() if result.diverged is not None),
     )
-    return replace(row, **_accuracies(finite, spec.report), **_costs(finite, spec.report))
+    reached = _accuracies(finite, spec.report.last, criterion)
+    return replace(row, **reached, **_costs(list(finite.values()), criterion, target))
 
 
 def _effective_decay(plan: Plan, experiment: ExperimentPlan) -> float | None:
@@ -134,20 +169,24 @@ def decays_differ(found: Sequence[Row]) -> bool:
     return any(not math.isclose(decay, known[0], rel_tol=1e-6) for decay in known)
 
 
-def _accuracies(results: Sequence[CellResult], report: ReportSection) -> dict[str, Any]:
-    last, best = report.last, min if report.criterion.lower_is_better else max
-    reached = [result.accuracies for result in results if result.accuracies]
+def _accuracies(results: Mapping[int, CellResult], last: int, criterion: Criterion) -> dict[str, Any]:
+    """results: by seed; last: number of evaluations."""
+    best = min if criterion.lower_is_better else max
+    reached = {seed: result.accuracies for seed, result in results.items() if result.accuracies}
+    lasts = {seed: fmean(values[-last:]) for seed, values in reached.items()}
     return {
-        "final": Spread.of([values[-1] for values in reached]),
-        "last": Spread.of([fmean(values[-last:]) for values in reached]),
-        "best": Spread.of([best(values) for values in reached]),
+        "final": Spread.of([values[-1] for values in reached.values()]),
+        "last": Spread.of(list(lasts.values())),
+        "lasts": lasts,
+        "best": Spread.of([best(values) for values in reached.values()]),
     }
 
 
-def _costs(results: Sequence[CellResult], report: ReportSection) -> dict[str, Any]:
-    to_target = [upto for result in results if (upto := _rounds_to(result, report))]
+def _costs(results: Sequence[CellResult], criterion: Criterion, target: float | None) -> dict[str, Any]:
+    upto = [_rounds_to(result, criterion, target) for result in results]
+    to_target = [count for count in upto if count]
     all_rounds = [len(result.rounds) for result in results]
-    reached = [result for result in results if _rounds_to(result, report)]
+    reached = [result for result, count in zip(results, upto, strict=True) if count]
     seconds = [row.seconds for result in results for row in result.rounds]
     return {
         "rounds_to_target": Spread.of(to_target),
@@ -160,12 +199,12 @@ def _costs(results: Sequence[CellResult], report: ReportSection) -> dict[str, An
     }
 
 
-def _rounds_to(result: CellResult, report: ReportSection) -> int | None:
+def _rounds_to(result: CellResult, criterion: Criterion, target: float | None) -> int | None:
     """The number of rounds until the target was first reached; None without a target, or if it never was."""
-    if report.target is None:
+    if target is None:
         return None
     values = ((row.round + 1, row.accuracy) for row in result.rounds if row.accuracy is not None)
-    return next((count for count, value in values if report.criterion.reaches(value, report.target)), None)
+    return next((count for count, value in values if criterion.reaches(value, target)), None)
 
 
 def _megabytes(results: Sequence[CellResult], rounds: Sequence[int], key: str) -> list[float]:
@@ -177,12 +216,6 @@ def _simulated(results: Sequence[CellResult], rounds: Sequence[int]) -> list[flo
     """The simulated time at the end of so many rounds of each result, where it has any."""
     ends = [result.rounds[count - 1].simulated_total_s for result, count in zip(results, rounds, strict=True)]
     return [end for end in ends if end is not None]
-
-
-def _best(found: Sequence[Row], criterion: Criterion) -> Row | None:
-    finite = [row for row in found if row.last and math.isfinite(row.last.mean) and not row.diverged]
-    best = min if criterion.lower_is_better else max
-    return best(finite, key=lambda row: row.last.mean if row.last else 0.0, default=None)
 
 
 def _is_among(row: Row, best: Row | None, criterion: Criterion) -> bool:

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 from algorithms import AlgorithmError, build
 from extensions.methods import load_method
 from fl_common.settings import Section, describe_error, parse_toml, validated
-from fl_ops.compare.cells import ACCURACY, Choice
+from fl_ops.compare.cells import ACCURACY, Choice, in_percent
 from fl_ops.errors import UsageError
 from fl_ops.simulate.settings import SimulationSection
 from fl_server.aggregation.methods import check_schedules
@@ -88,9 +88,12 @@ class TuningSection(Section):
     """Settings of the search whose accuracy is within so much of the best one are judged."""
     validation_every: int = Field(default=6, ge=2)
     """Withhold one in so many TRAINING examples of each class from the clients, to evaluate the search."""
-    search: Literal["grid", "narrow"] = "grid"
+    search: Literal["grid", "narrow", "climb"] = "grid"
     """"grid": every rate with every combination. "narrow": the rates with the first combination, then the combinations
-    at the best rate, then the rates again if another combination is better."""
+    at the best rate, then the rates again if another combination is better. "climb": the rates with the first
+    combination, then the neighbours of the best setting, which differ from it in one value, until `cells` have run."""
+    cells: int | None = Field(default=None, ge=1)
+    """Runs of the search of each method, with search = "climb": every method gets as many."""
 
 
 class ReportSection(Section):
@@ -104,6 +107,12 @@ class ReportSection(Section):
     """Target of the metric: the summary has the rounds and bytes until it is first reached."""
     last: int = Field(default=10, ge=1)
     """Number of last evaluations to average, for the choice and for the comparison."""
+    also: list[str] = Field(default_factory=list)
+    """Further metrics of the evaluation. Each has a choice of settings and a table of its own, by the same rules; runs
+    that several of them need are made once. A direction that is not known is that of `metric`."""
+    baseline: str = ""
+    """Label of a method: the tables have the paired difference of each other method to it, over the same seeds, with
+    its standard error."""
 
     @property
     def criterion(self) -> Criterion:
@@ -114,6 +123,17 @@ class ReportSection(Section):
                 f"report: expected lower_is_better = true or false with the metric {self.metric!r}, got none"
             )
         return Criterion(self.metric, known)
+
+    def target_of(self, metric: str) -> float | None:
+        """The target, for this metric and for further ones of its kind: accuracies."""
+        return self.target if metric == self.metric or (in_percent(self.metric) and in_percent(metric)) else None
+
+    @property
+    def criteria(self) -> list[Criterion]:
+        """The metric and the further ones, with their directions."""
+        first = self.criterion
+        known = ((metric, Directions().lower_is_better(metric)) for metric in self.also)
+        return [first, *(Criterion(name, first.lower_is_better if low is None else low) for name, low in known)]
 
 
 class TableSection(Section):
@@ -131,10 +151,11 @@ class TableSection(Section):
 
 
 class Experiment(NamedTuple):
-    """A method on a split: tuned once, and summarised in one row."""
+    """A method on a split: tuned once by one metric, and summarised in one row."""
 
     method: MethodSection
     split: str
+    criterion: Criterion
 
 
 @dataclass(frozen=True)
@@ -147,10 +168,16 @@ class Table:
     engine: Mapping[str, Any] = field(default_factory=dict)
     """The arithmetic of an engine whose bits are not the coordinator's; it is a setting of every cell."""
 
+    @property
+    def labels(self) -> list[str]:
+        """The labels of the methods, each once."""
+        return list(dict.fromkeys(method.label for method in self.spec.methods))
+
     def experiments(self) -> Iterator[Experiment]:
-        """Every method on every split, split by split."""
-        for split in self.spec.splits:
-            yield from (Experiment(each, split) for each in self.spec.methods if split in (each.splits or [split]))
+        """Every method on every split by every metric, metric by metric and split by split."""
+        for criterion, split in product(self.spec.report.criteria, self.spec.splits):
+            methods = [each for each in self.spec.methods if split in (each.splits or [split])]
+            yield from (Experiment(each, split, criterion) for each in methods)
 
     def simulation(self, split: str, validation_every: int = 0) -> SimulationSection:
         """The clients of a split. validation_every: see TuningSection; 0 withholds nothing."""
@@ -199,21 +226,32 @@ def _table(name: str, content: dict[str, Any]) -> Table:
 
 def _check(table: Table) -> None:
     spec = table.spec
-    rows = Counter((each.method.label, each.split) for each in table.experiments())
-    if twice := {label for (label, _), count in rows.items() if count > 1}:
+    _check_report(spec)
+    rows = Counter((each.method.label, each.split, each.criterion) for each in table.experiments())
+    if twice := {label for (label, _, _), count in rows.items() if count > 1}:
         raise ValueError(
             f"methods: expected a different label for each method, got {', '.join(sorted(twice))} more than once"
         )
     _check_seeds(spec)
-    accuracy = spec.report.criterion.metric == ACCURACY
-    if accuracy and spec.report.target is not None and not 0 < spec.report.target < 1:
-        raise ValueError(f"report.target: expected an accuracy over 0 and under 1, got {spec.report.target:g}")
     for method in spec.methods:
         _check_method(table, method)
     if spec.simulation.model_fields_set & {"partition", "validation_every"}:
         raise ValueError("simulation: expected neither partition nor validation_every: splits and tuning set them")
     for split in spec.splits:
         table.simulation(split).partition_spec(0)
+
+
+def _check_report(spec: TableSection) -> None:
+    report, labels = spec.report, [method.label for method in spec.methods]
+    metrics = [criterion.metric for criterion in report.criteria]
+    if twice := next((name for name, count in Counter(metrics).items() if count > 1), ""):
+        raise ValueError(f"report.also: expected each metric once, and not report.metric; got {twice} again")
+    if report.baseline and report.baseline not in labels:
+        raise ValueError(f"report.baseline: expected a label of the table, got {report.baseline!r}")
+    if in_percent(report.metric) and report.target is not None and not 0 < report.target < 1:
+        raise ValueError(f"report.target: expected an accuracy over 0 and under 1, got {report.target:g}")
+    if spec.tuning and (spec.tuning.cells is not None) != (spec.tuning.search == "climb"):
+        raise ValueError('tuning.cells: expected the number of runs with search = "climb", and none otherwise')
 
 
 def _check_seeds(spec: TableSection) -> None:

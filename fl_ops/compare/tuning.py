@@ -37,7 +37,9 @@ def search(method: MethodSection, tuning: TuningSection) -> Search:
     """The search of the table's section [tuning]. Of equal scores, the first setting wins."""
     variants = method.variants(learning_rate=0.0)
     state = _State(tuning, method.learning_rates or tuning.learning_rates)
-    if tuning.search == "grid" or len(variants) == 1:
+    if tuning.search == "climb":
+        yield from state.climb(variants, tuning.cells or 0)
+    elif tuning.search == "grid" or len(variants) == 1:
         yield from state.try_grid(variants)
     else:
         yield from state.try_grid(variants[:1])
@@ -60,13 +62,15 @@ def score(result: CellResult, last: int, criterion: Criterion) -> float:
 
 def at_edge(choice: Choice, tried: Sequence[Choice], grid: Sequence[float]) -> bool:
     """Whether no lower or no higher rate was tried for this setting; a better one may be there."""
-    rates = _rates(choice, tried, grid)
+    rates = _rates(choice, tried, [choice.learning_rate])
     return len(grid) > 1 and choice.learning_rate in (rates[0], rates[-1])
 
 
 def usual_trials(method: MethodSection, tuning: TuningSection) -> int:
     """Number of short runs of a search that does not extend its grid."""
     rates, variants = len(method.learning_rates or tuning.learning_rates), len(method.variants(0.0))
+    if tuning.cells is not None:
+        return tuning.cells
     if tuning.search == "grid" or variants == 1:
         return rates * variants
     return rates + variants - 1 + rates - 1
@@ -91,6 +95,29 @@ class _State:
         yield from self.run([variant.at(rate) for variant in variants for rate in self._grid])
         while further := self.beyond(self.best()):
             yield from self.run([further])
+
+    def climb(self, variants: Sequence[Choice], cells: int) -> _Step:
+        """Run every rate of the first setting, then the neighbours of the best one, until so many cells have run.
+
+        If the best setting has no neighbour that was not tried, the next best one's are.
+        """
+        yield from self.run([variants[0].at(rate) for rate in self._grid][:cells])
+        while (left := cells - len(self.scores)) > 0:
+            ranked = sorted(self.scores, key=lambda each: -each[1])  # stable: of equal scores the first one
+            new = next(filter(None, (self._neighbours(choice, variants) for choice, _ in ranked)), [])
+            if not new:
+                return
+            yield from self.run(new[:left])
+
+    def _neighbours(self, choice: Choice, variants: Sequence[Choice]) -> list[Choice]:
+        """The settings that were not tried and differ from this one in one value: the rates beside it first."""
+        known = [each for each, _ in self.scores]
+        rates = sorted({*self._grid, *(each.learning_rate for each in known)})
+        at = rates.index(choice.learning_rate)
+        beside = [choice.at(rate) for rate in (*rates[max(0, at - 1) : at], *rates[at + 1 : at + 2])]
+        own = [each.at(choice.learning_rate) for each in variants if _differences(each, choice) == 1]
+        further = self._extended(choice, rates)
+        return [each for each in [*beside, *([further] if further else []), *own] if each not in known]
 
     def run(self, choices: Sequence[Choice]) -> _Step:
         """Short runs of the settings that have none."""
@@ -125,9 +152,13 @@ class _State:
 
     def beyond(self, choice: Choice) -> Choice | None:
         """The setting with the next rate beyond the edge at which this one is; None inside the grid or at the bound."""
+        return self._extended(choice, _rates(choice, [each for each, _ in self.scores], self._grid))
+
+    def _extended(self, choice: Choice, rates: Sequence[float]) -> Choice | None:
+        """See `beyond`; rates: those that count as tried, from the lowest."""
         if len(self._grid) == 1:
             return None
-        rates, base = _rates(choice, [each for each, _ in self.scores], self._grid), sorted(self._grid)
+        base = sorted(self._grid)
         low, high = choice.learning_rate == rates[0], choice.learning_rate == rates[-1]
         if low and rates.index(base[0]) < self._tuning.extend:
             return choice.at(_rounded(rates[0] * base[0] / base[1]))
@@ -174,6 +205,11 @@ def _best(scores: Sequence[tuple[Choice, float]]) -> Choice:
 def _rates(choice: Choice, tried: Sequence[Choice], grid: Sequence[float]) -> list[float]:
     """The rates of the grid and those that were tried with all else as in this setting, from the lowest."""
     return sorted({*grid, *(each.learning_rate for each in tried if each.equals_but_rate(choice))})
+
+
+def _differences(one: Choice, other: Choice) -> int:
+    """Number of own parameters and keys of [local] in which two settings differ."""
+    return sum(one.own.get(key) != other.own.get(key) for key in one.own.keys() | other.own.keys())
 
 
 def _rounded(rate: float) -> float:

@@ -157,11 +157,7 @@ def _write_results(plan: Plan, out: Path, page: Path | None) -> dict[str, Any]:
     for name, text in texts.items():
         _write(out / name, text)
     names = list(texts)
-    for number, split in enumerate(plan.table.spec.splits):
-        for axis in plot.AXES:
-            name = f"accuracy-by-{axis}{f'-{number + 1}' if number else ''}.png"
-            if plot.draw(plan, split, axis, out / name):
-                names.append(name)
+    names += [name for name, of, axis in plot.pictures(plan.table) if plot.draw(plan, of, axis, out / name)]
     if page:
         _write(page, _page_with_tables(page, plan))
     return {"out": str(out), "files": names, "cells_done": plan.done(), "cells_left": plan.left()[0]}
@@ -172,8 +168,8 @@ def _warn_of_decays(plan: Plan) -> None:
     from fl_ops.compare.summary import decays_differ, rows
 
     if decays_differ(found := rows(plan)):
-        shown = ", ".join(f"{row.label} {row.effective_decay:g}" for row in found if row.effective_decay is not None)
-        print(f"warning: {DECAYS_DIFFER} They are: {shown}", file=sys.stderr)
+        each = (f"{row.label} {row.effective_decay:g}" for row in found if row.effective_decay is not None)
+        print(f"warning: {DECAYS_DIFFER} They are: {', '.join(dict.fromkeys(each))}", file=sys.stderr)
 
 
 def _page_with_tables(path: Path, plan: Plan) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from algorithms import build
 from algorithms.registry import METHODS
 from fl_ops.compare.plan import Plan
 from fl_ops.compare.report import insert_tables
@@ -74,10 +75,10 @@ def test_a_paper_setting_is_that_of_the_paper(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "label", "split", "published"),
     [
-        ("fedcm-cifar-10-100-clients", "FedCM", "Dirichlet 0.6", 0.8761),
+        ("fedcm-cifar-10-100-clients", "FedCM, feddyn_code", "Dirichlet 0.6", 0.8761),
         ("fedcm-cifar-10-500-clients", "FedAvg", "IID", 0.7472),
-        ("fl-simulator-cifar-10-100-clients", "MoFedSAM", "Dirichlet 0.1", 0.8158),
-        ("fl-simulator-cifar-10-200-clients", "SCAFFOLD", "Dirichlet 0.3", 0.8204),
+        ("fl-simulator-cifar-10-100-clients", "MoFedSAM, feddyn_code", "Dirichlet 0.1", 0.8158),
+        ("fl-simulator-cifar-10-200-clients", "SCAFFOLD, feddyn_code", "Dirichlet 0.3", 0.8204),
     ],
 )
 def test_published_numbers_are_those_of_the_tables(name: str, label: str, split: str, published: float) -> None:
@@ -85,6 +86,32 @@ def test_published_numbers_are_those_of_the_tables(name: str, label: str, split:
     methods = read_table(FILES[name]).spec.methods
     assert [one.published[split] for one in methods if one.label == label and split in one.published] == [published]
     assert all(not one.published for one in methods if one.label == "SlowMo")
+
+
+def test_a_method_with_a_direction_has_the_papers_order_and_programs_their_own() -> None:
+    """FedCM's two readings are the first rows; a row named feddyn_code has that order, a row with a direction not."""
+    for name in FULL:
+        methods = read_table(FILES[name]).spec.methods
+        assert [one.label for one in methods[:2]] == ["FedCM", "FedCM, feddyn_code"]
+        for one in methods:
+            order = one.parameters.get("order", "paper")
+            named = one.label.endswith(", feddyn_code")
+            assert order == ("feddyn_code" if named or one.name in {"feddyn", "fedprox"} else "paper")
+
+
+def test_the_reduced_comparison_is_fair() -> None:
+    """Twelve cells a method at full horizon, the same clips, first rates and seeds, and one effective decay."""
+    table = read_table(FILES["reduced-cifar-10"])
+    spec, tuning = table.spec, table.spec.tuning
+    assert tuning is not None
+    assert (tuning.cells, len(spec.seeds), spec.report.baseline) == (12, 5, "FedAvg")
+    assert tuning.rounds == table.run.stop.rounds
+    for method in spec.methods:
+        assert sorted(map(str, method.tune["max_gradient_norm"])) == ["1.0", "10.0"]
+        assert len(method.learning_rates or tuning.learning_rates) == 3
+        for choice in method.variants(0.1):
+            algorithm = build(method.name, **choice.parameters)
+            assert table.local(choice)["weight_decay"] * algorithm.decay_factor == pytest.approx(1e-3)
 
 
 @pytest.mark.parametrize("name", FULL)

@@ -207,13 +207,13 @@ def test_an_edge_is_marked_only_after_the_last_extension(read: Read, reached: Re
 @pytest.mark.parametrize("axis", ["rounds", "megabytes"])
 def test_a_picture_is_drawn(plan: Plan, axis: Axis, tmp_path: Path) -> None:
     """A PNG, with a panel for each of the methods."""
-    assert plot.draw(plan, "even", axis, tmp_path / "picture.png")
+    assert plot.draw(plan, ("accuracy", "even"), axis, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_without_runs_there_is_no_picture(read: Read, tmp_path: Path) -> None:
     """An empty plot would suggest results."""
-    assert not plot.draw(Plan(read(), lambda cell: None), "even", "rounds", tmp_path / "picture.png")
+    assert not plot.draw(Plan(read(), lambda cell: None), ("accuracy", "even"), "rounds", tmp_path / "picture.png")
 
 
 def test_another_metric_goes_by_its_direction(read: Read, reached: Reached) -> None:
@@ -243,3 +243,76 @@ def test_a_metric_without_a_direction_is_refused(read: Read) -> None:
     """The message says what to write."""
     with pytest.raises(UsageError, match=r"lower_is_better = true or false with the metric 'gloss'"):
         read(("report = { target = 0.5, last = 2 }", 'report = { metric = "gloss" }'))
+
+
+BASELINE = ("report = { target = 0.5, last = 2 }", 'report = { target = 0.5, last = 2, baseline = "FedAvg" }')
+THREE_SEEDS = ("seeds = [1, 2]", "seeds = [1, 2, 3]")
+NO_SEARCH = [
+    ("tuning = { seed = 9, learning_rates = [0.1, 0.2, 0.4], rounds = 2, extend = 0 }", ""),
+    ("tune = { alpha = [0.1, 0.3] }", ""),
+]
+
+
+def test_differences_to_the_baseline_are_paired_by_seed(read: Read, reached: Reached) -> None:
+    """0.1, 0.2, 0.3 over it: mean 0.2, deviation 0.1, standard error 0.1 / sqrt(3), however far seeds are apart."""
+    base = {1: 0.2, 2: 0.6, 3: 0.4}
+    plan = Plan(
+        read(BASELINE, THREE_SEEDS, *NO_SEARCH),
+        lambda cell: reached(base[cell.seed] + 0.1 * cell.seed * (cell.label == "FedCM")),
+    )
+    average, momentum = rows(plan)
+    assert average.difference is None
+    assert momentum.difference is not None
+    assert momentum.lasts == pytest.approx({1: 0.3, 2: 0.8, 3: 0.7})
+    assert (momentum.difference.mean, momentum.difference.standard_error) == pytest.approx((0.2, 0.1 / math.sqrt(3)))
+    text = report.tables(plan)
+    assert "| last 2 | to FedAvg | best |" in text
+    assert "| 60.00 ± 26.46 | **60.00 ± 26.46** | +20.00 ± 5.77 | 60.00 ± 26.46 |" in text
+    assert "First is FedCM, then FedAvg: the paired difference is +20.00 ± 5.77, mean and standard error over 3" in text
+
+
+def test_a_difference_has_the_seeds_that_both_rows_have(read: Read, reached: Reached) -> None:
+    """Under seed 2 the baseline diverged; the difference of seed 1 has no standard error."""
+    plan = Plan(
+        read(BASELINE, *NO_SEARCH),
+        lambda cell: reached(0.5, diverged=1 if (cell.label, cell.seed) == ("FedAvg", 2) else None),
+    )
+    assert rows(plan)[1].difference == Spread(0.0, None, 1)
+
+
+def test_a_further_metric_has_its_own_choice_and_its_own_table(read: Read, reached: Reached) -> None:
+    """Accuracy is best at rate 0.1, balanced_accuracy at 0.4; a cell that both need is one line of the rounds file."""
+    also = 'report = { target = 0.5, last = 2, also = ["balanced_accuracy"] }'
+
+    def load(cell: Cell) -> CellResult:
+        rate = cell.settings["run"]["local"]["learning_rate"]
+        result = reached(1 - rate, 1 - rate)
+        return replace(result, rounds=tuple(replace(row, metrics={"balanced_accuracy": rate}) for row in result.rounds))
+
+    plan = Plan(read(BASELINE, (BASELINE[1], also)), load)
+    found = {(row.metric, row.label): row for row in rows(plan)}
+    chosen = {key: row.choice.learning_rate for key, row in found.items() if row.choice}
+    assert chosen == {
+        ("accuracy", "FedAvg"): 0.1, ("accuracy", "FedCM"): 0.1,
+        ("balanced_accuracy", "FedAvg"): 0.4, ("balanced_accuracy", "FedCM"): 0.4,
+    }  # fmt: skip
+    assert found["balanced_accuracy", "FedCM"].last == pytest.approx(Spread(0.4, 0.0, 2))
+    assert "### Test balanced_accuracy, even" in report.tables(plan)
+    lines = list(csv.DictReader(io.StringIO(data_files.results_csv(plan))))
+    assert len({line["cell"] for line in lines}) == plan.done() == 9 + 2 * 4
+    assert {(line["learning_rate"], line["accuracy"], line["balanced_accuracy"]) for line in lines} == {
+        ("0.1", "0.9", "0.1"), ("0.2", "0.8", "0.2"), ("0.4", "0.6", "0.4"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("report_keys", "message"),
+    [
+        ('baseline = "FedNone"', r"report\.baseline: expected a label of the table, got 'FedNone'"),
+        ('also = ["loss", "loss"]', r"report\.also: expected each metric once, and not report\.metric; got loss again"),
+    ],
+)
+def test_a_baseline_that_is_no_row_and_a_metric_twice_are_refused(read: Read, report_keys: str, message: str) -> None:
+    """Before the first run, with what was expected."""
+    with pytest.raises(UsageError, match=message):
+        read(("report = { target = 0.5, last = 2 }", f"report = {{ {report_keys} }}"))

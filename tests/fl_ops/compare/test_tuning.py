@@ -47,6 +47,11 @@ def by_rate(short: dict[float, float], long: dict[float, float] | None = None) -
     return of
 
 
+def by_distance(best: float) -> Scores:
+    """Scores that fall with the distance of a rate to this one."""
+    return lambda trial: -abs(trial.choice.learning_rate - best)
+
+
 def rates(trials: list[Trial], stage: str = "tuning") -> list[float]:
     """The rates of these runs."""
     return [trial.choice.learning_rate for trial in trials if trial.stage == stage]
@@ -124,6 +129,49 @@ def test_a_grid_is_extended_beyond_an_edge_that_wins(
     choice, trials = found(parts, by_rate(scores))
     assert (rates(trials), choice.learning_rate) == (tried, chosen)
     assert at_edge(choice, [trial.choice for trial in trials], avg.tuning.learning_rates) == edge
+
+
+@pytest.fixture
+def climbing(cm: Parts) -> Parts:
+    """FedCM with two alphas, clipping or none, three rates, and nine cells."""
+    method = cm.method.model_copy(update={"tune": {"alpha": [0.1, 0.3], "max_gradient_norm": [0.0, 1.0]}})
+    return Parts(method, cm.tuning.model_copy(update={"search": "climb", "cells": 9, "extend": 2}))
+
+
+def test_a_climb_goes_to_the_neighbours_of_the_best_until_its_cells_have_run(climbing: Parts) -> None:
+    """Rates 0.1, 0.2, 0.4; beside 0.4: 0.8, the other alpha and the clipping; beside the best of these: the rest."""
+
+    def value(trial: Trial) -> float:
+        return trial.choice.learning_rate + 10 * (alpha(trial) == 0.3)
+
+    chosen, trials = found(climbing, value)
+    each = [(trial.choice.learning_rate, alpha(trial), trial.choice.local["max_gradient_norm"]) for trial in trials]
+    assert each == [
+        (0.1, 0.1, 0.0), (0.2, 0.1, 0.0), (0.4, 0.1, 0.0),
+        (0.8, 0.1, 0.0), (0.4, 0.1, 1.0), (0.4, 0.3, 0.0),
+        (0.2, 0.3, 0.0), (0.8, 0.3, 0.0), (0.4, 0.3, 1.0),
+    ]  # fmt: skip
+    assert (chosen.learning_rate, alpha(trials[-2])) == (0.8, 0.3)
+    assert at_edge(chosen, [trial.choice for trial in trials], climbing.tuning.learning_rates)
+
+
+@pytest.mark.parametrize("cells", [1, 2, 4, 12, 15])
+def test_every_method_gets_as_many_cells_as_the_table_says(climbing: Parts, cells: int) -> None:
+    """With an own parameter and clipping, and with clipping alone, whatever is best; usual_trials knows it."""
+    for tune in (climbing.method.tune, {"max_gradient_norm": [0.0, 1.0]}):
+        parts = Parts(
+            climbing.method.model_copy(update={"tune": tune}),
+            climbing.tuning.model_copy(update={"cells": cells, "extend": 3}),
+        )
+        for best in (0.1, 0.2, 0.4):
+            _, trials = found(parts, by_distance(best))
+            assert len(trials) == cells == usual_trials(*parts)
+
+
+def test_a_climb_ends_when_all_is_tried(cm: Parts) -> None:
+    """Three rates of two alphas, and no extension: six cells, although nine are allowed."""
+    parts = Parts(cm.method, cm.tuning.model_copy(update={"search": "climb", "cells": 9, "extend": 0}))
+    assert len(found(parts, lambda trial: 1.0)[1]) == 6
 
 
 def test_only_the_best_is_judged_if_no_other_is_near(avg: Parts) -> None:
