@@ -36,6 +36,11 @@ class SizeLimit(TorchDispatchMode):
         self._made: dict[int, tuple[StorageWeakRef, int]] = {}
         """By the address of the memory, which may be used again once it is free."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch's hook. True would import torch's compiler: over two seconds in the process of each task."""
+        return False
+
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:

@@ -33,6 +33,7 @@ def test_memory_that_is_freed_while_a_model_is_made_does_not_count() -> None:
         kept = nn.Linear(1000, 1000)
         for _ in range(10):
             kept.weight.data.copy_(torch.randn(1000, 1000).view(-1).view(1000, 1000))
+    assert kept.weight.any()
 
 
 def test_a_model_within_the_limit_has_the_same_bits() -> None:
