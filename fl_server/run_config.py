@@ -25,7 +25,7 @@ from fl_server.plain_values import (
 )
 from fl_server.round_config import CHECKS, Fingerprint, LocalSection, RoundSection
 from fl_server.rounds.client_metrics import by_clients
-from fl_server.rounds.directions import LOSS, Criterion, Directions
+from fl_server.rounds.directions import LOSS, Criterion, Directions, of_averaged
 from fl_server.rounds.state import RoundPolicy
 from fl_server.rounds.stop_rules import StopPolicy
 from protos.run_file import MOST_WHOLE
@@ -193,6 +193,27 @@ class EncodingsSection(_Section):
         return frozenset({self.update, self.model, self.direction}) - {"plain"}
 
 
+class AveragingSection(_Section):
+    """The averaged model, which is evaluated and exported beside the latest one."""
+
+    method: Literal["ema", "tail", "window"]
+    decay: float | None = Field(default=None, gt=0, lt=1)
+    start: int | None = Field(default=None, ge=0, le=MAX_COUNT)
+    window: int | None = Field(default=None, ge=2, le=MAX_COUNT)
+
+    @model_validator(mode="after")
+    def _the_key_of_its_method(self) -> Self:
+        wanted = {"ema": "decay", "tail": "start", "window": "window"}
+        for method, key in wanted.items():
+            given = getattr(self, key) is not None
+            if given != (self.method == method):
+                raise ValueError(
+                    f'expected averaging.{key} with method = "{method}" and only there, got method = "{self.method}"'
+                    f" {'with' if given else 'without'} {key}"
+                )
+        return self
+
+
 class RunConfig(_Section):
     """The configuration of a run."""
 
@@ -213,12 +234,25 @@ class RunConfig(_Section):
     keep_checkpoints: int = Field(default=2, ge=1, le=MAX_COUNT)
     owner: Annotated[str, AfterValidator(_owner)] | None = None
     personal: tuple[Annotated[Word, Field(min_length=1)], ...] = Field(default=(), max_length=MAX_PATTERNS)
+    averaging: AveragingSection | None = None
 
     @model_validator(mode="after")
     def _metric_rules_need_evaluations(self) -> Self:
         key = "clients_every" if by_clients(self.stop.metric) else "every"
         if self.stops_by_metric and not getattr(self.evaluation, key):
             raise ValueError(f"expected evaluation.{key} over 0 with stop.target or stop.patience, got 0")
+        return self
+
+    @model_validator(mode="after")
+    def _averaged_model_is_made(self) -> Self:
+        averaging, metric = self.averaging, self.stop.metric
+        if averaging is None and of_averaged(metric):
+            raise ValueError(f"expected the section averaging with stop.metric = {metric!r}, got none")
+        if averaging is not None and averaging.start is not None and averaging.start >= self.stop.rounds:
+            raise ValueError(
+                f"expected averaging.start under stop.rounds ({self.stop.rounds}), got {averaging.start}: the run would"
+                " end without an averaged model"
+            )
         return self
 
     @property

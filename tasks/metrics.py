@@ -23,7 +23,7 @@ from tasks.errors import TaskError, task_code
 
 MAX_METRICS, NAME_CHARS = 64, 64
 """Limits of an evaluation: metrics, and characters of a name."""
-RESERVED_PREFIX, RESERVED_ENDING = "clients_", "_without_personal"
+RESERVED_PREFIXES, RESERVED_ENDING = ("clients_", "averaged_"), "_without_personal"
 """The project's own names begin or end so."""
 _SUMS = frozenset({"dim_zero_sum", "sum"})
 """Names of functions by which torchmetrics adds states up: its own, and torch.sum."""
@@ -82,8 +82,9 @@ def checked_names(names: Sequence[object], what: str) -> None:
         raise TaskError(f"{what}: expected at most {MAX_METRICS} metrics, got {len(names)}")
     for name in names:
         rule = wrong_name(name)
-        if rule is None and (str(name).startswith(RESERVED_PREFIX) or str(name).endswith(RESERVED_ENDING)):
-            rule = f'names that do not begin with "{RESERVED_PREFIX}" or end with "{RESERVED_ENDING}"'
+        if rule is None and (str(name).startswith(RESERVED_PREFIXES) or str(name).endswith(RESERVED_ENDING)):
+            begins = '" or "'.join(RESERVED_PREFIXES)
+            rule = f'names that do not begin with "{begins}" or end with "{RESERVED_ENDING}"'
         if rule is not None:
             raise TaskError(f"{what}: expected {rule}, got {_shown(name)}")
 

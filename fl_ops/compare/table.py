@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -20,7 +20,7 @@ from fl_ops.simulate.settings import SimulationSection
 from fl_server.aggregation.methods import check_schedules
 from fl_server.errors import InvalidInput
 from fl_server.round_config import LocalSection
-from fl_server.rounds.directions import Criterion, Directions
+from fl_server.rounds.directions import AVERAGED, Criterion, Directions, of_averaged
 from fl_server.run_config import RunConfig, ScheduleSection
 from fl_server.run_spec import from_values
 from tasks import TaskError
@@ -109,7 +109,8 @@ class ReportSection(Section):
     """Number of last evaluations to average, for the choice and for the comparison."""
     also: list[str] = Field(default_factory=list)
     """Further metrics of the evaluation. Each has a choice of settings and a table of its own, by the same rules; runs
-    that several of them need are made once. A direction that is not known is that of `metric`."""
+    that several of them need are made once. A direction that is not known is that of `metric`. With the section
+    [averaging], the metric of the averaged model, such as averaged_accuracy, is always one of them."""
     baseline: str = ""
     """Label of a method: the tables have the paired difference of each other method to it, over the same seeds, with
     its standard error."""
@@ -219,14 +220,25 @@ def _table(name: str, content: dict[str, Any]) -> Table:
     for key, instead in (("algorithm", "[[methods]]"), ("seed", "seeds and tuning.seed")):
         if key in run:
             raise ValueError(f"{key}: a table has {instead} instead")
-    table = Table(name, from_values(run), spec)
+    table = _with_averaged_metric(Table(name, from_values(run), spec))
     _check(table)
     return table
+
+
+def _with_averaged_metric(table: Table) -> Table:
+    """The table that compares the averaged models too, if its runs have any: settings are chosen for each apart."""
+    report = table.spec.report
+    averaged = f"{AVERAGED}{report.metric}"
+    if table.run.averaging is None or of_averaged(report.metric) or averaged in report.also:
+        return table
+    report = report.model_copy(update={"also": [*report.also, averaged]})
+    return replace(table, spec=table.spec.model_copy(update={"report": report}))
 
 
 def _check(table: Table) -> None:
     spec = table.spec
     _check_report(spec)
+    _check_averaging(table)
     rows = Counter((each.method.label, each.split, each.criterion) for each in table.experiments())
     if twice := {label for (label, _, _), count in rows.items() if count > 1}:
         raise ValueError(
@@ -252,6 +264,19 @@ def _check_report(spec: TableSection) -> None:
         raise ValueError(f"report.target: expected an accuracy over 0 and under 1, got {report.target:g}")
     if spec.tuning and (spec.tuning.cells is not None) != (spec.tuning.search == "climb"):
         raise ValueError('tuning.cells: expected the number of runs with search = "climb", and none otherwise')
+
+
+def _check_averaging(table: Table) -> None:
+    averaging, tuning = table.run.averaging, table.spec.tuning
+    named = [criterion.metric for criterion in table.spec.report.criteria if of_averaged(criterion.metric)]
+    if averaging is None:
+        if named:
+            raise ValueError(f"report: expected the section [averaging] with the metric {named[0]!r}, got none")
+    elif averaging.start is not None and tuning and averaging.start >= tuning.rounds:
+        raise ValueError(
+            f"averaging.start: expected less than tuning.rounds ({tuning.rounds}), got {averaging.start}: the runs of"
+            " the search would end without an averaged model"
+        )
 
 
 def _check_seeds(spec: TableSection) -> None:

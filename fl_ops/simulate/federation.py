@@ -6,6 +6,7 @@ ledger.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +37,7 @@ from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import keeps_client_state, optimizer_spec
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.rounds.client_metrics import ClientMetrics, with_own
+from fl_server.rounds.directions import as_averaged
 from fl_server.rounds.sampling import training_seed
 from fl_server.run_config import RunConfig
 from fl_server.runs.assignments.messages import RoundPosition, RoundWork, common_assignment
@@ -175,9 +177,11 @@ class Federation:
                 yield result.client, Measured(metrics, sums)
 
     def evaluate_on_server(self) -> Mapping[str, float]:
-        """Metrics of the latest model on the server's held-out examples. Raises TaskError."""
+        """Metrics of the latest and of the averaged model on the server's held-out examples. Raises TaskError."""
         with self.profile.part("evaluation"), one_thread():
-            return self._shared.evaluate(self.snapshot)
+            metrics = self._shared.evaluate(self.snapshot)
+            averaged = self.engine.averaged(self.snapshot)
+            return metrics if averaged is None else {**metrics, **as_averaged(self._shared.evaluate(averaged))}
 
     def reduce(self, exchange: int, accepted: Iterable[str]) -> None:
         """Reduce an exchange that is not the last, and prepare the next one. Raises Diverged."""
@@ -202,11 +206,23 @@ class Federation:
         done = self._accepted(len(self.engine.algorithm.exchanges) - 1, accepted)
         for one in done:
             self.states.promote(one.info.client_id, one.info.clip_factor)
-        self.snapshot, self._stepped = self._stepped, None
+        self.snapshot, self._stepped = self._keep_average(self._stepped), None
         counted = [self._contributions[key] for key in self._reduced] + done
         self._norms = self._norms.after(one.norms for one in counted)
         self.discard_round()
         return done
+
+    def _keep_average(self, made: Snapshot) -> Snapshot:
+        """Write the sums of an averaged model; those of the round before are removed."""
+        if made.averaged is None:
+            return made
+        with self.profile.part("aggregation"), one_thread():
+            before, folder = made.averaged.before, self._scratch.path / f"averaged-{made.round}"
+            folder.mkdir()
+            made.averaged.write_sums(folder)
+            if before is not None and before.parent == self._scratch.path:
+                shutil.rmtree(before)
+        return made.averaged_in(folder)
 
     def discard_round(self) -> None:
         """Delete the current round's updates; the next round starts from the latest model."""
@@ -260,15 +276,25 @@ class Federation:
             return dict(self.engine.whole_model(self.snapshot))
         return dict(self.engine.to_checkpoint(self.snapshot, {}).state_dict)
 
+    def averaged_model(self) -> dict[str, torch.Tensor] | None:
+        """The averaged model's whole state_dict; None if there is none."""
+        averaged = self.engine.averaged(self.snapshot)
+        if averaged is None:
+            return None
+        if self.engine.local_frozen is not None:
+            return dict(self.engine.whole_model(averaged))
+        return dict(self.engine.to_checkpoint(averaged, {}).state_dict)
+
     def _accepted(self, exchange: int, accepted: Iterable[str]) -> list[Contribution]:
         return [self._contributions[exchange, client] for client in accepted]
 
     def _update_bytes(self) -> int:
-        """Bytes of a round's updates."""
+        """Bytes of a round's updates, and of the sums of an averaged model before and after it."""
         size = sum(self.engine.shape(exchange).size_bytes for exchange in range(len(self.engine.algorithm.exchanges)))
         section = self.config.round
         cohort = section.clients_per_round if section.sampling == "fixed" else section.rate * len(self.clients)
-        return int(size * cohort)
+        sums = 4 * 8 * sum(entry.numel for entry in self.engine.layout.entries) if self.config.averaging else 0
+        return int(size * cohort) + sums
 
     def _state_bytes(self) -> int:
         """Estimate of the bytes of all clients' states, each with the next one."""

@@ -99,7 +99,7 @@ def simulate(job: Job, on_report: OnReport) -> None:
             result.profile = simulation.profile()
             result.status, result.reason = simulation.ending or ("interrupted", f"after {len(result.rounds)} rounds")
             if job.folder:
-                write_end(job.folder, result, simulation.model())
+                write_end(job.folder, result, simulation.model(), simulation.averaged_model())
         on_report(result)
 
 

@@ -114,6 +114,10 @@ class Simulation:
         """The latest model's whole state_dict."""
         return self.federation.model()
 
+    def averaged_model(self) -> dict[str, torch.Tensor] | None:
+        """The averaged model's whole state_dict; None if the run has none, or none yet."""
+        return self.federation.averaged_model()
+
     def rounds(self) -> Iterator[RoundResult]:
         """Run to the end; yields each round once it is committed and evaluated. Raises TaskError from evaluations."""
         self._started = self._round_began = time.monotonic()

@@ -18,6 +18,7 @@ from torch import nn
 
 import algorithms as fl
 from algorithms import tree
+from algorithms.averaging import Averaging
 from algorithms.precision import master_dtype, widened
 from fl_server.aggregation.blocks import CPU, Source
 from fl_server.aggregation.bundles import blank, laid_out, master_layout
@@ -45,6 +46,7 @@ from fl_server.aggregation.snapshot import Snapshot
 from fl_server.aggregation.task_model import TaskModel, other_frozen
 from fl_server.errors import InvalidInput
 from fl_server.run_config import RunConfig
+from fl_server.store.averaged_model import AveragedModel
 from fl_server.store.checkpoints import FROZEN, Checkpoint
 from fl_server.store.files import file_digest
 from protos.codec import Layout
@@ -61,6 +63,11 @@ def _measured(snapshot: Snapshot) -> Snapshot:
     """The snapshot with its norm."""
     x = snapshot.state.x
     return replace(snapshot, norm=float(tree.norm(x))) if x else snapshot
+
+
+def _sent(snapshot: Snapshot) -> fl.Tensors:
+    """What clients are sent of a model, and what is averaged."""
+    return {**snapshot.parameters, **snapshot.buffers}
 
 
 class Engine:
@@ -173,7 +180,8 @@ class Engine:
         model = {**snapshot.parameters, **snapshot.buffers, **self.frozen}
         master = {name: snapshot.state.x[name] for name in snapshot.rounded}
         named = {FROZEN: frozen_text(self.local_frozen)} if self.local_frozen else {}
-        return Checkpoint(model, snapshot.state.memory, {**facts, **named}, self._model.tied, master)
+        memory = snapshot.state.memory
+        return Checkpoint(model, memory, {**facts, **named}, self._model.tied, master, snapshot.averaged)
 
     def from_checkpoint(self, checkpoint: Checkpoint) -> Snapshot:
         """The snapshot of a checkpoint. Raises TaskError if the task has other frozen parameters than the run."""
@@ -187,7 +195,33 @@ class Engine:
         # Checkpoints of older versions have no master, and memory in the model's dtypes.
         memory = {symbol: widened(tensors) for symbol, tensors in checkpoint.memory.items()}
         master = {name: checkpoint.master.get(name, checkpoint.model[name]).float() for name in self._low}
-        return self._laid_out(self._snapshot(checkpoint.facts["round"], dict(checkpoint.model), master, memory))
+        snapshot = self._laid_out(self._snapshot(checkpoint.facts["round"], dict(checkpoint.model), master, memory))
+        if checkpoint.averaged is None:
+            return snapshot
+        return replace(snapshot, averaged=replace(checkpoint.averaged, model=_sent(snapshot)))
+
+    def _with_average(self, made: Snapshot, before: AveragedModel | None) -> Snapshot:
+        """A new model with the average of all up to it, whose sums are written with its checkpoint."""
+        section = self.config.averaging
+        if section is None:
+            return made
+        rule = Averaging(section.method, section.decay or 0.0, section.start or 0, section.window or 0)
+        if rule.mean(made.round) is None:
+            return made
+        folder = None if before is None else before.folder
+        return replace(made, averaged=AveragedModel(rule, made.round, _sent(made), before=folder))
+
+    def averaged(self, snapshot: Snapshot) -> Snapshot | None:
+        """The averaged model in the form of a snapshot, to be evaluated; None if there is none. It has no memory.
+
+        Its floating buffers, such as the statistics of batch normalisation, are means too, which is an approximation:
+        the averaged parameters have other statistics.
+        """
+        if snapshot.averaged is None:
+            return None
+        values = snapshot.averaged.values()
+        x = {name: values[name] for name in snapshot.parameters}
+        return Snapshot(snapshot.round, fl.ServerState(x, {}), {name: values[name] for name in snapshot.buffers})
 
     def shape(self, exchange: int) -> UpdateShape:
         """The payloads of an exchange's update."""
@@ -252,7 +286,7 @@ class Engine:
         if made.buffers:
             tree.copy_(made.buffers, reduce_buffers(self.config.round, accepted, weights))
         self._bundles(made).check(made, 0, _NONE)
-        return _measured(made), replace(
+        return self._with_average(_measured(made), snapshot.averaged), replace(
             stats,
             left_out=left_out(accepted.cohort, selected.cohort),
             capped=lighter(cohort, self.algorithm.weights(cohort), weights),

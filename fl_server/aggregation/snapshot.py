@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import algorithms as fl
+from fl_server.store.averaged_model import AveragedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +22,16 @@ class Snapshot:
 
     norm: float = 0.0
     """L2 norm of the trainable parameters."""
+    averaged: AveragedModel | None = None
+    """The mean of the committed models, if the run has one after this round."""
 
     @property
     def parameters(self) -> fl.Tensors:
         """The trainable parameters in the model's dtypes: what clients are sent, what is evaluated and exported."""
         return {**self.state.x, **self.rounded}
+
+    def averaged_in(self, folder: Path) -> Snapshot:
+        """The snapshot whose averaged model, if there is one, has its sums in this folder."""
+        if self.averaged is None:
+            return self
+        return replace(self, averaged=replace(self.averaged, folder=folder, before=None))

@@ -1,6 +1,7 @@
 """Statistics over many clients' evaluations of one model, and the names of their metrics.
 
-Names that begin with "clients_" are of the clients' evaluations; all others are of the server's.
+Names that begin with "clients_" are of the clients' evaluations; all others are of the server's. Of these, names that
+begin with "averaged_" are of the averaged model.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from fl_server.rounds.directions import PREFIX, WITHOUT_PERSONAL, Directions
+from fl_server.rounds.directions import PREFIX, WITHOUT_PERSONAL, Directions, of_averaged
 
 EVALUATED = "clients_evaluated"
 """Number of clients that reported; present once their evaluation is over, even if it is 0."""
@@ -26,6 +27,8 @@ def has_evaluation(metrics: Mapping[str, float], metric: str) -> bool:
     """Whether a round's metrics include the evaluation to which `metric` belongs: the clients' or the server's."""
     if by_clients(metric):
         return EVALUATED in metrics
+    if of_averaged(metric):
+        return any(map(of_averaged, metrics))
     return not all(map(by_clients, metrics))
 
 

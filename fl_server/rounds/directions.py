@@ -15,6 +15,8 @@ LOSS = "loss"
 """The metric of a run that names none."""
 PREFIX = "clients_"
 """Begins the name of a metric of the clients' evaluations."""
+AVERAGED = "averaged_"
+"""Begins the name of a metric of the averaged model. Other names are of the latest model."""
 WITHOUT_PERSONAL = "_without_personal"
 """Ends the name of a metric that a client measured with the initial values of its personal parameters."""
 
@@ -81,4 +83,15 @@ class Directions:
         return None
 
     def _known(self, metric: str) -> bool | None:
-        return self.declared.get(metric, WELL_KNOWN.get(metric))
+        own = metric.removeprefix(AVERAGED)
+        return self.declared.get(metric, self.declared.get(own, WELL_KNOWN.get(own)))
+
+
+def of_averaged(metric: str) -> bool:
+    """Whether a metric of the server's evaluation is of the averaged model."""
+    return metric.startswith(AVERAGED)
+
+
+def as_averaged(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics of the averaged model under their names beside those of the latest model."""
+    return {f"{AVERAGED}{name}": value for name, value in metrics.items()}

@@ -193,13 +193,13 @@ class ModelStore:
 
         Until both are written the previous model stays.
         """
-        snapshot, norms = _loaded(self._next)
+        computed, norms = _loaded(self._next)
         self._sums = {}
-        broadcasts = await self._services.in_compute(self._encode, snapshot, 0)
+        broadcasts = await self._services.in_compute(self._encode, computed, 0)
         record = replace(record, model_digest=digest_text(broadcasts[0].values_digest))
         facts: dict[str, object] = {"commit": asdict(record), "left_out": norms.left_out, _BY_OBJECTIVE: True}
         began = time.monotonic()
-        await calls.retry(lambda: self._save(snapshot, facts))
+        snapshot = await calls.retry(lambda: self._save(computed, facts))
         await calls.write(self._services.ledger.store.commit, record, why, norms.left_out)
         self._services.metrics.commit_write_seconds.observe(time.monotonic() - began)
         self._snapshot, self._next, self.broadcasts = snapshot, None, broadcasts
@@ -231,9 +231,13 @@ class ModelStore:
         except StoreError as error:
             log.warning("prune_failed", run=self._run_id, error=str(error))
 
-    async def _save(self, snapshot: Snapshot, facts: dict[str, object]) -> None:
+    async def _save(self, snapshot: Snapshot, facts: dict[str, object]) -> Snapshot:
+        """Write the checkpoint. Returns the snapshot whose averaged model is in it."""
         checkpoint = self.engine.to_checkpoint(snapshot, facts)
-        await self._services.in_compute(self._services.checkpoints.save, self._run_id, snapshot.round, checkpoint)
+        folder = await self._services.in_compute(
+            self._services.checkpoints.save, self._run_id, snapshot.round, checkpoint
+        )
+        return snapshot.averaged_in(folder)
 
 
 def _cohort(updates: Sequence[UpdateRecord]) -> list[fl.UpdateInfo]:

@@ -48,6 +48,14 @@ def write_tensors(
 
 def read_tensors(path: Path, entry: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """The tensors of a file, in their original order. Raises Damaged if size or digest differ from the entry."""
+    check_file(path, entry)
+    with _library_errors(path, "read"), safe_open(path, framework="pt") as file:
+        # The library returns views of a mapped file; a copy stays valid when the file is removed or cut.
+        return {name: file.get_tensor(name).clone() for name in entry["tensors"]}
+
+
+def check_file(path: Path, entry: Mapping[str, Any]) -> None:
+    """Raises Damaged if a file's size or digest differ from its entry."""
     with disk_errors(f"read {path}"):
         try:
             size, digest = path.stat().st_size, _text(file_digest(path))
@@ -57,9 +65,6 @@ def read_tensors(path: Path, entry: Mapping[str, Any]) -> dict[str, torch.Tensor
         raise Damaged(
             f"{path.name} should be {entry['size_bytes']} bytes, {entry['digest']}; is {size} bytes, {digest}"
         )
-    with _library_errors(path, "read"), safe_open(path, framework="pt") as file:
-        # The library returns views of a mapped file; a copy stays valid when the file is removed or cut.
-        return {name: file.get_tensor(name).clone() for name in entry["tensors"]}
 
 
 def write_meta(folder: Path, meta: Mapping[str, Any], checkpoint_format: int = PLAIN) -> None:

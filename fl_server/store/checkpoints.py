@@ -4,6 +4,8 @@
                                                without frozen parts if clients have them, with their digest
                         master.safetensors     float32 of the parameters of a lower precision, if there are any
                         memory-Delta.safetensors    one file for each model-sized memory of the algorithm
+                        averaged.safetensors   the whole state_dict of the averaged model, if the run has one,
+                        sum-a.f64              and the float64 sums that it is made of
                         meta.json              facts, and each file's digest and order of tensors
 
     run-ID/start.safetensors                   the file that `initial_model` meant, if the run has one
@@ -17,7 +19,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -26,11 +28,14 @@ import structlog
 import torch
 from blake3 import blake3
 
+from algorithms.averaging import Averaging
 from fl_common.atomic_files import atomic_writer, fsync_path, make_folders
+from fl_server.store.averaged_model import AveragedModel
 from fl_server.store.bundle_files import (
     PLAIN,
     WITH_MASTER,
     Damaged,
+    check_file,
     read_meta,
     read_tensors,
     write_meta,
@@ -47,11 +52,15 @@ INITIAL = -1
 FROZEN = "frozen"
 """Fact of a checkpoint, and of its file: digest of the frozen parameters that it leaves out, as clients have them."""
 
+HOLDS = "holds"
+"""In the header of a model's file, of a run with an averaged model: which of the two the file has."""
+
 _TEMPORARY = ".part-"
 _REPLACED = ".replaced-"
 START = "start.safetensors"
 """File in a run's folder: what it was told to start from."""
 _MODEL = "model.safetensors"
+_AVERAGED = "averaged.safetensors"
 _MASTER = "master.safetensors"
 _FOLDER = re.compile(r"round-(initial|\d{6,})")
 
@@ -75,11 +84,22 @@ class Checkpoint:
     strictly into the task's model. They are not read again."""
     master: Tensors = field(default_factory=dict)
     """The server's float32 of the parameters that have a lower precision in `model`."""
+    averaged: AveragedModel | None = None
+    """The averaged model after the round, if the run has one then."""
 
     @property
     def state_dict(self) -> Tensors:
         """The model under all names of its state_dict. Tied weights share memory."""
-        return {**self.model, **{name: self.model[of] for name, of in self.tied.items()}}
+        return with_tied(self.model, self.tied)
+
+
+def with_tied(model: Tensors, tied: Mapping[str, str]) -> Tensors:
+    """A model under all names of its state_dict."""
+    return {**model, **{name: model[of] for name, of in tied.items()}}
+
+
+def _named_frozen(checkpoint: Checkpoint) -> dict[str, str]:
+    return {FROZEN: checkpoint.facts[FROZEN]} if FROZEN in checkpoint.facts else {}
 
 
 class Checkpoints:
@@ -239,15 +259,35 @@ def _write(folder: Path, checkpoint: Checkpoint) -> None:
     bundles = {_MODEL: checkpoint.state_dict, **master, **memory}
     # In parallel: while one file is synced, another is written.
     with ThreadPoolExecutor(len(bundles)) as pool:
-        metadata = {_MODEL: {FROZEN: checkpoint.facts[FROZEN]} if FROZEN in checkpoint.facts else {}}
+        metadata = {_MODEL: {**_named_frozen(checkpoint), **({HOLDS: "latest"} if checkpoint.averaged else {})}}
         entries = list(
             pool.map(lambda name: write_tensors(folder / name, bundles[name], metadata.get(name, {})), bundles)
         )
     files = dict(zip(bundles, entries, strict=True))
     files[_MODEL]["tensors"] = list(checkpoint.model)
     meta = {"memory": list(checkpoint.memory), "files": files, "facts": dict(checkpoint.facts)}
+    if checkpoint.averaged is not None:
+        files |= _write_averaged(folder, checkpoint, checkpoint.averaged)
+        meta["averaging"] = asdict(checkpoint.averaged.rule)
     # A version that does not know the master must not continue without it.
     write_meta(folder, meta, WITH_MASTER if master else PLAIN)
+
+
+def _write_averaged(folder: Path, checkpoint: Checkpoint, averaged: AveragedModel) -> dict[str, Any]:
+    """The sums first: the model is read from them."""
+    sums = averaged.write_sums(folder)
+    model = {**checkpoint.model, **averaged.values(folder)}
+    metadata = {HOLDS: "averaged", **_named_frozen(checkpoint)}
+    return {**sums, _AVERAGED: write_tensors(folder / _AVERAGED, with_tied(model, checkpoint.tied), metadata)}
+
+
+def _read_averaged(folder: Path, meta: Mapping[str, Any], model: Tensors) -> AveragedModel | None:
+    if "averaging" not in meta:
+        return None
+    averaged = AveragedModel(Averaging(**meta["averaging"]), meta["facts"]["round"], model, folder)
+    for name in (_AVERAGED, *averaged.files):
+        check_file(folder / name, meta["files"][name])
+    return averaged
 
 
 def _read(folder: Path) -> Checkpoint:
@@ -256,4 +296,4 @@ def _read(folder: Path) -> Checkpoint:
     names = {symbol: _memory_file(symbol) for symbol in meta["memory"]}
     memory = {symbol: read_tensors(folder / name, meta["files"][name]) for symbol, name in names.items()}
     master = read_tensors(folder / _MASTER, meta["files"][_MASTER]) if _MASTER in meta["files"] else {}
-    return Checkpoint(model, memory, meta["facts"], master=master)
+    return Checkpoint(model, memory, meta["facts"], master=master, averaged=_read_averaged(folder, meta, model))

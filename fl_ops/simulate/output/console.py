@@ -13,6 +13,7 @@ from fl_ops.simulate.output.progress import progress_lines
 from fl_ops.simulate.output.results import SeedResult
 from fl_ops.simulate.reports import Note, RoundResult, Step
 from fl_ops.simulate.seeds import Job, OnReport, Report, simulate_all
+from fl_server.rounds.directions import AVERAGED
 from fl_server.rounds.stop_rules import best_round
 
 
@@ -77,7 +78,8 @@ def results_table(results: Sequence[SeedResult]) -> FittedTable:
     columns = (">Seed", "Ended", ">Rounds", f">Final {metric}", f">Best {metric}", ">In round", ">Down", ">Up", ">Time")
     simulated = [result.rounds[-1].simulated_total_s if result.rounds else None for result in results]
     timed = (">Simulated",) if any(simulated) else ()
-    table = FittedTable((*columns, *timed), optional=("Up", "Down", "Time", "In round", "Rounds"))
+    averaged = (">Final averaged",) if any(_averaged(result) is not None for result in results) else ()
+    table = FittedTable((*columns, *averaged, *timed), optional=("Up", "Down", "Time", "In round", "Rounds"))
     finals: list[float] = []
     bests: list[float] = []
     for result, total in zip(results, simulated, strict=True):
@@ -88,14 +90,22 @@ def results_table(results: Sequence[SeedResult]) -> FittedTable:
             _number(best.value if best else None), str(best.round) if best else NOTHING,
             size(sum(each.bytes_down for each in result.rounds)), size(sum(each.bytes_up for each in result.rounds)),
             duration(sum(each.seconds for each in result.rounds)),
+            *(_number(_averaged(result)) for _ in averaged),
             *(NOTHING if total is None else duration(total) for _ in timed),
         )  # fmt: skip
         if final is not None and best is not None:
             finals.append(final)
             bests.append(best.value)
     if len(finals) > 1:
-        table.add_row("mean ± s.d.", "", "", _spread(finals), _spread(bests), "", "", "", "", *("" for _ in timed))
+        table.add_row("mean ± s.d.", "", "", _spread(finals), _spread(bests), *[""] * (4 + len(averaged) + len(timed)))
     return table
+
+
+def _averaged(result: SeedResult) -> float | None:
+    """The run's metric of its last averaged model."""
+    if not result.evaluated:
+        return None
+    return result.evaluated[-1].metrics.get(f"{AVERAGED}{result.criterion.metric.removeprefix(AVERAGED)}")
 
 
 def profile_table(results: Sequence[SeedResult]) -> FittedTable:

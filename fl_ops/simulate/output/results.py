@@ -1,4 +1,4 @@
-"""The files of a simulated run: rounds as CSV, settings and results as JSON, the model as safetensors."""
+"""The files of a simulated run: rounds as CSV, settings and results as JSON, the models as safetensors."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from fl_ops.simulate.settings import SimulationConfig
 from fl_ops.simulate.simulation import Simulation
 from fl_server.rounds.directions import Criterion
 from fl_server.store.bundle_files import separate
+from fl_server.store.checkpoints import HOLDS
 
 ROUNDS, RESULT, MODEL = "rounds.csv", "result.json", "model.safetensors"
+AVERAGED_MODEL = "averaged.safetensors"
 _SIMULATED = ("simulated_s", "simulated_total_s")
 
 
@@ -103,11 +105,21 @@ def write_rounds(folder: Path, rounds: Sequence[RoundResult]) -> None:
     _write(folder / ROUNDS, text.getvalue().encode())
 
 
-def write_end(folder: Path, result: SeedResult, model: Mapping[str, torch.Tensor]) -> None:
-    """Write all files, with the latest committed model. Raises OpsError if they cannot be written."""
+def write_end(
+    folder: Path,
+    result: SeedResult,
+    model: Mapping[str, torch.Tensor],
+    averaged: Mapping[str, torch.Tensor] | None = None,
+) -> None:
+    """Write all files, with the latest committed model, and the averaged one if there is one.
+
+    Raises OpsError if they cannot be written.
+    """
     write_rounds(folder, result.rounds)
     _write(folder / RESULT, (json.dumps(result.as_json(), indent=1) + "\n").encode())
-    _write(folder / MODEL, save(separate(model)))
+    _write(folder / MODEL, save(separate(model), None if averaged is None else {HOLDS: "latest"}))
+    if averaged is not None:
+        _write(folder / AVERAGED_MODEL, save(separate(averaged), {HOLDS: "averaged"}))
 
 
 def _write(path: Path, content: bytes) -> None:

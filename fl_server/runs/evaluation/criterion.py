@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from fl_server.errors import InvalidInput
 from fl_server.rounds.client_metrics import by_clients
-from fl_server.rounds.directions import LOSS, PREFIX, WITHOUT_PERSONAL, Directions
+from fl_server.rounds.directions import AVERAGED, LOSS, PREFIX, WITHOUT_PERSONAL, Directions, as_averaged
 from fl_server.run_config import RunConfig
 
 _SHOWN = 20
@@ -36,10 +36,11 @@ def check_metric(config: RunConfig, names: Collection[str] | None) -> None:
     if names is not None and evaluated and needs_metric(config):
         check_reported(metric, _reported(config, names))
     if config.stop.lower_is_better is None:
+        own = metric.removeprefix(PREFIX).removeprefix(AVERAGED)
         raise InvalidInput(
             "stop.metric",
             "a metric whose direction is known: set stop.lower_is_better to true or false, or declare it in the task,"
-            f' as in declared_metrics = (Metric("{metric.removeprefix(PREFIX)}", lower_is_better=True),)',
+            f' as in declared_metrics = (Metric("{own}", lower_is_better=True),)',
             metric,
         )
 
@@ -60,6 +61,6 @@ def check_reported(metric: str, names: Collection[str]) -> None:
 
 def _reported(config: RunConfig, names: Collection[str]) -> list[str]:
     if not by_clients(config.stop.metric):
-        return [*names]
+        return [*names] if config.averaging is None else [*names, *as_averaged(dict.fromkeys(names, 0.0))]
     own = [name + ending for name in names for ending in ("", WITHOUT_PERSONAL)[: 2 if config.personal else 1]]
     return [f"{PREFIX}{name}{ending}" for name in own for ending in ("_mean", "", "_std", "_worst_decile")]

@@ -10,6 +10,7 @@ import structlog
 from fl_server.errors import InvalidInput
 from fl_server.rounds import events as ev
 from fl_server.rounds.client_metrics import EVALUATED, by_clients
+from fl_server.rounds.directions import of_averaged
 from fl_server.rounds.stop_rules import stop_reason
 from fl_server.runs.committed.lookup import committed_round
 from fl_server.runs.context import RunContext
@@ -53,6 +54,8 @@ def _metric_missing(
     config, metric = control.config, control.config.stop.metric
     clients = metrics.get(EVALUATED, 0.0)
     from_here = clients > 0 if by_clients(metric) else by == "server"
+    if of_averaged(metric) and not any(map(of_averaged, metrics)):
+        from_here = False  # the round is before the first averaged model
     if not from_here or not config.stops_by_metric or context.log.newest_round_with(metric) is not None:
         return None
     try:

@@ -316,3 +316,50 @@ def test_a_baseline_that_is_no_row_and_a_metric_twice_are_refused(read: Read, re
     """Before the first run, with what was expected."""
     with pytest.raises(UsageError, match=message):
         read(("report = { target = 0.5, last = 2 }", f"report = {{ {report_keys} }}"))
+
+
+AVERAGING = (
+    "local = { learning_rate = 0.1 }",
+    'local = { learning_rate = 0.1 }\naveraging = { method = "ema", decay = 0.9 }',
+)
+
+
+def test_averaged_models_have_a_choice_and_a_table_of_their_own(read: Read, reached: Reached) -> None:
+    """With [averaging]: the settings that are best for the averaged model, and its numbers beside the latest one's."""
+
+    def load(cell: Cell) -> CellResult:
+        rate = cell.settings["run"]["local"]["learning_rate"]
+        result = reached(rate, rate)  # the latest model is best at the highest rate, the averaged one at the lowest
+        averaged = {"averaged_accuracy": 0.9 - rate}
+        return replace(result, rounds=tuple(replace(row, metrics=averaged) for row in result.rounds))
+
+    plan = Plan(read(AVERAGING), load)
+    found = {(row.metric, row.label): row for row in rows(plan)}
+    latest, averaged = found["accuracy", "FedAvg"], found["averaged_accuracy", "FedAvg"]
+    assert latest.choice is not None
+    assert averaged.choice is not None
+    assert (latest.choice.learning_rate, averaged.choice.learning_rate) == (0.4, 0.1)
+    assert averaged.final == Spread(pytest.approx(0.8), 0.0, 2)
+    assert "### Test averaged_accuracy, even" in report.tables(plan)
+    assert "80.00" in report.tables(plan)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        pytest.param(
+            [("last = 2 }", 'last = 2, also = ["averaged_accuracy"] }')],
+            r"expected the section \[averaging\]",
+            id="none",
+        ),
+        pytest.param(
+            [(AVERAGING[0], AVERAGING[1].replace('"ema", decay = 0.9', '"tail", start = 2'))],
+            r"averaging.start: expected less than tuning.rounds \(2\), got 2",
+            id="search-too-short",
+        ),
+    ],
+)
+def test_averaged_models_that_no_run_has_are_refused(read: Read, changes: list[tuple[str, str]], message: str) -> None:
+    """Before hours of runs."""
+    with pytest.raises(UsageError, match=message):
+        read(*changes)
