@@ -206,6 +206,8 @@ class Submissions:
 
     async def deadline_missed(self, late: tuple[str, ...]) -> None:
         """A deadline has passed without the updates of these clients. The caller holds the run's turn."""
+        cancelled = set(late) - self._control.state.outstanding  # by the round's end; they go on in a further attempt
+        self._context.log.transfers.outs.update(dict.fromkeys(cancelled, ("cancelled", "the deadline passed")))
         for client, why in await self.failures.add_missed_deadline(late):
             await self._context.fleet.note(client, why[:MAX_NOTE])
             await self.take_failure(client, Reason(why))

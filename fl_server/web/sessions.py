@@ -90,12 +90,16 @@ class WebSessions:
         """A code for one login of an operator."""
         return self._links.add(_operator(who), LINK_S)
 
+    def holder_of_link(self, code: str) -> Identity:
+        """The operator whose link a code is of. Raises Unauthenticated."""
+        if (holder := self._links.of(code)) is None:
+            raise Unauthenticated(f"the login link is unknown, used or older than {LINK_S:.0f} s: {_AGAIN}")
+        return holder
+
     def open_by_code(self, code: str) -> Opened:
         """A session for a code, which is used up. Raises Unauthenticated."""
-        holder = self._links.of(code)
+        holder = self.holder_of_link(code)
         self._links.remove(code)
-        if holder is None:
-            raise Unauthenticated(f"the login link is unknown, used or older than {LINK_S:.0f} s: {_AGAIN}")
         return self._open(holder)
 
     def open_by_certificate(self, who: Identity) -> Opened:

@@ -20,6 +20,7 @@ import grpc
 import grpc.aio
 
 from fl_common.own_secrets import is_own
+from fl_web.coordinator.errors import WebError
 from fl_web.coordinator.reader import Reader
 from protos.fl.v1 import web_pb2, web_pb2_grpc
 from protos.wire import BROWSER_ADDRESS
@@ -56,6 +57,9 @@ class Identities(Protocol):
 
     async def reader(self, secret: str) -> Reader | None:
         """The Reader of a session; None for a session that is unknown or has ended."""
+
+    async def holder_of_link(self, code: str) -> str:
+        """The operator whose login link a code is of: "operator:alice". Empty for one that `open_by_code` refuses."""
 
     async def open_by_code(self, code: str) -> Session | None:
         """A session for the code of a login link; None for a code that is unknown, used or too old."""
@@ -100,6 +104,11 @@ class Everybody(_NoCertificates):
         del secret
         return self._reader
 
+    async def holder_of_link(self, code: str) -> str:
+        """Empty: there are no links."""
+        del code
+        return ""
+
     async def open_by_code(self, code: str) -> Session | None:
         """None: there are no links."""
         del code
@@ -139,6 +148,15 @@ class OneOperator(_NoCertificates):
     async def reader(self, secret: str) -> Reader | None:
         """The one Reader, for a session that has not ended."""
         return self._reader if time.monotonic() < self._sessions.get(_hash(secret), 0.0) else None
+
+    async def holder_of_link(self, code: str) -> str:
+        """The operator of this process."""
+        if not self._code or not _equal(code, self._code):
+            return ""
+        try:
+            return (await self._reader.who_am_i()).identity
+        except WebError:
+            return "the operator who started `fl web`"
 
     async def open_by_code(self, code: str) -> Session | None:
         """A session for the link's code, once."""
@@ -198,6 +216,18 @@ class Coordinator:
         while len(self._readers) > MOST_READERS:
             await self._readers.popitem(last=False)[1].close()
         return reader
+
+    async def holder_of_link(self, code: str) -> str:
+        """As the coordinator says. It is not asked about codes that it did not make."""
+        if not self.is_own(code):
+            return ""
+        try:
+            found = await self._login.GetLink(web_pb2.GetLinkRequest(code=code), timeout=_CALL_S, metadata=_address())
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                return ""
+            raise
+        return str(found.identity)
 
     async def open_by_code(self, code: str) -> Session | None:
         """A session for a link's code."""

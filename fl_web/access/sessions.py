@@ -33,6 +33,7 @@ PUBLIC = ("/static/", "/healthz")
 PEER_CERTIFICATE = "peer_certificate"
 """In the state of a request's scope: the client certificate that TLS has verified (DER), or None."""
 _ENDED = "access_session_ended"
+_USED = "The link is unknown, used or too old."
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +142,12 @@ class Sessions:
         A program that opens links before a person does uses none up, because it does not send the form.
         """
         if scope["method"] != "POST":
-            text = "Only if you asked for this link yourself, with `fl web open` or `fl web`. It works once."
-            form = {"title": "Log in", "text": text, "action": LOGIN, "code": _code(scope["query_string"])}
-            await self._show(form, scope, receive, send)
+            code = _code(scope["query_string"])
+            if not (holder := await self._identities.holder_of_link(code)):
+                await self._needs_login(send, _USED)
+                return
+            text = f"This link is for {holder}. Log in only if you asked for it yourself. It works once."
+            await self._show({"title": "Log in", "text": text, "action": LOGIN, "code": code}, scope, receive, send)
             return
         code, caller = _code(await _form(receive)), network_of(browser_address.get())
         is_own = self._identities.is_own(code)
@@ -155,7 +159,7 @@ class Sessions:
         if session is None:
             if not is_own:
                 self._codes.add(caller)
-            await self._needs_login(send, "The link is unknown, used or too old.")
+            await self._needs_login(send, _USED)
             return
         cookie = self._set_cookie(session.secret, session.seconds)
         await answer(send, 303, "", [(b"location", b"/"), cookie])

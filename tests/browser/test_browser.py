@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.processes.federation import Coordinator, Daemon
+from tests.processes.process import Workspace
 from tests.processes.web_page import WebPage
 
 pytest.importorskip("starlette", reason="the extra `web` is not installed")
@@ -97,6 +99,25 @@ def cookie(page: WebPage) -> tuple[str, str]:
     """Name and value of the session's cookie."""
     name, _, value = page.cookie.partition("=")
     return name, value
+
+
+@pytest.mark.slow
+def test_a_failure_of_a_devices_code_is_shown_with_its_line(
+    federation: Federation, page: WebPage, tab: Any, tmp_path: Path
+) -> None:
+    """Type, message, file and line of the error, on the page of the run that waits for clients that can train."""
+    server, _ = federation
+    own: dict[str, Any] = {"options": {"fails": "loss"}, "labels": {"site": "unplugged"}}
+    alone = {"clients_per_round": 1, "min_clients": 1, "quorum": 1}
+    line = re.compile(r"RuntimeError: the sensor is unplugged.*tiny_task\.py, line \d+")
+    with Workspace(tmp_path) as workspace:
+        Daemon(workspace, server, "edge-broken", **own).start()
+        server.until_present("edge-broken")
+        run = server.create("browser-failure", labels={"site": "unplugged"}, round=alone)
+        tab.goto(f"{page.address}/runs/{run}")
+        tab.get_by_text(line).first.wait_for()
+        with server.admin() as admin:
+            admin.stop_run(run, "its test is over")
 
 
 @pytest.mark.slow

@@ -59,9 +59,12 @@ class Browser:
         return self.get(path, "POST", body, **{"Origin": f"{scheme}://{self.address}", **headers})
 
     def log_in(self, link: str) -> Answer:
-        """Follow a login link and press its button, as a person does: the cookie is kept."""
+        """Follow a login link and press its button, if it has one, as a person does: the cookie is kept."""
         path, _, form = link.partition(self.address)[2].partition("?")
-        assert 'method="post"' in self.get(f"{path}?{form}").text
+        shown = self.get(f"{path}?{form}")
+        if shown.status == 401:
+            return shown
+        assert 'method="post"' in shown.text
         answer = self.send(path, form)
         self.cookie = answer.session or self.cookie
         return answer

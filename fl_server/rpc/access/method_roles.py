@@ -62,7 +62,7 @@ METHOD_ROLES: Mapping[str, frozenset[str]] = {
         "fl.v1.Admin", _ADMIN_ONLY, "BanClient", "UnbanClient", "ForgetClient", "RevokeCertificates", "ListAudit"
     ),
     # At the web process's socket only, which nobody else can open.
-    **_rows("fl.v1.WebLogin", EVERYONE, "OpenByCode", "OpenByCertificate", "CloseSession"),
+    **_rows("fl.v1.WebLogin", EVERYONE, "GetLink", "OpenByCode", "OpenByCertificate", "CloseSession"),
     **_rows("grpc.health.v1.Health", EVERYONE, "Check", "List", "Watch"),
     **_rows("grpc.reflection.v1alpha.ServerReflection", EVERYONE, "ServerReflectionInfo"),
 }  # fmt: skip

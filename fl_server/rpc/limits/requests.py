@@ -65,6 +65,7 @@ LIMITS: Mapping[str, RequestLimit] = {
         for method in admin_pb2.DESCRIPTOR.services_by_name["Admin"].methods_by_name
         if method not in {"CreateRun", "CreateEnrollments", "WatchRun", "WatchHistory", "UploadModel"}
     },
+    "/fl.v1.WebLogin/GetLink": RequestLimit(size_bytes=1 << 10, values=4, at_once=64),
     "/fl.v1.WebLogin/OpenByCode": RequestLimit(size_bytes=1 << 10, values=4, at_once=64),
     "/fl.v1.WebLogin/OpenByCertificate": RequestLimit(size_bytes=16 << 10, values=4, at_once=64),
     "/fl.v1.WebLogin/CloseSession": RequestLimit(size_bytes=1 << 10, values=4, at_once=64),

@@ -32,6 +32,10 @@ class WebLoginService(web_pb2_grpc.WebLoginServicer):
         """authorities: PEM of those that sign operators' certificates; None: there are none."""
         self._sessions, self._authorities, self._audit = sessions, authorities, audit
 
+    async def GetLink(self, request: pb.GetLinkRequest, context: Context) -> pb.GetLinkResponse:
+        """Whose link a code is of."""
+        return pb.GetLinkResponse(identity=str(self._sessions.holder_of_link(request.code)))
+
     async def OpenByCode(self, request: pb.OpenByCodeRequest, context: Context) -> pb.OpenByCodeResponse:
         """A session for the code of a link."""
         opened = self._sessions.open_by_code(request.code)

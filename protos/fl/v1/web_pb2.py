@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/fl/v1/web.proto\x12\x05\x66l.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"F\n\nWebSession\x12\x0e\n\x06secret\x18\x01 \x01(\t\x12(\n\x04\x65nds\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"!\n\x11OpenByCodeRequest\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\"8\n\x12OpenByCodeResponse\x12\"\n\x07session\x18\x01 \x01(\x0b\x32\x11.fl.v1.WebSession\"/\n\x18OpenByCertificateRequest\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\"?\n\x19OpenByCertificateResponse\x12\"\n\x07session\x18\x01 \x01(\x0b\x32\x11.fl.v1.WebSession\"%\n\x13\x43loseSessionRequest\x12\x0e\n\x06secret\x18\x01 \x01(\t\"\x16\n\x14\x43loseSessionResponse2\xee\x01\n\x08WebLogin\x12\x41\n\nOpenByCode\x12\x18.fl.v1.OpenByCodeRequest\x1a\x19.fl.v1.OpenByCodeResponse\x12V\n\x11OpenByCertificate\x12\x1f.fl.v1.OpenByCertificateRequest\x1a .fl.v1.OpenByCertificateResponse\x12G\n\x0c\x43loseSession\x12\x1a.fl.v1.CloseSessionRequest\x1a\x1b.fl.v1.CloseSessionResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/fl/v1/web.proto\x12\x05\x66l.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"F\n\nWebSession\x12\x0e\n\x06secret\x18\x01 \x01(\t\x12(\n\x04\x65nds\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x1e\n\x0eGetLinkRequest\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\"#\n\x0fGetLinkResponse\x12\x10\n\x08identity\x18\x01 \x01(\t\"!\n\x11OpenByCodeRequest\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\"8\n\x12OpenByCodeResponse\x12\"\n\x07session\x18\x01 \x01(\x0b\x32\x11.fl.v1.WebSession\"/\n\x18OpenByCertificateRequest\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\"?\n\x19OpenByCertificateResponse\x12\"\n\x07session\x18\x01 \x01(\x0b\x32\x11.fl.v1.WebSession\"%\n\x13\x43loseSessionRequest\x12\x0e\n\x06secret\x18\x01 \x01(\t\"\x16\n\x14\x43loseSessionResponse2\xa8\x02\n\x08WebLogin\x12\x38\n\x07GetLink\x12\x15.fl.v1.GetLinkRequest\x1a\x16.fl.v1.GetLinkResponse\x12\x41\n\nOpenByCode\x12\x18.fl.v1.OpenByCodeRequest\x1a\x19.fl.v1.OpenByCodeResponse\x12V\n\x11OpenByCertificate\x12\x1f.fl.v1.OpenByCertificateRequest\x1a .fl.v1.OpenByCertificateResponse\x12G\n\x0c\x43loseSession\x12\x1a.fl.v1.CloseSessionRequest\x1a\x1b.fl.v1.CloseSessionResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,18 +34,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_WEBSESSION']._serialized_start=66
   _globals['_WEBSESSION']._serialized_end=136
-  _globals['_OPENBYCODEREQUEST']._serialized_start=138
-  _globals['_OPENBYCODEREQUEST']._serialized_end=171
-  _globals['_OPENBYCODERESPONSE']._serialized_start=173
-  _globals['_OPENBYCODERESPONSE']._serialized_end=229
-  _globals['_OPENBYCERTIFICATEREQUEST']._serialized_start=231
-  _globals['_OPENBYCERTIFICATEREQUEST']._serialized_end=278
-  _globals['_OPENBYCERTIFICATERESPONSE']._serialized_start=280
-  _globals['_OPENBYCERTIFICATERESPONSE']._serialized_end=343
-  _globals['_CLOSESESSIONREQUEST']._serialized_start=345
-  _globals['_CLOSESESSIONREQUEST']._serialized_end=382
-  _globals['_CLOSESESSIONRESPONSE']._serialized_start=384
-  _globals['_CLOSESESSIONRESPONSE']._serialized_end=406
-  _globals['_WEBLOGIN']._serialized_start=409
-  _globals['_WEBLOGIN']._serialized_end=647
+  _globals['_GETLINKREQUEST']._serialized_start=138
+  _globals['_GETLINKREQUEST']._serialized_end=168
+  _globals['_GETLINKRESPONSE']._serialized_start=170
+  _globals['_GETLINKRESPONSE']._serialized_end=205
+  _globals['_OPENBYCODEREQUEST']._serialized_start=207
+  _globals['_OPENBYCODEREQUEST']._serialized_end=240
+  _globals['_OPENBYCODERESPONSE']._serialized_start=242
+  _globals['_OPENBYCODERESPONSE']._serialized_end=298
+  _globals['_OPENBYCERTIFICATEREQUEST']._serialized_start=300
+  _globals['_OPENBYCERTIFICATEREQUEST']._serialized_end=347
+  _globals['_OPENBYCERTIFICATERESPONSE']._serialized_start=349
+  _globals['_OPENBYCERTIFICATERESPONSE']._serialized_end=412
+  _globals['_CLOSESESSIONREQUEST']._serialized_start=414
+  _globals['_CLOSESESSIONREQUEST']._serialized_end=451
+  _globals['_CLOSESESSIONRESPONSE']._serialized_start=453
+  _globals['_CLOSESESSIONRESPONSE']._serialized_end=475
+  _globals['_WEBLOGIN']._serialized_start=478
+  _globals['_WEBLOGIN']._serialized_end=774
 # @@protoc_insertion_point(module_scope)

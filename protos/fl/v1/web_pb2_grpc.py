@@ -36,6 +36,11 @@ class WebLoginStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.GetLink = channel.unary_unary(
+                '/fl.v1.WebLogin/GetLink',
+                request_serializer=protos_dot_fl_dot_v1_dot_web__pb2.GetLinkRequest.SerializeToString,
+                response_deserializer=protos_dot_fl_dot_v1_dot_web__pb2.GetLinkResponse.FromString,
+                _registered_method=True)
         self.OpenByCode = channel.unary_unary(
                 '/fl.v1.WebLogin/OpenByCode',
                 request_serializer=protos_dot_fl_dot_v1_dot_web__pb2.OpenByCodeRequest.SerializeToString,
@@ -57,6 +62,13 @@ class WebLoginServicer:
     """Gives browsers an identity. The process that calls it holds none: the coordinator keeps the sessions, and decides for
     each call of the Admin service on the same socket by the session's secret, which is sent as `authorization: Bearer`.
     """
+
+    def GetLink(self, request, context):
+        """Whose login link a code is of. The code stays as it is. UNAUTHENTICATED: the code is unknown, used or expired.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def OpenByCode(self, request, context):
         """A session for the code of a login link, which is used up. UNAUTHENTICATED: the code is unknown, used or expired.
@@ -83,6 +95,11 @@ class WebLoginServicer:
 
 def add_WebLoginServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'GetLink': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLink,
+                    request_deserializer=protos_dot_fl_dot_v1_dot_web__pb2.GetLinkRequest.FromString,
+                    response_serializer=protos_dot_fl_dot_v1_dot_web__pb2.GetLinkResponse.SerializeToString,
+            ),
             'OpenByCode': grpc.unary_unary_rpc_method_handler(
                     servicer.OpenByCode,
                     request_deserializer=protos_dot_fl_dot_v1_dot_web__pb2.OpenByCodeRequest.FromString,
@@ -110,6 +127,33 @@ class WebLogin:
     """Gives browsers an identity. The process that calls it holds none: the coordinator keeps the sessions, and decides for
     each call of the Admin service on the same socket by the session's secret, which is sent as `authorization: Bearer`.
     """
+
+    @staticmethod
+    def GetLink(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fl.v1.WebLogin/GetLink',
+            protos_dot_fl_dot_v1_dot_web__pb2.GetLinkRequest.SerializeToString,
+            protos_dot_fl_dot_v1_dot_web__pb2.GetLinkResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def OpenByCode(request,

@@ -196,6 +196,8 @@ async def test_a_device_that_never_answers_is_quarantined(tmp_path: Path) -> Non
         assert len({each.key.round for each in silent.pushed("assignment")}) == 3
         assert world.store.history("a")[-1].event == "client_quarantined"
         assert run.log.recent[4].accepted == 1
+        rows = [row.detail for row in world.store.history("r") if row.event == "round_committed"]
+        assert rows[1] == "round 1 has 1 of 2 updates: 1 cancelled; 1 of them: the deadline passed"
 
 
 async def test_a_deadline_that_is_too_short_for_all_quarantines_nobody(tmp_path: Path) -> None:

@@ -254,6 +254,19 @@ def test_labels_of_the_token_win(server: EnrollingCoordinator, foreign: OpensslA
     assert (dict(found.labels), list(found.enrolled_labels)) == (claimed, [])
 
 
+def test_claimed_labels_do_not_count_where_the_settings_say_so(workspace: Workspace) -> None:
+    """With `claimed_labels = false` runs and operators see the labels of the token alone."""
+    server = EnrollingCoordinator(workspace, Pki(workspace.folder / "pki"), claimed_labels=False).serve()
+    device = RawDevice(server)
+    device.enroll(server.create_token("site-1", labels={"site": "north"}))
+    with RawClient(server.address, "site-1", device.credentials()) as client:
+        client.register(labels={"site": "south", "gpu": "a100"})
+        client.attend()
+        with server.admin() as admin:
+            assert [dict(each.labels) for each in admin.list_clients(labels={"site": "north"})] == [{"site": "north"}]
+            assert not list(admin.list_clients(labels={"gpu": "a100"}))
+
+
 @pytest.mark.parametrize("kind", ["name", "serial"])
 def test_a_certificate_of_another_authority_is_revoked(
     server: EnrollingCoordinator, foreign: OpensslAuthority, kind: str

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -127,11 +129,14 @@ def test_a_login_is_a_form_of_the_page_itself(secured: Coordinator, pki: Pki) ->
     for method, foreign in (("HEAD", {}), ("GET", {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate"})):
         shown = each.get(f"{path}?{form}", method, **foreign)
         assert (shown.status, shown.session) == (200, "")
+    assert "This link is for viewer:vera. Log in only if you asked for it yourself." in shown.text
     for origin in ("https://evil.example", "null"):
         assert each.send(path, form, Origin=origin).status == 403
     assert each.get(path, "POST", form).status == 403
     assert each.send(path, form + "&" * 5000).status == 401
     assert each.log_in(url).status == 303
+    for late in (url, f"{each.address}/login?code=made-up"):
+        assert each.get(late.partition(each.address)[2]).status == 401
 
 
 def test_strangers_lock_nobody_out(secured: Coordinator, pki: Pki) -> None:
@@ -163,7 +168,7 @@ def test_logins_are_in_the_audit_log_with_the_browsers_address(secured: Coordina
     each.log_in(link(secured, zoe))
     each.send("/logout")
     browser(secured, pki, zoe).get("/")
-    browser(secured, pki).log_in(f"https://{each.address}/login?code=made-up")
+    browser(secured, pki).send("/login", "code=made-up")
     with secured.admin(pki.issue("admin", "root")) as admin:
         rows = [row for page in admin.list_audit(pb.ListAuditRequest()) for row in page.entries]
     own = {(row.method, row.address.partition(":")[0]) for row in rows if row.actor == "viewer:zoe"}
@@ -199,6 +204,30 @@ def test_the_page_has_a_key_of_its_own(module_workspace: Workspace, pki: Pki) ->
         server.forks = False
         assert server.start().wait() == 2
         assert why in server.errors()
+
+
+def test_a_renewed_key_of_the_page_is_used(secured: Coordinator, pki: Pki) -> None:
+    """The web process gets it through its pipe and goes on; one that cannot be used leaves the earlier one in use."""
+    host, _, port = str(secured.settings["web_listen"]).rpartition(":")
+    place, starts = secured.settings["web_tls"], len(secured.events("web_process_started"))
+
+    def served() -> int:
+        pem = ssl.get_server_certificate((host, int(port)))
+        return x509.load_pem_x509_certificate(pem.encode()).serial_number
+
+    def put(key: str, cert: str) -> int:
+        shutil.copy(key, place["key"])
+        shutil.copy(cert, place["cert"])
+        return x509.load_pem_x509_certificate(Path(cert).read_bytes()).serial_number
+
+    files = pki.issue("server", "page-renewed", hosts=("127.0.0.1", "localhost"))
+    before, renewed = served(), put(str(files.key), str(files.cert))
+    assert before != renewed
+    secured.logged("page_certificate_renewed")
+    eventually(lambda: served() == renewed, "the page has the renewed certificate")
+    put(secured.settings["tls"]["key"], secured.settings["tls"]["cert"])
+    assert "key of the page's own" in secured.logged("page_certificate_not_used")["reason"]
+    assert (served(), len(secured.events("web_process_started"))) == (renewed, starts)
 
 
 def test_an_opened_link_is_in_the_audit_log(secured: Coordinator, pki: Pki) -> None:
