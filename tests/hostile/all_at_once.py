@@ -2,41 +2,32 @@
 
     python -m tests.hostile --seconds 120
 
-The usual memory and time are measured first, by honest runs without attacks in the same coordinator. The attackers run
-with the lowest priority: in the field they have processors of their own, and here they share two with everybody.
+The usual memory and time are measured first, by honest runs without attacks in the same coordinator. Then all attacks
+begin before the next honest run, and end after the last. They run with the lowest priority: in the field they have
+processors of their own, and here they share two with everybody.
 """
 
 from __future__ import annotations
 
-import importlib
-import json
-import os
 import pkgutil
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from fl_ops.admin.settings import Certificates
 from tests.hostile.assigned import begin_run_of
+from tests.hostile.attacker import Attacker
 from tests.hostile.federation import Federation, Memory
-from tests.hostile.target import Target, for_seconds, target
-from tests.processes.process import ROOT
+from tests.hostile.target import for_seconds, target
 
 ATTACKS = Path(__file__).parent / "attacks"
 USUAL_RUNS = 3
-ASSIGNED = {"query_storm": "broad", "refetch": "frozen", "unread_fetches": "frozen"}
+ASSIGNED = {"query_storm": "broad", "refetch": "frozen", "unread_bytes": "frozen", "unread_fetches": "frozen"}
 """Attack that needs its own assignment -> model of the run that gives it one."""
 OPERATORS = frozenset({"operator"})
 """Attacks with an operator's certificate."""
-LOWEST_PRIORITY = 19
-ENDING_S = 30.0
-"""Time for an attack to close its connections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +73,15 @@ def play(federation: Federation, seconds: float, attacks: Sequence[str]) -> Resu
     undisturbed = federation.server.digests(federation.begin_run())
     memory.forget_peak()
     usual, bits = _observe(federation, memory, [undisturbed] * USUAL_RUNS, for_seconds(0.0))
-    failed: dict[str, str] = {}
-    with ExitStack() as open_attacks:
-        for name in attacks:
-            open_attacks.enter_context(_attacking(federation, name, seconds, failed))
+    attackers = {name: _begin(federation, name) for name in attacks}
+    try:
         memory.forget_peak()
         attacked, bits_under = _observe(federation, memory, [undisturbed], for_seconds(seconds))
+    finally:
+        for attacker in attackers.values():
+            attacker.ask_to_end()
+    failures = {name: attacker.failure() for name, attacker in attackers.items()}
+    failed = {name: failure for name, failure in failures.items() if failure}
     return Result(usual, attacked, bits and bits_under, list(attacks), failed)
 
 
@@ -103,37 +97,11 @@ def _observe(federation: Federation, memory: Memory, expected: Sequence[list[str
     return Seen(len(times), round(median(times), 3), round(max(times), 3), round(memory.peak(), 1)), same
 
 
-@contextmanager
-def _attacking(federation: Federation, name: str, seconds: float, failed: dict[str, str]) -> Iterator[None]:
-    """Run one attack in its own process for the block; it is killed if it does not end by itself."""
+def _begin(federation: Federation, name: str) -> Attacker:
     who = f"mallory-{name.replace('_', '-')}"
     if name in ASSIGNED:
         begin_run_of(federation, who, ASSIGNED[name])
     at = target(federation, who)
     if name in OPERATORS:
         at = replace(at, certificates=federation.hostile(who, "admin"))
-    what = asdict(at)
-    order = json.dumps({**what, "certificates": {key: str(path) for key, path in what["certificates"].items()}})
-    out = federation.workspace.folder / f"attack-{name}.out"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    whole = [sys.executable, "-m", "tests.hostile.attacker", name, str(seconds), order]
-    with out.open("wb") as output:
-        process = subprocess.Popen(whole, env=environment, stdout=output, stderr=output)
-    try:
-        yield
-        process.wait(ENDING_S)
-    except subprocess.TimeoutExpired:
-        failed[name] = "it did not end"
-    finally:
-        if process.poll() is None:
-            process.kill()
-        if process.wait() and name not in failed:
-            failed[name] = out.read_text(errors="replace")[-500:]
-
-
-def attack(name: str, seconds: float, order: dict[str, Any]) -> None:
-    """The attacker's process."""
-    os.nice(LOWEST_PRIORITY)
-    files = {key: Path(path) for key, path in order.pop("certificates").items()}
-    module = importlib.import_module(f"tests.hostile.attacks.{name}")
-    module.attack(Target(**order, certificates=Certificates(**files)), for_seconds(seconds))
+    return Attacker(name, at, federation.workspace.folder / f"attack-{name}.out")

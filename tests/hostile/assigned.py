@@ -15,7 +15,7 @@ from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
 from protos.wire import client_options
 from tests.hostile.federation import Federation
-from tests.hostile.target import Target
+from tests.hostile.target import Target, Until
 from tests.processes.certificates import credentials
 from tests.processes.raw_client import RawClient
 
@@ -25,8 +25,8 @@ OPTIONS = (
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 65_535),
 )
-WAITS_S = 20.0
-"""Time after which the attacker continues without work."""
+LOOKS_EVERY_S = 0.5
+"""Interval at which an attacker without work looks whether its time is over."""
 
 
 def begin_run_of(federation: Federation, name: str, model: str = "frozen") -> str:
@@ -40,8 +40,8 @@ def begin_run_of(federation: Federation, name: str, model: str = "frozen") -> st
 
 
 @contextmanager
-def assigned(target: Target) -> Iterator[tuple[RawClient, training_pb2.Assignment]]:
-    """Register and attend as the attacker; returns its work, or empty work if there is none in time."""
+def assigned(target: Target, until: Until) -> Iterator[tuple[RawClient, training_pb2.Assignment]]:
+    """Register and attend as the attacker; returns its work. Raises AssertionError if none comes before the end."""
     with RawClient(target.listen, target.name, credentials(target.certificates)) as client:
         client.register(labels={"site": target.name})
         events = client.stub.Attend(pb.AttendRequest(session_id=client.session_id))
@@ -49,13 +49,17 @@ def assigned(target: Target) -> Iterator[tuple[RawClient, training_pb2.Assignmen
         thread = threading.Thread(target=_take, args=(events, works), daemon=True)
         thread.start()
         try:
-            work = training_pb2.Assignment()
-            with suppress(queue.Empty):
-                work = works.get(timeout=WAITS_S)
-            yield client, work
+            yield client, _first(works, until)
         finally:
             events.cancel()
             thread.join()
+
+
+def _first(works: queue.Queue[training_pb2.Assignment], until: Until) -> training_pb2.Assignment:
+    while not until():
+        with suppress(queue.Empty):
+            return works.get(timeout=LOOKS_EVERY_S)
+    raise AssertionError("the attacker got no work, so it attacked nothing")
 
 
 def _take(events: Iterator[Any], works: queue.Queue[training_pb2.Assignment]) -> None:

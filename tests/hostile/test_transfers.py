@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import urllib.request
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from tests.hostile.assigned import begin_run_of
+from tests.hostile.attacker import Attacker
 from tests.hostile.attacks import query_storm, refetch, silent_uploads, unread_bytes, unread_fetches
 from tests.hostile.federation import Federation, Memory
 from tests.hostile.target import for_seconds, target, under
@@ -93,6 +95,23 @@ def test_repeated_fetches_are_limited(federation: Federation) -> None:
     """Sixteen fetches of an assignment are allowed, and then one in half a minute."""
     sent = metric(federation, 'fl_transfer_bytes_total{direction="down",kind="frozen"}')
     assert sent < (16 + 4) * 2.2 * MIB
+
+
+def test_an_attack_without_work_is_a_failure(federation: Federation, tmp_path: Path) -> None:
+    """An attack on its own assignment that ends before it got one reports that it attacked nothing."""
+    attacker = Attacker("unread_bytes", target(federation, "without-work"), tmp_path / "out")
+    attacker.ask_to_end()
+    assert "the attacker got no work" in attacker.failure()
+
+
+def test_an_attack_ends_when_it_is_asked_to(federation: Federation, tmp_path: Path) -> None:
+    """It has begun when its constructor returns, and it has no time of its own."""
+    attacker = Attacker("silent_connections", target(federation), tmp_path / "out")
+    open_ones = 'fl_connections{port="listen"}'
+    eventually(lambda: metric(federation, open_ones) > 50, "it holds connections")
+    attacker.ask_to_end()
+    assert attacker.failure() == ""
+    eventually(lambda: metric(federation, open_ones) < 50, "its connections are closed")
 
 
 @pytest.mark.slow

@@ -19,10 +19,9 @@ CHUNK_BYTES = 1 << 16
 
 def attack(target: Target, until: Until) -> None:
     """Send a part of an upload, then query its state until the end."""
-    with assigned(target) as (client, work):
+    with assigned(target, until) as (client, work):
         request = pb.QueryUploadRequest(session_id=client.session_id, key=work.key)
-        if work.resources:
-            request.digest.CopyFrom(_leave_a_part(client, work))
+        request.digest.CopyFrom(_leave_a_part(client, work))
         asyncio.run(_attack(target, request, until))
 
 

@@ -16,10 +16,10 @@ AT_ONCE = 3
 
 def attack(target: Target, until: Until) -> None:
     """Fetch all resources of the attacker's assignment."""
-    with assigned(target) as (client, work):
+    with assigned(target, until) as (client, work):
         requests = [
             pb.FetchModelRequest(session_id=client.session_id, digest=resource.digest) for resource in work.resources
-        ] or [pb.FetchModelRequest(session_id=client.session_id)]
+        ]
         asyncio.run(_attack(target, requests, until))
 
 

@@ -17,10 +17,9 @@ PIECE = bytes(64 << 10)
 
 def attack(target: Target, until: Until) -> None:
     """Keep as many open as the coordinator lets stand; of the largest resource that the attacker was assigned."""
-    with assigned(target) as (client, work):
+    with assigned(target, until) as (client, work):
         sizes = {resource.size_bytes: resource.digest for resource in work.resources}
-        digest = sizes[max(sizes)] if sizes else None
-        request = pb.FetchModelRequest(session_id=client.session_id, digest=digest)
+        request = pb.FetchModelRequest(session_id=client.session_id, digest=sizes[max(sizes)])
         asyncio.run(_attack(target, request.SerializeToString(), until))
 
 
