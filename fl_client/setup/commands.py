@@ -18,6 +18,7 @@ from fl_client.setup.enrolling import EnrollFlags, enroll, target_of, write_sett
 from fl_client.setup.policy import app as policy_app
 from fl_client.setup.questions import DefaultAnswers, Flags, TerminalPrompts, collect_values, parse_pairs
 from fl_client.setup.settings_file import save, settings_text
+from fl_client.setup.token_following import follow_token as follow
 from fl_client.setup.units import CONFIG, UnitOptions, systemd_version, unit_files, write
 from fl_common.command_help import Group, examples
 
@@ -72,6 +73,7 @@ def init(
     ca_fingerprint: Annotated[str | None, typer.Option(metavar="SHA256", help="Of the authority.")] = None,
     enroll_server: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Default: port 7074.")] = None,
     only_certificate: Annotated[bool, typer.Option("--only-certificate", help="Write no settings.")] = False,
+    follow_token: Annotated[bool, typer.Option("--follow-token", help="Stay, and use later tokens.")] = False,
     device: Annotated[str | None, typer.Option(metavar="auto|cpu|cuda", help="Training device.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch.")] = None,
     label: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Label for runs; repeat.")] = None,
@@ -99,7 +101,9 @@ def init(
         token=token, token_file=token_file, fingerprint=ca_fingerprint, ca=ca, server=server,
         enroll_server=enroll_server, name=client_id, state_dir=state_dir, force=force, use_proxy=not no_proxy,
     )  # fmt: skip
-    if enrolling.wanted or only_certificate:
+    if follow_token:
+        follow(enrolling, target_of(enrolling, config, only_certificate=True))
+    elif enrolling.wanted or only_certificate:
         _enroll(config, flags, enrolling, ask=not yes, only_certificate=only_certificate)
     else:
         _write_settings(config, flags, ask=not yes, overwrite=force)

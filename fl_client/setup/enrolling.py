@@ -102,7 +102,7 @@ def _target_in(config: Path, flags: EnrollFlags) -> Target:
 
 def enroll(flags: EnrollFlags, target: Target) -> Issued | None:
     """Get the certificate. None if the device has a valid one that the coordinator accepts. Raises UsageError."""
-    if not flags.force and not target.folder.is_pending() and (name := _valid(target.folder)):
+    if not flags.force and not target.folder.is_pending() and (name := valid_name(target.folder)):
         refusal = _revoked(target, name)
         if refusal is None:
             print(f"{name} has a valid certificate in {target.folder.current}: nothing to do; --force gets a new one")
@@ -181,7 +181,7 @@ def _authority(path: Path | None) -> bytes:
         raise UsageError(f"--ca-fingerprint is needed: {path} cannot be read: {error.strerror}") from None
 
 
-def _valid(folder: CertificateFolder) -> str | None:
+def valid_name(folder: CertificateFolder) -> str | None:
     """The name of the certificate in use, if it is valid now."""
     leaf = folder.certificate()
     return None if leaf is None or invalid_now(leaf, datetime.now(UTC)) else name_in(folder)
@@ -192,6 +192,15 @@ def _revoked(target: Target, name: str) -> str | None:
 
     Without an answer the device keeps its certificate: it must start while the coordinator is down.
     """
+    try:
+        return refusal_of(target, name)
+    except TransportError as error:
+        print(f"{target.server} was not asked whether it accepts {name}: {error}", file=sys.stderr)
+        return None
+
+
+def refusal_of(target: Target, name: str) -> str | None:
+    """The coordinator's words if it has revoked the certificate, else None. Raises TransportError without an answer."""
     # Imported here, so that `fl-client --help` is quick.
     from fl_client.connection.acceptance import ask
 
@@ -205,8 +214,6 @@ def _revoked(target: Target, name: str) -> str | None:
         raise UsageError(f"{error}; --force gets a new certificate") from None
     except (ProtocolMismatch, NotAllowed):
         pass
-    except TransportError as error:
-        print(f"{target.server} was not asked whether it accepts {name}: {error}", file=sys.stderr)
     return None
 
 

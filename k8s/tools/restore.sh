@@ -15,7 +15,7 @@ if [ "$2" != --without-denials ] && [ ! -f "$2" ]; then
 fi
 kubectl scale statefulset/fl-server --replicas 0 --namespace impetus
 kubectl wait --for delete pod/fl-server-0 --timeout 180s --namespace impetus
-kubectl apply -f "$(dirname "$0")/state.yaml"
+sh "$(dirname "$0")/state.sh"
 kubectl wait --for condition=Ready pod/fl-state --timeout 120s --namespace impetus
 volume="$(mktemp)"
 kubectl exec fl-state --namespace impetus -- sh -c 'cat /var/lib/impetus/denials.json 2>/dev/null || true' > "$volume"

@@ -105,14 +105,14 @@ def _enrolls(container: Object, state_dir: str | None) -> bool:
 
 
 def keys_are_not_shared(objects: Sequence[Object]) -> Problems:
-    """Pods of one workload on several nodes get no private key, and only an init container sees their token."""
+    """Pods of one workload on several nodes get no private key, and no container that runs tasks sees their token."""
     for pod in pods(objects):
         if pod.owner["kind"] != "DaemonSet":
             continue
         yield from (f"{pod.title}: each pod can read {key} of the Secret {name}, which is for one holder"
                     for name, keys in _mounted(pod) for key in sorted(keys) if key.endswith(".key"))  # fmt: skip
         tokens = {name for name, volume in pod.volumes.items() if "token" in str(volume.get("secret", {}))}
-        for container in pod.spec["containers"]:
+        for container in (each for each in pod.spec["containers"] if each["args"][0] != "init"):
             for mount in container.get("volumeMounts", []):
                 if mount["name"] in tokens:
                     yield f"{pod.title}: the container {container['name']} can read the token"

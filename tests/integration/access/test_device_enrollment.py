@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -22,7 +25,7 @@ from tests.processes.certificates import Pki, credentials
 from tests.processes.enrolling import enrolled_daemon, renewed, samples
 from tests.processes.enrollment import EnrollingCoordinator
 from tests.processes.federation import Daemon
-from tests.processes.process import TIMEOUT_S, Process, Workspace, eventually, write_toml
+from tests.processes.process import ROOT, TIMEOUT_S, Process, Workspace, eventually, write_toml
 
 TASK = ["--task", "tiny_task:Tiny", "--yes", "--no-doctor"]
 
@@ -152,6 +155,37 @@ def test_a_revoked_device_stops_asking_until_it_has_a_new_token(
     daemon.logged("registered", 2)
     eventually(lambda: readiness(metrics) == 200, "it is ready")
     assert len(daemon.events("starting")) == 1
+
+
+@pytest.mark.slow
+def test_a_new_token_in_the_file_brings_a_revoked_device_back(
+    server: EnrollingCoordinator, workspace: Workspace
+) -> None:
+    """`fl-client init --follow-token` beside the daemon, as in a pod: no restart, and no token for an accepted one."""
+    daemon = enrolled_daemon(server, workspace, "edge-8").start()
+    server.until_present("edge-8")
+    token, errors = workspace.folder / "token", workspace.folder / "following.err"
+    flags = ["--server", server.address, "--enroll-server", server.enroll_address, "--client-id", "edge-8"]
+    flags += ["--state-dir", daemon.settings["state_dir"], "--ca", str(server.pki.ca), "--token-file", str(token)]
+    command = [sys.executable, "-P", "-m", "fl_client", "init", "--only-certificate", "--follow-token", *flags]
+    with (
+        errors.open("w") as err,
+        subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=err, stderr=err) as following,
+    ):
+        try:
+            unused = server.create_token("edge-8")
+            token.write_text(unused)
+            revoke(server, "edge-8")
+            daemon.logged("refused")
+            # Older than the revocation, if it was read after it; not needed, if it was read before.
+            token.write_text(server.create_token("edge-8"))
+            daemon.logged("registered", 2)
+            server.until_present("edge-8")
+        finally:
+            following.terminate()
+        assert following.wait(TIMEOUT_S) == 0
+    assert len(daemon.events("starting")) == 1
+    assert unused.partition(".")[2] not in errors.read_text()
 
 
 def free_address() -> str:
