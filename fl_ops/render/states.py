@@ -65,6 +65,14 @@ def member_rows(run: admin_pb2.RunStatus) -> list[tuple[str, str]]:
     return rows
 
 
+def shares_row(run: admin_pb2.RunStatus) -> str:
+    """Clients with too few counted updates, with what to do about them."""
+    if not run.below_due:
+        return ""
+    each = [f"{one.client_id} ({one.counted} counted, {one.due:.1f} due)" for one in run.first_below_due]
+    return f"{first_of(each, run.below_due)}; the model learns little of their data"
+
+
 def policy_row(run: admin_pb2.RunStatus) -> str:
     """The clients that refuse a run by the policy of their site: 3 clients refuse this run by policy: tasks (3)."""
     count = sum(run.policy_refusals.values())

@@ -27,6 +27,7 @@ from fl_ops.render.states import (
     member_rows,
     policy_row,
     run_state,
+    shares_row,
 )
 from protos.fl.v1 import admin_pb2
 
@@ -130,6 +131,7 @@ def run_summary(run: admin_pb2.RunStatus, target: TargetCost | None = None) -> R
         ("eligible clients", str(run.eligible_clients)),
         ("over-selection", f"{run.over_selection:.2f} clients for each update" if run.over_selection > 1 else ""),
         *((name, _text(text)) for name, text in member_rows(run)),
+        ("below their due", _text(shares_row(run))),
         ("refused", _text(policy_row(run))),
         ("best", _text(best_of(run))),
         ("target", _text(target.text() if target else "")),

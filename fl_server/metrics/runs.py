@@ -15,6 +15,7 @@ from fl_server.metrics.per_run import ReportedRuns
 from fl_server.rounds.client_metrics import STATISTICS, spread
 
 STATES = ("waiting", "running", "paused", "completed", "stopped", "failed")
+SHARE_STATISTICS = ("lowest", "worst_decile", "median", "highest")
 NORMS = ("update", "update_smallest", "update_largest", "aggregate", "direction")
 
 GaugeValues = Mapping[Values, float]
@@ -50,6 +51,8 @@ class RunFigures:
     missing_members: int
     left_out: int
     refusing: int
+    below_due: int
+    shares: Mapping[str, float]
     norms: Mapping[str, float]
     cosine: float | None
 
@@ -168,6 +171,15 @@ RUN_GAUGES = (
     _plain(
         "fl_clients_refusing", "Clients left out of the run because the policies of their sites refuse it.",
         lambda run: run.refusing,
+    ),
+    _labelled(
+        "fl_client_share_of_due",
+        "Counted updates of a client divided by those that it is due, over clients that are due five or more.",
+        lambda run: {(name,): value for name, value in run.shares.items()}, statistic=SHARE_STATISTICS,
+    ),
+    _plain(
+        "fl_clients_below_due", "Clients with less than half of the counted updates that they are due.",
+        lambda run: run.below_due,
     ),
     _plain(
         "fl_update_direction_cosine", "Cosine between the last round's movement and minus its direction.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from heapq import nsmallest
 
@@ -15,6 +15,7 @@ from fl_server.errors import one_line
 from fl_server.rounds.sampling import by_id
 from fl_server.rounds.state import Phase
 from fl_server.run_spec import to_spec
+from fl_server.runs.committed.shares import Share
 from fl_server.runs.committed.statistics import RoundStatistics
 from fl_server.runs.run import Run
 from fl_server.runs.status.waiting import awaited, lacking, policy_refusals, why_waiting
@@ -67,6 +68,8 @@ def run_status(run: Run) -> pb.RunStatus:
         deadline_left_s=waits.seconds_left,
         waiting_for=lacking(run.context, run),
         policy_refusals={} if run.ended else policy_refusals(run.context),
+        below_due=len(log.shares.too_low),
+        first_below_due=_below_due(log.shares.too_low),
     )
     if record.ended_at is not None:
         status.ended.CopyFrom(timestamp(record.ended_at))
@@ -165,6 +168,11 @@ def _states(run: Run) -> pb.StateMembers:
         left_out=len(left_out),
         first_left_out=left_out[:MOST_SHOWN],
     )
+
+
+def _below_due(shares: Mapping[str, Share]) -> list[pb.ClientShare]:
+    first = by_id(shares)[:MOST_SHOWN]
+    return [pb.ClientShare(client_id=each, counted=shares[each].counted, due=shares[each].due) for each in first]
 
 
 def run_reason(run: Run) -> str:

@@ -16,6 +16,7 @@ from fl_server.rounds import events as ev
 from fl_server.runs.assignments.dispatch import AssignmentDispatch
 from fl_server.runs.client_states.lost_states import LostStates, restart_if_due
 from fl_server.runs.client_states.missing_members import warn_of_missing_members
+from fl_server.runs.committed.low_shares import warn_of_low_shares
 from fl_server.runs.computation import RoundComputation
 from fl_server.runs.context import RunContext
 from fl_server.runs.control import RunControl, with_turns
@@ -202,6 +203,7 @@ class CommandHandlers:
         )  # fmt: skip
         await send_outcomes(context, control, command.round)
         await warn_of_missing_members(context, control)
+        await warn_of_low_shares(context, control)
         context.watchers.publish(Progress("committed", commit=record))
         await _remove(context, context.services.spool.remove_round, context.run_id, command.round)
         await prune_checkpoints(context, control)

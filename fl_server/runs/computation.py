@@ -18,6 +18,7 @@ from fl_server.admission.norms import norms_in_ledger, norms_of
 from fl_server.aggregation.server_update import Diverged, ServerUpdateStats
 from fl_server.rounds import events as ev
 from fl_server.runs.client_states.lost_states import restart_if_due
+from fl_server.runs.committed.lookup import draw_of
 from fl_server.runs.committed.short_rounds import why_short
 from fl_server.runs.context import RunContext
 from fl_server.runs.control import RunControl
@@ -168,7 +169,7 @@ class RoundComputation:
         control.run_status.waiting_reason = ""
         context.log.began = None
         self._submissions.clear()
-        context.log.add(record, control.record.extended_at)
+        context.log.add(record, control.record.extended_at, await draw_of(context, record.round))
         if (totals := context.log.totals_due(context.run_id)) is not None:
             await control.write(context.store.put_totals, totals)
         if context.keeps_client_state:

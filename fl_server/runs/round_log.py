@@ -13,6 +13,7 @@ from fl_server.rounds.client_metrics import has_evaluation
 from fl_server.rounds.directions import Criterion
 from fl_server.rounds.state import Phase
 from fl_server.rounds.stop_rules import Best, Evaluation, Judged, best_round
+from fl_server.runs.committed.shares import ClientShares, Draw
 from fl_server.runs.committed.statistics import MOST_STALE, RoundStatistics
 from fl_server.runs.committed.totals import RoundSums, SettledRounds, criteria
 from fl_server.runs.status.client_transfers import ClientTransfers
@@ -41,12 +42,16 @@ class RoundLog:
     """Rounds that are evaluated now, with the number of evaluations: one of them may still become the best."""
     transfers: ClientTransfers = field(default_factory=ClientTransfers)
     """Of the clients of the round under way."""
+    shares: ClientShares = field(default_factory=ClientShares)
+    """Counted updates by client."""
     changes: int = 0
     """Increases with each commit and each evaluation."""
     _sums: RoundSums = field(default_factory=RoundSums)
     """Over all committed rounds."""
     _settled: SettledRounds = field(init=False)
     """Of the rounds that are not in `recent` any more."""
+    _draws: dict[int, Draw] = field(default_factory=dict)
+    """Of the rounds in `recent`."""
     _written: int = 0
     """Settled rounds of which the ledger has the totals."""
     _downloading: set[str] = field(default_factory=set)
@@ -73,18 +78,21 @@ class RoundLog:
         """Begin with the totals in the ledger, before any commit is added. Totals that cannot be used are ignored."""
         if (settled := SettledRounds.from_text(self.criterion, totals.content)) is not None:
             self._settled, self._written = settled, settled.sums.rounds
-            self._sums = RoundSums.from_values(settled.sums.to_values())
+            self._sums, self.shares = RoundSums.from_values(settled.sums.to_values()), settled.shares.copy()
             self._best, self._newest = dict(settled.best), dict(settled.newest)
             self._down, self._up = self._sums.bytes_down, self._sums.bytes_up
 
-    def add(self, commit: CommitRecord, extended_at: int = 0) -> None:
+    def add(self, commit: CommitRecord, extended_at: int = 0, draw: Draw | None = None) -> None:
         """Add the next committed round; the counts of the round under way start at zero.
 
         Bytes that came after the round's record was made belong to the next round.
 
-        extended_at: the run's committed rounds at its last extension.
+        extended_at: the run's committed rounds at its last extension. draw: None if the ledger has it no more.
         """
         self.changes += 1
+        if draw is not None:
+            self._draws[commit.round] = draw
+            self.shares.add(draw)
         self.recent[commit.round] = commit
         self.latest_statistics, self.statistics = RoundStatistics.from_text(commit.account), RoundStatistics()
         self._sums.add(commit, self.latest_statistics)
@@ -101,6 +109,8 @@ class RoundLog:
         before = min([self.rounds - RECENT, *(+self.being_evaluated)])
         for round_ in [each for each in self.recent if each < before]:
             self._settled.add(self.recent[round_], extended_at)
+            if (draw := self._draws.pop(round_, None)) is not None:
+                self._settled.shares.add(draw)
             del self.recent[round_]
 
     def totals_due(self, run_id: str) -> TotalsRecord | None:

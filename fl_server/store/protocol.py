@@ -205,6 +205,13 @@ class Store(AuditRows, CertificateStore, Lines, Protocol):
         """The epochs of client states in these committed rounds, at most 1,000."""
         ...
 
+    def draws(self, run_id: str, first: int, last: int) -> dict[int, tuple[frozenset[str], frozenset[str]]]:
+        """Round -> (clients of its cohorts, those accepted in its last exchange), of the rounds `first` to `last`.
+
+        A round whose details were removed, or whose list is not fixed, is left out.
+        """
+        ...
+
     def rounds_to_summarise(self, run_id: str, first: int = 0) -> list[int]:
         """Committed rounds, from `first` on, with evaluations by clients that are not part of their metrics yet."""
         ...

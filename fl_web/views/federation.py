@@ -80,6 +80,11 @@ def _problems(overview: pb.GetOverviewResponse, ended: Iterable[pb.RunOverview])
         for run in overview.runs
         if run.labels_suspected
     ]
+    found += [
+        ("warn", f"{run.run_id}: {run.below_due} clients count less than half of their due", f"/runs/{run.run_id}")
+        for run in overview.runs
+        if run.below_due
+    ]
     if quarantined := clients["quarantined"]:
         found.append(("warn", f"{quarantined} clients in quarantine", "/clients?mark=quarantined"))
     if suspect := clients["suspect"]:

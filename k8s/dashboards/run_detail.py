@@ -202,7 +202,27 @@ def _clients() -> list[timeseries.Panel]:
         Query(f"max(fl_clients_eligible{{{R}}})", "could be drawn"),
     )
     colours = {"wanted in a round": "text", "drawn, with over-selection": "orange", "could be drawn": "green"}
-    return [coloured(ends.decimals(0), ENDS), refused.decimals(0), coloured(drawn.fill_opacity(0), colours)]
+    counted = [coloured(ends.decimals(0), ENDS), refused.decimals(0), coloured(drawn.fill_opacity(0), colours)]
+    return [*counted, _shares()]
+
+
+def _shares() -> timeseries.Panel:
+    shares = lines(
+        What(
+            "Counted updates of a client, of its due",
+            "percentunit",
+            "Over all rounds, of clients that are due five or more. Far apart: rounds close before slow clients "
+            "deliver, and the model learns little of their data.",
+        ),
+        *(
+            Query(f'max(fl_client_share_of_due{{{R},statistic="{statistic}"}})', name)
+            for statistic, name in (
+                ("highest", "highest"), ("median", "median"), ("worst_decile", "worst tenth"), ("lowest", "lowest"),
+            )
+        ),
+    )  # fmt: skip
+    colours = {"highest": "green", "median": "blue", "worst tenth": "red", "lowest": "text"}
+    return limit(coloured(shares.fill_opacity(0), colours), {0.5: "text"})
 
 
 def _rounds() -> list[timeseries.Panel]:

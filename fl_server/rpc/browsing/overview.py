@@ -163,6 +163,7 @@ def _loaded(run: Run) -> pb.RunOverview:
         metric=log.criterion.metric,
         newest_metrics=log.newest_metrics(),
         labels_suspected=len(run.context.label_order.suspected),
+        below_due=len(log.shares.too_low),
     )
     if log.best is not None:
         shown.best = log.best.value

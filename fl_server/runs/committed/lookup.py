@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fl_server.runs.committed.shares import Draw
 from fl_server.runs.context import RunContext
 from fl_server.store.records import CommitRecord
 
@@ -23,10 +24,19 @@ async def restore_log(context: RunContext, extended_at: int) -> None:
     for round_ in await ledger.do(store.rounds_to_summarise, context.run_id, log.rounds):
         log.being_evaluated[round_] += 1
     while commits := await ledger.do(store.commits, context.run_id, log.rounds, ROUNDS_AT_ONCE):
+        draws = await ledger.do(store.draws, context.run_id, commits[0].round, commits[-1].round)
         for commit in commits:
-            log.add(commit, extended_at)
+            log.add(commit, extended_at, Draw(*draws[commit.round]) if commit.round in draws else None)
+    log.shares.look()
+    log.shares.told = {*log.shares.too_low}
     if (due := log.totals_due(context.run_id)) is not None:  # an older version committed these rounds
         await ledger.do(store.put_totals, due)
+
+
+async def draw_of(context: RunContext, round_: int) -> Draw | None:
+    """Whom a committed round drew and counted; None if the ledger does not have it."""
+    found = await context.services.ledger.do(context.store.draws, context.run_id, round_, round_)
+    return Draw(*found[round_]) if round_ in found else None
 
 
 async def committed_round(context: RunContext, round_: int) -> CommitRecord | None:

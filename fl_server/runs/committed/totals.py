@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 from fl_server.rounds.client_metrics import has_evaluation
 from fl_server.rounds.directions import BY_ACCURACY, BY_LOSS, Criterion
 from fl_server.rounds.stop_rules import Best, Judged
+from fl_server.runs.committed.shares import ClientShares
 from fl_server.runs.committed.statistics import RoundStatistics
 from fl_server.store.records import CommitRecord
 
@@ -68,6 +69,8 @@ class SettledRounds:
     """The best round by the run's metric."""
     newest: dict[str, tuple[int, float]] = field(default_factory=dict)
     """The newest (round, value) of each metric."""
+    shares: ClientShares = field(default_factory=ClientShares)
+    """Of the clients."""
     since: int = 0
     """The round from which on stop rules count evaluations: the last extension."""
     judged: Judged = field(default_factory=Judged)
@@ -101,7 +104,8 @@ class SettledRounds:
 
     def to_text(self) -> str:
         """As JSON."""
-        return json.dumps({**asdict(self), "sums": self.sums.to_values()}, separators=(",", ":"))
+        own = {"sums": self.sums.to_values(), "shares": self.shares.to_values()}
+        return json.dumps({**asdict(replace(self, shares=ClientShares())), **own}, separators=(",", ":"))
 
     @classmethod
     def from_text(cls, criterion: Criterion, text: str) -> Self | None:
@@ -116,6 +120,7 @@ class SettledRounds:
                 sums=RoundSums.from_values(values["sums"]),
                 best={name: Best(**best) for name, best in values["best"].items()},
                 best_commit=CommitRecord.of(commit) if commit else None,
+                shares=ClientShares.from_values(values.get("shares", {})),
                 newest={name: (round_, value) for name, (round_, value) in values["newest"].items()},
                 since=values["since"],
                 judged=Judged(Best(**judged["best"]) if judged["best"] else None, judged["waited"]),

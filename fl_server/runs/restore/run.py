@@ -13,7 +13,7 @@ from fl_server.rounds.state import Phase
 from fl_server.runs.client_states.lost_states import restart_if_due
 from fl_server.runs.client_states.missing_members import missing_members
 from fl_server.runs.commands import release_round
-from fl_server.runs.committed.lookup import restore_log
+from fl_server.runs.committed.lookup import draw_of, restore_log
 from fl_server.runs.evaluation.results import prune_checkpoints
 from fl_server.runs.restore.evaluations import make_up_last_evaluations, restore_evaluations
 from fl_server.runs.restore.round import restore_round_under_way, resume_deadline
@@ -141,7 +141,7 @@ async def _load_model(run: Run) -> None:
         why = HistoryRecord(time.time(), "coordinator", "round_committed", run.id, f"round {commit.round}, recovered")
         await ledger.do(store.commit, commit, why, newest.left_out)
         context.fleet.quarantine.restore(await ledger.do(store.refusal_records))
-        run.log.add(commit, run.record.extended_at)
+        run.log.add(commit, run.record.extended_at, await draw_of(context, commit.round))
         run.state = replace(run.state, over_selection=commit.over_selection)
     context.norms.put_back(run.log.latest.norms if run.log.latest else "")
     rounds = run.model.snapshot.round + 1

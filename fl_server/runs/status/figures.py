@@ -39,6 +39,8 @@ def run_figures(context: RunContext, control: RunControl) -> RunFigures:
         missing_members=len(context.client_states.missing),
         left_out=0 if control.ended else len(context.client_states.left_out),
         refusing=0 if control.ended else len(context.fleet.eligibility.policy.of(context.run_id)),
+        below_due=len(log.shares.too_low),
+        shares=log.shares.spread,
         norms=statistics.norms,
         cosine=statistics.cosine,
     )

@@ -88,6 +88,18 @@ class CommitLedger(Transactions):
         query = select(table.c.round, table.c.state_epoch).where(table.c.run_id == run_id, table.c.round.in_(rounds))
         return {row["round"]: row["state_epoch"] for row in self._read("state epochs", query)}
 
+    def draws(self, run_id: str, first: int, last: int) -> dict[int, tuple[frozenset[str], frozenset[str]]]:
+        """(clients of its cohorts, those accepted in its last exchange) of each of these rounds with a fixed list."""
+        counted, drawn = dict[int, frozenset[str]](), dict[int, frozenset[str]]()
+        lists, cohorts = schema.accepted, schema.attempts
+        query = rows_where(lists, run_id=run_id).where(lists.c.round.between(first, last)).order_by(lists.c.exchange)
+        for row in self._read("accepted lists", query):
+            counted[row["round"]] = frozenset(client for client, _ in row["entries"])
+        query = rows_where(cohorts, run_id=run_id, exchange=0).where(cohorts.c.round.between(first, last))
+        for row in self._read("cohorts", query):
+            drawn[row["round"]] = drawn.get(row["round"], frozenset()).union(row["cohort"])
+        return {round_: (drawn.get(round_, frozenset()), clients) for round_, clients in counted.items()}
+
     def rounds_to_summarise(self, run_id: str, first: int = 0) -> list[int]:
         """Committed rounds, from `first` on, with evaluations by clients that are not part of their metrics yet."""
         table, answers = schema.commits, schema.client_evaluations

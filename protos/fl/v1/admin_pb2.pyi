@@ -353,7 +353,7 @@ class RoundSummary(_message.Message):
     def __init__(self, round: _Optional[int] = ..., committed: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., seconds: _Optional[float] = ..., attempts: _Optional[int] = ..., accepted: _Optional[int] = ..., dropped: _Optional[int] = ..., training_loss: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., bytes_down: _Optional[int] = ..., bytes_up: _Optional[int] = ..., model_digest: _Optional[str] = ..., state_epoch: _Optional[int] = ..., account: _Optional[_Union[RoundAccount, _Mapping]] = ..., local_epochs: _Optional[_Iterable[_Union[_training_pb2.EpochMetrics, _Mapping]]] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("run_id", "spec", "state", "reason", "rounds_done", "phase", "attempt", "cohort", "admitted", "created", "ended", "latest", "best", "bytes_down", "bytes_up", "eligible_clients", "over_selection", "account", "newest_metrics", "best_metrics", "awaited", "awaited_count", "deadline_left_s", "waiting_for", "policy_refusals", "states", "lower_is_better", "latest_failure")
+    __slots__ = ("run_id", "spec", "state", "reason", "rounds_done", "phase", "attempt", "cohort", "admitted", "created", "ended", "latest", "best", "bytes_down", "bytes_up", "eligible_clients", "over_selection", "account", "newest_metrics", "best_metrics", "awaited", "awaited_count", "deadline_left_s", "waiting_for", "policy_refusals", "states", "lower_is_better", "latest_failure", "below_due", "first_below_due")
     class NewestMetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -410,6 +410,8 @@ class RunStatus(_message.Message):
     STATES_FIELD_NUMBER: _ClassVar[int]
     LOWER_IS_BETTER_FIELD_NUMBER: _ClassVar[int]
     LATEST_FAILURE_FIELD_NUMBER: _ClassVar[int]
+    BELOW_DUE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BELOW_DUE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     spec: RunSpec
     state: RunState
@@ -438,7 +440,19 @@ class RunStatus(_message.Message):
     states: StateMembers
     lower_is_better: _containers.ScalarMap[str, bool]
     latest_failure: FailedWork
-    def __init__(self, run_id: _Optional[str] = ..., spec: _Optional[_Union[RunSpec, _Mapping]] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., rounds_done: _Optional[int] = ..., phase: _Optional[str] = ..., attempt: _Optional[int] = ..., cohort: _Optional[_Iterable[str]] = ..., admitted: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., latest: _Optional[_Union[RoundSummary, _Mapping]] = ..., best: _Optional[_Union[RoundSummary, _Mapping]] = ..., bytes_down: _Optional[int] = ..., bytes_up: _Optional[int] = ..., eligible_clients: _Optional[int] = ..., over_selection: _Optional[float] = ..., account: _Optional[_Union[RoundAccount, _Mapping]] = ..., newest_metrics: _Optional[_Mapping[str, float]] = ..., best_metrics: _Optional[_Mapping[str, float]] = ..., awaited: _Optional[_Iterable[str]] = ..., awaited_count: _Optional[int] = ..., deadline_left_s: _Optional[float] = ..., waiting_for: _Optional[str] = ..., policy_refusals: _Optional[_Mapping[str, int]] = ..., states: _Optional[_Union[StateMembers, _Mapping]] = ..., lower_is_better: _Optional[_Mapping[str, bool]] = ..., latest_failure: _Optional[_Union[FailedWork, _Mapping]] = ...) -> None: ...
+    below_due: int
+    first_below_due: _containers.RepeatedCompositeFieldContainer[ClientShare]
+    def __init__(self, run_id: _Optional[str] = ..., spec: _Optional[_Union[RunSpec, _Mapping]] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., rounds_done: _Optional[int] = ..., phase: _Optional[str] = ..., attempt: _Optional[int] = ..., cohort: _Optional[_Iterable[str]] = ..., admitted: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., latest: _Optional[_Union[RoundSummary, _Mapping]] = ..., best: _Optional[_Union[RoundSummary, _Mapping]] = ..., bytes_down: _Optional[int] = ..., bytes_up: _Optional[int] = ..., eligible_clients: _Optional[int] = ..., over_selection: _Optional[float] = ..., account: _Optional[_Union[RoundAccount, _Mapping]] = ..., newest_metrics: _Optional[_Mapping[str, float]] = ..., best_metrics: _Optional[_Mapping[str, float]] = ..., awaited: _Optional[_Iterable[str]] = ..., awaited_count: _Optional[int] = ..., deadline_left_s: _Optional[float] = ..., waiting_for: _Optional[str] = ..., policy_refusals: _Optional[_Mapping[str, int]] = ..., states: _Optional[_Union[StateMembers, _Mapping]] = ..., lower_is_better: _Optional[_Mapping[str, bool]] = ..., latest_failure: _Optional[_Union[FailedWork, _Mapping]] = ..., below_due: _Optional[int] = ..., first_below_due: _Optional[_Iterable[_Union[ClientShare, _Mapping]]] = ...) -> None: ...
+
+class ClientShare(_message.Message):
+    __slots__ = ("client_id", "counted", "due")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_FIELD_NUMBER: _ClassVar[int]
+    DUE_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    counted: int
+    due: float
+    def __init__(self, client_id: _Optional[str] = ..., counted: _Optional[int] = ..., due: _Optional[float] = ...) -> None: ...
 
 class FailedWork(_message.Message):
     __slots__ = ("client_id", "round", "message", "time", "clients")
@@ -1045,7 +1059,7 @@ class MetricPoint(_message.Message):
     def __init__(self, round: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
 
 class RunOverview(_message.Message):
-    __slots__ = ("run_id", "state", "reason", "task", "algorithm", "owner", "rounds_done", "rounds_planned", "phase", "cohort_size", "admitted", "created", "ended", "latest_commit", "metric", "best", "newest_metrics", "points", "labels_suspected")
+    __slots__ = ("run_id", "state", "reason", "task", "algorithm", "owner", "rounds_done", "rounds_planned", "phase", "cohort_size", "admitted", "created", "ended", "latest_commit", "metric", "best", "newest_metrics", "points", "labels_suspected", "below_due")
     class NewestMetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1072,6 +1086,7 @@ class RunOverview(_message.Message):
     NEWEST_METRICS_FIELD_NUMBER: _ClassVar[int]
     POINTS_FIELD_NUMBER: _ClassVar[int]
     LABELS_SUSPECTED_FIELD_NUMBER: _ClassVar[int]
+    BELOW_DUE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     state: RunState
     reason: str
@@ -1091,7 +1106,8 @@ class RunOverview(_message.Message):
     newest_metrics: _containers.ScalarMap[str, float]
     points: _containers.RepeatedCompositeFieldContainer[MetricPoint]
     labels_suspected: int
-    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., task: _Optional[str] = ..., algorithm: _Optional[str] = ..., owner: _Optional[str] = ..., rounds_done: _Optional[int] = ..., rounds_planned: _Optional[int] = ..., phase: _Optional[str] = ..., cohort_size: _Optional[int] = ..., admitted: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., latest_commit: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., metric: _Optional[str] = ..., best: _Optional[float] = ..., newest_metrics: _Optional[_Mapping[str, float]] = ..., points: _Optional[_Iterable[_Union[MetricPoint, _Mapping]]] = ..., labels_suspected: _Optional[int] = ...) -> None: ...
+    below_due: int
+    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., task: _Optional[str] = ..., algorithm: _Optional[str] = ..., owner: _Optional[str] = ..., rounds_done: _Optional[int] = ..., rounds_planned: _Optional[int] = ..., phase: _Optional[str] = ..., cohort_size: _Optional[int] = ..., admitted: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., latest_commit: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., metric: _Optional[str] = ..., best: _Optional[float] = ..., newest_metrics: _Optional[_Mapping[str, float]] = ..., points: _Optional[_Iterable[_Union[MetricPoint, _Mapping]]] = ..., labels_suspected: _Optional[int] = ..., below_due: _Optional[int] = ...) -> None: ...
 
 class GetOverviewRequest(_message.Message):
     __slots__ = ("page_size", "page_token", "states", "search", "points")

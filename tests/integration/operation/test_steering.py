@@ -112,6 +112,18 @@ def test_the_first_arrivals_close_an_over_selected_round(fleet: Fleet) -> None:
     assert fleet["edge-1"].logged("cancelled", run=run, round=0)["reason"] == "REFUSAL_REASON_NOT_NEEDED"
 
 
+def test_a_client_that_is_always_slowest_is_named(fleet: Fleet) -> None:
+    """Three are drawn for two, and edge-1 never comes first: one line of the history, `fl run show`, and a metric."""
+    fleet["edge-1"].hold.touch()
+    server = fleet.server
+    run = server.create("slowest", round={"close": "goal", "over_selection": 1.5}, stop={"rounds": 14})
+    server.completed(run)
+    shown = server.run(run)
+    assert [(one.client_id, one.counted) for one in shown.first_below_due] == [("edge-1", 0)]
+    assert shown.first_below_due[0].due == pytest.approx(14 * 2 / 3)
+    assert "client_below_due" in server.history(run)
+
+
 def test_bernoulli_sampling_draws_by_the_seed(fleet: Fleet) -> None:
     """Each round's cohort has the size that seed, round and roster give, and a second run has the same models."""
     server, section = fleet.server, {"sampling": "bernoulli", "rate": 0.6}

@@ -156,3 +156,14 @@ def test_the_ledger_keeps_sums_until_the_round_has_the_clients_metrics(store: St
     assert store.evaluation_sums("r1", 3, "a", 9) == [("b", expected)]
     store.set_metrics("r1", 3, {"loss": 0.5, "clients_evaluated": 2.0, "clients_f1": 0.5})
     assert store.evaluation_sums("r1", 3, "", 9) == [("a", []), ("b", [])]
+
+
+def test_the_ledger_has_the_draws_of_rounds_with_a_fixed_list(store: Store) -> None:
+    """All attempts of the first exchange, and the list of the last one; a round under way is left out."""
+    for exchange, attempt, cohort in ((0, 0, ["a", "b"]), (0, 1, ["c"]), (1, 0, ["a", "c"])):
+        store.open_attempt(AttemptRecord("r1", 0, exchange, attempt, tuple(cohort), 0.0))
+    store.open_attempt(AttemptRecord("r1", 1, 0, 0, ("a",), 0.0))
+    store.fix_accepted("r1", 0, 0, [("a", b"1"), ("c", b"2")])
+    store.fix_accepted("r1", 0, 1, [("c", b"3")])
+    assert store.draws("r1", 0, 9) == {0: (frozenset("abc"), frozenset("c"))}
+    assert store.draws("r1", 1, 9) == {}
