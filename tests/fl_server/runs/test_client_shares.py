@@ -112,6 +112,7 @@ async def test_operators_are_told_once_of_a_slow_client_and_a_restart_keeps_it(t
         assert (again.below_due, list(again.first_below_due)) == (1, list(shown.first_below_due))
         assert world.coordinator.run("r").log.shares.told == {"c"}
         assert lines(world) == [note]
+        assert world.metric("fl_client_share_of_due", run="r", statistic="highest") == pytest.approx(1.5)
 
 
 def lines(world: World) -> list[str]:

@@ -33,3 +33,11 @@ async def test_clients_whose_labels_are_suspected_need_attention() -> None:
     assert shown["problems"] == [("warn", "wards: check the order of the labels of 2 clients", "/runs/wards")]
     run.labels_suspected = 0
     assert (await FEDERATION.context(cast(Any, Readings(run)), Params({})))["problems"] == []
+
+
+async def test_clients_below_their_due_need_attention() -> None:
+    """The line leads to the run, which names them."""
+    run = pb.RunOverview(run_id="wards", state=pb.RUN_STATE_RUNNING, below_due=3)
+    shown = await FEDERATION.context(cast(Any, Readings(run)), Params({}))
+    line = "wards: 3 clients count less than half of their due"
+    assert shown["problems"] == [("warn", line, "/runs/wards")]
