@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -42,6 +43,17 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     controls_workers = bool(session.config.getoption("numprocesses", None))
     if not controls_workers:
         forks.start()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Keep the million objects of all test files out of garbage collections, each of which would search them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)

@@ -112,7 +112,7 @@ class TestMethods(MethodLaws):
 
     @pytest.mark.slow
     def test_single_full_steps_reach_the_optimum(self, conditioned: Federation, case: MethodCase) -> None:
-        """The law with the most rounds. test_rounds.py and test_identities.py have faster ones of the optimum."""
+        """The law with the most rounds asserts it. test_rounds.py and test_identities.py have faster ones."""
         super().test_single_full_steps_reach_the_optimum(conditioned, case)
 
 

@@ -34,5 +34,5 @@ def test_the_version_may_be_changed_until_grpc_is_imported() -> None:
 
 
 def test_the_tests_have_the_limit_too() -> None:
-    """Servers and channels in the tests' own process behave as those of the programs."""
+    """Servers and channels in the tests' own process behave as those of the programs; the check raises otherwise."""
     check_oldest_tls("1.3")
