@@ -46,6 +46,11 @@ def is_interrupt(raised: BaseException) -> bool:
     return isinstance(raised, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 
+def is_of_the_machine(raised: BaseException) -> bool:
+    """Whether an error is about what a machine has: files, modules, the network, memory."""
+    return isinstance(raised, OSError | ImportError | MemoryError) or "allocate memory" in str(raised)
+
+
 def described(raised: BaseException) -> str:
     """Type, message, and file and line in the code from outside: "KeyError: 'age' (mine.py, line 3, in loss)"."""
     message = _message(raised)
@@ -66,16 +71,17 @@ def place_of(raised: BaseException) -> str:
 
     As in "mine.py, line 3, in loss".
     """
-    return _innermost(extract_tb(raised.__traceback__))
+    return place_of_frames(extract_tb(raised.__traceback__))
 
 
 def place_of_thread(ident: int) -> str:
     """The same of what a thread does now."""
     frame = sys._current_frames().get(ident)  # noqa: SLF001 - the documented way to see another thread
-    return "" if frame is None else _innermost(extract_stack(frame))
+    return "" if frame is None else place_of_frames(extract_stack(frame))
 
 
-def _innermost(stack: StackSummary) -> str:
+def place_of_frames(stack: StackSummary) -> str:
+    """The same of frames, the innermost last."""
     frames = [frame for frame in stack if is_foreign(frame.filename)]
     if not frames:
         return ""

@@ -34,6 +34,7 @@ from fl_server.logs import write_repeat_counts
 from fl_server.metrics import Metrics
 from fl_server.oidc.keys import SigningKeys
 from fl_server.oidc.tokens import TokenVerifier
+from fl_server.outside_calls import OutsideCalls
 from fl_server.rpc import admin, service
 from fl_server.rpc.enrollment.devices import CertificatesService, EnrollmentService
 from fl_server.rpc.health import Health
@@ -47,6 +48,7 @@ from fl_server.services import Services
 from fl_server.shutdown import end_in_time, listen_to_signals
 from fl_server.store.checkpoints import Checkpoints
 from fl_server.store.database.opening import open_ledger
+from fl_server.store.files import disk_errors
 from fl_server.store.ledger import Ledger
 from fl_server.store.spool.spool import Spool
 from fl_server.store.spool.unfinished import UnfinishedLimit
@@ -99,6 +101,10 @@ class Server:
         if still := restrict_permissions(state):
             log.warning("state_is_open_to_others", files=len(still), first=str(still[0]), todo="chmod -R go= state_dir")
         torch.set_num_threads(config.threads)
+        outside = OutsideCalls(state / "outside-calls")
+        with disk_errors("watch code from outside"):
+            outside.start()
+        self._open.callback(outside.close)
         url = None if config.ledger is None else config.ledger.get_secret_value()
         ledger = Ledger(open_ledger(url, state, config.durability, lock.home))
         self._open.callback(ledger.close)
@@ -120,6 +126,7 @@ class Server:
             building=self._pool("building", 8),
             slots=EvaluationSlots(EVALUATIONS),
             processes=self._processes,
+            outside=outside,
             io=self._pool("io", 4),
             reads=reads,
             revocations=revocations,
@@ -218,8 +225,7 @@ class Server:
         """Start nothing new. Work under way may finish within the grace; the rest is on disk for the next start."""
         log.info("draining", grace_s=self.config.drain_grace_s)
         self._services.metrics.draining.set(1)
-        for run in self._coordinator.runs():
-            run.drain()
+        self._coordinator.drain()
         self._services.fleet.push_all(
             pb.AttendResponse(drain=pb.Drain(coordinator_leaving=True, reason="shutting down"))
         )

@@ -50,10 +50,17 @@ class LimitsConfig(Section):
     """Memory that the process of a task from outside may take for itself. 0: three quarters of the machine's or the
     container's memory."""
     task_load_s: float = Field(default=300.0, gt=0)
-    """Time for loading a task from outside, and for its model(). After it the task's process is ended, and the creation
-    of the run is refused."""
+    """Time for loading a task, a method or a reducer from outside, and for a task's model(). After it the task's
+    process is ended, and the creation of the run is refused. At a start it is tried once more, and then the run
+    fails."""
     evaluation_s: float = Field(default=3600.0, gt=0)
     """Time for one evaluation on the server. After it the run fails."""
+    method_s: float = Field(default=3600.0, gt=0)
+    """Time for one computation with a method or a reducer from outside: a round's model, or the sums of an exchange.
+    After it the run fails. Its thread goes on if it cannot be ended, until the coordinator ends."""
+    restore_wait_s: float = Field(default=10.0, ge=0)
+    """How long a start waits for runs with code from outside to be loaded. Then it serves the other runs, and loads
+    these beside them."""
 
 
 class TransfersConfig(Section):

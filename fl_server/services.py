@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from algorithms.outside_code import described
 from fl_common.tracing.traces import UNTRACED, Traces
 from fl_server.aggregation.evaluation_slots import EvaluationSlots
 from fl_server.aggregation.outside_task.remote_task import TaskProcesses
@@ -20,13 +19,13 @@ from fl_server.config import ServerConfig
 from fl_server.enrollment.issuing import Issuer
 from fl_server.enrollment.revocations import Revocations
 from fl_server.metrics import Metrics
+from fl_server.outside_calls import OutsideCalls, OutsideCode, guarded
 from fl_server.store.checkpoints import Checkpoints
 from fl_server.store.errors import StoreError
 from fl_server.store.ledger import Ledger
 from fl_server.store.spool.spool import Spool
 from fl_server.store.uploaded_models import UploadedModels
 from fl_server.web.sessions import WebSessions
-from tasks import TaskError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -55,6 +54,8 @@ class Services:
     """For the import of tasks and their model(), apart from `compute`: a round never waits for them."""
     slots: EvaluationSlots
     """The places in `evaluations`."""
+    outside: OutsideCalls
+    """For methods and reducers from outside, apart from all pools, whose threads they might never return."""
     audit: Auditor
     revocations: Revocations
     issuer: Issuer | None = None
@@ -68,17 +69,23 @@ class Services:
     async def in_compute(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a long computation outside the event loop."""
         work = partial(function, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self.compute, _guarded, work)
+        return await asyncio.get_running_loop().run_in_executor(self.compute, guarded, work)
+
+    async def in_code(self, code: OutsideCode, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run a computation that calls a run's method or reducer. Raises CallTimedOut for one from outside."""
+        if not code.names:
+            return await self.in_compute(function, *args, **kwargs)
+        return await self.outside.call(code, self.config.limits.method_s, partial(function, *args, **kwargs))
 
     async def in_evaluations(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run an evaluation outside the event loop."""
         work = partial(function, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self.evaluations, _guarded, work)
+        return await asyncio.get_running_loop().run_in_executor(self.evaluations, guarded, work)
 
     async def in_building(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Load a task or make its model outside the event loop."""
         work = partial(function, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self.building, _guarded, work)
+        return await asyncio.get_running_loop().run_in_executor(self.building, guarded, work)
 
     async def in_io(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run work on an upload's file outside the event loop."""
@@ -92,16 +99,3 @@ class Services:
         """Remove spare files from the disk."""
         with suppress(StoreError):  # the write that failed first is reported by its caller
             await self.in_io(self.spool.make_room)
-
-
-def _guarded(work: Callable[[], R]) -> R:
-    """Do work that may call code from outside: a method's step, a reducer, a task.
-
-    What would end the event loop or cancel a task of it, as SystemExit or CancelledError, becomes an error of the work.
-    """
-    try:
-        return work()
-    except Exception:
-        raise
-    except BaseException as raised:
-        raise TaskError(f"code from outside raised {described(raised)}") from raised

@@ -45,6 +45,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "runs",
         "admission",
         "services",
+        "outside_calls",
         "clients",
         "metrics",
         "aggregation",

@@ -9,6 +9,14 @@ import torch
 import algorithms as fl
 from fl_server.errors import InvalidInput
 from fl_server.round_config import RoundSection
+from fl_server.run_config import RunConfig
+
+
+def outside_names(config: RunConfig) -> str:
+    """The run's method and reducer as far as they are from outside, for messages; empty if both are built in."""
+    method, reducer = config.algorithm.name, config.round.reducer
+    parts = [f"algorithm {method}"] * (method not in fl.names())
+    return " and ".join(parts + [f"reducer {reducer}"] * (reducer not in fl.BUILT_IN_REDUCERS))
 
 
 def outside_reducer(section: RoundSection) -> fl.Reducer | None:

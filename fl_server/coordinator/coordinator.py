@@ -10,9 +10,11 @@ from fl_server.aggregation.sending.broadcast import Broadcast
 from fl_server.coordinator.audit import Audit
 from fl_server.coordinator.deletion import Deletions
 from fl_server.coordinator.outcomes import Outcomes
+from fl_server.coordinator.restoration import Restoration
 from fl_server.coordinator.retention import Retention
 from fl_server.coordinator.run_actions import RunActions
 from fl_server.coordinator.run_creation import RunCreation
+from fl_server.coordinator.run_loading import RunLoading
 from fl_server.coordinator.run_table import RunTable
 from fl_server.coordinator.task_versions import notify_of_other_version
 from fl_server.errors import InvalidInput, NoBestRound, NoSuchModel, NoSuchResource, NoSuchRun
@@ -40,25 +42,44 @@ class Coordinator:
         self.table = RunTable()
         self.audit = Audit(services.ledger)
         self._deletions = Deletions(services)
-        self.creation = RunCreation(services, self.table, self._deletions, self.audit)
-        self.actions = RunActions(services, self.table, self._deletions)
+        loading = RunLoading(services)
+        self.creation = RunCreation(services, self.table, loading, self._deletions)
+        self.actions = RunActions(services, self.table, loading, self._deletions)
+        self._restoration = Restoration(services, self.table, loading, self._deletions)
         self.outcomes = Outcomes(services.ledger, self.table)
         self.retention = Retention(services.config.retention, services.ledger, self.runs, self.actions.delete)
         self._retaining: asyncio.Task[None] | None = None
         services.metrics.watch_runs(self.runs)
 
     async def start(self) -> None:
-        """Restore every run, and continue those that had not ended."""
+        """Restore every run, and continue those that had not ended. Some may still be loaded when it returns."""
         self._services.fleet.changes.listener = self
-        await self.creation.restore_all()
+        await self._restoration.restore_all(self._run_restored)
         self._retaining = asyncio.create_task(self.retention.apply_regularly())
 
     async def close(self) -> None:
         """Stop all runs where they are."""
         if self._retaining is not None:
             self._retaining.cancel()
+        await self._restoration.close()
         await self._deletions.close()
         await asyncio.gather(*(run.close() for run in self.table.loaded.values()))
+
+    def drain(self) -> None:
+        """Give no client new work, and load no more runs."""
+        self._restoration.drain()
+        for run in self.runs():
+            run.drain()
+
+    async def load_again(self, run_id: str) -> None:
+        """Load a run whose code failed, if it is one. Raises InvalidInput if it fails again."""
+        await self._restoration.load_again(run_id, self._run_restored)
+
+    def _run_restored(self, run: Run) -> None:
+        """A run was restored: clients that attached before are sent the work that they still have."""
+        for client_id in self._services.fleet.present():
+            if self._services.fleet.attached(client_id):
+                self._attached_to(run, client_id)
 
     def runs(self) -> list[Run]:
         """All runs, oldest first."""
@@ -113,12 +134,16 @@ class Coordinator:
     def client_attached(self, client_id: str) -> None:
         """A client attached: send it the work that it still has."""
         for run in self.table.loaded.values():
-            run.client_evaluations.client_attached(client_id)
-            if not run.ended:
-                run.dispatch.client_back(client_id)
-                notify_of_other_version(run, client_id)
-            elif client_id in run.client_states.members and not run.client_evaluations.awaits(client_id):
-                run.client_evaluations.send_run_ended([client_id])
+            self._attached_to(run, client_id)
+
+    @staticmethod
+    def _attached_to(run: Run, client_id: str) -> None:
+        run.client_evaluations.client_attached(client_id)
+        if not run.ended:
+            run.dispatch.client_back(client_id)
+            notify_of_other_version(run, client_id)
+        elif client_id in run.client_states.members and not run.client_evaluations.awaits(client_id):
+            run.client_evaluations.send_run_ended([client_id])
 
     def client_available(self, client_id: str) -> None:
         """A client may train again: ask it once more for work that it gave up and that is still wanted."""

@@ -19,6 +19,20 @@ class NotLoaded:
 
     record: RunRecord
     reason: str
+    loading: bool = False
+    """Whether it is being loaded."""
+
+    @property
+    def state(self) -> str:
+        """The state to show, as `RunRecord.state`: only of a run whose code failed. Empty: it may be loaded again."""
+        return self.record.state if self.record.load_failure and not self.loading else ""
+
+    @property
+    def explained(self) -> str:
+        """The reason to show."""
+        if not self.state:
+            return one_line(f"not loaded: {self.reason}")
+        return one_line(f"{self.reason}; `fl run resume {self.record.run_id}` loads it again")
 
     def named(self, section: str) -> str:
         """The name in a section of its spec, "task" or "algorithm"; empty where the spec has none."""
@@ -47,12 +61,12 @@ class NotLoadedRuns:
     def __iter__(self) -> Iterator[str]:
         return iter(self._runs)
 
-    def add(self, record: RunRecord, reason: str) -> None:
-        """Add a run."""
-        self._runs[record.run_id] = NotLoaded(record, one_line(reason))
+    def add(self, record: RunRecord, reason: str, *, loading: bool = False) -> None:
+        """Add a run, or change its reason. loading: it is being loaded."""
+        self._runs[record.run_id] = NotLoaded(record, one_line(reason), loading)
 
     def remove(self, run_id: str) -> None:
-        """The run was deleted."""
+        """The run was deleted or loaded."""
         self._runs.pop(run_id, None)
 
     def get(self, run_id: str) -> NotLoaded | None:

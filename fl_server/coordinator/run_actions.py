@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import structlog
 
+from algorithms import AlgorithmError
 from fl_server.coordinator.deletion import Deletions
-from fl_server.coordinator.method_loading import load_code
 from fl_server.coordinator.reconfiguration import Reconfiguration, extended, resumed
+from fl_server.coordinator.run_loading import RunLoading
 from fl_server.coordinator.run_table import RunTable
 from fl_server.errors import InvalidInput, NoSuchRun, WrongState, one_line
 from fl_server.rounds import events as ev
@@ -19,6 +20,7 @@ from fl_server.runs.run import Run
 from fl_server.services import Services
 from fl_server.store.errors import StoreError, StoreFull
 from fl_server.store.records import DELETING, ENDED, HistoryRecord, RunRecord
+from tasks import TaskError
 
 log = structlog.get_logger()
 
@@ -29,8 +31,8 @@ _STOP_S = 10.0
 class RunActions:
     """Actions on the runs of one coordinator. `actor` is the operator, as history shows it."""
 
-    def __init__(self, services: Services, table: RunTable, deletions: Deletions) -> None:
-        self._services, self._table, self._deletions = services, table, deletions
+    def __init__(self, services: Services, table: RunTable, loading: RunLoading, deletions: Deletions) -> None:
+        self._services, self._table, self._loading, self._deletions = services, table, loading, deletions
 
     async def pause(self, run: Run, actor: str) -> None:
         """Start no new round after the one under way."""
@@ -88,14 +90,14 @@ class RunActions:
         self._table.require(run)
         config, record, ended = run.config, run.record, run.ended
         try:
-            await self._services.in_compute(load_code, config, self._services.config)
+            await self._loading.code(run.id, config)
             await _reload(run)
             change = change_of()
             run.config = change.config
             if ended:
                 run.model.reconfigure(change.config)
             spec = run.config.model_dump(exclude_none=True)
-            run.record = replace(record, spec=spec, extended_at=run.state.round)
+            run.record = replace(record, spec=spec, extended_at=run.state.round, load_failure="")
             if ended and run.context.keeps_client_state:
                 lost = "the run was over, so its clients' states are gone"
                 await run.take_request(ev.StatesLost(lost), _why(run, actor, "run_reopened"))
@@ -104,7 +106,9 @@ class RunActions:
             await run.take_request(event, _why(run, actor, change.event, change.detail), written)
         except (StoreError, WrongState, InvalidInput):
             run.config = config
-            run.record = replace(run.record, spec=record.spec, extended_at=record.extended_at)
+            run.record = replace(
+                run.record, spec=record.spec, extended_at=record.extended_at, load_failure=record.load_failure
+            )
             if run.ended:
                 run.model.unload()
             raise
@@ -113,6 +117,8 @@ class RunActions:
     async def delete(self, run_id: str, reason: str, actor: str) -> bool:
         """Delete a run that has ended, or that cannot be loaded. Returns False if its data is still being removed."""
         if (problem := self._table.not_loaded.get(run_id)) is not None:
+            if problem.loading:
+                raise WrongState(run_id, "loading", ENDED, "deleting")
             await self._mark_deleted(problem.record, reason, actor)
             self._table.not_loaded.remove(run_id)
         else:
@@ -138,13 +144,15 @@ class RunActions:
 
 
 async def _reload(run: Run) -> None:
-    """Raises InvalidInput if the models of an ended run cannot be read any more."""
+    """Raises InvalidInput if the models of an ended run cannot be read any more, or its code fails."""
     try:
         await reload_ended(run)
     except StoreFull:
         raise
     except StoreError as error:
         raise InvalidInput("run_id", "a run whose committed models can be read", str(error)) from error
+    except (TaskError, AlgorithmError) as error:
+        raise InvalidInput("run_id", "a run whose code can be loaded", str(error)) from error
 
 
 def _require(run: Run, what: str, *allowed: str) -> None:

@@ -1,4 +1,4 @@
-"""Creates runs, and restores those of the ledger at a start."""
+"""Creates runs."""
 
 from __future__ import annotations
 
@@ -6,31 +6,27 @@ import asyncio
 import time
 from collections.abc import Set as AbstractSet
 from contextlib import nullcontext
-from functools import partial
 from io import FileIO
 
 import structlog
 
 from algorithms import AlgorithmError
 from fl_common.units import size
-from fl_server.aggregation.engine import Engine
-from fl_server.aggregation.methods import build_algorithm, complete
-from fl_server.aggregation.outside_task.remote_task import RemoteTask
+from fl_server.aggregation.methods import complete
+from fl_server.aggregation.outside import outside_names
 from fl_server.coordinator.audit import Audit
 from fl_server.coordinator.deletion import Deletions
-from fl_server.coordinator.method_loading import load_code
+from fl_server.coordinator.run_loading import RunLoading
 from fl_server.coordinator.run_table import RunTable
-from fl_server.coordinator.task_loading import LoadedTask, load_allowed, not_loadable
+from fl_server.coordinator.task_loading import LoadedTask, not_loadable
 from fl_server.coordinator.task_versions import notify_of_other_version
 from fl_server.errors import InvalidInput, RunExists
+from fl_server.outside_calls import OutsideCode
 from fl_server.run_config import RunConfig
-from fl_server.run_spec import from_stored
-from fl_server.runs.context import RunDependencies
 from fl_server.runs.evaluation.criterion import check_metric, directions_of, needs_metric, with_direction
-from fl_server.runs.restore.run import restore_run
 from fl_server.runs.run import Run
 from fl_server.services import Services
-from fl_server.store.records import DELETING, ENDED, HistoryRecord, RunRecord
+from fl_server.store.records import HistoryRecord, RunRecord
 from protos.digests import digest_text
 from tasks import TaskError
 
@@ -40,8 +36,9 @@ log = structlog.get_logger()
 class RunCreation:
     """Puts runs into the coordinator's table. Lives on the event loop."""
 
-    def __init__(self, services: Services, table: RunTable, deletions: Deletions, audit: Audit) -> None:
-        self._services, self._table, self._deletions, self._audit = services, table, deletions, audit
+    def __init__(self, services: Services, table: RunTable, loading: RunLoading, deletions: Deletions) -> None:
+        self._services, self._table, self._loading, self._deletions = services, table, loading, deletions
+        self._audit = Audit(services.ledger)
         self._creating: dict[str, int] = {}
         """Runs that are being created, with the bytes that their models may take. A slow one holds up no other."""
 
@@ -49,28 +46,6 @@ class RunCreation:
     def deleted_ids(self) -> AbstractSet[str]:
         """Ids of runs that were or are being deleted."""
         return self._deletions.ids
-
-    async def restore_all(self) -> None:
-        """Restore every run of the ledger. Runs that were being deleted are deleted to the end."""
-        ledger = self._services.ledger
-        self._deletions.restore(await ledger.do(ledger.store.deleted_runs))
-        for record in await ledger.do(ledger.store.runs):
-            if record.state == DELETING:
-                self._deletions.start(record.run_id)
-                continue
-            try:
-                config = await self._load_code(from_stored(record.spec), ended=record.state in ENDED)
-                task = await self._load_task(config)
-                config = with_direction(config, directions_of(config, task.directions))
-                run = await self._build(record, config, task, self._services.config.limits.max_model_mib << 20)
-                self._table.loaded[record.run_id] = run
-                await restore_run(run)
-                if isinstance(task.task, RemoteTask) and run.ended:
-                    task.task.release()
-            except (TaskError, InvalidInput, AlgorithmError) as error:
-                self._table.loaded.pop(record.run_id, None)
-                log.error("run_not_loaded", run=record.run_id, error=str(error))
-                self._table.not_loaded.add(record, str(error))
 
     async def create(self, config: RunConfig, actor: str, start: FileIO | None = None) -> Run:
         """Check and store a run, and start it.
@@ -96,7 +71,8 @@ class RunCreation:
             raise unusable(named)
         log.info("run_being_created", run=run_id, actor=actor, task=config.task.name)
         try:
-            config = await self._services.in_compute(complete, await self._code_for(run_id, config, actor))
+            config = await self._code_for(run_id, config, actor)
+            config = await self._services.in_code(OutsideCode(run_id, outside_names(config)), complete, config)
             task = await self._task_for(run_id, config, actor)
             config = with_direction(config, directions_of(config, task.directions))
             # A crash before `create_run` may have left files under the id.
@@ -106,7 +82,7 @@ class RunCreation:
                 config = config.model_copy(update={"initial_model": digest_text(digest)})
             record = RunRecord(run_id, config.model_dump(exclude_none=True), "waiting", "", time.time())
             try:
-                run = await self._build(record, config, task, self._model_room(run_id))
+                run = await self._loading.build(record, config, task, self._model_room(run_id))
                 await run.model.load(config)
                 await self._check_metric(run, config)
             except (InvalidInput, TaskError, AlgorithmError):
@@ -144,7 +120,7 @@ class RunCreation:
     async def _task_for(self, run_id: str, config: RunConfig, actor: str) -> LoadedTask:
         """The task of a run that an operator creates; a refusal goes into the history."""
         try:
-            return await self._load_task(config)
+            return await self._loading.task(config)
         except InvalidInput as error:
             await self._audit.run_refused(actor, run_id, config.task.name, str(error))
             raise
@@ -152,17 +128,10 @@ class RunCreation:
     async def _code_for(self, run_id: str, config: RunConfig, actor: str) -> RunConfig:
         """The configuration with the code of its method and reducer; a refusal goes into the history."""
         try:
-            return await self._load_code(config)
+            return await self._loading.code(run_id, config)
         except InvalidInput as error:
             await self._audit.run_refused(actor, run_id, config.task.name, str(error))
             raise
-
-    async def _load_code(self, config: RunConfig, *, ended: bool = False) -> RunConfig:
-        return await self._services.in_building(partial(load_code, config, self._services.config, ended=ended))
-
-    async def _load_task(self, config: RunConfig) -> LoadedTask:
-        services = self._services
-        return await services.in_building(load_allowed, config.task, services.config, services.processes)
 
     def _model_room(self, run_id: str) -> int:
         """Bytes that building another model may take, which it then has. Raises InvalidInput if there is no room."""
@@ -177,20 +146,6 @@ class RunCreation:
             )
         self._creating[run_id] = min(limits.max_model_mib << 20, left)
         return self._creating[run_id]
-
-    async def _build(self, record: RunRecord, config: RunConfig, task: LoadedTask, most: int) -> Run:
-        # Outside of the loop: the method's builder may be code from outside.
-        algorithm = await self._services.in_compute(build_algorithm, config)
-        directions = directions_of(config, task.directions)
-        start = self._services.checkpoints.start(record.run_id)
-        dependencies = RunDependencies(
-            task.fingerprint,
-            algorithm,
-            lambda current: Engine(current, task.task, max_model_bytes=most, start=start),
-            directions,
-            task.task,
-        )
-        return Run(self._services, record, config, dependencies)
 
 
 def unusable(named: str) -> InvalidInput:

@@ -14,6 +14,12 @@ class RunTable:
         self.loaded: dict[str, Run] = {}
         self.not_loaded = NotLoadedRuns()
 
+    def add(self, run: Run) -> None:
+        """Add a run in its place: the table is in the order of creation."""
+        self.not_loaded.remove(run.id)
+        self.loaded[run.id] = run
+        self.loaded = dict(sorted(self.loaded.items(), key=lambda each: (each[1].record.created_at, each[0])))
+
     def is_over(self, run_id: str) -> bool:
         """Whether no client works for the run any more: it has ended, or is unknown to this coordinator."""
         run = self.loaded.get(run_id)

@@ -15,6 +15,7 @@ from fl_server.aggregation.outside_task.remote_task import RemoteTask, TaskProce
 from fl_server.config import ServerConfig
 from fl_server.errors import InvalidInput
 from fl_server.run_config import TaskSection
+from fl_server.services import Services
 from tasks import BUILT_IN, Task, TaskError, TaskNotListed, fingerprint, load_task
 from tasks.metrics import declared_directions
 from tasks.naming import TASKS, path_of
@@ -38,8 +39,7 @@ def load_allowed(section: TaskSection, config: ServerConfig, processes: TaskProc
     """
     listed, here = config.tasks, config.task_options.get(section.name, {})
     try:
-        # Of another module than ours, though it may have a built-in one as its base.
-        if not path_of(section.name, listed).startswith("tasks.") and processes is not None:
+        if processes is not None and _is_outside(section, config):
             remote = RemoteTask(processes, section.name, section.options, here)
             return LoadedTask(remote, remote.facts.fingerprint, remote.facts.directions)
         task = load_task(section.name, with_own(section.name, section.options, here, listed), listed)
@@ -53,6 +53,16 @@ def load_allowed(section: TaskSection, config: ServerConfig, processes: TaskProc
         ) from error
     except TaskError as error:
         raise not_loadable(error) from error
+
+
+def in_its_own_process(section: TaskSection, services: Services) -> bool:
+    """Whether a run's task runs in a process of its own. Raises TaskNotListed."""
+    return services.processes is not None and _is_outside(section, services.config)
+
+
+def _is_outside(section: TaskSection, config: ServerConfig) -> bool:
+    """Whether the task is of another module than ours, though it may have a built-in one as its base."""
+    return not path_of(section.name, config.tasks).startswith("tasks.")
 
 
 def outside_tasks(config: ServerConfig) -> bool:

@@ -99,17 +99,23 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
     async def ResumeRun(self, request: pb.ResumeRunRequest, context: Context) -> pb.ResumeRunResponse:
         """Start new rounds again."""
-        run = self._runs.to_change(request.run_id)
+        run = await self._to_continue(request.run_id)
         await self._coordinator.actions.resume(run, actor(), _rate(request))
         return pb.ResumeRunResponse(run=run_status(run))
 
     async def ExtendRun(self, request: pb.ExtendRunRequest, context: Context) -> pb.ExtendRunResponse:
         """Give the run more rounds or more time."""
-        run = self._runs.to_change(request.run_id)
+        run = await self._to_continue(request.run_id)
         if not request.rounds and request.wall_time_s <= 0:
             raise InvalidInput("rounds", "rounds or wall_time_s over 0", "neither")
         await self._coordinator.actions.extend(run, request.rounds, request.wall_time_s, actor())
         return pb.ExtendRunResponse(run=run_status(run))
+
+    async def _to_continue(self, run_id: str) -> Run:
+        """A run that the caller may change; one whose code failed at a start is loaded again."""
+        self._runs.require_change(run_id)
+        await self._coordinator.load_again(run_id)
+        return self._runs.to_change(run_id)
 
     async def StopRun(self, request: pb.StopRunRequest, context: Context) -> pb.StopRunResponse:
         """End the run."""

@@ -128,16 +128,17 @@ def run_shown(run: Run) -> pb.RunStatus:
 
 def not_loaded_status(run: NotLoaded) -> pb.RunStatus:
     """A run that this coordinator could not load: its names and the reason."""
-    status = problem_status(run.record, f"not loaded: {run.reason}")
+    status = problem_status(run.record, run.explained, run.state or "unspecified")
     status.spec.task.name, status.spec.algorithm.name = run.named("task"), run.named("algorithm")
     status.spec.owner = run.owner or ""
     return status
 
 
-def problem_status(record: RunRecord, reason: str) -> pb.RunStatus:
+def problem_status(record: RunRecord, reason: str, state: str = "unspecified") -> pb.RunStatus:
     """The status of a run of which only the ledger row is known."""
     status = pb.RunStatus(
         run_id=record.run_id,
+        state=f"RUN_STATE_{state.upper()}",
         reason=one_line(reason),
         created=timestamp(record.created_at),
         bytes_down=record.bytes_down,

@@ -5,17 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import structlog
 
 import algorithms as fl
 from fl_common.allocator import give_back_freed_memory
 from fl_server.aggregation.engine import Engine
+from fl_server.aggregation.outside import outside_names
 from fl_server.aggregation.sending.broadcast import Broadcast, make_broadcast
 from fl_server.aggregation.server_update import ServerUpdateStats
 from fl_server.aggregation.snapshot import Snapshot
+from fl_server.outside_calls import OutsideCode
 from fl_server.run_config import RunConfig
 from fl_server.runs.round_log import RoundLog
 from fl_server.runs.sizes import check_update_size
@@ -29,6 +32,7 @@ from protos.fl.v1.tensor_pb2 import Resource
 
 log = structlog.get_logger()
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _LARGE_UPLOADS = 64 << 20
@@ -107,7 +111,7 @@ class ModelStore:
         Returns the commit in the checkpoint. The ledger lacks it if a crash came between the two writes.
         Raises StoreError if no valid checkpoint is left of a run that had begun.
         """
-        self._engine = self._engine or await self._services.in_building(self._make_engine, config)
+        self._engine = self._engine or await self._made(config)
         self.engine.release = give_back_freed_memory
         saved = await self._services.in_compute(self._services.checkpoints.latest, self._run_id)
         commit = saved.facts.get("commit") if saved else None
@@ -138,7 +142,7 @@ class ModelStore:
     async def restart_states(self) -> None:
         """Reset the server's part of the clients' states to zero."""
         if self.loaded:
-            self._snapshot = await self._services.in_compute(self.engine.restart, self.snapshot)
+            self._snapshot = await self._computed(self.engine.restart, self.snapshot)
 
     def unload(self) -> None:
         """Release the tensors of a run that has ended."""
@@ -150,7 +154,7 @@ class ModelStore:
         """Encode what the clients of an exchange fetch. Broadcasts that did not change are kept."""
         if exchange == 0:
             self._sums = {}
-        self.broadcasts = await self._services.in_compute(self._encode, self.snapshot, exchange)
+        self.broadcasts = await self._computed(self._encode, self.snapshot, exchange)
 
     def _encode(self, snapshot: Snapshot, exchange: int) -> tuple[Broadcast, ...]:
         chunk_bytes = self._services.config.limits.chunk_bytes
@@ -170,7 +174,7 @@ class ModelStore:
     async def reduce(self, exchange: int, updates: Sequence[UpdateRecord], paths: Sequence[Path]) -> None:
         """Reduce an exchange that is not the round's last, and encode what the next exchange sends."""
         await self._give_back(updates)
-        sums = await self._services.in_compute(self.engine.reduce, self.snapshot, exchange, _cohort(updates), paths)
+        sums = await self._computed(self.engine.reduce, self.snapshot, exchange, _cohort(updates), paths)
         self._sums = {**self._sums, **sums}
         await self.prepare(exchange + 1)
 
@@ -183,9 +187,7 @@ class ModelStore:
         """Compute the next model from the accepted updates, in the order of id bytes. Raises Diverged."""
         before: Mapping[str, fl.Tensors] = self._sums
         await self._give_back(updates)
-        self._next = await self._services.in_compute(
-            self.engine.server_update, self.snapshot, _cohort(updates), paths, before
-        )
+        self._next = await self._computed(self.engine.server_update, self.snapshot, _cohort(updates), paths, before)
         return self._next[1]
 
     async def commit(self, record: CommitRecord, why: HistoryRecord, calls: RetriedCalls) -> CommitRecord:
@@ -195,7 +197,7 @@ class ModelStore:
         """
         computed, norms = _loaded(self._next)
         self._sums = {}
-        broadcasts = await self._services.in_compute(self._encode, computed, 0)
+        broadcasts = await self._computed(self._encode, computed, 0)
         record = replace(record, model_digest=digest_text(broadcasts[0].values_digest))
         facts: dict[str, object] = {"commit": asdict(record), "left_out": norms.left_out, _BY_OBJECTIVE: True}
         began = time.monotonic()
@@ -214,7 +216,7 @@ class ModelStore:
         saved = await self._services.in_evaluations(self._services.checkpoints.of_round, self._run_id, round_)
         if saved is None:
             return None
-        engine = await self._services.in_evaluations(self._make_engine, config)
+        engine = await self._made(config)
         return engine, await self._services.in_evaluations(engine.from_checkpoint, saved)
 
     async def prune(self, rounds: RoundLog, keep: int) -> None:
@@ -230,6 +232,20 @@ class ModelStore:
             await self._services.in_compute(checkpoints.prune, self._run_id, kept if rounds.rounds else {INITIAL})
         except StoreError as error:
             log.warning("prune_failed", run=self._run_id, error=str(error))
+
+    async def _made(self, config: RunConfig) -> Engine:
+        """An engine. Its task's model(), and its method's builder, may be code from outside."""
+        code = OutsideCode(self._run_id, outside_names(config))
+        if code.names:
+            limits = self._services.config.limits
+            seconds = limits.task_load_s + limits.method_s
+            return await self._services.outside.call(code, seconds, partial(self._make_engine, config))
+        return await self._services.in_building(self._make_engine, config)
+
+    async def _computed(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The result of a computation with the run's method and reducer."""
+        code = OutsideCode(self._run_id, outside_names(self.engine.config))
+        return await self._services.in_code(code, function, *args, **kwargs)
 
     async def _save(self, snapshot: Snapshot, facts: dict[str, object]) -> Snapshot:
         """Write the checkpoint. Returns the snapshot whose averaged model is in it."""

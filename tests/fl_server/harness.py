@@ -27,6 +27,7 @@ from fl_server.coordinator.coordinator import Coordinator
 from fl_server.enrollment.revocations import Revocations
 from fl_server.limits_config import LimitsConfig, TransfersConfig
 from fl_server.metrics import Metrics
+from fl_server.outside_calls import OutsideCalls
 from fl_server.rpc.service import CoordinatorService
 from fl_server.run_config import RunConfig
 from fl_server.run_spec import from_values
@@ -174,6 +175,7 @@ def _services(config: ServerConfig, journal: Journal) -> Services:
         evaluations=ThreadPoolExecutor(1),
         building=ThreadPoolExecutor(1),
         slots=EvaluationSlots(1),
+        outside=OutsideCalls(folder),
         io=ThreadPoolExecutor(2),
         reads=ThreadPoolExecutor(1),
         audit=AuditLog(ledger, folder, 10, metrics.audit_rows.labels),

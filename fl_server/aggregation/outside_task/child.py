@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import algorithms as fl
-from algorithms.outside_code import described
+from algorithms.outside_code import described, is_of_the_machine
 from fl_common.allocator import give_back_freed_memory
 from fl_server.aggregation.blocks import CPU
 from fl_server.aggregation.bundles import packed
@@ -24,6 +24,7 @@ from fl_server.aggregation.task_model import TaskModel
 from fl_server.errors import InvalidInput
 from protos.codec import Layout, unpack
 from tasks import Task, TaskError, fingerprint, load_task
+from tasks.errors import is_own_fault
 from tasks.metrics import declared_directions
 from tasks.own_loop import own_loop
 from tasks.summed_metrics import PlainSum, Pool
@@ -43,9 +44,10 @@ def serve(connection: socket.socket) -> None:
             detail = error.detail
             header, bundles = {"input": [detail.field, detail.expected, detail.came]}, []
         except TaskError as error:
-            header, bundles = {"task": f"{error}{_hint(error)}"}, []
+            header, bundles = {"task": f"{error}{_hint(error)}", "own": is_own_fault(error)}, []
         except BaseException as error:  # noqa: BLE001 - whatever it is, the coordinator is told
-            header, bundles = {"task": f"the task raised {described(error)}{_hint(error)}"}, []
+            told = f"the task raised {described(error)}{_hint(error)}"
+            header, bundles = {"task": told, "own": not is_of_the_machine(error)}, []
         send(connection, header, bundles)
         del bundles
         give_back_freed_memory()

@@ -27,6 +27,7 @@ from fl_server.limits_config import LimitsConfig
 from protos.codec import Layout, unpack
 from protos.fl.v1.tensor_pb2 import Resource
 from tasks import TaskError
+from tasks.errors import TaskFault, TaskTimedOut
 from tasks.evaluation import EvaluationLeft
 from tasks.summed_metrics import Pool
 
@@ -65,7 +66,8 @@ class _Process:
     ) -> _Reply:
         """Have the process do something, and return its reply. One call at a time.
 
-        what: for messages. Raises TaskError, also if the process ends or takes longer; InvalidInput; EvaluationLeft.
+        what: for messages. Raises TaskError, of which TaskFault and TaskTimedOut tell the cause; InvalidInput;
+        EvaluationLeft.
         """
         with self._turn:
             ends = time.monotonic() + seconds
@@ -75,7 +77,9 @@ class _Process:
                 send(self._connection, {**request, "sizes": sizes}, bundles)
                 header = self._header(what, ends)
             except TimeoutError:
-                self.end(f"{what} did not end within {seconds:g} s")
+                why = f"{what} did not end within {seconds:g} s"
+                self.end(why)
+                raise TaskTimedOut(f"{why}; its process was ended") from None
             except (Closed, OSError):
                 pass
             else:
@@ -89,7 +93,7 @@ class _Process:
             header = receive(self._connection, ends)
         match header:
             case {"task": str(message)}:
-                raise TaskError(message)
+                raise (TaskFault if header.get("own") is True else TaskError)(message)
             case {"input": [str(field), str(expected), str(came)]}:
                 raise InvalidInput(field, expected, came)
         return header
@@ -112,7 +116,10 @@ class _Process:
             return TaskError(f"{what}: {error}")
         if self.left:
             return EvaluationLeft(f"{self.left}; its process was ended")
-        return TaskError(f"{what} ended its process: {_ending(status)}; the coordinator and its other runs go on")
+        # The kernel sends SIGKILL when memory runs out; every other end is the code's own.
+        killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        ended = f"{what} ended its process: {_ending(status)}; the coordinator and its other runs go on"
+        return (TaskError if killed else TaskFault)(ended)
 
 
 def _ending(status: int) -> str:

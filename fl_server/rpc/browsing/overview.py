@@ -10,7 +10,7 @@ from fl_common.program import impetus_version
 from fl_server.clients.fleet import Fleet
 from fl_server.clients.roster import Presence
 from fl_server.coordinator.not_loaded import NotLoaded
-from fl_server.errors import InvalidInput, one_line
+from fl_server.errors import InvalidInput
 from fl_server.rounds.state import Phase
 from fl_server.rpc.access.owners import OwnedRuns
 from fl_server.rpc.browsing.clients import SEARCH_CHARS
@@ -134,7 +134,8 @@ def _shown(run: Run | NotLoaded) -> pb.RunOverview:
 def _not_loaded(run: NotLoaded) -> pb.RunOverview:
     shown = pb.RunOverview(
         run_id=run.record.run_id,
-        reason=one_line(f"not loaded: {run.reason}"),
+        state=f"RUN_STATE_{(run.state or 'unspecified').upper()}",
+        reason=run.explained,
         task=run.named("task"),
         algorithm=run.named("algorithm"),
         owner=run.owner or "",

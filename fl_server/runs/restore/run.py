@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import structlog
 
+from algorithms import AlgorithmError
 from fl_server.rounds import events as ev
 from fl_server.rounds.selecting import next_round
 from fl_server.rounds.state import Phase
@@ -20,30 +22,57 @@ from fl_server.runs.restore.round import restore_round_under_way, resume_deadlin
 from fl_server.runs.run import Run
 from fl_server.store.errors import NoOpenFiles, StoreError, StoreFull, StoreUnavailable
 from fl_server.store.records import ENDED, HistoryRecord
+from tasks import TaskError
+from tasks.errors import is_own_fault
 
 log = structlog.get_logger()
 
 
-async def restore_run(run: Run) -> None:
-    """Continue at the point that the ledger records. A run with an unreadable state fails; other runs continue."""
+async def restore_run(run: Run, add: Callable[[], None]) -> None:
+    """Continue at the point that the ledger records. A run with an unreadable state fails, or with code that does.
+
+    add: called as soon as calls about the run can be answered. Raises TaskError, AlgorithmError if the machine lacks
+    something, or if its code did not end in its time.
+    """
     context = run.context
     await restore_log(context, run.record.extended_at)
     if run.log.latest is not None:
         run.state = replace(run.state, over_selection=run.log.latest.over_selection)
     latest = await context.services.ledger.do(context.store.latest_failure, run.id)
     run.submissions.failures.restore((), latest)
-    if run.record.state in ENDED:
-        await _restore_ended(run)
-        return
-    try:
-        await _restore_running(run)
-    except (StoreUnavailable, NoOpenFiles):
-        raise  # nothing is wrong with the run: the next start reads it
-    except StoreError as error:
-        log.error("run_not_readable", run=run.id, error=str(error))
-        run.start()
-        run.fail(f"its state cannot be read: {error}")
-        return
+    async with run.turn:
+        if run.record.state in ENDED:
+            await _restore_ended(run)
+            add()
+            return
+        try:
+            await _restore_running(run)
+            add()
+            await restore_evaluations(run)
+        except (StoreUnavailable, NoOpenFiles):
+            raise  # nothing is wrong with the run: the next start reads it
+        except StoreError as error:
+            log.error("run_not_readable", run=run.id, error=str(error))
+            _fail(run, add, f"its state cannot be read: {error}")
+            return
+        except (TaskError, AlgorithmError) as error:
+            if not is_own_fault(error):
+                raise
+            log.error("run_code_failed", run=run.id, error=str(error))
+            _fail(run, add, str(error))
+            return
+        await _continue(run)
+
+
+def _fail(run: Run, add: Callable[[], None], why: str) -> None:
+    add()
+    run.start()
+    run.fail(why)
+
+
+async def _continue(run: Run) -> None:
+    """Start a run that is restored."""
+    context = run.context
     run.start()
     await _record_restart(run)
     if run.state.phase is Phase.COLLECTING:
@@ -100,7 +129,7 @@ async def _restore_ended_state(run: Run) -> None:
 
 
 async def _restore_running(run: Run) -> None:
-    """Restore tensors, the round under way, and missing evaluations. Raises StoreError."""
+    """Restore tensors and the round under way. Raises StoreError, TaskError, AlgorithmError."""
     context = run.context
     await _load_model(run)
     await _remove_committed_uploads(run)
@@ -113,7 +142,6 @@ async def _restore_running(run: Run) -> None:
         run.state, round=run.model.snapshot.round + 1, paused=run.record.state == "paused", members=members
     )
     await restore_round_under_way(run)
-    await restore_evaluations(run)
 
 
 async def _record_restart(run: Run) -> None:
@@ -155,6 +183,6 @@ async def _load_model(run: Run) -> None:
 async def _remove_committed_uploads(run: Run) -> None:
     """Remove the files of committed rounds from the spool."""
     services = run.context.services
-    for leftover in await services.in_io(services.spool.sweep):
-        if leftover.key.run_id == run.id and leftover.key.round <= run.model.snapshot.round:
+    for leftover in await services.in_io(services.spool.sweep, run.id):
+        if leftover.key.round <= run.model.snapshot.round:
             await services.in_io(services.spool.remove_round, run.id, leftover.key.round)

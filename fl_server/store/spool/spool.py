@@ -160,11 +160,14 @@ class Spool:
         with disk_errors(f"make room in {self._directory}"):
             return self._spares.clear()
 
-    def sweep(self) -> list[Leftover]:
-        """At the start, before any upload is open: all updates, by path. Parts without notes are removed."""
+    def sweep(self, run_id: str = "*") -> list[Leftover]:
+        """At the start, before any upload is open: the updates of a run, or of all, by path.
+
+        Parts without notes are removed.
+        """
         found = []
         with disk_errors(f"sweep the spool {self._directory}"):
-            for path in sorted(self._directory.glob("run-*/round-*/exchange-*/*")):
+            for path in sorted(self._directory.glob(f"run-{run_id}/round-*/exchange-*/*")):
                 if leftover := self._leftover(path):
                     found.append(leftover)
                     if not leftover.whole:

@@ -17,7 +17,9 @@ from tests.processes.process import HERE, Workspace, eventually, write_toml
 from tests.processes.simulated import simulated_digests
 
 ENDING, AT_IMPORT = "ending_task:Ending", "exits_at_import:AtImport"
-LIMITS = {"reattach_grace_s": 20.0, "evaluation_s": 6.0, "task_load_s": 5.0, "task_memory_mib": 1024}
+LIMITS = {
+    "reattach_grace_s": 20.0, "evaluation_s": 6.0, "task_load_s": 5.0, "task_memory_mib": 1024, "restore_wait_s": 2.0,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +48,14 @@ def serve_with(fleet: Fleet, evaluation_s: float) -> None:
     fleet.server.until_present("ender")
 
 
-def create(server: Coordinator, name: str, place: str, how: str, **options: str) -> str:
+def create(server: Coordinator, name: str, place: str, how: str, rounds: int = 3, **options: str) -> str:
     """Create a run whose task ends its process in a place."""
     return server.create(
         name,
         task={"name": ENDING, "options": {"place": place, "how": how, **options}},
         algorithm={"name": "fedavg"},
         round={"clients_per_round": 1, "min_clients": 1},
-        stop={"rounds": 3},
+        stop={"rounds": rounds},
     )
 
 
@@ -103,11 +105,13 @@ def test_whatever_a_task_does_costs_its_own_run(fleet: Fleet, monkeypatch: pytes
 def test_a_restart_serves_and_no_process_of_a_task_is_left(fleet: Fleet) -> None:
     """A coordinator that is killed during an evaluation that hangs starts again, and its processes are gone.
 
-    A run whose model() crashes at the restart is listed with the reason.
+    A run whose model() crashes at the restart has failed, and so has one whose import hangs behind the start, two times
+    in a row. Both go on when they are resumed.
     """
     limit_evaluations(fleet, 60.0)
     server, now = fleet.server, fleet.workspace.folder / "now"
-    create(server, "crashing", "model", "crash", when=str(now))
+    create(server, "crashing", "model", "crash", rounds=2000, when=str(now))
+    create(server, "importing", "init", "hang", rounds=2000, when=str(now))
     now.touch()
     create(server, "hanging", "metrics", "hang")
     server.until("hanging", lambda run: run.rounds_done >= 1, "a round is done")
@@ -115,7 +119,17 @@ def test_a_restart_serves_and_no_process_of_a_task_is_left(fleet: Fleet) -> None
     server.kill()
     eventually(lambda: not any(map(_runs, pids)), "the processes of tasks have ended")
     serve_with(fleet, 2.0)
-    assert "signal 11 (SIGSEGV)" in server.run("crashing").reason
+    assert "importing" in server.logged("runs_still_loading")["runs"]
+    for name, why in (("crashing", r"signal 11 \(SIGSEGV\)"), ("importing", "did not end within 5 s")):
+        ended = server.ended(name)
+        assert (ended.state, server.history(name).count("run_failed")) == (admin_pb2.RUN_STATE_FAILED, 1)
+        assert re.search(why, ended.reason), ended.reason
+    now.unlink()
+    with server.admin() as admin:
+        for name in ("crashing", "importing"):
+            done = admin.resume_run(name).rounds_done
+            server.until(name, lambda run, done=done: run.rounds_done > done, "it goes on")
+            admin.stop_run(name, "enough")
     ended = server.ended("hanging")
     assert "did not end within 2 s" in ended.reason
     server.completed(server.create("after", stop={"rounds": 1}))

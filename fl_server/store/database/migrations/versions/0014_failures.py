@@ -1,4 +1,4 @@
-"""Failed work, missed deadlines, norms after rounds, sums of metrics, renewed certificates, labels of enrollment."""
+"""Failures of runs and work, missed deadlines, norms after rounds, sums of metrics, renewals, labels of enrollment."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -11,6 +11,7 @@ depends_on = None
 
 def upgrade() -> None:
     """Add them. The norms are empty in rounds of older versions."""
+    op.add_column("runs", sa.Column("load_failure", sa.Text(), nullable=False, server_default=""))
     op.add_column("commits", sa.Column("norms", sa.Text(), nullable=False, server_default=""))
     op.add_column("standings", sa.Column("deadlines", sa.Integer(), nullable=False, server_default="0"))
     op.add_column("client_evaluations", sa.Column("sums", sa.Text(), nullable=False, server_default="[]"))
@@ -43,3 +44,4 @@ def downgrade() -> None:
     op.drop_column("client_evaluations", "sums")
     op.drop_column("standings", "deadlines")
     op.drop_column("commits", "norms")
+    op.drop_column("runs", "load_failure")
