@@ -125,14 +125,19 @@ def test_a_restart_serves_and_no_process_of_a_task_is_left(fleet: Fleet) -> None
         assert (ended.state, server.history(name).count("run_failed")) == (admin_pb2.RUN_STATE_FAILED, 1)
         assert re.search(why, ended.reason), ended.reason
     now.unlink()
-    with server.admin() as admin:
-        for name in ("crashing", "importing"):
-            done = admin.resume_run(name).rounds_done
-            server.until(name, lambda run, done=done: run.rounds_done > done, "it goes on")
-            admin.stop_run(name, "enough")
+    goes_on(server, "crashing")
+    goes_on(server, "importing")
     ended = server.ended("hanging")
     assert "did not end within 2 s" in ended.reason
     server.completed(server.create("after", stop={"rounds": 1}))
+
+
+def goes_on(server: Coordinator, name: str) -> None:
+    """A failed run that is resumed commits a round. Then it is stopped."""
+    with server.admin() as admin:
+        done = admin.resume_run(name).rounds_done
+        server.until(name, lambda run: run.rounds_done > done, "it goes on")
+        admin.stop_run(name, "enough")
 
 
 def _runs(pid: int) -> bool:
