@@ -167,20 +167,25 @@ def _amounts(policy: Policy, request: Request) -> Iterator[Verdict]:
 
 def _floors(policy: Policy, request: Request) -> Iterator[Verdict]:
     work, rules = request.work, policy.work
-    yield from _at_least("min_clients", rules.min_clients, request.min_clients)
+    yield from _at_least(_CLIENTS, rules.min_clients, request.min_clients)
     yield from _at_least("min_examples", rules.min_examples, None if work is None else work.used)
     if work is None or work.local_steps != 0:
         yield from _at_least("min_batch_size", rules.min_batch_size, None if work is None else work.batch)
         yield from _at_least("min_steps", rules.min_steps, None if work is None else work.local_steps)
 
 
+_CLIENTS = "min_clients"
+
+
 def _at_least(key: str, floor: int, got: int | None) -> Iterator[Verdict]:
     if floor == 1:
         return
     if got is None:
-        yield Verdict("work", accepted=None, text=f"work.{key} is {floor}; a run's file does not decide it")
+        of = " without round.min_accepted does not decide it, but the coordinator's own rule" if key == _CLIENTS else ""
+        text = f"work.{key} is {floor}; a run's file{of or ' does not decide it'}"
+        yield Verdict("work", accepted=None, text=text)
         return
-    came = "the coordinator states none" if key == "min_clients" and not got else f"the assignment has {got}"
+    came = "the coordinator states none" if key == _CLIENTS and not got else f"the assignment has {got}"
     yield Verdict("work", got >= floor, f"work.{key} is {floor}, and {came}")
 
 

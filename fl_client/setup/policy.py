@@ -84,7 +84,12 @@ def _verdicts(
     work = _work(spec, local_examples)
     optimizer = spec.local.optimizer.name or "sgd"
     request = Request(
-        "training", name, algorithm=spec.algorithm.name or DEFAULT_ALGORITHM, optimizer=optimizer, work=work
+        "training",
+        name,
+        algorithm=spec.algorithm.name or DEFAULT_ALGORITHM,
+        optimizer=optimizer,
+        work=work,
+        min_clients=spec.round.min_accepted if spec.round.HasField("min_accepted") else None,
     )
     yield from verdicts(policy, request)
     yield from day_verdicts(policy, work)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-_NO_FLOORS = "min_batch_size = 1\nmin_examples = 1\nmin_clients = 1\n"
+_NO_FLOORS = ("min_batch_size", "min_examples", "min_clients")
 
 
 def without_floors(text: str) -> str:
-    """The policy without the default floors of [work], which devices with a few examples would not reach."""
+    """The policy without the default floors of [work], which devices with a few examples would not reach.
+
+    Floors that the text has stay.
+    """
+    lines = "".join(f"{name} = 1\n" for name in _NO_FLOORS if name not in text)
     if "[work]\n" in text:
-        return text.replace("[work]\n", f"[work]\n{_NO_FLOORS}", 1)
-    return f"{text}\n[work]\n{_NO_FLOORS}"
+        return text.replace("[work]\n", f"[work]\n{lines}", 1)
+    return f"{text}\n[work]\n{lines}"

@@ -34,6 +34,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+RULE = "without round.min_accepted does not decide it, but the coordinator's own rule"
+
+
 def policy(*arguments: str) -> int:
     """Run `fl-client policy` with the device's settings; returns the exit code."""
     return main(["policy", *arguments, "--config", "client.toml"])
@@ -47,11 +50,21 @@ def test_an_accepted_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
         "accept  tasks: the run's task is 'digits', and this device has 'digits'",
         "accept  tasks: 'digits' is in tasks.allow",
         "accept  algorithms: 'fedcm' is in algorithms.allow",
-        "open    work: work.min_clients is 3; a run's file does not decide it",
+        f"open    work: work.min_clients is 3; a run's file {RULE}",
         "open    work: work.min_examples is 16; a run's file does not decide it",
         "accept  work: work.min_batch_size is 4, and the assignment has 10",
         "run.toml: accepted; 2 not decided by a run's file",
     ]
+
+
+@pytest.mark.parametrize(("stated", "code"), [(2, 1), (3, 0)])
+def test_the_clients_of_a_round_are_judged_if_the_file_states_them(
+    folder: Path, capsys: pytest.CaptureFixture[str], stated: int, code: int
+) -> None:
+    """`round.min_accepted` of the run's file; a coordinator raises it at most."""
+    (folder / "run.toml").write_text(RUN + f"[round]\nmin_accepted = {stated}\n")
+    assert policy("check", "run.toml") == code
+    assert f"work: work.min_clients is 3, and the assignment has {stated}\n" in capsys.readouterr().out
 
 
 def test_a_refused_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,15 +97,20 @@ REFUSALS = {
     "fingerprints": (f'[tasks.fingerprints]\n"tiny_task:Tiny" = ["{OTHER_CODE}"]', {}),
     "algorithms": ('[algorithms]\nallow = ["fedavg"]', {}),
     "epochs": ("[work]\nmax_epochs = 1", {"local": {"epochs": None, "steps": 5}}),
+    "min_batch_size": ("[work]\nmin_batch_size = 17", {}),
+    "min_examples": ("[work]\nmin_examples = 1000", {}),
+    "min_steps": ("[work]\nmin_steps = 1000", {}),
+    "min_clients": ("[work]\nmin_clients = 3", {}),
     "model": ("[work]\nmax_model_bytes = 10", {}),
     "day": ("[day]\nmax_steps = 1", {}),
     "privacy": ("[privacy]\nmax_epsilon = 8.0", {}),
 }
-RULES = {"fingerprints": "tasks", "epochs": "work", "model": "work"}
+FLOORS = ("min_batch_size", "min_examples", "min_steps", "min_clients")
+RULES = {"fingerprints": "tasks", "model": "work", **dict.fromkeys(("epochs", *FLOORS), "work")}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", slow_except(REFUSALS, "tasks", "epochs"))
+@pytest.mark.parametrize("kind", slow_except(REFUSALS, "tasks", "epochs", "min_clients"))
 def test_a_refusal_does_not_hold_up_the_round(fleet: PolicyFleet, strict: Site, without: list[str], kind: str) -> None:
     """The others finish, without the deadline, with the bits of a run that never asked the device. No quarantine."""
     text, sections = REFUSALS[kind]
