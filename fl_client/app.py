@@ -154,7 +154,8 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
     constant = _registration(config, local)
 
     def registration() -> pb.RegisterRequest:
-        request = pb.RegisterRequest(availability=services.availability.availability_for_registration())
+        availability = services.availability.availability_for_registration()
+        request = pb.RegisterRequest(availability=availability, held=services.bundles.held())
         request.MergeFrom(constant)
         return site.registration(request)
 

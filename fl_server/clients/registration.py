@@ -12,7 +12,13 @@ from fl_server.clients.client_records import ClientRecords
 from fl_server.clients.contested_identities import ContestedIdentities
 from fl_server.clients.presence_history import PresenceHistory
 from fl_server.clients.rate_limits import RegistrationLimiter
-from fl_server.clients.registration_request import check_sizes, checked_id, common_protocol, record_of
+from fl_server.clients.registration_request import (
+    check_sizes,
+    checked_id,
+    common_protocol,
+    held_resources,
+    record_of,
+)
 from fl_server.clients.sessions import Origin, Session, Sessions, origin_of_call
 from fl_server.config import ServerConfig
 from fl_server.errors import Contested, InvalidInput, NotNow
@@ -60,6 +66,7 @@ class Registration:
         self._refuse_unwanted(client_id)
         protocol = common_protocol(request.protocol)
         check_sizes(request)
+        held = held_resources(request)
         if not request.tasks:
             raise InvalidInput("tasks", "at least one task that the client can train", "none")
         await self._wait_for_slot(client_id)
@@ -68,6 +75,8 @@ class Registration:
         _warn_of_claims(client_id, request.labels, enrolled or {})
         known = self._records.find(client_id)
         session, older = self._sessions.open(client_id, origin)
+        for digest in held:
+            session.resource_sent(digest)
         try:
             await self._records.write(
                 record_of(request, known, enrolled, claims=self._claims), self._history_row(session, older)

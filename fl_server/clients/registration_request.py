@@ -14,7 +14,7 @@ from protos.encodings import ENCODINGS
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
 
-MAX_ENTRIES = {"labels": 64, "tasks": 64, "methods": 64, "encodings": 64, "pending": 1000, "states": 1000}
+MAX_ENTRIES = {"labels": 64, "tasks": 64, "methods": 64, "encodings": 64, "pending": 1000, "states": 1000, "held": 64}
 MAX_CHARS = 256
 """Longest label, task name, device name and other text in a request."""
 _END_OF_TIME = 253_402_300_800 - 86_400
@@ -46,6 +46,14 @@ def check_sizes(request: pb.RegisterRequest) -> None:
                 f"{offer.train_batches}",
             )
     check_availability(request.availability)
+
+
+def held_resources(request: pb.RegisterRequest) -> list[bytes]:
+    """Digests of the resources that the client holds. Raises InvalidInput for one that is no digest."""
+    try:
+        return [digest_bytes(digest) for digest in request.held]
+    except ValueError as error:
+        raise InvalidInput("held", "digests", str(error)) from error
 
 
 def _check_frozen(offer: pb.TaskOffer) -> None:

@@ -89,8 +89,8 @@ class Session:
     closed: bool = False
     """Whether it was closed, or fenced by a newer one."""
     sent: dict[bytes, None] = field(default_factory=dict)
-    """Digests of the resources that went out completely to the daemon's process, the newest last. For display only: a
-    daemon keeps what its newest assignment needs, and fetches the rest again."""
+    """Digests of the resources that the daemon's process held when it registered, or that went out to it completely,
+    the newest last. For display only: a daemon keeps what its newest assignment needs, and fetches the rest again."""
 
     def resource_sent(self, digest: bytes) -> None:
         """A resource went out completely."""

@@ -13,11 +13,15 @@ from fl_client.connection.link import Backoff, Link
 from fl_client.errors import WorkFailed
 from protos import codec
 from protos.buffers import BufferPool
+from protos.digests import digest_message
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2
 
 FULL_TRIES = 3
 """Times that a bundle is fetched from its start because its digest was wrong although every chunk was right."""
+
+MOST_NAMED = 64
+"""Held resources that a registration names; coordinators take no more."""
 
 _Name = tuple[ResourceKey, bytes, bytes]
 """Key of a resource, its digest, and the key of its encoding's random numbers."""
@@ -36,6 +40,10 @@ class BundleCache:
         self._lock = asyncio.Lock()
         # By kind too: a model and a direction of zeros have the same bytes and different manifests.
         self._held: dict[_Name, Bundle] = {}
+
+    def held(self) -> list[tensor_pb2.Digest]:
+        """Digests of the resources that are not fetched again if the next assignment needs them; MOST_NAMED at most."""
+        return [digest_message(value) for value in sorted({value for _, value, _ in self._held})[:MOST_NAMED]]
 
     async def get(
         self, resources: Iterable[tensor_pb2.Resource], layouts: Layouts, run_id: str = ""

@@ -76,7 +76,7 @@ def test_the_model_can_be_downloaded(fleet: Fleet, page: WebPage) -> None:
 
 
 def test_the_cohort_has_a_phase_for_each_client(fleet: Fleet, page: WebPage) -> None:
-    """One has delivered, the other trains. After a restart the page states that the coordinator cannot know it."""
+    """One has delivered, the other trains. It is shown so after a restart, too, although it fetches nothing again."""
     quick, slow = fleet.half_delivered("web-cohort")
     row = r'<tr data-key="(edge-\d)">.*?<td><span class="state \w+">([\w ]+)</span>'
 
@@ -87,8 +87,7 @@ def test_the_cohort_has_a_phase_for_each_client(fleet: Fleet, page: WebPage) -> 
     eventually(lambda: phases() == expected, "one has delivered, the other has fetched the model and trains")
     fleet.server.kill()
     fleet.server.serve()
-    eventually(lambda: phases() == {**expected, slow.client_id: "assigned"}, "one has delivered, the other works")
-    assert "it fetched nothing since the coordinator started" in page.get("/runs/web-cohort").text
+    eventually(lambda: phases() == expected, "one has delivered, the other holds the model and trains")
     fleet.release()
     fleet.server.completed("web-cohort")
 

@@ -96,6 +96,7 @@ async def test_two_concurrent_requests_fetch_once() -> None:
     cache = BundleCache(link_to(connection), 1 << 20, lambda count: None)
     first, second = await asyncio.gather(cache.get([RESOURCE], EXPECTED), cache.get([RESOURCE], EXPECTED))
     assert connection.offsets == [0]
+    assert cache.held() == [RESOURCE.digest]
     assert first[tensor_pb2.RESOURCE_KIND_MODEL] is second[tensor_pb2.RESOURCE_KIND_MODEL]
 
 
