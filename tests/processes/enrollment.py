@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
@@ -154,3 +155,10 @@ def write_key(pki: Pki) -> Path:
     path.touch(0o600)
     path.write_bytes(ca.key_pem(pki.authority.key))
     return path
+
+
+def error_of(call: Callable[[], Any]) -> grpc.RpcError:
+    """The error of a call that must be refused."""
+    with pytest.raises(grpc.RpcError) as refused:
+        call()
+    return refused.value

@@ -32,8 +32,8 @@ def test_every_row_has_a_test(section: str) -> None:
 
 
 def test_named_cases_exist() -> None:
-    """The cases in parentheses are functions of the test of attacks on tokens."""
-    code = (ROOT / "tests/integration/access/test_enrollment.py").read_text(encoding="utf-8")
+    """The cases in parentheses are the functions that attack tokens."""
+    code = (ROOT / "tests/processes/token_attacks.py").read_text(encoding="utf-8")
     table = PAGE.partition("\n## Attacks that were tried\n")[2].partition("\n## ")[0]
     cases = {case for cell in re.findall(r"\((`[\w`, ]+)\) \|", table) for case in re.findall(r"\w+", cell)}
     assert len(cases) == 7

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,13 @@ from fl_ops.errors import OpsError
 from protos.fl.v1 import admin_pb2, coordinator_pb2_grpc, enrollment_pb2_grpc
 from protos.fl.v1 import coordinator_pb2 as coordinator_pb
 from protos.fl.v1 import enrollment_pb2 as pb
-from protos.fl.v1.errors_pb2 import RetryLater
 from tests.processes.certificates import Pki, credentials, section
-from tests.processes.enrollment import EnrollingCoordinator, RawDevice, csr_of, new_key
+from tests.processes.enrollment import EnrollingCoordinator, RawDevice, csr_of, error_of, new_key
 from tests.processes.federation import Daemon
-from tests.processes.holding_relay import holding_relay
 from tests.processes.openssl_authority import OpensslAuthority
 from tests.processes.process import TIMEOUT_S, Workspace, eventually
-from tests.processes.raw_client import RawClient, detail
+from tests.processes.raw_client import RawClient
+from tests.processes.token_attacks import ATTACKS, Attack
 
 DENIED, LIMITED = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.RESOURCE_EXHAUSTED
 
@@ -43,72 +41,6 @@ def server(module_workspace: Workspace, foreign: OpensslAuthority) -> EnrollingC
     server.settings["tls"]["client_ca"] = str(both)
     server.configure()
     return server.serve()
-
-
-def error_of(call: Callable[[], Any]) -> grpc.RpcError:
-    """The error of a call that must be refused."""
-    with pytest.raises(grpc.RpcError) as refused:
-        call()
-    return refused.value
-
-
-def other_name(server: EnrollingCoordinator) -> Callable[[], Any]:
-    """A token of edge-a2 for the name of another device."""
-    token = server.create_token("edge-a2")
-    return lambda: RawDevice(server).enroll(token, name="edge-a1")
-
-
-def other_san(server: EnrollingCoordinator) -> Callable[[], Any]:
-    """A request that names an admin."""
-    device, token = RawDevice(server), server.create_token("edge-a3")
-    csr = csr_of(device.key, names=[x509.UniformResourceIdentifier("fl://admin/alice")])
-    return lambda: device.enroll(token, csr)
-
-
-def used_twice(server: EnrollingCoordinator) -> Callable[[], Any]:
-    """A stolen token, after its device has used it."""
-    token = server.create_token("edge-a4")
-    RawDevice(server).enroll(token)
-    return lambda: RawDevice(server).enroll(token)
-
-
-def expired(server: EnrollingCoordinator) -> Callable[[], Any]:
-    """A token from yesterday."""
-    token = server.create_token("edge-a5", ttl_s=1e-6)
-    return lambda: RawDevice(server).enroll(token)
-
-
-def revoked(server: EnrollingCoordinator) -> Callable[[], Any]:
-    """A token that the operator has revoked."""
-    token = server.create_token("edge-a6")
-    with server.admin() as admin:
-        assert admin.revoke_enrollment(token.partition(".")[0], "lost").state == "revoked"
-    return lambda: RawDevice(server).enroll(token)
-
-
-def guessed(server: EnrollingCoordinator) -> Callable[[], Any]:
-    """The id of an open token with another secret."""
-    token, other = server.create_token("edge-a7"), server.create_token("edge-a8")
-    return lambda: RawDevice(server).enroll(f"{token.partition('.')[0]}.{other.partition('.')[2]}")
-
-
-def name_of_another_pod(server: EnrollingCoordinator) -> Callable[[], Any]:
-    """A bootstrap token for the name of a pod that has a certificate."""
-    token = server.create_token(name_prefix="gpu-", uses=9)
-    RawDevice(server).enroll(token, name="gpu-1")
-    return lambda: RawDevice(server).enroll(token, name="gpu-1")
-
-
-Attack = Callable[[EnrollingCoordinator], Callable[[], Any]]
-ATTACKS: dict[Attack, str] = {
-    other_name: "needed: the token's name 'edge-a2', or none; not 'edge-a1'",
-    other_san: "needed: a request that names nobody or fl://client/edge-a3; it names 'fl://admin/alice'",
-    used_twice: "needed: a token with a use left",
-    expired: "needed: a token that has not expired",
-    revoked: "needed: a token that is not revoked",
-    guessed: "needed: a token of this coordinator",
-    name_of_another_pod: "needed: a free name: this one has a valid certificate with another key",
-}
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
@@ -254,19 +186,6 @@ def test_labels_of_the_token_win(server: EnrollingCoordinator, foreign: OpensslA
     assert (dict(found.labels), list(found.enrolled_labels)) == (claimed, [])
 
 
-def test_claimed_labels_do_not_count_where_the_settings_say_so(workspace: Workspace) -> None:
-    """With `claimed_labels = false` runs and operators see the labels of the token alone."""
-    server = EnrollingCoordinator(workspace, Pki(workspace.folder / "pki"), claimed_labels=False).serve()
-    device = RawDevice(server)
-    device.enroll(server.create_token("site-1", labels={"site": "north"}))
-    with RawClient(server.address, "site-1", device.credentials()) as client:
-        client.register(labels={"site": "south", "gpu": "a100"})
-        client.attend()
-        with server.admin() as admin:
-            assert [dict(each.labels) for each in admin.list_clients(labels={"site": "north"})] == [{"site": "north"}]
-            assert not list(admin.list_clients(labels={"gpu": "a100"}))
-
-
 @pytest.mark.parametrize("kind", ["name", "serial"])
 def test_a_certificate_of_another_authority_is_revoked(
     server: EnrollingCoordinator, foreign: OpensslAuthority, kind: str
@@ -329,64 +248,6 @@ def test_an_enrolled_daemon_works_until_it_is_revoked(
     eventually(lambda: server.client("edge-e1").state == admin_pb2.CLIENT_STATE_LOST, "it is not waited for")
     assert "certificates_revoked" in server.history("edge-e1")
     daemon.kill()
-
-
-def test_a_lost_response_is_repeated_after_a_kill(module_workspace: Workspace) -> None:
-    """SIGKILL after the token is spent and before the response arrives: the repeat gets the same certificate.
-
-    The revocations of before hold after the restart.
-    """
-    pki = Pki(module_workspace.folder / "pki-k")
-    server = EnrollingCoordinator(module_workspace, pki, name="killed").serve()
-    gone, device, token = server.enrolled("edge-k2"), RawDevice(server), server.create_token("edge-k1")
-    with server.admin() as admin:
-        admin.revoke_certificates("stolen", name="edge-k2")
-    port = str(server.settings["enroll_listen"])
-    with holding_relay(port) as relay:
-        root = grpc.ssl_channel_credentials(pki.ca.read_bytes())
-        with grpc.secure_channel(relay.address, root) as channel:
-            grpc.channel_ready_future(channel).result(TIMEOUT_S)
-            relay.hold()
-            stub: Any = enrollment_pb2_grpc.EnrollmentStub(channel)
-            lost = stub.Enroll.future(pb.EnrollRequest(token=token, csr=csr_of(device.key)), timeout=TIMEOUT_S)
-            eventually(lambda: states(server)[token.partition(".")[0]] == "used", "the token is spent")
-            server.kill()
-            assert not lost.done()
-            lost.cancel()
-    server.serve()
-    with server.admin() as admin:
-        issued = [each.serial for each in admin.list_certificates("edge-k1")]
-    device.enroll(token)
-    assert [f"{device.leaf.serial_number:x}"] == issued
-    assert error_of(lambda: RawDevice(server).enroll(token)).code() is DENIED
-    assert error_of(gone.renew).code() is DENIED
-    with RawClient(server.address, "edge-k1", device.credentials()) as client:
-        client.register()
-
-
-def states(server: EnrollingCoordinator) -> dict[str, str]:
-    """The tokens' states by id."""
-    with server.admin() as admin:
-        return {each.id: each.state for each in admin.list_enrollments()}
-
-
-def test_limits_of_requests(module_workspace: Workspace) -> None:
-    """Renewals of a client, and failures of an address, are refused with a time to wait; others are not affected."""
-    pki = Pki(module_workspace.folder / "pki-l")
-    server = EnrollingCoordinator(
-        module_workspace, pki, name="limited", renewals_per_min=2.0, address_failures_per_min=3.0
-    ).serve()
-    first, second = server.enrolled("edge-l1"), server.enrolled("edge-l2")
-    for _ in range(2):
-        first.renew()
-    error: Any = error_of(first.renew)
-    assert error.code() is LIMITED
-    assert "enrollment.renewals_per_min" in error.details()
-    assert isinstance(detail(error), RetryLater)
-    assert second.renew().name == "edge-l2"
-    codes = [error_of(lambda: RawDevice(server).enroll(f"{'0' * 16}.{'x' * 43}")).code() for _ in range(5)]
-    assert codes[:3] == [DENIED] * 3
-    assert codes[-1] is LIMITED
 
 
 def test_tokens_are_nowhere_but_in_their_response(module_workspace: Workspace, server: EnrollingCoordinator) -> None:
