@@ -50,6 +50,11 @@ def percent(share: float | None, digits: int = 2) -> str:
     return NOTHING if share is None else f"{100 * share:.{digits}f} %"
 
 
+def is_accuracy(metric: str) -> bool:
+    """Whether a metric is an accuracy over all examples, of the latest or of the averaged model."""
+    return metric in {"accuracy", "averaged_accuracy"}
+
+
 def metric_name(metric: str) -> str:
     """A metric of an evaluation; the loss is named so that nobody takes it for the training loss."""
     return "held-out loss" if metric == "loss" else metric

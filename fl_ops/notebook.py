@@ -189,11 +189,11 @@ class Run:
             for row in found.evaluations
         ]
 
-    def model(self, which: str | int = "latest") -> dict[str, torch.Tensor]:
+    def model(self, which: str | int = "latest", *, averaged: bool = False) -> dict[str, torch.Tensor]:
         """A committed model as a state_dict on the CPU, checked against its digest.
 
-        which: "latest", "best" or a round's number. The model of a run with `frozen = "local"` has no frozen
-        parameters: load it with `strict=False`.
+        which: "latest", "best" or a round's number. averaged: the averaged model of that round. The model of a run with
+        `frozen = "local"` has no frozen parameters: load it with `strict=False`.
         """
         from safetensors.torch import load_file
 
@@ -202,7 +202,8 @@ class Run:
 
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.safetensors"
-            receive(self._client.export_model(self.id, str(which)), Target(path))
+            model = "averaged" if averaged else "committed"
+            receive(self._client.export_model(self.id, str(which), model), Target(path))
             return load_file(path)
 
 

@@ -226,11 +226,10 @@ class AdminClient:
         request = admin_pb2.RevokeCertificatesRequest(reason=reason, **which)
         return list(self._call("RevokeCertificates", request, admin_pb2.RevokeCertificatesResponse).revoked)
 
-    def export_model(self, run_id: str, which: str) -> Iterator[admin_pb2.ExportModelResponse]:
-        """Header and chunks of a model. which: "latest", "best" or a round's number."""
-        return self._stream(
-            "ExportModel", admin_pb2.ExportModelRequest(run_id=run_id, round=which), admin_pb2.ExportModelResponse
-        )
+    def export_model(self, run_id: str, which: str, model: str = "") -> Iterator[admin_pb2.ExportModelResponse]:
+        """Header and chunks of a model. which: "latest", "best" or a round's number. model: "averaged" or committed."""
+        request = admin_pb2.ExportModelRequest(run_id=run_id, round=which, model=model)
+        return self._stream("ExportModel", request, admin_pb2.ExportModelResponse)
 
     def upload_model(self, file: BinaryIO) -> str:
         """Send a safetensors file. Returns the `initial_model` of a run that starts from it."""

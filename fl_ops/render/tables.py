@@ -214,7 +214,7 @@ def metric_of(run: admin_pb2.RunStatus, summary: admin_pb2.RoundSummary) -> str:
     if metric not in summary.metrics:
         return NOTHING
     value = summary.metrics[metric]
-    return units.percent(value) if metric == "accuracy" else f"{metric} {value:.4g}"
+    return units.percent(value) if units.is_accuracy(metric) else f"{metric} {value:.4g}"
 
 
 def tokens_table(tokens: Sequence[admin_pb2.EnrollmentToken]) -> RenderableType:

@@ -192,7 +192,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> AsyncIterator[pb.ExportModelResponse]:
         """A committed model as a safetensors file."""
         run = self._runs.to_change(request.run_id)
-        async with aclosing(self._exports.messages(run, request.round or "latest")) as messages:
+        async with aclosing(self._exports.messages(run, request.round or "latest", request.model)) as messages:
             async for message in messages:
                 yield message
 

@@ -23,6 +23,8 @@ from fl_server.store.files import disk_error, disk_errors, file_digest
 PLAIN, WITH_MASTER = 1, 2
 """Formats: of model and memory; of these and a master of higher precision."""
 _META = "meta.json"
+_LENGTH_BYTES = 8
+"""Of the length of a safetensors header, at the beginning of its file."""
 _NO_METADATA: Mapping[str, str] = MappingProxyType({})
 _ERRNO = re.compile(r"(?:os error |code: )(\d+)")
 
@@ -42,8 +44,23 @@ def write_tensors(
     """
     with _library_errors(path, "write"):
         save_file(separate(tensors), path, metadata={"format": "pt", **metadata})
+        if metadata:
+            _sort_metadata(path)
     fsync_path(path)
     return {"digest": _text(file_digest(path)), "size_bytes": path.stat().st_size, "tensors": list(tensors)}
+
+
+def _sort_metadata(path: Path) -> None:
+    """Put the metadata of a file in order: the library's order changes from file to file, and with it the digest."""
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        if len(text) > length:
+            raise StoreError(f"the header of {path} has another length than the library gave it")
+        file.seek(_LENGTH_BYTES)
+        file.write(text.ljust(length))
 
 
 def read_tensors(path: Path, entry: Mapping[str, Any]) -> dict[str, torch.Tensor]:

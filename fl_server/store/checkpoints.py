@@ -54,6 +54,8 @@ FROZEN = "frozen"
 
 HOLDS = "holds"
 """In the header of a model's file, of a run with an averaged model: which of the two the file has."""
+COMMITTED, AVERAGED = "committed", "averaged"
+"""The models of a round: the one that clients train from, and the mean of those up to it."""
 
 _TEMPORARY = ".part-"
 _REPLACED = ".replaced-"
@@ -171,12 +173,13 @@ class Checkpoints:
                 going = folder.rename(folder.with_name(_TEMPORARY + folder.name))
                 shutil.rmtree(going)  # under its own name, a half-removed folder would look like a damaged checkpoint
 
-    def open_model(self, run_id: str, round: int) -> FileIO:
-        """The model alone, a plain safetensors file with state_dict names, open for reading. The caller closes it.
+    def open_model(self, run_id: str, round: int, *, averaged: bool = False) -> FileIO:
+        """A model alone, a plain safetensors file with state_dict names, open for reading. The caller closes it.
 
-        It can be read to its end although its checkpoint is removed. Raises NoCheckpoint.
+        It can be read to its end although its checkpoint is removed. averaged: the averaged model, if there is one.
+        Raises NoCheckpoint.
         """
-        path = self._folder(run_id, round) / _MODEL
+        path = self._folder(run_id, round) / (_AVERAGED if averaged else _MODEL)
         try:
             with disk_errors(f"open {path}"):
                 return path.open("rb", buffering=0)
@@ -185,7 +188,7 @@ class Checkpoints:
                 raise
         rounds = self.rounds(run_id)
         known = ", ".join("the first model" if one == INITIAL else str(one) for one in rounds) or "none"
-        wanted = "first model" if round == INITIAL else f"model of round {round}"
+        wanted = "first model" if round == INITIAL else f"{'averaged ' if averaged else ''}model of round {round}"
         raise NoCheckpoint(f"run {run_id!r} has no {wanted}; there are: {known}")
 
     def keep_start(self, run_id: str, file: FileIO) -> bytes:
@@ -259,7 +262,7 @@ def _write(folder: Path, checkpoint: Checkpoint) -> None:
     bundles = {_MODEL: checkpoint.state_dict, **master, **memory}
     # In parallel: while one file is synced, another is written.
     with ThreadPoolExecutor(len(bundles)) as pool:
-        metadata = {_MODEL: {**_named_frozen(checkpoint), **({HOLDS: "latest"} if checkpoint.averaged else {})}}
+        metadata = {_MODEL: {**_named_frozen(checkpoint), **({HOLDS: COMMITTED} if checkpoint.averaged else {})}}
         entries = list(
             pool.map(lambda name: write_tensors(folder / name, bundles[name], metadata.get(name, {})), bundles)
         )
@@ -277,7 +280,7 @@ def _write_averaged(folder: Path, checkpoint: Checkpoint, averaged: AveragedMode
     """The sums first: the model is read from them."""
     sums = averaged.write_sums(folder)
     model = {**checkpoint.model, **averaged.values(folder)}
-    metadata = {HOLDS: "averaged", **_named_frozen(checkpoint)}
+    metadata = {HOLDS: AVERAGED, **_named_frozen(checkpoint)}
     return {**sums, _AVERAGED: write_tensors(folder / _AVERAGED, with_tied(model, checkpoint.tied), metadata)}
 
 

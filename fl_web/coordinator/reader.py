@@ -154,7 +154,7 @@ class Reader:
         since = None if self._since is None else self._since - _UNCHANGED_S  # a session has one identity until its end
         return await self._calls.call("WhoAmI", pb.WhoAmIRequest(), pb.WhoAmIResponse, since)
 
-    def model(self, run_id: str, which: str) -> AsyncGenerator[pb.ExportModelResponse, None]:
-        """Header and chunks of a model as safetensors. which: "latest", "best" or a round's number."""
-        request = pb.ExportModelRequest(run_id=run_id, round=which)
+    def model(self, run_id: str, which: str, model: str) -> AsyncGenerator[pb.ExportModelResponse, None]:
+        """Header and chunks of a model as safetensors. which, model: see ExportModelRequest."""
+        request = pb.ExportModelRequest(run_id=run_id, round=which, model=model)
         return self._calls.stream("ExportModel", request, pb.ExportModelResponse)

@@ -64,12 +64,13 @@ PHASES = ("selecting", "collecting", "reducing", "stepping", "committing", "eval
 
 def charts_of(metrics: Sequence[str]) -> list[Chart]:
     """The charts of a run. metrics: names of all its metrics, which decide the charts of evaluations."""
-    own = [name for name in metrics if not name.startswith("clients_") and name != "loss"]
+    own = [name for name in metrics if not name.startswith(("clients_", "averaged_")) and name != "loss"]
     own.sort(key=lambda name: (name != "accuracy", name))
     return [
         *(_evaluation(name) for name in own or ["accuracy"]),
         Chart("loss", "Loss", "number", "Mean loss: on held-out data, and of the clients' local steps", [
             Series("loss", "held-out", _metric("loss")),
+            Series("averaged_loss", "averaged model", _metric("averaged_loss")),
             Series("training_loss", "training", lambda of: of.training_loss),
             Series("clients_loss_mean", "on clients, mean", _metric("clients_loss_mean")),
         ]),
@@ -100,6 +101,7 @@ def _evaluation(name: str) -> Chart:
     about = f"{title} on held-out data of the server, and its mean and worst tenth over the clients' own data"
     return Chart(name, title, unit, about, [
         Series(name, "held-out", _metric(name)),
+        Series(f"averaged_{name}", "averaged model", _metric(f"averaged_{name}")),
         Series(f"clients_{name}_mean", "on clients, mean", _metric(f"clients_{name}_mean")),
         Series(f"clients_{name}_worst_decile", "worst tenth", _metric(f"clients_{name}_worst_decile")),
         Series(f"clients_{name}_std", "spread", _metric(f"clients_{name}_std")),

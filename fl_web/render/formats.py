@@ -14,7 +14,7 @@ __all__ = ["NOTHING", "ago", "axis_value", "base_metric", "count", "duration", "
            "metric_title", "moment", "percent", "plain", "seconds_of", "size", "value"]  # fmt: skip
 
 _SHARES = frozenset({"accuracy"})
-_CLIENTS = "clients_"
+_CLIENTS, _AVERAGED = "clients_", "averaged_"
 
 
 def count(number: int) -> str:
@@ -37,8 +37,8 @@ def measured(number: float | None, metric: str) -> str:
 
 
 def base_metric(metric: str) -> str:
-    """The metric of a statistic over clients: clients_accuracy_mean is of accuracy."""
-    name = metric.removeprefix(_CLIENTS)
+    """The metric of a statistic over clients, or of the averaged model: clients_accuracy_mean is of accuracy."""
+    name = metric.removeprefix(_CLIENTS).removeprefix(_AVERAGED)
     for suffix in ("_mean", "_std", "_worst_decile"):
         name = name.removesuffix(suffix)
     return name
@@ -47,6 +47,8 @@ def base_metric(metric: str) -> str:
 def metric_title(metric: str) -> str:
     """A metric in words: accuracy on clients, worst tenth."""
     name = "held-out loss" if metric == "loss" else base_metric(metric).replace("_", " ")
+    if metric.startswith(_AVERAGED):
+        return f"{name} of the averaged model"
     if not metric.startswith(_CLIENTS):
         return name
     ends = {"_mean": ", mean", "_std": ", spread", "_worst_decile": ", worst tenth"}

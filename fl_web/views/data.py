@@ -62,14 +62,15 @@ def _values(of: Round) -> list[object]:
 
 
 async def model(reader: Reader, params: Params) -> Response:
-    """A committed model as a safetensors file. `round`: "best", "latest" or a number."""
-    run_id, which = params.text("id"), params.text("round") or "latest"
-    messages = reader.model(run_id, which)
+    """A committed model as a safetensors file. `round`: "best", "latest" or a number; `model`: "averaged" or none."""
+    run_id, which, kind = params.text("id"), params.text("round") or "latest", params.text("model")
+    messages = reader.model(run_id, which, kind)
     first = await anext(messages, None)
     if first is None or not first.HasField("header"):
         raise Failed("the coordinator sent no model")
     header = first.header
-    name = f"{run_id}-round-{header.round.round}.safetensors" if header.HasField("round") else f"{run_id}.safetensors"
+    round_ = f"-round-{header.round.round}" if header.HasField("round") else ""
+    name = f"{run_id}{round_}{'-averaged' if kind == 'averaged' else ''}.safetensors"
     headers = {
         **_attachment(name),
         "Content-Length": str(header.size_bytes),

@@ -29,6 +29,13 @@ if TYPE_CHECKING:
     from tasks import Task
 
 
+class Model(StrEnum):
+    """Which model of a round."""
+
+    COMMITTED = "committed"
+    AVERAGED = "averaged"
+
+
 class Format(StrEnum):
     """What is written."""
 
@@ -47,6 +54,13 @@ def export(
     which: Annotated[
         str, typer.Option("--round", metavar="latest|best|N", help="The committed model to export.")
     ] = "latest",
+    model: Annotated[
+        Model,
+        typer.Option(
+            help="committed: the model that clients train from; averaged: the mean of the committed models up to the"
+            " round, of a run with [averaging]."
+        ),
+    ] = Model.COMMITTED,
     form: Annotated[
         Format,
         typer.Option(
@@ -70,11 +84,12 @@ def export(
         raise UsageError(f"--round: expected latest, best or a round's number, got {which!r}")
     target = Target(out, replace=force)
     check_free(target, "choose another --out, or use --force")
-    request = _Request(run, which, form, config)
+    request = _Request(run, which, model, form, config)
     with context.connect() as client:
         header, size, digest = (_folder if form is Format.ADAPTER else _file)(client, request, target)
-    facts = {"path": str(out), "run_id": run, "size_bytes": size, "digest": digest}
-    text = f"{out}: {run}, round {header.round.round}, {units.size(size)}, {digest}"
+    facts = {"path": str(out), "run_id": run, "model": model.value, "size_bytes": size, "digest": digest}
+    which_one = f"{'averaged model of ' if model is Model.AVERAGED else ''}round {header.round.round}"
+    text = f"{out}: {run}, {which_one}, {units.size(size)}, {digest}"
     output.show({**facts, "round": output.to_json(header.round)}, units.plain(text), context.as_json)
 
 
@@ -82,6 +97,7 @@ def export(
 class _Request:
     run: str
     which: str
+    model: Model
     form: Format
     config: Path | None
 
@@ -111,7 +127,7 @@ def _file(client: AdminClient, request: _Request, target: Target) -> _Exported:
             write(path, model, request.task(client))
         changed.append(target.path)
 
-    header = receive(client.export_model(request.run, request.which), target, finish)
+    header = receive(client.export_model(request.run, request.which, request.model.value), target, finish)
     if not changed:
         return header, header.size_bytes, digest_text(digest_bytes(header.digest))
     return header, target.path.stat().st_size, _digest(target.path)
@@ -122,7 +138,7 @@ def _folder(client: AdminClient, request: _Request, target: Target) -> _Exported
 
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model.safetensors"
-        header = receive(client.export_model(request.run, request.which), Target(model))
+        header = receive(client.export_model(request.run, request.which, request.model.value), Target(model))
         written = write_adapter(model, target, request.task(client))
     return header, written.stat().st_size, _digest(written)
 

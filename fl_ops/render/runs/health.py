@@ -43,7 +43,7 @@ def lowest_loss(run: admin_pb2.RunStatus) -> str:
 
 def value(metric: str, number: float) -> str:
     """A metric's value; an accuracy is a percentage."""
-    return units.percent(number) if metric == "accuracy" else short(number)
+    return units.percent(number) if units.is_accuracy(metric) else short(number)
 
 
 def norms(account: admin_pb2.RoundAccount) -> str:

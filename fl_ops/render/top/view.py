@@ -166,7 +166,7 @@ def _counts(of: str, counts: Mapping[str, int], order: Sequence[str]) -> Text:
 def _best(run: admin_pb2.RunOverview) -> str:
     if not run.HasField("best"):
         return NOTHING
-    return units.percent(run.best) if run.metric == "accuracy" else f"{run.best:.4g}"
+    return units.percent(run.best) if units.is_accuracy(run.metric) else f"{run.best:.4g}"
 
 
 def _lines(console: Console, options: ConsoleOptions, shown: RenderableType) -> list[Text]:

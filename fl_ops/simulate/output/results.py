@@ -21,7 +21,7 @@ from fl_ops.simulate.settings import SimulationConfig
 from fl_ops.simulate.simulation import Simulation
 from fl_server.rounds.directions import Criterion
 from fl_server.store.bundle_files import separate
-from fl_server.store.checkpoints import HOLDS
+from fl_server.store.checkpoints import AVERAGED, COMMITTED, HOLDS
 
 ROUNDS, RESULT, MODEL = "rounds.csv", "result.json", "model.safetensors"
 AVERAGED_MODEL = "averaged.safetensors"
@@ -117,9 +117,9 @@ def write_end(
     """
     write_rounds(folder, result.rounds)
     _write(folder / RESULT, (json.dumps(result.as_json(), indent=1) + "\n").encode())
-    _write(folder / MODEL, save(separate(model), None if averaged is None else {HOLDS: "latest"}))
+    _write(folder / MODEL, save(separate(model), None if averaged is None else {HOLDS: COMMITTED}))
     if averaged is not None:
-        _write(folder / AVERAGED_MODEL, save(separate(averaged), {HOLDS: "averaged"}))
+        _write(folder / AVERAGED_MODEL, save(separate(averaged), {HOLDS: AVERAGED}))
 
 
 def _write(path: Path, content: bytes) -> None:

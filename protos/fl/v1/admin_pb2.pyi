@@ -850,12 +850,14 @@ class DrainClientResponse(_message.Message):
     def __init__(self, client: _Optional[_Union[ClientStatus, _Mapping]] = ...) -> None: ...
 
 class ExportModelRequest(_message.Message):
-    __slots__ = ("run_id", "round")
+    __slots__ = ("run_id", "round", "model")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     round: str
-    def __init__(self, run_id: _Optional[str] = ..., round: _Optional[str] = ...) -> None: ...
+    model: str
+    def __init__(self, run_id: _Optional[str] = ..., round: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...
 
 class ExportHeader(_message.Message):
     __slots__ = ("round", "size_bytes", "digest")

@@ -339,7 +339,7 @@ def test_averaged_models_have_a_choice_and_a_table_of_their_own(read: Read, reac
     assert latest.choice is not None
     assert averaged.choice is not None
     assert (latest.choice.learning_rate, averaged.choice.learning_rate) == (0.4, 0.1)
-    assert averaged.final == Spread(pytest.approx(0.8), 0.0, 2)
+    assert averaged.final == pytest.approx(Spread(0.8, 0.0, 2))
     assert "### Test averaged_accuracy, even" in report.tables(plan)
     assert "80.00" in report.tables(plan)
 

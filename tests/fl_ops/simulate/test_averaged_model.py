@@ -131,7 +131,7 @@ def test_its_file_names_what_it_holds(table: MakeTable, tmp_path: Path) -> None:
     for path in tmp_path.glob("*.safetensors"):
         with safe_open(path, framework="pt") as file:
             held[path.name] = file.metadata()["holds"]
-    assert held == {"model.safetensors": "latest", "averaged.safetensors": "averaged"}
+    assert held == {"model.safetensors": "committed", "averaged.safetensors": "averaged"}
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,10 @@ def test_a_simulated_run_is_the_networked_run(fleet: Fleet, method: str) -> None
             {"stop": {"patience": 1, "metric": "accuracy", "rounds": 20}}, id="no-improvement", marks=pytest.mark.slow
         ),
         pytest.param({"round": {"clients_per_round": 3, "quorum": 3, "reducer": "median"}}, id="median"),
+        pytest.param(
+            {"averaging": {"method": "window", "window": 2}, "stop": {"metric": "averaged_loss", "patience": 9}},
+            id="averaged",
+        ),
         pytest.param({"algorithm": {"name": "mime"}, "stop": {"rounds": 6}}, id="limits-by-default"),
         pytest.param(
             {"algorithm": {"name": "fedavg"}, "round": {"clients_per_round": 3, "max_client_share": 0.3}}, id="shares"
