@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 from fl_server.config import QuarantineConfig
 from fl_server.store.records import HistoryRecord, RefusalRecord, UpdateRecord
@@ -61,33 +62,28 @@ class Quarantine:
         return self._count_refusal(client, words, what)
 
     def _count_refusal(self, client: str, words: tuple[str, str], what: str) -> Verdict:
-        if not self._rules.after:
-            return None, None
-        before = self._before(client)
-        refusals = before.refusals + 1
-        reason = f"{_in_a_row(refusals, words)}, {what}"
-        record = replace(before, refusals=refusals, reason=reason)
-        return self._judge(record, refusals - self._rules.after)
+        return self._count(client, ("refusals", self._rules.after), words, what)
 
     def count_failure(self, client: str, what: str) -> Verdict:
         """The verdict for work that the client reports as failed. It is counted separately from refusals."""
-        if not self._rules.failures:
-            return None, None
-        before = self._before(client)
-        failures = before.failures + 1
-        reason = f"{_in_a_row(failures, ('a piece of work failed', 'pieces of work failed'))}, the last one in {what}"
-        record = replace(before, failures=failures, reason=reason)
-        return self._judge(record, failures - self._rules.failures)
+        words = ("a piece of work failed", "pieces of work failed")
+        return self._count(client, ("failures", self._rules.failures), words, f"the last one in {what}")
 
     def count_deadline(self, client: str, what: str) -> Verdict:
         """The verdict for a deadline that passed without the client's update. It is counted separately."""
-        if not self._rules.deadlines:
+        return self._count(
+            client, ("deadlines", self._rules.deadlines), ("a deadline missed", "deadlines missed"), what
+        )
+
+    def _count(self, client: str, counter: tuple[str, int], words: tuple[str, str], what: str) -> Verdict:
+        """counter: a field of RefusalRecord, and the count at which a quarantine begins; 0 for none."""
+        name, limit = counter
+        if not limit:
             return None, None
         before = self._before(client)
-        deadlines = before.deadlines + 1
-        reason = f"{_in_a_row(deadlines, ('a deadline missed', 'deadlines missed'))}, {what}"
-        record = replace(before, deadlines=deadlines, reason=reason)
-        return self._judge(record, deadlines - self._rules.deadlines)
+        count = getattr(before, name) + 1
+        changes: dict[str, Any] = {name: count, "reason": f"{_in_a_row(count, words)}, {what}"}
+        return self._judge(replace(before, **changes), count - limit)
 
     def _before(self, client: str) -> RefusalRecord:
         return self._records.get(client) or RefusalRecord(client, 0, 0.0, "")
