@@ -140,7 +140,8 @@ RUN_GAUGES = (
         "fl_training_loss", "Mean training loss of the last round's accepted clients.", lambda run: run.training_loss
     ),
     _labelled(
-        "fl_evaluation", "The newest value of each metric; the prefix clients_ marks those of clients.",
+        "fl_evaluation",
+        "The newest value of each metric; clients_ marks those of clients, averaged_ the averaged model.",
         lambda run: {(name,): value for name, value in run.newest_metrics.items()}, metric=ANY,
     ),
     _labelled(

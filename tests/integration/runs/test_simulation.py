@@ -84,10 +84,6 @@ def test_a_simulated_run_is_the_networked_run(fleet: Fleet, method: str) -> None
             {"stop": {"patience": 1, "metric": "accuracy", "rounds": 20}}, id="no-improvement", marks=pytest.mark.slow
         ),
         pytest.param({"round": {"clients_per_round": 3, "quorum": 3, "reducer": "median"}}, id="median"),
-        pytest.param(
-            {"averaging": {"method": "window", "window": 2}, "stop": {"metric": "averaged_loss", "patience": 9}},
-            id="averaged",
-        ),
         pytest.param({"algorithm": {"name": "mime"}, "stop": {"rounds": 6}}, id="limits-by-default"),
         pytest.param(
             {"algorithm": {"name": "fedavg"}, "round": {"clients_per_round": 3, "max_client_share": 0.3}}, id="shares"
@@ -114,6 +110,16 @@ def test_a_limit_relative_to_earlier_norms_is_simulated_and_replayed(fleet: Flee
     unlimited = simulated("wire-relative", **sections, round=plain)
     assert (came[:3] == unlimited[:3], came[-1] == unlimited[-1]) == (True, False)
     result = replay(fleet.server, "wire-relative")
+    assert result.exit_code == 0, result.output
+
+
+def test_an_averaged_model_is_simulated_and_replayed(fleet: Fleet) -> None:
+    """The metrics of both models are equal, and a replay makes the models of the ledger."""
+    stop = {"metric": "averaged_loss", "patience": 9}
+    sections = {"averaging": {"method": "window", "window": 2}, "stop": stop}
+    fleet.server.create("wire-averaged", **sections)
+    assert simulated("wire-averaged", **sections) == over_the_wire(fleet.server, "wire-averaged")
+    result = replay(fleet.server, "wire-averaged")
     assert result.exit_code == 0, result.output
 
 
