@@ -200,6 +200,7 @@ class AveragingSection(_Section):
     decay: float | None = Field(default=None, gt=0, lt=1)
     start: int | None = Field(default=None, ge=0, le=MAX_COUNT)
     window: int | None = Field(default=None, ge=2, le=MAX_COUNT)
+    statistics: Literal["averaged", "estimated"] = "averaged"
 
     @model_validator(mode="after")
     def _the_key_of_its_method(self) -> Self:

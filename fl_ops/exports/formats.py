@@ -12,11 +12,17 @@ from typing import BinaryIO
 from safetensors.torch import save, save_file
 from torch import Tensor
 
+from fl_ops.errors import Refused
 from fl_ops.exports.adapter import CONFIG, WEIGHTS, adapter_of
 from fl_ops.exports.whole_model import load_exported, trained_names
 from fl_ops.files import Target, make_folder, written_whole
+from fl_server.aggregation.blocks import CPU
 from fl_server.store.bundle_files import separate
-from tasks import Task
+from tasks import Task, TaskError
+from tasks.data.forms import as_data
+from tasks.errors import task_call
+from tasks.evaluation import batch_size_on
+from tasks.statistics import estimate_statistics
 
 _FORMAT = {"format": "pt"}
 
@@ -27,6 +33,23 @@ def write_whole(exported: Path, to: Path, task: Task) -> None:
     Raises OpsError.
     """
     _save(dict(load_exported(task, exported).state_dict()), to)
+
+
+def write_estimated(exported: Path, to: Path, task: Task) -> None:
+    """Write the whole model with running statistics that are computed anew from the task's held-out examples.
+
+    Raises Refused: the task's code raises, or has no held-out examples here. OpsError.
+    """
+    module = load_exported(task, exported)
+    try:
+        with task_call("the task's eval_data()"):
+            data = as_data(task.eval_data())
+        if not len(data):
+            raise TaskError("expected held-out examples of the task here to estimate statistics from, got none")
+        estimate_statistics(task, module, data, batch_size_on(CPU))
+    except TaskError as error:
+        raise Refused(str(error)) from error
+    _save(dict(module.state_dict()), to)
 
 
 def write_trained(exported: Path, to: Path, task: Task) -> None:

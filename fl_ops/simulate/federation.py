@@ -180,6 +180,8 @@ class Federation:
         """Metrics of the latest and of the averaged model on the server's held-out examples. Raises TaskError."""
         with self.profile.part("evaluation"), one_thread():
             metrics = self._shared.evaluate(self.snapshot)
+            if self.engine.estimates_statistics:
+                return {**metrics, **self.engine.evaluate_averaged(self.snapshot)}
             averaged = self.engine.averaged(self.snapshot)
             return metrics if averaged is None else {**metrics, **as_averaged(self._shared.evaluate(averaged))}
 
@@ -281,8 +283,8 @@ class Federation:
         averaged = self.engine.averaged(self.snapshot)
         if averaged is None:
             return None
-        if self.engine.local_frozen is not None:
-            return dict(self.engine.whole_model(averaged))
+        if self.engine.local_frozen is not None or self.engine.estimates_statistics:
+            return dict(self.engine.whole_model(averaged, estimate=self.engine.estimates_statistics))
         return dict(self.engine.to_checkpoint(averaged, {}).state_dict)
 
     def _accepted(self, exchange: int, accepted: Iterable[str]) -> list[Contribution]:

@@ -45,6 +45,7 @@ from fl_server.aggregation.shapes import AcceptedUpdates, UpdateShape
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.aggregation.task_model import TaskModel, other_frozen
 from fl_server.errors import InvalidInput
+from fl_server.rounds.directions import as_averaged
 from fl_server.run_config import RunConfig
 from fl_server.store.averaged_model import AveragedModel
 from fl_server.store.checkpoints import FROZEN, Checkpoint
@@ -341,9 +342,14 @@ class Engine:
             schedule=rate_schedule(self.config.local.schedule),
         )
 
-    def whole_model(self, snapshot: Snapshot) -> fl.Tensors:
-        """The whole state_dict, with frozen parameters that checkpoints leave out. In memory of its own."""
+    def whole_model(self, snapshot: Snapshot, *, estimate: bool = False) -> fl.Tensors:
+        """The whole state_dict, with frozen parameters that checkpoints leave out. In memory of its own.
+
+        estimate: with running statistics that are computed anew; for a task in this process.
+        """
         with self._evaluating, self._filled(snapshot) as model:
+            if estimate:
+                self.evaluation.estimate(model)
             whole = {name: tensor.clone() for name, tensor in model.state_dict().items()}
             del model
         return whole
@@ -368,16 +374,29 @@ class Engine:
         else:
             self._evaluation.left = why
 
-    def evaluate(self, snapshot: Snapshot) -> dict[str, float]:
+    @property
+    def estimates_statistics(self) -> bool:
+        """Whether the running statistics of the averaged model are computed anew before it is evaluated."""
+        return self.config.averaging is not None and self.config.averaging.statistics == "estimated"
+
+    def evaluate_averaged(self, snapshot: Snapshot) -> dict[str, float]:
+        """The same of the averaged model, under its names; empty if there is none. Raises as `evaluate`."""
+        averaged = self.averaged(snapshot)
+        if averaged is None:
+            return {}
+        return as_averaged(self.evaluate(averaged, estimate=self.estimates_statistics))
+
+    def evaluate(self, snapshot: Snapshot, *, estimate: bool = False) -> dict[str, float]:
         """The task's metrics on the server's held-out examples, which are read once. One evaluation at a time.
 
+        estimate: of the model with running statistics that are computed anew.
         Raises TaskError, and EvaluationLeft after `leave_evaluation`.
         """
         if isinstance(self._model, RemoteModel):
             with self._evaluating:
-                return self._model.evaluate(self._values(snapshot))
+                return self._model.evaluate(self._values(snapshot), estimate=estimate)
         with self._evaluating, self._filled(snapshot) as model:
-            metrics = self.evaluation.metrics(model)
+            metrics = self.evaluation.metrics(model, estimate=estimate)
             del model  # with it goes its memory, when the block ends
         return metrics
 

@@ -27,6 +27,7 @@ from tasks.evaluation import (
     sums_of_batches,
     totals_of,
 )
+from tasks.statistics import estimate_statistics
 
 
 class ServerEvaluation:
@@ -40,8 +41,10 @@ class ServerEvaluation:
         self.left = ""
         """Why the evaluation under way is to be left at its next batch; empty: it goes on."""
 
-    def metrics(self, model: nn.Module) -> dict[str, float]:
+    def metrics(self, model: nn.Module, *, estimate: bool = False) -> dict[str, float]:
         """Every metric over the examples. model: on the CPU; it stays there.
+
+        estimate: compute the running statistics of the model anew, from the examples' inputs.
 
         Raises as `tasks.evaluate`, and EvaluationLeft.
         """
@@ -51,6 +54,8 @@ class ServerEvaluation:
         self.left = ""
         with task_call("the task's evaluation"):
             data = self.held_out()
+            if estimate and len(data):
+                estimate_statistics(self._task, model, data, self._batch_size)
             batches = self._until_left(sums_of_batches(self._task, model, batches_of(data, self._batch_size)))
             return finished(self._task, totals_of(batches, len(data)))
 
@@ -73,6 +78,15 @@ class ServerEvaluation:
         with task_call("the task's evaluation"):
             first = list(sums_of_batches(self._task, model, islice(batches_of(data, self._batch_size), 1)))
             return names_of(self._task, totals_of(first, sum(each.examples for each in first)))
+
+    def estimate(self, model: nn.Module) -> None:
+        """Compute the running statistics of a model on the CPU anew, from the examples' inputs. Raises TaskError."""
+        with task_call("the task's evaluation"):
+            if len(data := self.held_out()):
+                on = copy.deepcopy(model).to(self._device) if self._device != CPU else model
+                estimate_statistics(self._task, on, data, self._batch_size)
+                if on is not model:
+                    model.load_state_dict(on.state_dict())
 
     def batches(self) -> int | None:
         """Number of batches if parts of the evaluation can be computed alone; None if they cannot. Raises TaskError."""

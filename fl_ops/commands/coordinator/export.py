@@ -69,6 +69,14 @@ def export(
             " parameters.",
         ),
     ] = Format.WHOLE,
+    estimate: Annotated[
+        bool,
+        typer.Option(
+            "--estimate-statistics",
+            help="Compute the running statistics, as of batch normalisation, anew from the task's held-out examples on"
+            " this machine. For averaged models; with --format whole.",
+        ),
+    ] = False,
     config: Annotated[
         Path | None,
         typer.Option(
@@ -82,9 +90,11 @@ def export(
     """Download a run's model as a safetensors file. The file appears complete and verified, or not at all."""
     if which not in ("latest", "best") and not (which.isascii() and which.isdigit()):
         raise UsageError(f"--round: expected latest, best or a round's number, got {which!r}")
+    if estimate and form is not Format.WHOLE:
+        raise UsageError(f"--estimate-statistics: expected --format whole, got {form.value}")
     target = Target(out, replace=force)
     check_free(target, "choose another --out, or use --force")
-    request = _Request(run, which, model, form, config)
+    request = _Request(run, which, model, form, config, estimate)
     with context.connect() as client:
         header, size, digest = (_folder if form is Format.ADAPTER else _file)(client, request, target)
     facts = {"path": str(out), "run_id": run, "model": model.value, "size_bytes": size, "digest": digest}
@@ -100,6 +110,7 @@ class _Request:
     model: Model
     form: Format
     config: Path | None
+    estimate: bool
 
     def task(self, client: AdminClient) -> Task:
         """The run's task, as the user's file or the coordinator names it."""
@@ -118,11 +129,12 @@ def _file(client: AdminClient, request: _Request, target: Target) -> _Exported:
 
     def finish(file: BinaryIO, path: Path) -> None:
         lacks_frozen = bool(frozen_digest(path))
-        if lacks_frozen != (request.form is Format.WHOLE):
+        if lacks_frozen != (request.form is Format.WHOLE) and not request.estimate:
             return  # it has what is asked for
         from fl_ops.exports import formats  # imported here: it loads torch
 
         write = formats.write_whole if lacks_frozen else formats.write_trained
+        write = formats.write_estimated if request.estimate else write
         with formats.rewriting(file, target.path.parent) as model:
             write(path, model, request.task(client))
         changed.append(target.path)

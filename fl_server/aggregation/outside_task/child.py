@@ -117,9 +117,9 @@ class _Hosted:
             copies = [memoryview(bytes(bundle)) for bundle in bundles]  # the model's own memory is released
         return {"frozen": layout_text(self._frozen)}, copies
 
-    def _evaluate(self, sent: memoryview, frozen: memoryview, frozen_layout: str) -> Reply:
+    def _evaluate(self, sent: memoryview, frozen: memoryview, frozen_layout: str, *, estimate: bool = False) -> Reply:
         with self._filled(sent, frozen, frozen_layout) as module:
-            metrics = _there(self._evaluation).metrics(module)
+            metrics = _there(self._evaluation).metrics(module, estimate=estimate)
             del module
         return {"metrics": {name: float(value).hex() for name, value in metrics.items()}}, []
 

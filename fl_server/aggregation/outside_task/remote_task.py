@@ -262,12 +262,13 @@ class RemoteModel:
     def release(self) -> None:
         """Nothing: the process keeps its memory."""
 
-    def evaluate(self, values: fl.ModelState) -> dict[str, float]:
+    def evaluate(self, values: fl.ModelState, *, estimate: bool = False) -> dict[str, float]:
         """The task's metrics of a model with these values on its held-out examples.
 
-        Raises TaskError, and EvaluationLeft after `leave`.
+        estimate: compute its running statistics anew first. Raises TaskError, and EvaluationLeft after `leave`.
         """
-        reply = self._with_values("evaluate", "the evaluation", self._limits.evaluation_s, values)
+        more = {"estimate": True} if estimate else {}
+        reply = self._with_values("evaluate", "the evaluation", self._limits.evaluation_s, values, **more)
         return checked(str(self._process.pid), lambda: _metrics(reply.header["metrics"]))
 
     def names(self, values: fl.ModelState) -> list[str] | None:
@@ -276,11 +277,11 @@ class RemoteModel:
         found = reply.header["names"]
         return None if found is None else checked(str(self._process.pid), lambda: [str(name) for name in found])
 
-    def _with_values(self, do: str, what: str, seconds: float, values: fl.ModelState) -> _Reply:
+    def _with_values(self, do: str, what: str, seconds: float, values: fl.ModelState, **more: bool) -> _Reply:
         frozen = Layout.of(values.frozen)
         sent = packed({**values.trainable, **values.buffers}, self.layout)
         bundles = [memoryview(sent), memoryview(packed(values.frozen, frozen))]
-        return self._process.ask(what, seconds, {"do": do, "frozen_layout": layout_text(frozen)}, bundles)
+        return self._process.ask(what, seconds, {"do": do, "frozen_layout": layout_text(frozen), **more}, bundles)
 
     def leave(self, why: str) -> None:
         """End the evaluation under way, and with it the process."""

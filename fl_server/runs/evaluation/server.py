@@ -14,7 +14,6 @@ import structlog
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.evaluation_slots import Place
 from fl_server.aggregation.snapshot import Snapshot
-from fl_server.rounds.directions import as_averaged
 from fl_server.runs.context import RunContext
 from fl_server.runs.control import RunControl
 from fl_server.runs.evaluation.results import prune_checkpoints, record_metrics
@@ -75,10 +74,7 @@ class ServerEvaluation:
         limit = asyncio.get_running_loop().call_later(most, engine.leave_evaluation, why)
         try:
             metrics = await services.in_evaluations(engine.evaluate, snapshot)
-            averaged = await services.in_evaluations(engine.averaged, snapshot)
-            if averaged is None:
-                return metrics
-            return {**metrics, **as_averaged(await services.in_evaluations(engine.evaluate, averaged))}
+            return {**metrics, **await services.in_evaluations(engine.evaluate_averaged, snapshot)}
         finally:
             limit.cancel()
             place.engine = None

@@ -198,16 +198,18 @@ class EncodingsSpec(_message.Message):
     def __init__(self, update: _Optional[str] = ..., model: _Optional[str] = ..., direction: _Optional[str] = ..., fraction: _Optional[float] = ..., reference: _Optional[str] = ..., difference: _Optional[str] = ...) -> None: ...
 
 class AveragingSpec(_message.Message):
-    __slots__ = ("method", "decay", "start", "window")
+    __slots__ = ("method", "decay", "start", "window", "statistics")
     METHOD_FIELD_NUMBER: _ClassVar[int]
     DECAY_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
+    STATISTICS_FIELD_NUMBER: _ClassVar[int]
     method: str
     decay: float
     start: int
     window: int
-    def __init__(self, method: _Optional[str] = ..., decay: _Optional[float] = ..., start: _Optional[int] = ..., window: _Optional[int] = ...) -> None: ...
+    statistics: str
+    def __init__(self, method: _Optional[str] = ..., decay: _Optional[float] = ..., start: _Optional[int] = ..., window: _Optional[int] = ..., statistics: _Optional[str] = ...) -> None: ...
 
 class RunSpec(_message.Message):
     __slots__ = ("name", "task", "algorithm", "local", "round", "stop", "evaluation", "seed", "labels", "population", "initial_model", "keep_checkpoints", "population_examples", "planned_rounds", "owner", "personal", "encodings", "averaging")

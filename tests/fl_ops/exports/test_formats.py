@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from fl_ops.errors import Refused, UsageError
-from fl_ops.exports.formats import write_adapter, write_trained, write_whole
+from fl_ops.exports.formats import write_adapter, write_estimated, write_trained, write_whole
 from fl_ops.exports.header import frozen_digest
 from fl_ops.exports.whole_model import task_of
 from fl_ops.files import Target
@@ -131,3 +131,14 @@ def test_a_name_from_the_coordinator_is_not_imported(tmp_path: Path, monkeypatch
         task_of("planted_task:Task", {}, trusted=False)
     assert "planted_task" not in sys.modules
     assert task_of("tests.processes.tiny_task:Tiny", {}, trusted=True).version
+
+
+def test_statistics_of_a_model_are_estimated_from_the_tasks_examples(tmp_path: Path) -> None:
+    """Only the running statistics change, and the file loads strictly."""
+    task = Tiny("batchnorm")
+    file = exported(task, tmp_path, "send")
+    write_estimated(file, tmp_path / "estimated", task)
+    before, after = load_file(file), load_file(tmp_path / "estimated")
+    task.model().load_state_dict(after, strict=True)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {"1.running_mean", "1.running_var"}

@@ -19,7 +19,10 @@ from fl_ops.simulate.saving.save import RunSave, continued
 from fl_ops.simulate.seeds import Job, simulate
 from fl_ops.simulate.settings import parse_simulation
 from fl_server.errors import InvalidInput
+from tasks.evaluation import evaluate
+from tasks.statistics import estimate_statistics
 from tests.fl_ops.simulate.conftest import MakeTable, Simulated
+from tests.processes.tiny_task import Tiny, batchnorm
 
 ROUNDS = 7
 RULES: dict[str, dict[str, Any]] = {
@@ -121,6 +124,30 @@ def test_its_metric_can_end_a_run(simulated: Simulated) -> None:
         assert len(list(simulation.rounds())) == 3
         assert simulation.ending is not None
         assert "averaged_accuracy reached" in simulation.ending[1]
+
+
+def test_statistics_can_be_those_of_the_averaged_model(simulated: Simulated) -> None:
+    """Means over the server's held-out examples in place of a mean of statistics; the parameters are equal."""
+    task = {"name": "tests.processes.tiny_task:Tiny", "options": {"model": "batchnorm"}}
+    found = {}
+    for statistics in ("averaged", "estimated"):
+        averaging = {**RULES["ema"], "statistics": statistics}
+        with simulated(task=task, averaging=averaging, algorithm={"name": "fedavg"}) as simulation:
+            results = list(simulation.rounds())
+            model = simulation.averaged_model()
+            assert model is not None
+            metrics = {name: value for name, value in results[-1].metrics.items() if name.startswith("averaged_")}
+            found[statistics] = model, metrics, [done.digest for done in results]
+    (plain, before, digests), (model, after, again) = found["averaged"], found["estimated"]
+    assert digests == again
+    assert {name for name in plain if not torch.equal(plain[name], model[name])} == {"1.running_mean", "1.running_var"}
+    module = batchnorm()
+    module.load_state_dict(plain)
+    held_out = Tiny("batchnorm").eval_data()
+    estimate_statistics(Tiny("batchnorm"), module, held_out, 512)
+    assert all(torch.equal(module.state_dict()[name], tensor) for name, tensor in model.items())
+    assert before != after
+    assert after == {f"averaged_{name}": value for name, value in evaluate(Tiny(), module, held_out).items()}
 
 
 def test_its_file_names_what_it_holds(table: MakeTable, tmp_path: Path) -> None:

@@ -125,13 +125,15 @@ def test_an_averaged_model_is_simulated_and_replayed(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize("model", slow_except(["batchnorm", "frozen"], "batchnorm"))
 def test_buffers_and_frozen_parts(workspace: Workspace, model: str) -> None:
-    """Models with buffers and frozen parts are equal too."""
+    """Models with buffers and frozen parts are equal too, and averaged ones with statistics that are computed anew."""
+    averaging = {"method": "ema", "decay": 0.5, "statistics": "estimated"}
     server, options = Coordinator(workspace).serve(), {"model": model}
     for index in range(3):
         shard = {"partition": {"method": "iid", "clients": 3, "seed": 1}, "index": index}
         Daemon(workspace, server, f"edge-{index}", options=options, shard=shard).start()
-    server.create(model, task={"options": options}, stop={"rounds": 2})
-    assert simulated(model, task={"options": options}, stop={"rounds": 2}) == over_the_wire(server, model)
+    sections = {"task": {"options": options}, "stop": {"rounds": 2}, "averaging": averaging}
+    server.create(model, **sections)
+    assert simulated(model, **sections) == over_the_wire(server, model)
 
 
 def test_a_run_that_lost_a_daemon_is_replayed(fleet: Fleet) -> None:
