@@ -61,14 +61,13 @@ class Coordinator(Process):
             "limits": {"reattach_grace_s": 20.0},
             **(settings or {}),
         }
-        self._starts = 0
         write_toml(self.config, self.settings)
 
     def serve(self) -> Self:
         """Start it and wait until it serves."""
+        before = len(self.events("serving"))  # a process that a test started without this may have served, too
         self.start()
-        self._starts += 1
-        serving = self.logged("serving", self._starts)
+        serving = self.logged("serving", before + 1)
         self.settings.update({name: address for name, address in serving.items() if name in self.settings})
         write_toml(self.config, self.settings)
         return self
