@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import structlog
 
@@ -67,14 +68,23 @@ class ServerEvaluation:
         self._task = self._control.tasks.spawn(self._evaluate(round_, model, before))
 
     async def _metrics(self, place: Place, engine: Engine, snapshot: Snapshot) -> dict[str, float]:
+        """Of the committed model, and of the averaged one if there is one."""
+        metrics = await self._limited(place, engine, partial(engine.evaluate, snapshot))
+        if snapshot.averaged is not None:
+            metrics |= await self._limited(place, engine, partial(engine.evaluate_averaged, snapshot))
+        return metrics
+
+    async def _limited(
+        self, place: Place, engine: Engine, evaluate: Callable[[], dict[str, float]]
+    ) -> dict[str, float]:
+        """One evaluation, which has limits.evaluation_s."""
         services = self._context.services
         place.engine = engine
         most = services.config.limits.evaluation_s
         why = f"the evaluation did not end within {most:g} s (limits.evaluation_s)"
         limit = asyncio.get_running_loop().call_later(most, engine.leave_evaluation, why)
         try:
-            metrics = await services.in_evaluations(engine.evaluate, snapshot)
-            return {**metrics, **await services.in_evaluations(engine.evaluate_averaged, snapshot)}
+            return await services.in_evaluations(evaluate)
         finally:
             limit.cancel()
             place.engine = None

@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 import algorithms as fl
+from fl_ops.commands.cli import app
 from tests.marks import slow_except
 from tests.processes.federation import Coordinator, Daemon, Fleet
 from tests.processes.process import HERE, Workspace
-from tests.processes.simulated import replay, simulated_rounds
+from tests.processes.simulated import replay, simulated_rounds, simulation
 
 BERNOULLI = {"sampling": "bernoulli", "rate": 0.5, "clients_per_round": None}
 
@@ -113,13 +117,33 @@ def test_a_limit_relative_to_earlier_norms_is_simulated_and_replayed(fleet: Flee
     assert result.exit_code == 0, result.output
 
 
-def test_an_averaged_model_is_simulated_and_replayed(fleet: Fleet) -> None:
-    """The metrics of both models are equal, and a replay makes the models of the ledger."""
+def test_an_averaged_model_is_simulated_exported_and_replayed(fleet: Fleet, tmp_path: Path) -> None:
+    """The metrics and the bits of the averaged model are equal, and a replay makes the models of the ledger."""
     stop = {"metric": "averaged_loss", "patience": 9}
     sections = {"averaging": {"method": "window", "window": 2}, "stop": stop}
-    fleet.server.create("wire-averaged", **sections)
-    assert simulated("wire-averaged", **sections) == over_the_wire(fleet.server, "wire-averaged")
-    result = replay(fleet.server, "wire-averaged")
+    server, path = fleet.server, tmp_path / "averaged.safetensors"
+    server.create("wire-averaged", **sections)
+    with simulation("wire-averaged", **sections) as here:
+        rounds = [(done.digest, dict(done.metrics), done.training_loss) for done in here.rounds()]
+        averaged = here.averaged_model()
+    assert rounds == over_the_wire(server, "wire-averaged")
+    options = [
+        "--model",
+        "averaged",
+        "--out",
+        str(path),
+        "--server",
+        str(server.settings["admin_listen"]),
+        "--insecure",
+    ]
+    result = CliRunner().invoke(app, ["export", "wire-averaged", *options])
+    assert result.exit_code == 0, result.output
+    assert "averaged model of round" in result.output
+    exported = load_file(path)
+    assert averaged is not None
+    assert exported.keys() == averaged.keys()
+    assert all(torch.equal(exported[name], tensor) for name, tensor in averaged.items())
+    result = replay(server, "wire-averaged")
     assert result.exit_code == 0, result.output
 
 
