@@ -75,7 +75,8 @@ async def compared(reader: Reader, params: Params) -> tuple[list[Compared], list
     runs = await asyncio.gather(*(reader.run(run_id) for run_id in chosen))
     rounds = await asyncio.gather(*(reader.rounds(run_id) for run_id in chosen))
     names = sorted(
-        {name for each in rounds for name in metric_names(each)}, key=lambda name: (name != "accuracy", name)
+        {name for each in rounds for name in metric_names(each)},
+        key=lambda name: (name != "accuracy", name.startswith("averaged_"), name),
     )
     if any(of.training_loss is not None for each in rounds for of in each):
         names.append("training_loss")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fl_server.rounds.client_metrics import by_clients
-from fl_server.rounds.directions import LOSS, Criterion, Directions
+from fl_server.rounds.directions import LOSS, Criterion, Directions, of_averaged
 from protos.fl.v1 import admin_pb2
 
 ACCURACY = "accuracy"
@@ -21,5 +21,6 @@ def shown_metric(run: admin_pb2.RunStatus) -> str:
     metric = run.spec.stop.metric
     if metric and metric != LOSS and not by_clients(metric):
         return metric
-    others = sorted(name for name in run.newest_metrics if name != LOSS and not by_clients(name))
+    own = (name for name in run.newest_metrics if not by_clients(name) and not of_averaged(name))
+    others = sorted(name for name in own if name != LOSS)
     return ACCURACY if ACCURACY in others or not others else others[0]

@@ -6,6 +6,7 @@ import json
 import math
 
 from fl_web.curves.charts import chart_json, marks, present_charts
+from fl_web.render.formats import measured, metric_title
 from tests.fl_web.rounds import committed
 
 CREATED = 100.0
@@ -21,6 +22,18 @@ def test_a_series_without_values_is_left_out() -> None:
     """No empty columns in the tables."""
     (chart, *_) = present_charts([committed(0, metrics={"accuracy": 0.5, "clients_accuracy_mean": 0.4})])
     assert [series.key for series in chart.series] == ["accuracy", "clients_accuracy_mean"]
+
+
+def test_the_averaged_model_is_a_series_beside_the_latest_one() -> None:
+    """In the chart of the same metric, with a title in words; it has no chart of its own."""
+    metrics = {"accuracy": 0.5, "averaged_accuracy": 0.6, "loss": 1.0, "averaged_loss": 0.9}
+    present = present_charts([committed(0, metrics=metrics)])
+    charts = {chart.key: [series.key for series in chart.series] for chart in present}
+    assert charts == {
+        "accuracy": ["accuracy", "averaged_accuracy"], "loss": ["loss", "averaged_loss"], "bytes": ["down", "up"],
+    }  # fmt: skip
+    assert metric_title("averaged_top5_accuracy") == "top5 accuracy of the averaged model"
+    assert measured(0.6, "averaged_accuracy") == measured(0.6, "accuracy")
 
 
 def test_a_point_has_its_place_on_every_axis() -> None:

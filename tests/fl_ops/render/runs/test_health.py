@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fl_ops.render.runs.criterion import shown_metric
 from fl_ops.render.runs.health import health_rows, lowest_loss, norms, on_clients
 from fl_ops.render.tables import best_of
 from protos.fl.v1 import admin_pb2
@@ -102,3 +103,10 @@ def test_details_are_a_second_table(admin: FakeAdmin, fl: Fl) -> None:
     assert " ".join(line.split()) == "0 2 0.31 (0.2 to 0.55) 0.21 0.9 0.73 3 2 1 3 1 min 22 s 18.0 s"
     (first, _) = json.loads(fl("run", "show", "r", "--json").stdout)["rounds"]
     assert first["account"]["assignments"] == {"admitted": 48, "failed": 2, "lost": 1, "refused": 3}
+
+
+def test_both_models_are_shown_and_the_columns_are_of_the_latest() -> None:
+    """The averaged model's accuracy is a percentage too; a task without accuracy has its own metric in the column."""
+    rows = dict(health_rows(a_run(newest_metrics={"accuracy": 0.5, "averaged_accuracy": 0.61})))
+    assert "averaged_accuracy 61" in next(text for text in rows.values() if "accuracy" in text)
+    assert shown_metric(a_run(newest_metrics={"mae": 1.0, "averaged_mae": 0.9, "averaged_loss": 0.8})) == "mae"
