@@ -33,7 +33,7 @@ log = structlog.get_logger()
 R = TypeVar("R")
 
 MOST_ENDS = 3
-"""Ends of the process during calls of one run, without a call that ended in between, after which the run fails. It
+"""Ends of the process during calls of one run, without a committed round in between, after which the run fails. It
 counts ends that leave no report: exit codes and SIGKILL, which may be the machine's."""
 _REPORT = "crash.txt"
 _WHAT = re.compile(r"Fatal Python error: (.+)")
@@ -67,7 +67,7 @@ class OutsideCalls:
         """folder: for notes and the report, of this coordinator alone."""
         self._folder = folder
         self._ends: dict[str, int] = {}
-        """Ends of earlier processes during calls of a run, without a call that ended since."""
+        """Ends of earlier processes during calls of a run, without a committed round since."""
         self._report: TextIO | None = None
         self.crashed: dict[str, str] = {}
         """Runs whose code ended an earlier process, each with the reason."""
@@ -118,6 +118,11 @@ class OutsideCalls:
         for path in self._folder.glob("*.json"):
             path.unlink(missing_ok=True)
 
+    def forget_ends(self, run_id: str) -> None:
+        """The run has committed a round or is over: earlier ends of the process were not its own."""
+        if self._ends.pop(run_id, None) is not None:
+            self._remove_note(run_id)
+
     async def call(self, code: OutsideCode, seconds: float, work: Callable[[], R]) -> R:
         """Do work that calls the code. Raises CallTimedOut if it does not end in its time."""
         loop = asyncio.get_running_loop()
@@ -137,7 +142,7 @@ class OutsideCalls:
             except Exception as error:  # noqa: BLE001 - the caller gets it
                 ended = (result.set_exception, error)
             finally:
-                self._remove_note(code.run_id)
+                self._end_note(code)
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(answer, *ended)
 
@@ -165,8 +170,14 @@ class OutsideCalls:
         except OSError as error:  # it is needed after a crash alone
             log.warning("note_not_written", run=code.run_id, error=str(error))
 
+    def _end_note(self, code: OutsideCode) -> None:
+        """After a call: only earlier ends remain. A start loads the run and makes its model before it ends again."""
+        if code.run_id in self._ends:
+            self._write_note(code, 0)
+        else:
+            self._remove_note(code.run_id)
+
     def _remove_note(self, run_id: str) -> None:
-        self._ends.pop(run_id, None)
         with suppress(OSError):
             (self._folder / f"{run_id}.json").unlink(missing_ok=True)
 

@@ -217,6 +217,7 @@ class CommandHandlers:
         context, control = self._context, self._control
         control.run_status.waiting_reason = ""
         await self._parts.computation.stop()
+        context.services.outside.forget_ends(context.run_id)
         try:
             await control.run_status.save(f"run_{command.status}")
             level = log.error if command.status == "failed" else log.info

@@ -203,6 +203,7 @@ class ModelStore:
         began = time.monotonic()
         snapshot = await calls.retry(lambda: self._save(computed, facts))
         await calls.write(self._services.ledger.store.commit, record, why, norms.left_out)
+        self._services.outside.forget_ends(self._run_id)
         self._services.metrics.commit_write_seconds.observe(time.monotonic() - began)
         self._snapshot, self._next, self.broadcasts = snapshot, None, broadcasts
         return record

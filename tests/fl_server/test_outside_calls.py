@@ -95,8 +95,8 @@ def test_the_thread_of_the_report_names_the_run(tmp_path: Path) -> None:
     assert calls.crashed_loading == {CODE.names: why}
 
 
-async def test_ends_without_a_report_count_until_a_call_ends(tmp_path: Path) -> None:
-    """The third end in a row during calls of a run is that run's; a start without a call counts nothing."""
+async def test_ends_without_a_report_count_until_a_round_is_committed(tmp_path: Path) -> None:
+    """The third end in a row is that run's. A start without a call counts nothing, nor does a call end the row."""
     note(tmp_path, 77)
     for _ in range(2 * MOST_ENDS):
         assert crashed(tmp_path) == {}
@@ -104,6 +104,9 @@ async def test_ends_without_a_report_count_until_a_call_ends(tmp_path: Path) -> 
     calls = OutsideCalls(tmp_path)
     assert calls._find_crashed() == {}
     await calls.call(CODE, 60.0, lambda: None)
+    assert json.loads((tmp_path / "r.json").read_text())["ends"] == MOST_ENDS - 1
+    calls.forget_ends(CODE.run_id)
+    assert notes(tmp_path) == []
     note(tmp_path, 77, ends=MOST_ENDS - 1)
     assert "ended the coordinator's process 3 times" in crashed(tmp_path)["r"]
 
