@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from tests.k8s.schemas.reduce import reduce, strict
+from tests.k8s.schemas.validation import NEWEST
 
 FILES = sorted(Path(__file__).parent.glob("schemas/*.json"))
 
 
+@pytest.fixture(scope="module")
+def draft() -> Any:
+    """The validator of schemas. Its import takes two seconds, which the collection of each worker would take."""
+    return pytest.importorskip("jsonschema").Draft202012Validator
+
+
+def test_the_newest_kubernetes_has_schemas() -> None:
+    """The package's version is that of its newest schemas."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the package warns about its old dependencies
+        import kubernetes_validate  # noqa: PLC0415
+    assert kubernetes_validate.latest_version().startswith(f"{NEWEST}.")
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_schema_is_valid_and_names_its_source(path: Path) -> None:
+def test_a_schema_is_valid_and_names_its_source(draft: Any, path: Path) -> None:
     """Project, version and path; closed at the top."""
     schema = json.loads(path.read_text())
-    jsonschema.Draft202012Validator.check_schema(schema)
+    draft.check_schema(schema)
     assert schema["$comment"].startswith("From ")
     assert " v" in schema["$comment"]
     assert schema["additionalProperties"] is False
@@ -41,9 +56,9 @@ def test_descriptions_are_removed_from_schemas() -> None:
     ],
     ids=["asked-for", "nothing-listed", "a-choice", "a-map"],
 )
-def test_a_schema_stays_open_where_it_is_open(schema: Any) -> None:
+def test_a_schema_stays_open_where_it_is_open(draft: Any, schema: Any) -> None:
     """Unknown fields are refused only where fields are listed, and all of them."""
-    jsonschema.Draft202012Validator(strict(schema)).validate({"a": "x", "c": "y"})
+    draft(strict(schema)).validate({"a": "x", "c": "y"})
 
 
 def test_a_version_of_a_definition_is_taken() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn import metrics as sklearn
 from torch import Tensor, nn
 
 from tasks import Examples, Metric, TaskError
@@ -19,7 +18,11 @@ from tasks.metrics import declared_directions, declared_metrics
 from tasks.summed_metrics import MAX_SUM_VALUES, Pool, finite_values_of, plain
 from tests.processes.scored_task import CLASSES, Scored
 
-torchmetrics = pytest.importorskip("torchmetrics")
+
+@pytest.fixture(scope="module")
+def torchmetrics() -> Any:
+    """The package. Its import takes five seconds, which the collection of each worker would take."""
+    return pytest.importorskip("torchmetrics")
 
 
 def model() -> nn.Module:
@@ -42,6 +45,8 @@ def answers(examples: Examples) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, A
 
 def expected(examples: Examples) -> dict[str, float]:
     """By scikit-learn."""
+    from sklearn import metrics as sklearn  # noqa: PLC0415 - slow
+
     labels, answered, scores = answers(examples)
     recalls = sklearn.recall_score(labels, answered, average=None)
     return {
@@ -81,8 +86,10 @@ class WithTorchmetrics(Scored):
         self.declared_metrics = declared
 
 
-def test_torchmetrics_objects_are_taken_as_they_are() -> None:
+def test_torchmetrics_objects_are_taken_as_they_are(torchmetrics: Any) -> None:
     """F1, binned AUROC and R2 of all examples, for small batches, and over two clients."""
+    from sklearn import metrics as sklearn  # noqa: PLC0415 - slow
+
     declared = (
         Metric("f1", torchmetric=torchmetrics.classification.MulticlassF1Score(CLASSES, average="macro")),
         Metric("auroc", torchmetric=torchmetrics.classification.MulticlassAUROC(CLASSES, thresholds=1001)),
@@ -109,18 +116,18 @@ def test_torchmetrics_objects_are_taken_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("made", "why"),
     [
-        (torchmetrics.classification.BinaryAUROC, r"lists preds, target, .* would leave the device"),
-        (torchmetrics.CatMetric, "lists value"),
-        (torchmetrics.PearsonCorrCoef, "got others: corr_xy"),
-        (torchmetrics.MaxMetric, "got others: max_value"),
-        (lambda: torchmetrics.MetricCollection([torchmetrics.MeanSquaredError()]), "without states of its own"),
-        (lambda: nn.Linear(1, 1), "without states of its own"),
+        (lambda package: package.classification.BinaryAUROC(), r"lists preds, target, .* would leave the device"),
+        (lambda package: package.CatMetric(), "lists value"),
+        (lambda package: package.PearsonCorrCoef(), "got others: corr_xy"),
+        (lambda package: package.MaxMetric(), "got others: max_value"),
+        (lambda package: package.MetricCollection([package.MeanSquaredError()]), "without states of its own"),
+        (lambda _: nn.Linear(1, 1), "without states of its own"),
     ],
 )
-def test_states_that_are_not_reduced_by_sum_are_refused_by_name(made: Any, why: str) -> None:
+def test_states_that_are_not_reduced_by_sum_are_refused_by_name(torchmetrics: Any, made: Any, why: str) -> None:
     """Lists of predictions and labels would leave the device."""
     with pytest.raises(TaskError, match=f"the metric 'it' .*{why}"):
-        declared_metrics(WithTorchmetrics(Metric("it", torchmetric=made())))
+        declared_metrics(WithTorchmetrics(Metric("it", torchmetric=made(torchmetrics))))
 
 
 @pytest.mark.parametrize(
@@ -202,14 +209,14 @@ def test_a_client_with_other_sums_is_left_out() -> None:
     assert (values, len(problems)) == ({}, 2)
 
 
-def test_the_tasks_own_object_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tasks_own_object_is_not_used(torchmetrics: Any) -> None:
     """Two evaluations may run at the same time."""
     own = torchmetrics.classification.MulticlassF1Score(CLASSES)
     evaluate(WithTorchmetrics(Metric("f1", torchmetric=own)), model(), Scored().eval_data())
     assert own._update_count == 0
 
 
-def test_sums_and_directions_of_a_task() -> None:
+def test_sums_and_directions_of_a_task(torchmetrics: Any) -> None:
     """What a task declares goes before what a torchmetrics object says of itself."""
     own = torchmetrics.MeanSquaredError()
     declared: Mapping[str, bool] = declared_directions(

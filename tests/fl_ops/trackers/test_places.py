@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fl_ops.errors import Refused, UsageError
 from fl_ops.simulate.files.states import ClientStates
@@ -108,7 +107,9 @@ def test_settings_for_tensorboard(tmp_path: Path) -> None:
     place = Place("tensorboard", tmp_path)
     for number in range(2):
         place.write(facts(number, accuracy=0.5))
-    reader = EventAccumulator(str(tmp_path / RUN.name), {"tensors": 0})
+    from tensorboard.backend.event_processing import event_accumulator  # noqa: PLC0415 - slow
+
+    reader = event_accumulator.EventAccumulator(str(tmp_path / RUN.name), {"tensors": 0})
     reader.Reload()
     assert len(reader.Tensors("settings")) == 1
     assert b"| local.learning_rate | 0.1 |" in reader.Tensors("settings")[0].tensor_proto.string_val[0]

@@ -5,14 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import warnings
+from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-import jsonschema
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # the package warns about its old dependencies
-    import kubernetes_validate
 
 SCHEMAS = {
     (schema["properties"]["apiVersion"]["const"], schema["properties"]["kind"]["const"]): schema
@@ -20,12 +15,16 @@ SCHEMAS = {
 }
 
 
-OLDEST, NEWEST = "1.30", kubernetes_validate.latest_version().rpartition(".")[0]
+OLDEST, NEWEST = "1.30", metadata.version("kubernetes-validate").rpartition(".")[0]
 """Versions of Kubernetes: the oldest one of README.md, and the newest one with schemas here."""
 
 
 @functools.cache
 def _refusal(text: str, version: str) -> str | None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the package warns about its old dependencies
+        import jsonschema  # noqa: PLC0415 - two seconds, which the collection of each worker would take
+        import kubernetes_validate  # noqa: PLC0415
     thing = json.loads(text)
     if schema := SCHEMAS.get((thing["apiVersion"], thing["kind"])):
         found = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(thing))
