@@ -12,12 +12,12 @@ def traceback_of(error: BaseException) -> str:
 
     Empty if no code of a task's author took part: `error` then states everything, such as a missing file.
     """
-    from algorithms.outside_code import own_traceback  # it loads torch, which most commands do not need
-
     cause: BaseException | None = error
     ours = ""
     while cause is not None and f"{type(cause).__module__}.".startswith(_NAMES):
         cause, ours = cause.__cause__, type(cause).__name__
     if cause is None or ours not in _RAN_A_TASK:
         return ""
+    from algorithms.outside_code import own_traceback  # it loads torch, which has been loaded if a task ran
+
     return own_traceback(cause)

@@ -179,10 +179,14 @@ def test_interrupted_process(admin: FakeAdmin) -> None:
     assert (process.returncode, errors) == (Exit.INTERRUPTED, "")
 
 
-def test_light_start() -> None:
-    """Commands that need no torch do not wait for it."""
-    check = "import sys, fl_ops.commands.cli; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", check], check=False, cwd=ROOT).returncode == 0
+def test_light_start(admin: FakeAdmin) -> None:
+    """Commands that need no torch do not wait for it, also if they fail."""
+    admin.fail("ListRuns", Status.UNAVAILABLE, "draining")
+    shown = "atexit.register(lambda: print('torch' in sys.modules))"
+    check = f"import atexit, runpy, sys; {shown}; runpy.run_module('fl_ops', run_name='__main__')"
+    arguments = [sys.executable, "-c", check, "run", "list"]
+    result = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (result.returncode, result.stdout) == (Exit.UNREACHABLE, "False\n"), result.stderr
 
 
 def test_quiet_stderr(admin: FakeAdmin) -> None:

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 from packaging.utils import canonicalize_name
 
 from k8s.supply_chain import sbom
@@ -28,6 +26,9 @@ def bill() -> sbom.Bill:
 
 def test_it_is_valid(bill: sbom.Bill) -> None:
     """By the schema of its version."""
+    from cyclonedx.schema import SchemaVersion  # noqa: PLC0415 - two seconds
+    from cyclonedx.validation.json import JsonStrictValidator  # noqa: PLC0415
+
     validator = JsonStrictValidator(SchemaVersion.V1_6)
     assert bill["specVersion"] == "1.6"
     assert validator.validate_str(json.dumps(bill)) is None
