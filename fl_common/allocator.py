@@ -6,6 +6,8 @@ With another C library the functions do nothing.
 from __future__ import annotations
 
 import ctypes
+import gc
+import traceback
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8
 """Option numbers of mallopt in glibc's malloc.h."""
@@ -37,6 +39,22 @@ def give_back_freed_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def free_what_failed(error: BaseException) -> None:
+    """Free what the frames of a failed computation hold, also if it refers to itself. The error stays as it is.
+
+    Call it where the error is caught, without an await before it: a coroutine of the error that waits would be closed.
+    """
+    seen: set[int] = set()
+    errors = [error]
+    while errors:
+        each = errors.pop()
+        seen.add(id(each))
+        traceback.clear_frames(each.__traceback__)
+        errors += [one for one in (each.__cause__, each.__context__) if one is not None and id(one) not in seen]
+    gc.collect()
+    give_back_freed_memory()
 
 
 def _set(options: dict[int, int]) -> bool:

@@ -11,6 +11,7 @@ from io import FileIO
 import structlog
 
 from algorithms import AlgorithmError
+from fl_common.allocator import free_what_failed
 from fl_common.units import size
 from fl_server.aggregation.methods import complete
 from fl_server.aggregation.outside import outside_names
@@ -59,6 +60,10 @@ class RunCreation:
                 self._creating[run_id] = 0  # a call at the same time must not take it
                 try:
                     return await self._create(run_id, config, actor, start)
+                except Exception as error:
+                    if self._creating[run_id]:  # what there is of its model goes before another may take the room
+                        free_what_failed(error)
+                    raise
                 finally:
                     del self._creating[run_id]
 

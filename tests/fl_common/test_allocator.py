@@ -5,8 +5,11 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+import weakref
 
 import pytest
+
+from fl_common.allocator import free_what_failed
 
 SERVING = """
 import re, sys, threading
@@ -34,6 +37,37 @@ def test_what_is_free_inside_the_heap_can_be_given_back() -> None:
     """100 MB of messages with one behind them that stays: the kernel has most of it back when it is asked to."""
     run = subprocess.run([sys.executable, "-c", SERVING, "shared"], capture_output=True, text=True, check=True)
     assert int(run.stdout) > 50
+
+
+class Large:
+    """Something that refers to itself."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_what_a_failed_computation_held_is_free_and_its_error_is_whole() -> None:
+    """Objects of its frames, of those that raised the cause too."""
+    held: list[weakref.ref[Large]] = []
+
+    def fail() -> None:
+        large = Large()
+        held.append(weakref.ref(large))
+        raise ValueError("too large")
+
+    def explain() -> None:
+        large = Large()
+        held.append(weakref.ref(large))
+        try:
+            fail()
+        except ValueError as error:
+            raise RuntimeError("refused") from error
+
+    with pytest.raises(RuntimeError, match="^refused$") as caught:
+        explain()
+    free_what_failed(caught.value)
+    assert [each() for each in held] == [None, None]
+    assert str(caught.value.__cause__) == "too large"
 
 
 TRAINING = """
