@@ -17,17 +17,17 @@ from fl_server.audit.record import AuditRecord
 from fl_server.metrics import Metrics
 from fl_server.store.database.opening import open_sqlite
 from fl_server.store.ledger import Ledger
-from tests.fl_server.harness import until
+from tests.fl_server.harness import ledger_file, until
 
 READ = AuditRecord("viewer:bob", "192.0.2.7:5000", "GetRun", "digits-1", "ok")
 REFUSAL = AuditRecord("anybody", "192.0.2.9:6000", "Register", "", "permission_denied", "no fl:// name")
 
 
 class Site:
-    """An audit log over a ledger in memory."""
+    """An audit log over its ledger."""
 
     def __init__(self, folder: Path) -> None:
-        self.ledger = Ledger(open_sqlite(":memory:"))
+        self.ledger = Ledger(open_sqlite(ledger_file(folder)))
         metrics = Metrics(CollectorRegistry())
         self.log = AuditLog(self.ledger, folder, 10, metrics.audit_rows.labels)
 

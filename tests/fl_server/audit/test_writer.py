@@ -21,7 +21,7 @@ from fl_server.metrics import Metrics
 from fl_server.store.database.opening import open_sqlite
 from fl_server.store.errors import StoreFull, StoreTakenOver, StoreUnavailable
 from fl_server.store.ledger import Ledger
-from tests.fl_server.harness import until
+from tests.fl_server.harness import ledger_file, until
 
 BAN = AuditRecord("operator:alice", "192.0.2.7:5000", "BanClient", "edge-3", "ok", "lost device")
 NOBODY_WAITS = AuditRecord("operator:alice", "192.0.2.7:5000", "ListRuns", "", "ok")
@@ -42,7 +42,7 @@ class Site:
         return self.writer
 
     def _open(self) -> None:
-        self.ledger = Ledger(open_sqlite(self.folder / "ledger.sqlite"))
+        self.ledger = Ledger(open_sqlite(ledger_file(self.folder)))
         self.writer = AuditWriter(self.ledger, self.folder, self.metrics.audit_rows.labels)
 
     @property

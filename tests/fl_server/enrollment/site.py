@@ -1,4 +1,4 @@
-"""An authority in files, and an issuer with a ledger in memory."""
+"""An authority in files, and an issuer with its ledger."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from fl_server.security_config import EnrollmentConfig
 from fl_server.store.database.opening import open_sqlite
 from fl_server.store.ledger import Ledger
 from fl_server.store.records import ClientRecord
+from tests.fl_server.harness import ledger_file
 from tests.processes.certificates import Pki
 from tests.processes.enrollment import write_key
 
@@ -46,7 +47,7 @@ class Site:
 
     def __post_init__(self) -> None:
         self.pki = Pki(self.folder / "pki")
-        self.ledger = Ledger(open_sqlite(":memory:"))
+        self.ledger = Ledger(open_sqlite(ledger_file(self.folder)))
         self.revocations = Revocations(self.ledger)
         self.threads = ThreadPoolExecutor(2)
         checks = Checks(self.revocations, self._refuse, self.roster.get)
