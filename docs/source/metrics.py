@@ -42,6 +42,7 @@ WORRY = {
     "fl_clients_eligible": "Below `fl_clients_per_round`: the next round waits.",
     "fl_over_selection": "It rises towards 2: many clients drop out.",
     "fl_last_commit_timestamp_seconds": "Long ago in state `running`: FlNoCommit.",
+    "fl_clients_below_due": "Above 0: FlClientsBelowDue.",
     "fl_training_loss": "It rises from round to round, or is NaN.",
     "fl_evaluation": "Far from `fl_evaluation_best`: FlAccuracyFalling.",
     "fl_client_evaluation": "`worst_decile` falls while `mean` does not: the model gets worse for some devices.",

@@ -30,6 +30,10 @@ class Lines(Protocol):
         """The first `limit` lines about a subject with numbers from and to those of the span, each with its number."""
         ...
 
+    def history_details(self, subject: str, event: str) -> list[str]:
+        """The details of all lines of an event about a subject, oldest first."""
+        ...
+
     def after_history(self, call: Callable[[], object] | None) -> None:
         """Call this after each transaction with lines of history, in the transaction's thread; None: nothing."""
         ...

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from fl_server.runs.committed.shares import Draw
 from fl_server.runs.context import RunContext
+from fl_server.runs.control import RunControl
 from fl_server.store.records import CommitRecord
 
 ROUNDS_AT_ONCE = 1000
@@ -28,9 +29,18 @@ async def restore_log(context: RunContext, extended_at: int) -> None:
         for commit in commits:
             log.add(commit, extended_at, Draw(*draws[commit.round]) if commit.round in draws else None)
     log.shares.look()
-    log.shares.told = {*log.shares.too_low}
     if (due := log.totals_due(context.run_id)) is not None:  # an older version committed these rounds
         await ledger.do(store.put_totals, due)
+
+
+async def clients_told_of(context: RunContext, control: RunControl, event: str) -> set[str]:
+    """The clients that lines of an event in the run's history begin with.
+
+    A kill may prevent a line that is written in the background. So the history says who was told of, also after a
+    restart.
+    """
+    details = await control.read(context.store.history_details, context.run_id, event)
+    return {detail.split(maxsplit=1)[0].removesuffix(":") for detail in details if detail}
 
 
 async def draw_of(context: RunContext, round_: int) -> Draw | None:

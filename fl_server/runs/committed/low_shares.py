@@ -6,6 +6,7 @@ import time
 
 import structlog
 
+from fl_server.runs.committed.lookup import clients_told_of
 from fl_server.runs.committed.shares import Share
 from fl_server.runs.context import RunContext
 from fl_server.runs.control import RunControl
@@ -13,18 +14,24 @@ from fl_server.store.records import HistoryRecord
 
 log = structlog.get_logger()
 
+_EVENT = "client_below_due"
+
 
 async def warn_of_low_shares(context: RunContext, control: RunControl) -> None:
-    """After a commit: once for each client, by the run's history, the log and a note on the client."""
+    """After a commit and a restart: once for each client, by the run's history, the log and a note on the client."""
     shares = context.log.shares
     shares.look()
+    if not shares.too_low:
+        return
+    if shares.told is None:
+        shares.told = await clients_told_of(context, control, _EVENT)
     for client in sorted(shares.too_low.keys() - shares.told, key=str.encode):
-        shares.told.add(client)
         why = warning(context.run_id, client, shares.too_low[client], control.config.round.close)
-        log.warning("client_below_due", run=context.run_id, client=client, why=why)
-        row = HistoryRecord(time.time(), "coordinator", "client_below_due", context.run_id, why)
-        context.fleet.records.write_history_later(row)
+        log.warning(_EVENT, run=context.run_id, client=client, why=why)
         await context.fleet.note(client, why)
+        shares.told.add(client)
+        row = HistoryRecord(time.time(), "coordinator", _EVENT, context.run_id, why)
+        context.fleet.records.write_history_later(row)
 
 
 def warning(run_id: str, client: str, share: Share, close: str) -> str:

@@ -59,8 +59,8 @@ class ClientShares:
     by_client: dict[str, Share] = field(default_factory=dict)
     too_low: Mapping[str, Share] = field(default_factory=dict)
     """The clients of which operators are told. Replaced and never changed: a scraper's thread reads it."""
-    told: set[str] = field(default_factory=set)
-    """Clients that the run's history names."""
+    told: set[str] | None = None
+    """Clients that the run's history names. None: it was not read yet."""
     spread: Mapping[str, float] = field(default_factory=dict)
     """Statistic -> share of the due, over the clients that are due enough; empty without one. Replaced, too."""
 

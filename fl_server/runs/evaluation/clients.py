@@ -21,6 +21,7 @@ from fl_server.aggregation.sending.broadcast import Broadcast
 from fl_server.errors import InvalidInput
 from fl_server.rounds.client_metrics import EVALUATED, summary, with_own
 from fl_server.rounds.sampling import draw_evaluators
+from fl_server.runs.committed.lookup import clients_told_of
 from fl_server.runs.context import RunContext
 from fl_server.runs.control import RunControl, with_turns
 from fl_server.runs.deadline import save_time
@@ -153,7 +154,12 @@ class ClientEvaluations:
     async def _warn_of_label_order(self, answers: list[ClientEvaluation]) -> None:
         """Tell operators of clients that stay at chance while the others learn."""
         context, order = self._context, self._context.label_order
-        for client, accuracy, usual in order.compare(answers):
+        found = order.compare(answers)
+        if not found:
+            return
+        if order.told is None:
+            order.told = await clients_told_of(context, self._control, "labels_suspected")
+        for client, accuracy, usual in found:
             why = (
                 f"its own accuracy stays at {accuracy:.2f}, the median of the others is {usual:.2f}: does it number the"
                 " classes as they do?"

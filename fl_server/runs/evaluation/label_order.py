@@ -7,7 +7,7 @@ numbers. Data that differs much looks alike, so an operator is told, and nothing
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median_low
 
 from fl_server.store.records import ClientEvaluation
@@ -26,8 +26,8 @@ class LabelOrder:
 
     suspected: frozenset[str] = frozenset()
     """The clients that stay behind, by the two newest evaluations."""
-    told: set[str] = field(default_factory=set)
-    """Clients that the run's history names."""
+    told: set[str] | None = None
+    """Clients that the run's history names. None: it was not read yet."""
     _last: Sequence[ClientEvaluation] = ()
 
     def compare(self, answers: Sequence[ClientEvaluation]) -> list[tuple[str, float, float]]:
@@ -40,7 +40,6 @@ class LabelOrder:
         """Continue after a restart with the answers of the two newest rounds with evaluations."""
         self._last = before
         self.compare(last)
-        self.told = {*self.suspected}
 
 
 def behind(answers: Sequence[ClientEvaluation], before: Sequence[ClientEvaluation]) -> list[tuple[str, float, float]]:

@@ -16,6 +16,7 @@ from fl_server.runs.client_states.lost_states import restart_if_due
 from fl_server.runs.client_states.missing_members import missing_members
 from fl_server.runs.commands import release_round
 from fl_server.runs.committed.lookup import draw_of, restore_log
+from fl_server.runs.committed.low_shares import warn_of_low_shares
 from fl_server.runs.evaluation.results import prune_checkpoints
 from fl_server.runs.restore.evaluations import make_up_last_evaluations, restore_evaluations
 from fl_server.runs.restore.round import restore_round_under_way, resume_deadline
@@ -83,6 +84,7 @@ async def _continue(run: Run) -> None:
         run.post(ev.StatesLost(why, run.record.state_epoch))
     restart_if_due(context, run)
     run.client_states.missing = frozenset(missing_members(context, run))
+    await warn_of_low_shares(context, run)
 
 
 async def reload_ended(run: Run) -> None:
@@ -108,6 +110,7 @@ async def _restore_ended(run: Run) -> None:
         await make_up_last_evaluations(run)
     if run.status == "completed":
         await prune_checkpoints(context, run)
+    await warn_of_low_shares(context, run)
     context.metrics.reported.ended(run.id, run.record.ended_at or run.record.created_at)
 
 

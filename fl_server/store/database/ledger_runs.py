@@ -59,6 +59,11 @@ class RunLedger(Transactions):
         newest = query.order_by(schema.history.c.id.desc()).limit(max(limit, 0))
         return [rows.history(row) for row in reversed(self._read("history", newest))]
 
+    def history_details(self, subject: str, event: str) -> list[str]:
+        """The details of all lines of an event about a subject, oldest first."""
+        query = rows_where(schema.history, subject=subject, event=event).order_by(schema.history.c.id)
+        return [row["detail"] for row in self._read("history", query)]
+
     def history_span(self, subject: str, limit: int, before: int = 2**63 - 1) -> tuple[int, int]:
         """Numbers of the first and the last of the newest lines about a subject, of those before a number."""
         table = schema.history

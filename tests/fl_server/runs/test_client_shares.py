@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,12 @@ async def test_operators_are_told_once_of_a_slow_client_and_a_restart_keeps_it(t
         assert world.coordinator.run("r").log.shares.told == {"c"}
         assert lines(world) == [note]
         assert world.metric("fl_client_share_of_due", run="r", statistic="highest") == pytest.approx(1.5)
+    with sqlite3.connect(tmp_path / "ledger.sqlite") as ledger:  # as a kill before the line leaves it
+        assert ledger.execute("DELETE FROM history WHERE event = 'client_below_due'").rowcount == 1
+    ledger.close()
+    async with World(tmp_path) as world:
+        await until(lambda: lines(world), "the restart makes up the line")
+        assert lines(world)[0].startswith("c has 0 counted updates in run r and is due 13.3")
 
 
 def lines(world: World) -> list[str]:

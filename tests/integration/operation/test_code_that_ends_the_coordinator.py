@@ -88,6 +88,8 @@ def test_a_crash_costs_one_restart_and_one_run(fleet: Fleet, part: str, monkeypa
         before = admin.resume_run(f"crashes-{part}").rounds_done
         server.until(f"crashes-{part}", lambda run: run.rounds_done > before, "it goes on")
         admin.stop_run(f"crashes-{part}", "enough")
+        server.ended(f"crashes-{part}")
+        admin.delete_run(f"crashes-{part}", "its code is loaded at each start")
 
 
 def test_an_import_that_crashes_is_not_repeated(fleet: Fleet) -> None:
