@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import product
 from pathlib import Path
@@ -194,6 +194,7 @@ def with_zeros(metric: M, labels: Mapping[str, Values], *first: str) -> M:
     return metric
 
 
+@cache
 def package_version(package: str) -> str:
     """The version of an installed package; "unpackaged" for one that runs from its source."""
     try:
