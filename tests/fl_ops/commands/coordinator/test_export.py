@@ -43,7 +43,7 @@ def test_export(admin: FakeAdmin, fl: Fl, out: Path, which: str) -> None:
     facts = json.loads(fl("export", "digits-1", "--round", which, "--out", out, "--json").stdout)
     assert out.read_bytes() == MODEL
     assert (facts["digest"], facts["round"]["round"]) == (digest_text(digest_of(MODEL)), 12)
-    assert admin.requests == [admin_pb2.ExportModelRequest(run_id="digits-1", round=which)]
+    assert admin.requests == [admin_pb2.ExportModelRequest(run_id="digits-1", round=which, model="committed")]
 
 
 @pytest.mark.parametrize(
