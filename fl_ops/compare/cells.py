@@ -11,9 +11,11 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from pydantic import BaseModel
+
 from fl_ops.files import Target, written_whole
 from fl_ops.simulate.settings import SimulationSection
-from fl_server.run_config import RunConfig, TaskSection
+from fl_server.run_config import AveragingSection, RunConfig, TaskSection
 
 Stage = Literal["tuning", "judging", "final"]
 """tuning: a short run of the search; judging: a run of the search with all rounds; final: a reported run."""
@@ -77,6 +79,8 @@ class Cell:
 def _decisive(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a cell that decide its numbers and are not the default."""
     run = _without_defaults(settings["run"], _run_defaults())
+    if "averaging" in run:  # the default is none, so its keys need defaults of their own
+        run["averaging"] = _without_defaults(run["averaging"], _averaging_defaults())
     stop = settings["run"].get("stop", {})
     rules = stop.get("target") is not None or bool(stop.get("patience"))
     # Without such a rule they only select the best round. With one, the metric counts although it is the default.
@@ -109,8 +113,17 @@ def _run_defaults() -> dict[str, Any]:
 
 
 @cache
+def _averaging_defaults() -> dict[str, Any]:
+    return _defaults(AveragingSection)
+
+
+@cache
 def _simulation_defaults() -> dict[str, Any]:
-    fields = SimulationSection.model_fields.items()
+    return _defaults(SimulationSection)
+
+
+def _defaults(section: type[BaseModel]) -> dict[str, Any]:
+    fields = section.model_fields.items()
     return {name: field.get_default(call_default_factory=True) for name, field in fields if not field.is_required()}
 
 

@@ -195,3 +195,16 @@ def test_settings_with_their_default_values_are_not_in_the_name_of_a_cell(read: 
     assert len({each.digest for each in [cell, *changed]}) == 4
     sized = replace(cell, settings={**cell.settings, "simulation": {**cell.settings["simulation"], "clients": 3}})
     assert sized.digest != cell.digest
+
+
+def test_a_new_key_of_an_optional_section_does_not_rename_its_cells(read: Read, folder: CellFolder) -> None:
+    """An earlier version had no `statistics` in [averaging]. Another value of it makes another cell."""
+    (cell, *_) = Plan(read(), folder.load).missing()
+
+    def averaged(**section: Any) -> Cell:
+        run = {**cell.settings["run"], "averaging": {"method": "ema", "decay": 0.9, **section}}
+        return replace(cell, settings={**cell.settings, "run": run})
+
+    assert averaged(start=None, window=None, statistics="averaged").digest == averaged().digest
+    others = [cell, averaged(), averaged(statistics="estimated"), averaged(decay=0.5)]
+    assert len({each.digest for each in others}) == 4
