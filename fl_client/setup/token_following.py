@@ -6,6 +6,7 @@ the new certificate without a restart. An unchanged file costs the coordinator n
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -26,15 +27,15 @@ def follow_token(flags: EnrollFlags, target: Target) -> None:
     if flags.token_file is None or str(flags.token_file) == "-":
         raise UsageError("--follow-token needs --token-file FILE, whose later content it uses")
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # the first process of a container has no default action
-    done, pause = "", CHECK_S
+    text, pause, due = "", CHECK_S, -math.inf
     while True:
-        text = _content(flags.token_file)
-        if text and text != done:
-            if _is_done(flags, target):
-                done, pause = text, CHECK_S
-            else:
-                pause = min(2 * pause, LONGEST_S)
-        time.sleep(pause)
+        if (content := _content(flags.token_file)) != text:
+            text, pause, due = content, CHECK_S, -math.inf  # a new token does not wait for the tries of the one before
+        if text and time.monotonic() >= due:
+            done = _is_done(flags, target)
+            due = math.inf if done else time.monotonic() + pause
+            pause = min(2 * pause, LONGEST_S)
+        time.sleep(CHECK_S)
 
 
 def _is_done(flags: EnrollFlags, target: Target) -> bool:
