@@ -12,7 +12,7 @@ BIN := .venv/bin
 
 # The tests start many processes. Without cached bytecode each of them compiles every module again.
 unexport PYTHONDONTWRITEBYTECODE
-PACKAGES := $(wildcard protos extensions fl_common algorithms tasks fl_server fl_client fl_ops fl_web benchmarks k8s)
+PACKAGES := $(wildcard protos fl_extensions fl_common algorithms fl_tasks fl_server fl_client fl_ops fl_web benchmarks k8s)
 
 .PHONY: install demo test test-all tools chaos hostile fuzz soak lint lint-style lint-types lint-protos format protos baseline hashes sbom bench clean
 

@@ -16,7 +16,7 @@ from traceback import StackSummary, TracebackException, extract_stack, extract_t
 _PACKAGES = __file__.removesuffix("algorithms/outside_code.py")
 _OURS = tuple(
     f"{_PACKAGES}{name}/"
-    for name in ("algorithms", "extensions", "fl_client", "fl_common", "fl_ops", "fl_server", "protos", "tasks")
+    for name in ("algorithms", "fl_client", "fl_common", "fl_extensions", "fl_ops", "fl_server", "fl_tasks", "protos")
 )
 _STANDARD = f"{sysconfig.get_path('stdlib')}/"
 _INSTALLED = ("/site-packages/", "/dist-packages/")

@@ -34,8 +34,8 @@ from benchmarks.scrape import histogram, quantile
 from benchmarks.table import markdown
 from fl_ops.admin.client import AdminClient
 from fl_ops.demo.processes import Processes
+from fl_tasks import fingerprint, load_task
 from protos.fl.v1 import admin_pb2, coordinator_pb2
-from tasks import fingerprint, load_task
 
 LAG = "fl_event_loop_lag_seconds"
 _LIMITS = "[limits]\nreattach_grace_s = 120\n"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tasks import Examples, Shard
+from fl_tasks import Examples, Shard
 
 STEP = 2.0**-10
 """Added to every parameter by a step at learning rate 1. A power of two, so that sums are exact."""

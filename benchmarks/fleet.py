@@ -27,8 +27,8 @@ from benchmarks.deployment import TASK, TIMEOUT_S, Deployment, Server, cpu_s, re
 from benchmarks.table import markdown
 from fl_common.certificates.pem import Pem, PemFiles
 from fl_ops.demo.processes import Processes
+from fl_tasks import fingerprint, load_task
 from protos.fl.v1 import admin_pb2, coordinator_pb2
-from tasks import fingerprint, load_task
 
 _LIMITS = "[limits]\nreattach_grace_s = 120\n"
 

@@ -35,9 +35,9 @@ from benchmarks.demo_grid import machine
 from fl_client.settings.config import MemoryFormat, Precision
 from fl_client.settings.device import Compute
 from fl_common.allocator import keep_freed_memory
-from tasks import Examples
-from tasks.batches import batches, seed_everything
-from tasks.models import ResNet18, grey_cnn
+from fl_tasks import Examples
+from fl_tasks.batches import batches, seed_everything
+from fl_tasks.models import ResNet18, grey_cnn
 
 METHODS = ("fedavg", "fedcm", "scaffold", "fedprox", "feddyn", "fedsam", "mofedsam", "mime", "fedrobust")
 OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = MappingProxyType(

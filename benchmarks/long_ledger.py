@@ -34,7 +34,7 @@ from fl_server.store.database.opening import open_ledger
 from fl_server.store.protocol import Store
 from fl_server.store.records import CommitRecord, HistoryRecord, RunRecord
 from fl_server.store.state_directory import lock_directory
-from tasks import load_task
+from fl_tasks import load_task
 
 PARAMETERS = 1000
 CREATED = 1.76e9

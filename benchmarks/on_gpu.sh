@@ -83,7 +83,7 @@ cat "$RESULTS/environment.txt"
 FEW=$((ROUNDS < 20 ? ROUNDS : 20))
 local_step() { step "local-$1-$2" "$3" "$PYTHON" -m benchmarks.local_step --device "$DEVICE" --model "$1" --precision "$2" --pairs "$PAIRS"; }
 
-step tests 300 "$PYTHON" -m pytest -q -m "" -k "cuda or gpu" tests/algorithms tests/tasks tests/fl_client/gates \
+step tests 300 "$PYTHON" -m pytest -q -m "" -k "cuda or gpu" tests/algorithms tests/fl_tasks tests/fl_client/gates \
     tests/fl_client/settings tests/fl_client/training tests/fl_client/monitoring tests/fl_ops/simulate tests/fl_ops/compare \
     tests/integration/runs/test_cuda.py
 local_step small-cnn float32 90

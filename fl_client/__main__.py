@@ -18,7 +18,13 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from fl_common.program import keep_working_directory_out, quiet_interrupts, raised_interrupts, version_text
+from fl_common.program import (
+    keep_working_directory_out,
+    quiet_interrupts,
+    raised_interrupts,
+    require_own_packages,
+    version_text,
+)
 
 if TYPE_CHECKING:
     from fl_client.settings.config import ClientConfig
@@ -32,6 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the daemon until a signal ends it, or a set-up command, and return the exit code."""
     given = sys.argv[1:] if arguments is None else arguments
     keep_working_directory_out()
+    require_own_packages("fl-client")
     with quiet_interrupts():  # `app.run` has its own handlers
         if given and given[0] in SETUP:
             from fl_common.certificates.tls_version import set_oldest_tls

@@ -1,4 +1,4 @@
-"""What the three programs share at their start and end: a quiet end at Ctrl-C, and the text of --version.
+"""What the three programs share at their start and end: a quiet end at Ctrl-C, imports of our own packages, --version.
 
 It imports little, because it is imported first.
 """
@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as in a shell."""
+
+UNUSABLE = 2
+"""Exit code of a command that cannot start where it is."""
 
 
 @contextmanager
@@ -47,9 +52,31 @@ def keep_working_directory_out() -> None:
     """Let no Python that this process starts look for modules in the working directory, before all others.
 
     `multiprocessing` starts its helpers with `python -c`, which does: a file `signal.py` there would run. Code from
-    outside is still found there, last, after all that is installed (`extensions.importing`).
+    outside is still found there, last, after all that is installed (`fl_extensions.importing`).
     """
     os.environ["PYTHONSAFEPATH"] = "1"
+
+
+def require_own_packages(program: str) -> None:
+    """End the process with `UNUSABLE` and one sentence if Python finds a package of another project in place of ours.
+
+    `algorithms` and `protos` are names that other projects use too. A folder of theirs is found first where
+    `python -m` starts in it or PYTHONPATH names it. program: the command, for the sentence.
+    """
+    from importlib.util import find_spec  # noqa: PLC0415 - not needed at the import of this module
+
+    ours = Path(__file__).resolve().parents[1]
+    for name in ("algorithms", "protos"):
+        spec = find_spec(name)
+        places = [] if spec is None else [spec.origin] if spec.has_location else spec.submodule_search_locations or []
+        found = [Path(place).resolve() for place in places if place]
+        if found and ours / name not in {found[0], found[0].parent}:
+            print(  # noqa: T201 - logging is not set up
+                f"{program}: expected the package {name} of impetus in {ours / name}, got {found[0]}, which Python"
+                " finds first: rename that folder or file, or start from another folder, without it in PYTHONPATH",
+                file=sys.stderr,
+            )
+            raise SystemExit(UNUSABLE)
 
 
 def impetus_version() -> str:

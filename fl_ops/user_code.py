@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_NAMES = ("fl_ops.", "fl_client.", "fl_server.", "algorithms.", "extensions.", "tasks.")
+_NAMES = ("fl_ops.", "fl_client.", "fl_server.", "algorithms.", "fl_extensions.", "fl_tasks.")
 _RAN_A_TASK = {"TaskError", "WorkFailed", "AlgorithmError"}
 """Errors that have an exception of a user's code as their cause."""
 

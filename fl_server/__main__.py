@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from fl_common.program import keep_working_directory_out, quiet_interrupts, version_text
+from fl_common.program import keep_working_directory_out, quiet_interrupts, require_own_packages, version_text
 
 if TYPE_CHECKING:
     from fl_server.config import ServerConfig
@@ -23,6 +23,7 @@ EXIT_UNUSABLE = 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a coordinator. Returns the exit code."""
     keep_working_directory_out()
+    require_own_packages("fl-server")
     with quiet_interrupts():  # `serve` has its own handlers
         return _main(arguments)
 

@@ -27,7 +27,7 @@ import structlog
 
 from algorithms import AlgorithmError
 from algorithms.outside_code import described, place_of_frames, place_of_thread
-from tasks import TaskError
+from fl_tasks import TaskError
 
 log = structlog.get_logger()
 R = TypeVar("R")

@@ -18,15 +18,15 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-SHARED = ("protos", "fl_common", "algorithms", "extensions", "tasks")
+SHARED = ("protos", "fl_common", "algorithms", "fl_extensions", "fl_tasks")
 """Packages that import no program of ours."""
 
 MAY_IMPORT: Mapping[str, set[str]] = {
     "protos": set[str](),
     "fl_common": set[str](),
     "algorithms": set[str](),
-    "extensions": {"algorithms"},
-    "tasks": {"algorithms", "extensions"},
+    "fl_extensions": {"algorithms"},
+    "fl_tasks": {"algorithms", "fl_extensions"},
     "fl_server": {*SHARED},
     "fl_client": {*SHARED},
     "fl_web": {"protos", "fl_common"},
@@ -152,23 +152,23 @@ NO_EFFECTS = {"asyncio", "datetime", "grpc", "http", "io", "os", "pathlib", "pic
 
 IMPORT_BY_NAME = {
     "fl_client.gates.nvml",
-    "extensions.importing",
+    "fl_extensions.importing",
 }
-"""Modules that import a module by a computed name. Only `extensions.importing` gets the name from outside."""
+"""Modules that import a module by a computed name. Only `fl_extensions.importing` gets the name from outside."""
 
 LOAD_TASKS = {
     "fl_client.training.data",
     "fl_server.aggregation.outside_task.child",
     "fl_server.coordinator.task_loading",
-    "tasks",
+    "fl_tasks",
 }
 """Modules of the coordinator and the daemon that load a task by its name."""
 
 LOAD_METHODS = {
     "fl_client.training.methods",
     "fl_server.coordinator.method_loading",
-    "extensions.methods",
-    "extensions.optimizers",
+    "fl_extensions.methods",
+    "fl_extensions.optimizers",
 }
 """The same for methods, reducers and optimizers from outside."""
 
@@ -300,7 +300,7 @@ def test_few_modules_import_by_name() -> None:
     loading = {module for module in sources() if "load_task" in used[module]}
     assert {module for module in loading if not within(module, ["fl_ops", "benchmarks"])} == LOAD_TASKS
     loading = {module for module in sources() if used[module] & {"load_method", "load_reducer", "attribute_of"}}
-    assert {module for module in loading if not within(module, ["fl_ops", "benchmarks", "tasks"])} == LOAD_METHODS
+    assert {module for module in loading if not within(module, ["fl_ops", "benchmarks", "fl_tasks"])} == LOAD_METHODS
 
 
 def test_the_mathematics_has_no_effects() -> None:
@@ -334,7 +334,7 @@ def test_algorithms_and_rounds_import_without_grpc() -> None:
 def test_no_process_imports_torchvision_without_need() -> None:
     """Scikit-learn neither: the digits task reads one of its files. Each import costs a device a second and 80 MB."""
     code = (
-        "import sys, fl_client.app, fl_server.app; from tasks import load_task; load_task('digits').model();"
+        "import sys, fl_client.app, fl_server.app; from fl_tasks import load_task; load_task('digits').model();"
         "print(sorted({'torchvision', 'sklearn', 'scipy'} & set(sys.modules)))"
     )
     assert run(code) == "[]\n"

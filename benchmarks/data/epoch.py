@@ -26,9 +26,9 @@ import algorithms as fl
 from benchmarks.demo_grid import machine
 from benchmarks.local_step import RATE, SEED, spread
 from fl_common.allocator import keep_freed_memory
-from tasks import Samples
-from tasks.batches import batches, seed_everything
-from tasks.models import grey_cnn
+from fl_tasks import Samples
+from fl_tasks.batches import batches, seed_everything
+from fl_tasks.models import grey_cnn
 
 
 class Images(Dataset[tuple[Tensor, int]]):

@@ -26,9 +26,9 @@ from torch import Tensor
 from benchmarks.demo_grid import machine
 from benchmarks.table import markdown
 from fl_common.allocator import keep_freed_memory
+from fl_tasks.models import ResNet18
 from protos.encodings import ENCODINGS, EncodedLayout, EncodingSpec, decode, encode, encoding_key
 from protos.layout import Layout
-from tasks.models import ResNet18
 
 SPARSE = ("topk", "randk")
 GB = 1e9

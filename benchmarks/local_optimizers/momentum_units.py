@@ -24,9 +24,9 @@ from algorithms.base import Tensors
 from algorithms.model_state import trainable_views
 from algorithms.optimizers.spec import OptimizerSpec
 from algorithms.optimizers.steps import LocalOptimizer
-from tasks.base import Shard
-from tasks.built_in.digits import Digits
-from tasks.partitioning.partition import PartitionSpec, make_partition
+from fl_tasks.base import Shard
+from fl_tasks.built_in.digits import Digits
+from fl_tasks.partitioning.partition import PartitionSpec, make_partition
 
 VARIANTS = ("none", "plain", "rescaled", "gradient", "movement")
 CLIENTS, COHORT, EPOCHS, BATCH = 20, 4, 2, 16

@@ -24,9 +24,9 @@ from algorithms.batched.strategies import Holder, Name, OneByOne, Strategy, Toge
 from algorithms.batched.streams import RandomStream
 from algorithms.batches import forward_pair
 from fl_common.allocator import keep_freed_memory
-from tasks import Examples
-from tasks.batches import batches, count_steps
-from tasks.models import grey_cnn_small
+from fl_tasks import Examples
+from fl_tasks.batches import batches, count_steps
+from fl_tasks.models import grey_cnn_small
 
 
 def two_layer_cnn() -> nn.Module:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tasks.built_in.vision_files import cifar10, cifar10_holds_out_batch_5
+from fl_tasks.built_in.vision_files import cifar10, cifar10_holds_out_batch_5
 
 FOLDER = Path(__file__).parents[2] / "build" / "simulation" / "cifar10"
 

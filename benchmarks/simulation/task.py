@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from benchmarks.simulation import setting
 from benchmarks.simulation.stored import stored
-from tasks import Examples, Shard
-from tasks.classifier import Classifier
+from fl_tasks import Examples, Shard
+from fl_tasks.classifier import Classifier
 
 
 class Cifar10Iid(Classifier):

@@ -22,10 +22,10 @@ from docs.source import configuration_texts as texts
 from docs.source.keys import REQUIRED, ROOT, Row, message_comments, model_rows, sections, shown, signature_rows, table
 from fl_ops.admin.settings import ENVIRONMENT
 from fl_server.run_config import RunConfig, ScheduleSection
-from tasks.built_in.digits import Digits
-from tasks.built_in.vision import Vision
-from tasks.naming import BUILT_IN
-from tasks.partitioning.spec import PartitionSpec
+from fl_tasks.built_in.digits import Digits
+from fl_tasks.built_in.vision import Vision
+from fl_tasks.naming import BUILT_IN
+from fl_tasks.partitioning.spec import PartitionSpec
 
 PAGE = ROOT / "docs/configuration.md"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fl_ops.admin.settings import DEFAULT_SERVER
-from tasks.partitioning.spec import OPTIONS as HOW_TO_DEAL
+from fl_tasks.partitioning.spec import OPTIONS as HOW_TO_DEAL
 
 _LOG = '"json": one object a line; "pretty": for people; "auto": pretty on a terminal, JSON elsewhere.'
 SERVER = {

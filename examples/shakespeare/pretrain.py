@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from tasks.batches import batches, seed_everything
-from tasks.built_in.shakespeare import Shakespeare
-from tasks.evaluation import evaluate
+from fl_tasks.batches import batches, seed_everything
+from fl_tasks.built_in.shakespeare import Shakespeare
+from fl_tasks.evaluation import evaluate
 
 
 def main() -> None:

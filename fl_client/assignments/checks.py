@@ -14,11 +14,11 @@ from fl_client.settings.config import LimitsConfig
 from fl_client.storage.pending_updates import Key, key_of
 from fl_client.training.local_steps import optimizer_of, settings_of
 from fl_common.names import check_id
+from fl_tasks.batches import count_steps
 from protos.digests import digest_bytes
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
 from protos.wire import check_payload_name
-from tasks.batches import count_steps
 
 MAX_PARAMETERS, MAX_PAYLOADS, MAX_ENCODINGS = 64, 16, 64
 """Limits of one assignment, above the needs of any method."""

@@ -37,10 +37,10 @@ from fl_client.training.results import TrainingResult
 from fl_client.training.trainer import AnyAssignment, Evaluation, Trainer
 from fl_client.training.worker import Worker
 from fl_common.tracing.traces import UNTRACED, Traces
+from fl_tasks.summed_metrics import PlainSum
 from protos.digests import digest_bytes, digest_text
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
-from tasks.summed_metrics import PlainSum
 
 log = structlog.get_logger()
 

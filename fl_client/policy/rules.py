@@ -93,7 +93,7 @@ def work_of(  # noqa: PLR0913 - epochs and steps are alternatives
     passes: bool = False,
     trains: bool = True,
 ) -> Work:
-    """The work of `epochs` or `steps` of training, both 1 or more, and of a full gradient; see count_steps of tasks.
+    """The work of `epochs` or `steps` of training, both 1 or more, and of a full gradient; see count_steps of fl_tasks.
 
     passes: whether the exchange has a gradient over the whole shard, which counts as an epoch. trains: whether it
     trains. A method that takes two gradients of one batch (Mime, SAM) reads its examples once.

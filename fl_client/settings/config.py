@@ -13,12 +13,12 @@ from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, Field, model_validator
 
-from extensions.naming import is_path
 from fl_client.errors import ConfigError
 from fl_client.settings import schedule
 from fl_common.certificates.tls_version import TlsVersion
 from fl_common.names import check_id
 from fl_common.settings import Address, Section, SettingsError, is_loopback, read_settings, split_address
+from fl_extensions.naming import is_path
 
 Precision = Literal["float32", "bfloat16", "float16"]
 MemoryFormat = Literal["auto", "contiguous", "channels_last"]
@@ -123,7 +123,7 @@ class ShardConfig(Section):
     """This device's part of the training data, by one of the ways below. Without any of them: all data."""
 
     partition: dict[str, str | bool | int | float] | None = None
-    """A partition made from a seed, by the fields of tasks.PartitionSpec. Devices differ only in `index`."""
+    """A partition made from a seed, by the fields of fl_tasks.PartitionSpec. Devices differ only in `index`."""
     file: Path | None = None
     """A partition file."""
     index: int | None = Field(default=None, ge=0)

@@ -12,16 +12,16 @@ import torch
 from fl_client.errors import ConfigError
 from fl_client.settings.config import ClientConfig, ShardConfig
 from fl_client.training.methods import Methods, load_methods
+from fl_tasks.base import Task
+from fl_tasks.data.forms import Data, as_data
+from fl_tasks.data.labels import numbered
+from fl_tasks.data.shard import Shard, checked_shard
+from fl_tasks.errors import TaskError, task_call, task_code
+from fl_tasks.loading import fingerprint, load_function, load_task
+from fl_tasks.own_loop import own_loop
+from fl_tasks.partitioning.file import load_indices, load_partition
+from fl_tasks.partitioning.partition import PartitionSpec, partition_task, training_size
 from protos.fl.v1 import coordinator_pb2, tensor_pb2, training_pb2
-from tasks.base import Task
-from tasks.data.forms import Data, as_data
-from tasks.data.labels import numbered
-from tasks.data.shard import Shard, checked_shard
-from tasks.errors import TaskError, task_call, task_code
-from tasks.loading import fingerprint, load_function, load_task
-from tasks.own_loop import own_loop
-from tasks.partitioning.file import load_indices, load_partition
-from tasks.partitioning.partition import PartitionSpec, partition_task, training_size
 
 CPU = torch.device("cpu")
 

@@ -49,7 +49,7 @@ def _raised(error: BaseException) -> Raised:
     return Raised(type(error).__name__, place_of(error), own_traceback(error))
 
 
-_OURS = ("algorithms.", "extensions.", "fl_client.", "tasks.")
+_OURS = ("algorithms.", "fl_client.", "fl_extensions.", "fl_tasks.")
 
 
 _BATCH_OF_ONE = (

@@ -12,10 +12,10 @@ import structlog
 
 from algorithms import AlgorithmError, names
 from algorithms.optimizers.classes import Known
-from extensions.methods import METHODS, load_method
-from extensions.naming import installed
-from extensions.optimizers import load_optimizers
 from fl_client.errors import ConfigError, WorkFailed
+from fl_extensions.methods import METHODS, load_method
+from fl_extensions.naming import installed
+from fl_extensions.optimizers import load_optimizers
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
 

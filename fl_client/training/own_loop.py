@@ -10,10 +10,10 @@ from torch import nn
 from algorithms.base import Tensors
 from algorithms.batches import to_device
 from algorithms.client import LoopReport
+from fl_tasks.batches import batches, count_steps
+from fl_tasks.data.forms import Data
+from fl_tasks.own_loop import Batch, OwnLoop, TrainContext, TrainReport, checked_report, most_steps
 from protos.fl.v1 import training_pb2
-from tasks.batches import batches, count_steps
-from tasks.data.forms import Data
-from tasks.own_loop import Batch, OwnLoop, TrainContext, TrainReport, checked_report, most_steps
 
 OnStep = Callable[[int, int], object]
 """Called after each step, or batch of a full gradient, with its number from 1 and the total.

@@ -32,14 +32,14 @@ from fl_client.training.local_steps import settings_of
 from fl_client.training.model_values import Bundles
 from fl_client.training.own_loop import OnStep, OwnTraining, Round, work_of
 from fl_client.training.results import PreparedWork, TrainingResult, result_of
+from fl_tasks.batches import count_steps, ordered_batches, raw_batches, seed_everything
+from fl_tasks.building.new_model import new_model
+from fl_tasks.data.forms import forward_of
+from fl_tasks.evaluation import totals
+from fl_tasks.own_loop import MAX_EPOCHS, own_loop
+from fl_tasks.summed_metrics import PlainSum, finite_values_of, plain
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
-from tasks.batches import count_steps, ordered_batches, raw_batches, seed_everything
-from tasks.building.new_model import new_model
-from tasks.data.forms import forward_of
-from tasks.evaluation import totals
-from tasks.own_loop import MAX_EPOCHS, own_loop
-from tasks.summed_metrics import PlainSum, finite_values_of, plain
 
 log = structlog.get_logger()
 

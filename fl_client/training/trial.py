@@ -10,12 +10,12 @@ from torch import nn
 
 from algorithms.batches import examples_of, to_device
 from fl_client.training.model_values import layouts_of
+from fl_tasks.base import Task
+from fl_tasks.batches import batches
+from fl_tasks.data.forms import Data, forward_of
+from fl_tasks.errors import TaskError
 from protos.codec import LayoutError
 from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_MODEL
-from tasks.base import Task
-from tasks.batches import batches
-from tasks.data.forms import Data, forward_of
-from tasks.errors import TaskError
 
 _BATCH = 8
 

@@ -15,7 +15,7 @@ from fl_ops.admin import settings
 from fl_ops.admin.client import AdminClient
 
 TASKS = ("digits", "fashion-mnist", "cifar10", "cifar100", "emnist", "emnist-digits", "shakespeare")
-"""The keys of `tasks.BUILT_IN`, repeated here so that `fl` starts without torch."""
+"""The keys of `fl_tasks.BUILT_IN`, repeated here so that `fl` starts without torch."""
 METHODS = (
     "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedcm", "feddemon", "feddemonadam", "feddyn", "fednova", "fedprox",
     "fedrobust", "fedsam", "fedyogi", "mfl", "mime", "mimelite", "mofedsam", "qg", "scaffold", "slowmo",

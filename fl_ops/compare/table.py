@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, ValidationError
 
 from algorithms import AlgorithmError, build
-from extensions.methods import load_method
 from fl_common.settings import Section, describe_error, parse_toml, validated
+from fl_extensions.methods import load_method
 from fl_ops.compare.cells import ACCURACY, Choice, in_percent
 from fl_ops.errors import UsageError
 from fl_ops.simulate.settings import SimulationSection
@@ -23,7 +23,7 @@ from fl_server.round_config import LocalSection
 from fl_server.rounds.directions import AVERAGED, Criterion, Directions, of_averaged
 from fl_server.run_config import RunConfig, ScheduleSection
 from fl_server.run_spec import from_values
-from tasks import TaskError
+from fl_tasks import TaskError
 
 Rate = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]

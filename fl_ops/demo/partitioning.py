@@ -13,8 +13,8 @@ from fl_ops.errors import UsageError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tasks import PartitionSpec, Task
-    from tasks.data.forms import Data
+    from fl_tasks import PartitionSpec, Task
+    from fl_tasks.data.forms import Data
 
 METRIC = "accuracy"
 
@@ -39,8 +39,8 @@ def partition(settings: DemoSettings, path: Path) -> PartitionedData:
     # Imported here: torch takes seconds to load, and the coordinator starts in the meantime.
     import algorithms
     from algorithms.outside_code import described, is_interrupt
-    from tasks import Partition, TaskError, load_task, save_partition, training_size
-    from tasks.data.forms import as_data
+    from fl_tasks import Partition, TaskError, load_task, save_partition, training_size
+    from fl_tasks.data.forms import as_data
 
     _check_algorithms(settings.algorithms, algorithms.names())
     try:
@@ -70,7 +70,7 @@ def partition(settings: DemoSettings, path: Path) -> PartitionedData:
 
 def _parts(settings: DemoSettings, task: Task) -> tuple[PartitionSpec, list[Tensor], Tensor | None]:
     """The partition, and the class of each example if there are classes."""
-    from tasks import PartitionSpec, TaskError, make_partition, partition_task, training_groups, training_labels
+    from fl_tasks import PartitionSpec, TaskError, make_partition, partition_task, training_groups, training_labels
 
     try:
         labels = training_labels(task)
@@ -87,9 +87,9 @@ def _metrics(task: Task, held_out: Data) -> Collection[str]:
     """Names of the metrics, of one small batch."""
     import torch
 
-    from tasks.batches import batches
-    from tasks.building.new_model import new_model
-    from tasks.data.forms import forward_of
+    from fl_tasks.batches import batches
+    from fl_tasks.building.new_model import new_model
+    from fl_tasks.data.forms import forward_of
 
     batch = next(batches(held_out, 2, seed=0, steps=1))
     with torch.random.fork_rng(devices=[]):
@@ -98,7 +98,7 @@ def _metrics(task: Task, held_out: Data) -> Collection[str]:
 
 def _check_algorithms(wanted: Sequence[str], known: Sequence[str]) -> None:
     from algorithms import AlgorithmError
-    from extensions.methods import load_method
+    from fl_extensions.methods import load_method
 
     for name in wanted:
         if name in known:

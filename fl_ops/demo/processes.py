@@ -56,7 +56,7 @@ class Processes:
         log = self._logs / f"{name}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(  # noqa: S603 - this interpreter, our own module
-                # -P: a `tasks.py` in the current folder hides no package.
+                # -P: a `protos.py` in the current folder hides no package.
                 [sys.executable, "-P", "-m", "fl_ops.demo.child", program, "--config", str(config)],
                 stdin=subprocess.PIPE,
                 stdout=output,

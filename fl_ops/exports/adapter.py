@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from fl_ops.errors import UsageError
-from tasks import Task, TaskError
-from tasks.errors import task_code
+from fl_tasks import Task, TaskError
+from fl_tasks.errors import task_code
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 

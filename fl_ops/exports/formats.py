@@ -18,11 +18,11 @@ from fl_ops.exports.whole_model import load_exported, trained_names
 from fl_ops.files import Target, make_folder, written_whole
 from fl_server.aggregation.blocks import CPU
 from fl_server.store.bundle_files import separate
-from tasks import Task, TaskError
-from tasks.data.forms import as_data
-from tasks.errors import task_call
-from tasks.evaluation import batch_size_on
-from tasks.statistics import estimate_statistics
+from fl_tasks import Task, TaskError
+from fl_tasks.data.forms import as_data
+from fl_tasks.errors import task_call
+from fl_tasks.evaluation import batch_size_on
+from fl_tasks.statistics import estimate_statistics
 
 _FORMAT = {"format": "pt"}
 

@@ -12,9 +12,9 @@ from torch import nn
 from algorithms.model_state import state_views, tied_names
 from fl_ops.errors import Refused, UsageError
 from fl_ops.exports.header import frozen_digest
+from fl_tasks import Task, TaskError, TaskNotListed, load_task, own_options
+from fl_tasks.building.new_model import new_model
 from protos.frozen import frozen_resource, frozen_text
-from tasks import Task, TaskError, TaskNotListed, load_task, own_options
-from tasks.building.new_model import new_model
 
 
 def task_of(name: str, options: dict[str, object], *, trusted: bool) -> Task:

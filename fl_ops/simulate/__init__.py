@@ -4,7 +4,7 @@
     ledger + clients        -> Replay     -> the same models, compared with the digests in the ledger
 
 With `close = "cohort"` on a CPU, the models equal those of a networked run bit for bit. The package may import
-fl_server, fl_client and tasks. It decides nothing that the round state machine or the ledger decides, and it prints
+fl_server, fl_client and fl_tasks. It decides nothing that the round state machine or the ledger decides, and it prints
 only in `output.console` and `replay`.
 
     simulation, federation   the rounds, and what passes between them; collection and updates: a round's updates

@@ -22,8 +22,7 @@ from fl_ops.simulate.code import with_code
 from fl_ops.simulate.settings import SimulationConfig, SimulationSection
 from fl_ops.simulate.system.devices import Devices
 from fl_server.run_config import RunConfig
-from protos.fl.v1.training_pb2 import TaskFingerprint
-from tasks import (
+from fl_tasks import (
     Examples,
     Shard,
     Task,
@@ -35,9 +34,10 @@ from tasks import (
     training_labels,
     training_size,
 )
-from tasks.base import task_code
-from tasks.data.forms import Data, TaskData, as_data
-from tasks.data.labels import numbered
+from fl_tasks.base import task_code
+from fl_tasks.data.forms import Data, TaskData, as_data
+from fl_tasks.data.labels import numbered
+from protos.fl.v1.training_pb2 import TaskFingerprint
 
 ALL = Shard()
 CPU = torch.device("cpu")

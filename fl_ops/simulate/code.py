@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from algorithms import AlgorithmError
-from extensions.methods import Code, load_method, load_reducer
+from fl_extensions.methods import Code, load_method, load_reducer
 from fl_server.round_config import Fingerprint
 from fl_server.run_config import RunConfig
 

@@ -13,7 +13,7 @@ from fl_server.rounds import events as ev
 from fl_server.rounds.client_metrics import has_evaluation, summary, with_pooled
 from fl_server.rounds.sampling import by_id, draw_evaluators
 from fl_server.rounds.stop_rules import Evaluation, stop_reason
-from tasks.summed_metrics import Pool
+from fl_tasks.summed_metrics import Pool
 
 
 class Evaluations:

@@ -42,13 +42,13 @@ from fl_server.rounds.sampling import training_seed
 from fl_server.run_config import RunConfig
 from fl_server.runs.assignments.messages import RoundPosition, RoundWork, common_assignment
 from fl_server.runs.evaluation.criterion import check_metric, directions_of, needs_metric, with_direction
+from fl_tasks import Task
+from fl_tasks.metrics import declared_directions
+from fl_tasks.summed_metrics import PlainSum, without_personal
 from protos.codec import digest_text, pack
 from protos.encodings import PLAIN
 from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_FROZEN, RESOURCE_KIND_MODEL
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
-from tasks import Task
-from tasks.metrics import declared_directions
-from tasks.summed_metrics import PlainSum, without_personal
 
 
 @dataclass(frozen=True, slots=True)

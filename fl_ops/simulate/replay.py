@@ -33,8 +33,8 @@ from fl_server.store.errors import StoreError
 from fl_server.store.files import file_digest
 from fl_server.store.protocol import Store
 from fl_server.store.records import CommitRecord, RunRecord
+from fl_tasks import load_task
 from protos.digests import digest_text
-from tasks import load_task
 
 MOST_EVENTS = 1_000_000
 """Lines of a run's history that are read."""

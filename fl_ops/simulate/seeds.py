@@ -28,7 +28,7 @@ from fl_ops.simulate.settings import SimulationConfig
 from fl_ops.simulate.simulation import Simulation
 from fl_ops.user_code import traceback_of
 from fl_server.errors import InvalidInput
-from tasks import TaskError
+from fl_tasks import TaskError
 
 
 @dataclass(frozen=True, slots=True)

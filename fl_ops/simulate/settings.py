@@ -17,8 +17,8 @@ from fl_ops.simulate.system.section import SystemSection
 from fl_server.errors import InvalidInput
 from fl_server.run_config import RunConfig
 from fl_server.run_spec import from_spec
+from fl_tasks import PartitionSpec, TaskError
 from protos.run_file import SIMULATION, parse_run
-from tasks import PartitionSpec, TaskError
 
 
 def _check_name_pattern(pattern: str) -> str:
@@ -39,8 +39,8 @@ class SimulationSection(Section):
     names: Annotated[str, AfterValidator(_check_name_pattern)] = "client-{index:03d}"
     """Pattern of the client ids. index: 0 to clients - 1; it is also the client's part of the partition."""
     partition: dict[str, str | bool | int | float] = Field(default={"method": "iid"})
-    """Fields of tasks.PartitionSpec except `clients`. Without `seed`, the run's seed is used, so each seed of a run has
-    another partition."""
+    """Fields of fl_tasks.PartitionSpec except `clients`. Without `seed`, the run's seed is used, so each seed of a run
+    has another partition."""
     validation_every: int = Field(default=0, ge=0)
     """Withhold one in so many training examples of each class from all clients. Evaluations then use these examples
     instead of the task's held-out data, for example to choose settings. 0: withhold none."""

@@ -21,8 +21,8 @@ from fl_server.aggregation import mean
 from fl_server.aggregation.blocks import BLOCK_BYTES, Source, joined, neighbours
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.snapshot import Snapshot
+from fl_tasks.evaluation import totals_of
 from protos.codec import Entry, Layout, pack
-from tasks.evaluation import totals_of
 
 LEAST_BYTES = 8 << 20
 """Updates with fewer bytes in all are summed by one process: the messages would take longer."""

@@ -27,7 +27,7 @@ from fl_server.rounds.machine import advance
 from fl_server.rounds.sampling import by_id
 from fl_server.rounds.state import Phase, RoundState
 from fl_server.run_config import RunConfig
-from tasks import Task
+from fl_tasks import Task
 
 FAILURES_KEPT = 100
 """Number of client failures that a simulation remembers."""

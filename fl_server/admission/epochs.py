@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from fl_tasks.metrics import wrong_name
+from fl_tasks.own_loop import MAX_EPOCHS, MAX_METRICS, MAX_VALUE
 from protos.fl.v1.training_pb2 import UpdateHeader
-from tasks.metrics import wrong_name
-from tasks.own_loop import MAX_EPOCHS, MAX_METRICS, MAX_VALUE
 
 Epochs = Sequence[Mapping[str, float]]
 """The metrics of each epoch by name."""

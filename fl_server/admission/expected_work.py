@@ -13,9 +13,9 @@ from typing import NamedTuple
 from fl_server.clients.eligibility import offers_task
 from fl_server.round_config import LocalSection
 from fl_server.store.records import ClientRecord
+from fl_tasks.batches import count_steps
+from fl_tasks.own_loop import most_steps
 from protos.fl.v1.training_pb2 import UpdateHeader
-from tasks.batches import count_steps
-from tasks.own_loop import most_steps
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,12 +50,12 @@ from fl_server.run_config import RunConfig
 from fl_server.store.averaged_model import AveragedModel
 from fl_server.store.checkpoints import FROZEN, Checkpoint
 from fl_server.store.files import file_digest
+from fl_tasks import Task, TaskError
+from fl_tasks.evaluation import BatchSums
+from fl_tasks.own_loop import own_loop
 from protos.codec import Layout
 from protos.digests import digest_text
 from protos.frozen import frozen_text
-from tasks import Task, TaskError
-from tasks.evaluation import BatchSums
-from tasks.own_loop import own_loop
 
 _NONE: Mapping[str, fl.Tensors] = MappingProxyType({})
 

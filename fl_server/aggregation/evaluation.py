@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from fl_server.aggregation.blocks import CPU
-from tasks import Task
-from tasks.data.examples import Examples
-from tasks.data.forms import Data, as_data
-from tasks.data.labels import numbered
-from tasks.errors import task_call
-from tasks.evaluation import (
+from fl_tasks import Task
+from fl_tasks.data.examples import Examples
+from fl_tasks.data.forms import Data, as_data
+from fl_tasks.data.labels import numbered
+from fl_tasks.errors import task_call
+from fl_tasks.evaluation import (
     BatchSums,
     EvaluationLeft,
     Totals,
@@ -27,7 +27,7 @@ from tasks.evaluation import (
     sums_of_batches,
     totals_of,
 )
-from tasks.statistics import estimate_statistics
+from fl_tasks.statistics import estimate_statistics
 
 
 class ServerEvaluation:
@@ -46,7 +46,7 @@ class ServerEvaluation:
 
         estimate: compute the running statistics of the model anew, from the examples' inputs.
 
-        Raises as `tasks.evaluate`, and EvaluationLeft.
+        Raises as `fl_tasks.evaluate`, and EvaluationLeft.
         """
         if self._device != CPU:
             # Moved itself, the module would lose the memory that its owner fills.

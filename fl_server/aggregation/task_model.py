@@ -17,13 +17,13 @@ from fl_common.allocator import give_back_freed_memory
 from fl_server.aggregation.initial_model import load_initial
 from fl_server.errors import InvalidInput
 from fl_server.rounds.sampling import initial_model_seed
+from fl_tasks import Task, TaskError
+from fl_tasks.building.holders import held_outside
+from fl_tasks.building.new_model import new_model, remarks_on
+from fl_tasks.building.size_limit import ModelTooLarge
 from protos.codec import Layout, LayoutError
 from protos.fl.v1.tensor_pb2 import Resource
 from protos.frozen import frozen_resource, frozen_text, tensor_digests
-from tasks import Task, TaskError
-from tasks.building.holders import held_outside
-from tasks.building.new_model import new_model, remarks_on
-from tasks.building.size_limit import ModelTooLarge
 
 
 class TaskModel:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from algorithms import AlgorithmError
-from extensions.methods import METHODS, REDUCERS, Code, NotListed, load_method, load_reducer
-from extensions.naming import Kind, comma_separated, is_known, unknown
+from fl_extensions.methods import METHODS, REDUCERS, Code, NotListed, load_method, load_reducer
+from fl_extensions.naming import Kind, comma_separated, is_known, unknown
 from fl_server.config import ServerConfig
 from fl_server.errors import InvalidInput
 from fl_server.round_config import Fingerprint

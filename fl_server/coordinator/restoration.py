@@ -26,8 +26,8 @@ from fl_server.runs.run import Run
 from fl_server.services import Services
 from fl_server.store.errors import StoreFull
 from fl_server.store.records import DELETING, ENDED, HistoryRecord, RunRecord
-from tasks import TaskError
-from tasks.errors import TaskTimedOut, is_own_fault
+from fl_tasks import TaskError
+from fl_tasks.errors import TaskTimedOut, is_own_fault
 
 log = structlog.get_logger()
 

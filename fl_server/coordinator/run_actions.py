@@ -20,7 +20,7 @@ from fl_server.runs.run import Run
 from fl_server.services import Services
 from fl_server.store.errors import StoreError, StoreFull
 from fl_server.store.records import DELETING, ENDED, HistoryRecord, RunRecord
-from tasks import TaskError
+from fl_tasks import TaskError
 
 log = structlog.get_logger()
 

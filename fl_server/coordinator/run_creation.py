@@ -28,8 +28,8 @@ from fl_server.runs.evaluation.criterion import check_metric, directions_of, nee
 from fl_server.runs.run import Run
 from fl_server.services import Services
 from fl_server.store.records import HistoryRecord, RunRecord
+from fl_tasks import TaskError
 from protos.digests import digest_text
-from tasks import TaskError
 
 log = structlog.get_logger()
 

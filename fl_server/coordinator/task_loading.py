@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from extensions.naming import installed
+from fl_extensions.naming import installed
 from fl_server.aggregation.outside_task.own_options import with_own
 from fl_server.aggregation.outside_task.remote_task import RemoteTask, TaskProcesses
 from fl_server.config import ServerConfig
 from fl_server.errors import InvalidInput
 from fl_server.run_config import TaskSection
 from fl_server.services import Services
-from tasks import BUILT_IN, Task, TaskError, TaskNotListed, fingerprint, load_task
-from tasks.metrics import declared_directions
-from tasks.naming import TASKS, path_of
+from fl_tasks import BUILT_IN, Task, TaskError, TaskNotListed, fingerprint, load_task
+from fl_tasks.metrics import declared_directions
+from fl_tasks.naming import TASKS, path_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def in_its_own_process(section: TaskSection, services: Services) -> bool:
 
 def _is_outside(section: TaskSection, config: ServerConfig) -> bool:
     """Whether the task is of another module than ours, though it may have a built-in one as its base."""
-    return not path_of(section.name, config.tasks).startswith("tasks.")
+    return not path_of(section.name, config.tasks).startswith("fl_tasks.")
 
 
 def outside_tasks(config: ServerConfig) -> bool:

@@ -39,7 +39,7 @@ from fl_server.services import Services
 from fl_server.store.errors import StoreTakenOver
 from fl_server.store.ledger import write_when_possible
 from fl_server.store.records import HistoryRecord, RunRecord
-from tasks import TaskError
+from fl_tasks import TaskError
 
 log = structlog.get_logger()
 P = ParamSpec("P")

@@ -17,7 +17,7 @@ from benchmarks.simulation.peers.rounds import Rounds
 from benchmarks.simulation.task import Cifar10Iid
 from fl_ops.simulate.clients import prepare
 from fl_ops.simulate.settings import read_simulation
-from tasks import Shard
+from fl_tasks import Shard
 
 OPTIONS = Options(rounds=3, processes=1, device="cpu", environments=Path())
 

@@ -22,8 +22,8 @@ from fl_server.runs.outcomes import counted_outcome
 from fl_server.store.checkpoints import _read
 from fl_server.store.protocol import Store
 from fl_server.store.records import UpdateRecord
+from fl_tasks import load_task
 from protos.fl.v1 import admin_pb2
-from tasks import load_task
 from tests.chaos.cluster import ChaosCluster
 from tests.chaos.jobs import POPULATION
 from tests.processes.process import eventually, write_toml

@@ -10,10 +10,10 @@ import algorithms as fl
 from fl_client.connection.bundles.bundle import Bundle, ResourceKey
 from fl_client.storage.pending_updates import Update
 from fl_client.training.data import LocalTask
+from fl_tasks import Examples, Shard
 from protos.codec import Layout, pack, unpack
 from protos.fl.v1 import tensor_pb2, training_pb2
 from protos.wire import payload_kind
-from tasks import Examples, Shard
 
 FINGERPRINT = training_pb2.TaskFingerprint(version="1", source="sha256:small")
 

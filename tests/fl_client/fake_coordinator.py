@@ -14,12 +14,12 @@ import grpc.aio
 import torch
 from torch import Tensor, nn
 
+from fl_tasks import Examples, Shard
 from protos import codec
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import coordinator_pb2_grpc, errors_pb2, tensor_pb2, training_pb2
 from protos.status import status_metadata
 from protos.wire import server_options
-from tasks import Examples, Shard
 
 torch.set_num_threads(1)
 

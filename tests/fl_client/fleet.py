@@ -17,7 +17,7 @@ from fl_client.monitoring.metrics import Metrics
 from fl_client.settings.config import ClientConfig
 from fl_client.storage.state import StateDir
 from fl_client.training.data import LocalTask
-from tasks import Shard
+from fl_tasks import Shard
 from tests.fl_client.fake_coordinator import FINGERPRINT, TIMEOUT_S, FakeCoordinator, TinyTask
 
 

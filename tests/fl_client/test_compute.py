@@ -11,10 +11,10 @@ from torch import nn
 
 import algorithms as fl
 from fl_client.settings.device import Compute
-from tasks import Examples, Shard
-from tasks.batches import batches, seed_everything
-from tasks.built_in.digits import Digits
-from tasks.evaluation import evaluate
+from fl_tasks import Examples, Shard
+from fl_tasks.batches import batches, seed_everything
+from fl_tasks.built_in.digits import Digits
+from fl_tasks.evaluation import evaluate
 
 CPU = torch.device("cpu")
 IMAGES = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(3))

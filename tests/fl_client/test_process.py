@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 TASK = """
 import torch
-from tasks import Classifier, Examples
+from fl_tasks import Classifier, Examples
 
 class Tiny(Classifier):
     def model(self):

@@ -112,9 +112,50 @@ def test_each_program_keeps_the_working_directory_out(program: str, monkeypatch:
     assert os.environ["PYTHONSAFEPATH"] == "1"
 
 
+@pytest.mark.parametrize("made", ["algorithms/__init__.py", "protos/ours.proto", "protos.py"])
+@pytest.mark.parametrize(
+    ("program", "command"), [("fl_server", "fl-server"), ("fl_client", "fl-client"), ("fl_ops", "fl")]
+)
+def test_a_package_of_another_project_is_named(tmp_path: Path, program: str, command: str, made: str) -> None:
+    """A command that would import it in place of ours ends with 2 and says where it is and what to do."""
+    file = tmp_path / made
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("raise RuntimeError('imported')\n")
+    name = made.partition("/")[0].removesuffix(".py")
+    # Our packages are found after those of the working directory, as in an installation that can be edited.
+    code = (
+        "import sys\nfrom importlib.machinery import PathFinder\nfrom runpy import run_module\n"
+        "class Installed:\n    def find_spec(self, name, path=None, target=None):\n"
+        f"        return PathFinder.find_spec(name, [{str(ROOT)!r}] if path is None else path)\n"
+        f"sys.meta_path.append(Installed())\nsys.argv = [{command!r}, '--version']\n"
+        f"run_module({program!r}, run_name='__main__')\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "PYTHONSAFEPATH"}}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment,
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    found = file.parent if made.endswith(".proto") else file
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"{command}: expected the package {name} of impetus in {ROOT / name}, got {found}, which Python finds first:"
+        " rename that folder or file, or start from another folder, without it in PYTHONPATH\n"
+    )
+
+
 def test_every_python_that_is_started_leaves_the_working_directory_out() -> None:
     """`sys.executable` is followed by -P wherever the product starts it."""
-    packages = ("fl_common", "algorithms", "extensions", "tasks", "fl_server", "fl_client", "fl_web", "fl_ops", "k8s")
+    packages = (
+        "fl_common",
+        "algorithms",
+        "fl_extensions",
+        "fl_tasks",
+        "fl_server",
+        "fl_client",
+        "fl_web",
+        "fl_ops",
+        "k8s",
+    )
     started = [
         (path.name, after)
         for package in packages

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from tasks import Examples, Shard
+from fl_tasks import Examples, Shard
 from tests.fl_ops.points import Points
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tasks import Classifier, Examples, Shard
-from tasks.built_in.augment import FlipAndCut
-from tasks.built_in.normalise import Normalise
+from fl_tasks import Classifier, Examples, Shard
+from fl_tasks.built_in.augment import FlipAndCut
+from fl_tasks.built_in.normalise import Normalise
 
 
 class _Cast(nn.Module):

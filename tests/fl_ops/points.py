@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tasks import Classifier, Examples, Shard
-from tasks.built_in.held_out import split_shard
+from fl_tasks import Classifier, Examples, Shard
+from fl_tasks.built_in.held_out import split_shard
 
 TRAIN, HELD_OUT = 120, 30
 

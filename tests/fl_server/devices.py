@@ -10,6 +10,7 @@ from typing import Any, Self, cast
 import torch
 
 from fl_server.errors import NotNow, UploadBroken
+from fl_tasks import fingerprint, load_task
 from protos.chunks import chunk_spans, make_chunk
 from protos.codec import Layout, digest_message, digest_of, pack, unpack
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -28,7 +29,6 @@ from protos.fl.v1.training_pb2 import (
     UpdateTrailer,
 )
 from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
-from tasks import fingerprint, load_task
 from tests.fl_server.harness import TASK, World, until
 
 Key = tuple[str, int, int]

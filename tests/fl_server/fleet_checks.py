@@ -11,7 +11,7 @@ import pytest
 from fl_server.clients import fleet as fleet_module
 from fl_server.store import ledger as ledger_module
 from fl_server.store.errors import StoreUnavailable
-from tasks import fingerprint, load_task
+from fl_tasks import fingerprint, load_task
 from tests.fl_server.harness import TASK, World
 
 VERSION, SOURCE = fingerprint(load_task(TASK, {}))

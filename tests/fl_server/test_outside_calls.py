@@ -14,7 +14,7 @@ import pytest
 
 from algorithms import AlgorithmError
 from fl_server.outside_calls import MOST_ENDS, CallTimedOut, OutsideCalls, OutsideCode
-from tasks import TaskError
+from fl_tasks import TaskError
 
 CODE = OutsideCode("r", "reducer mine:median")
 REPORT = """Fatal Python error: Segmentation fault

@@ -10,10 +10,10 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from fl_client.enrollment.requests import new_request
+from fl_tasks import fingerprint
 from protos.codec import Layout, digest_message, encode_chunk, pack
 from protos.fl.v1 import admin_pb2, coordinator_pb2, tensor_pb2, training_pb2
 from protos.wire import payload_kind
-from tasks import fingerprint
 from tests.processes.federation import run_spec
 from tests.processes.raw_client import Update, messages
 from tests.processes.tiny_task import Tiny, plain

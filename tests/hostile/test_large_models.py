@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from fl_ops.errors import UsageError
+from tests.fl_tasks.built_in.plays import write_play
 from tests.hostile.federation import Memory
 from tests.processes.federation import Coordinator
 from tests.processes.process import Workspace
-from tests.tasks.built_in.plays import write_play
 
 MODEL_MIB, MODELS_MIB, OTHER_MIB = 64, 128, 48
 """Limits of one model and of all; what else the coordinator may take for the calls."""

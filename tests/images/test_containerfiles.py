@@ -51,7 +51,7 @@ BAD = {
     "runs in a shell": ('["fl-server"]', "fl-server"),
     "no ENTRYPOINT": ('ENTRYPOINT ["fl-server"]', ""),
     "no label for revision": ("image.revision", "image.edition"),
-    "not copied: tasks": ("COPY tasks tasks\n", ""),
+    "not copied: fl_tasks": ("COPY fl_tasks fl_tasks\n", ""),
     "pip installs in the stage": ("USER", "RUN pip install rich\nUSER"),
     "ADD fetches": ("COPY protos", "ADD protos"),
     "names a host": ("requirements/packages.txt", "requirements/packages.txt --index-url https://mirror.example/"),

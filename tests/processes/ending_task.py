@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tasks import Examples, Shard
+from fl_tasks import Examples, Shard
 from tests.processes.tiny_task import Tiny
 
 

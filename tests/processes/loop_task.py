@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from tasks import Examples, TrainContext, TrainReport
+from fl_tasks import Examples, TrainContext, TrainReport
 from tests.processes.tiny_task import Tiny
 
 

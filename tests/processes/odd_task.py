@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from tasks import Classifier, Examples, Shard
+from fl_tasks import Classifier, Examples, Shard
 
 FEATURES, CLASSES = 4, 3
 

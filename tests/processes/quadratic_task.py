@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from tasks import Examples, Shard
+from fl_tasks import Examples, Shard
 
 EXAMPLES, SIZE = 24, 3
 

@@ -11,6 +11,7 @@ import grpc
 import torch
 from google.protobuf.message import Message
 
+from fl_tasks import fingerprint
 from protos.chunks import chunk_spans, make_chunk
 from protos.codec import Layout, pack, unpack
 from protos.digests import digest_message, digest_of
@@ -18,7 +19,6 @@ from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import coordinator_pb2_grpc, training_pb2
 from protos.status import detail_of
 from protos.wire import client_options
-from tasks import fingerprint
 from tests.processes.federation import TASK, Coordinator
 from tests.processes.planted import plant
 from tests.processes.process import TIMEOUT_S, eventually

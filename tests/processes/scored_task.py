@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tasks import Classifier, Examples, Metric, Shard
+from fl_tasks import Classifier, Examples, Metric, Shard
 
 CLASSES = 3
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from tasks import Batched, Samples, Shard
+from fl_tasks import Batched, Samples, Shard
 
 TRAIN, HELD_OUT, TOKENS, LONGEST, SIZE = 90, 20, 12, 9, 8
 

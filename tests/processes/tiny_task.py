@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from tasks import Classifier, Examples, Metric, Shard
+from fl_tasks import Classifier, Examples, Metric, Shard
 
 TRAIN, HELD_OUT, FEATURES, CLASSES = 192, 64, 4, 3
 FROZEN_ROWS = 1 << 16

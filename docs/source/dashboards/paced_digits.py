@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tasks.built_in.digits import Digits
+from fl_tasks.built_in.digits import Digits
 
 EXAGGERATION = 40.0
 """The factor of a sick device's loss: its updates are finite and far too long."""

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from tasks import Classifier, Examples, Shard
+from fl_tasks import Classifier, Examples, Shard
 
 TRAIN, HELD_OUT = 240, 80
 

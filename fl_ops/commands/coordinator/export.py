@@ -26,7 +26,7 @@ from protos.digests import digest_bytes, digest_text
 from protos.fl.v1 import admin_pb2
 
 if TYPE_CHECKING:
-    from tasks import Task
+    from fl_tasks import Task
 
 
 class Model(StrEnum):

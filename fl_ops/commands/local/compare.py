@@ -121,7 +121,7 @@ def _run(work: Work, trackers: Trackers) -> str:
     from fl_ops.compare.progress import Progress
     from fl_ops.compare.workers import run_all
     from fl_ops.trackers.simulated import OpenRuns, TrackedCells
-    from tasks import TaskError
+    from fl_tasks import TaskError
 
     progress = Progress(work.plan, work.costs, work.processes, _note)
     with (

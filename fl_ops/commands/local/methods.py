@@ -45,8 +45,8 @@ def methods(
 
 def _installed() -> list[dict[str, str]]:
     # Imported here because it loads torch, which takes seconds and which most other commands do not need.
-    from extensions.methods import METHODS, REDUCERS
-    from extensions.naming import installed
+    from fl_extensions.methods import METHODS, REDUCERS
+    from fl_extensions.naming import installed
 
     rows = []
     for kind in (METHODS, REDUCERS):
@@ -61,7 +61,7 @@ def _installed() -> list[dict[str, str]]:
 def _described(name: str) -> dict[str, Any]:
     """Kind, code and parameters. Raises UsageError for a name that is neither."""
     import algorithms as fl
-    from extensions.methods import load_method, load_reducer
+    from fl_extensions.methods import load_method, load_reducer
 
     if name in fl.BUILT_IN_REDUCERS:
         return {"name": name, "kind": "reducer", "fingerprint": None, "parameters": []}

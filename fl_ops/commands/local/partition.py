@@ -20,7 +20,7 @@ _MAX_COLUMNS = 20
 
 
 Method = Literal["dirichlet", "dirichlet-hsu", "dirichlet-class", "classes", "shards", "iid", "natural"]
-"""The methods of tasks.PartitionSpec, repeated here so that `fl --help` does not load torch."""
+"""The methods of fl_tasks.PartitionSpec, repeated here so that `fl --help` does not load torch."""
 
 
 Task = Annotated[
@@ -96,22 +96,22 @@ class _Counts(NamedTuple):
 def _partition(task: str, data_root: Path | None, fields: dict[str, Any], out: Path) -> _Counts:
     """Write the partition for these fields of PartitionSpec. Raises UsageError and Refused."""
     # Imported here because it loads torch, which takes seconds and which most other commands do not need.
-    import tasks
+    import fl_tasks
 
     options: dict[str, object] = {} if data_root is None else {"data_root": str(data_root)}
     try:
-        spec = tasks.PartitionSpec(**fields)
-        loaded = tasks.load_task(task, options)
-        total, parts = tasks.training_size(loaded), tasks.partition_task(spec, loaded)
-        tasks.save_partition(out, tasks.Partition(spec, total, parts))
-    except tasks.TaskError as exc:
+        spec = fl_tasks.PartitionSpec(**fields)
+        loaded = fl_tasks.load_task(task, options)
+        total, parts = fl_tasks.training_size(loaded), fl_tasks.partition_task(spec, loaded)
+        fl_tasks.save_partition(out, fl_tasks.Partition(spec, total, parts))
+    except fl_tasks.TaskError as exc:
         raise UsageError(str(exc)) from exc
     except OSError as exc:
         raise Refused(f"{out} cannot be written: {exc.strerror or exc}") from exc
     sizes = [len(part) for part in parts]
     try:
-        classes, numbers = tasks.training_labels(loaded).unique(return_inverse=True)
-    except tasks.TaskError:
+        classes, numbers = fl_tasks.training_labels(loaded).unique(return_inverse=True)
+    except fl_tasks.TaskError:
         return _Counts(total, sizes, None)
     return _Counts(total, sizes, [numbers[part].bincount(minlength=len(classes)).tolist() for part in parts])
 

@@ -16,8 +16,8 @@ from fl_ops.errors import Refused, UsageError
 from fl_ops.render import output
 
 if TYPE_CHECKING:
-    from tasks import Task
-    from tasks.data.forms import Data
+    from fl_tasks import Task
+    from fl_tasks.data.forms import Data
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Check tasks before a run uses them.")
 
@@ -69,7 +69,7 @@ def _options(given: list[str]) -> dict[str, object]:
 def _findings(name: str, options: dict[str, object]) -> Iterator[Finding]:
     """What each check finds, up to the first one that fails."""
     # Imported here because it loads torch, which takes seconds and which most other commands do not need.
-    from tasks import fingerprint, load_task
+    from fl_tasks import fingerprint, load_task
 
     made: dict[str, Any] = {}
 
@@ -96,7 +96,7 @@ def _findings(name: str, options: dict[str, object]) -> Iterator[Finding]:
 
 
 def _text(error: Exception) -> str:
-    from tasks import TaskError
+    from fl_tasks import TaskError
 
     return str(error) if isinstance(error, TaskError) else f"{type(error).__name__}: {error}"
 
@@ -113,7 +113,7 @@ def _model(task: Task) -> str:
 
 
 def _remarks(task: Task) -> Iterator[Finding]:
-    from tasks.building.new_model import new_model, remarks_on
+    from fl_tasks.building.new_model import new_model, remarks_on
 
     yield from ({"check": "model", "result": "remark", "text": text} for text in remarks_on(new_model(task)))
 
@@ -122,10 +122,10 @@ def _data(made: dict[str, Any]) -> str:
     import torch
 
     from fl_client.training.data import local_data
-    from tasks import Shard, TaskError
-    from tasks.data.forms import as_data
-    from tasks.data.labels import numbered
-    from tasks.errors import task_call
+    from fl_tasks import Shard, TaskError
+    from fl_tasks.data.forms import as_data
+    from fl_tasks.data.labels import numbered
+    from fl_tasks.errors import task_call
 
     task, cpu = made["task"], torch.device("cpu")
     made["train"], own = local_data(task, Shard(), cpu)
@@ -141,8 +141,8 @@ def _step(made: dict[str, Any]) -> str:
     import torch
 
     from fl_client.training.trial import trial_step
-    from tasks import TaskError
-    from tasks.building.new_model import new_model
+    from fl_tasks import TaskError
+    from fl_tasks.building.new_model import new_model
 
     torch.manual_seed(0)
     made["model"] = new_model(made["task"])
@@ -153,7 +153,7 @@ def _step(made: dict[str, Any]) -> str:
 
 
 def _evaluation(made: dict[str, Any]) -> str:
-    from tasks.evaluation import evaluate
+    from fl_tasks.evaluation import evaluate
 
     data: Data = made["held_out"] if len(made["held_out"]) else made["train"]
     return ", ".join(f"{name} {value:.4f}" for name, value in evaluate(made["task"], made["model"], data).items())

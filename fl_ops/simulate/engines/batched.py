@@ -33,9 +33,9 @@ from fl_client.training.results import PreparedWork, next_state_of
 from fl_ops.simulate.engines.client_work import CPU, Assigned, ClientWork, one_thread
 from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, LocalEngine, Trained
 from fl_ops.simulate.engines.held import NO_DIGEST, DeviceMemory
+from fl_tasks.batches import seed_everything
 from protos.encodings import PLAIN
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
-from tasks.batches import seed_everything
 
 CPU_BYTES = 1 << 30
 """Memory of a group on a CPU."""

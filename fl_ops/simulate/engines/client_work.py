@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 
 from algorithms.base import Memory
-from extensions.optimizers import load_optimizers
 from fl_client.errors import WorkFailed
 from fl_client.settings.config import Precision
 from fl_client.settings.device import Compute
@@ -18,13 +17,14 @@ from fl_client.storage.client_state_store import NextState
 from fl_client.training.local_model import LocalModel
 from fl_client.training.results import PreparedWork, TrainingResult
 from fl_client.training.trainer import Trainer
+from fl_extensions.optimizers import load_optimizers
 from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, Trained
 from fl_ops.simulate.engines.held import HeldInMemory
 from fl_ops.simulate.engines.server_parts import Part, PartResult
 from fl_server.admission.reading import UpdateContent, read_update
+from fl_tasks import Task
+from fl_tasks.building.new_model import new_model
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment, UpdateHeader
-from tasks import Task
-from tasks.building.new_model import new_model
 
 CPU = torch.device("cpu")
 

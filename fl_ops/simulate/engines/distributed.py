@@ -14,8 +14,8 @@ from fl_ops.simulate.engines.server_parts import Part, PartResult
 from fl_ops.simulate.ranks import messages
 from fl_ops.simulate.ranks.group import Ranks
 from fl_ops.simulate.ranks.messages import Order
+from fl_tasks import TaskError
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
-from tasks import TaskError
 
 
 class DistributedEngine:

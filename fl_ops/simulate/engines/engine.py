@@ -17,9 +17,9 @@ from fl_ops.simulate.files.spool import Spool
 from fl_ops.simulate.files.states import ClientStates
 from fl_server.admission.reading import UpdateContent
 from fl_server.aggregation.engine import Engine
+from fl_tasks import Task
 from protos.fl.v1.coordinator_pb2 import FailureReason
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment, UpdateHeader
-from tasks import Task
 
 Bundles = Mapping[ResourceKey, Bundle]
 

@@ -14,8 +14,8 @@ import algorithms as fl
 from fl_server.aggregation.blocks import read_block
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.snapshot import Snapshot
+from fl_tasks.evaluation import BatchSums
 from protos.codec import Entry, unpack
-from tasks.evaluation import BatchSums
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from fl_ops.simulate.engines.client_work import ClientWork
 from fl_ops.simulate.engines.engine import Bundles, Evaluated, Failed, Trained
 from fl_ops.simulate.engines.server_parts import Part, PartResult
 from fl_ops.worker_process import become_worker
+from fl_tasks import TaskError
 from protos.codec import Layout
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
-from tasks import TaskError
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,11 @@ from fl_client.training.trainer import Evaluation
 from fl_ops.errors import Refused
 from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, Trained
 from fl_ops.simulate.ranks.group import Head, Message, Ranks
+from fl_tasks import TaskError
 from protos.chunks import Buffer
 from protos.codec import Layout
 from protos.fl.v1.tensor_pb2 import Manifest
 from protos.fl.v1.training_pb2 import UpdateHeader
-from tasks import TaskError
 
 BEGIN, TRAIN, EVALUATE, END = "begin", "train", "evaluate", "end"
 """Orders of rank 0."""

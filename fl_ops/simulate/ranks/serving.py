@@ -22,8 +22,8 @@ from fl_ops.simulate.ranks import messages
 from fl_ops.simulate.ranks.group import Ranks
 from fl_ops.simulate.ranks.messages import Order
 from fl_server.aggregation.methods import optimizer_spec
+from fl_tasks import fingerprint
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
-from tasks import fingerprint
 
 
 def program_of(prepared: PreparedRun) -> str:

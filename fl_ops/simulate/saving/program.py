@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import algorithms
-import extensions
 import fl_client
+import fl_extensions
 import fl_server
+import fl_tasks
 import protos
-import tasks
 from fl_ops import simulate
 
-_PARTS = (algorithms, extensions, fl_client, fl_server, protos, tasks, simulate)
+_PARTS = (algorithms, fl_client, fl_extensions, fl_server, fl_tasks, protos, simulate)
 
 
 @cache

@@ -22,12 +22,12 @@ from fl_server.aggregation.outside_task.messages import layout_of, layout_text, 
 from fl_server.aggregation.outside_task.own_options import with_own
 from fl_server.aggregation.task_model import TaskModel
 from fl_server.errors import InvalidInput
+from fl_tasks import Task, TaskError, fingerprint, load_task
+from fl_tasks.errors import is_own_fault
+from fl_tasks.metrics import declared_directions
+from fl_tasks.own_loop import own_loop
+from fl_tasks.summed_metrics import PlainSum, Pool
 from protos.codec import Layout, unpack
-from tasks import Task, TaskError, fingerprint, load_task
-from tasks.errors import is_own_fault
-from tasks.metrics import declared_directions
-from tasks.own_loop import own_loop
-from tasks.summed_metrics import PlainSum, Pool
 
 T = TypeVar("T")
 Reply = tuple[Mapping[str, object], list[memoryview]]

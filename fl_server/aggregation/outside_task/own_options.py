@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from fl_server.errors import InvalidInput
-from tasks import own_options
+from fl_tasks import own_options
 
 
 def with_own(

@@ -24,12 +24,12 @@ from fl_server.aggregation.outside_task.forking import ForkServer
 from fl_server.aggregation.outside_task.messages import Closed, layout_of, layout_text, receive, receive_bundle, send
 from fl_server.errors import InvalidInput
 from fl_server.limits_config import LimitsConfig
+from fl_tasks import TaskError
+from fl_tasks.errors import TaskFault, TaskTimedOut
+from fl_tasks.evaluation import EvaluationLeft
+from fl_tasks.summed_metrics import Pool
 from protos.codec import Layout, unpack
 from protos.fl.v1.tensor_pb2 import Resource
-from tasks import TaskError
-from tasks.errors import TaskFault, TaskTimedOut
-from tasks.evaluation import EvaluationLeft
-from tasks.summed_metrics import Pool
 
 log = structlog.get_logger()
 
@@ -156,7 +156,7 @@ class TaskFacts:
     fingerprint: tuple[str, str]
     own_loop: bool
     directions: Mapping[str, bool]
-    """As `tasks.metrics.declared_directions`."""
+    """As `fl_tasks.metrics.declared_directions`."""
 
     @classmethod
     def of(cls, header: Mapping[str, Any]) -> TaskFacts:

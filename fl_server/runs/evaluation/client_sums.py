@@ -12,9 +12,9 @@ from fl_server.errors import InvalidInput
 from fl_server.rounds.client_metrics import with_pooled
 from fl_server.runs.context import RunContext
 from fl_server.runs.control import RunControl
+from fl_tasks.metrics import wrong_name
+from fl_tasks.summed_metrics import MAX_SUM_VALUES, PlainSum, Pool, without_personal
 from protos.fl.v1 import coordinator_pb2 as pb
-from tasks.metrics import wrong_name
-from tasks.summed_metrics import MAX_SUM_VALUES, PlainSum, Pool, without_personal
 
 log = structlog.get_logger()
 

@@ -29,10 +29,10 @@ from fl_server.runs.evaluation.client_sums import check_sums, plain_sums, with_s
 from fl_server.runs.evaluation.results import prune_checkpoints, record_metrics
 from fl_server.runs.failures import RESTARTED
 from fl_server.store.records import ClientEvaluation, HistoryRecord
+from fl_tasks.metrics import MAX_METRICS, wrong_name
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.tensor_pb2 import Resource
 from protos.fl.v1.training_pb2 import EvaluationAssignment, ExchangeKey, TaskFingerprint
-from tasks.metrics import MAX_METRICS, wrong_name
 
 log = structlog.get_logger()
 

@@ -18,8 +18,8 @@ from fl_server.aggregation.snapshot import Snapshot
 from fl_server.runs.context import RunContext
 from fl_server.runs.control import RunControl
 from fl_server.runs.evaluation.results import prune_checkpoints, record_metrics
-from tasks import TaskError
-from tasks.evaluation import EvaluationLeft
+from fl_tasks import TaskError
+from fl_tasks.evaluation import EvaluationLeft
 
 log = structlog.get_logger()
 

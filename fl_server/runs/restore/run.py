@@ -23,8 +23,8 @@ from fl_server.runs.restore.round import restore_round_under_way, resume_deadlin
 from fl_server.runs.run import Run
 from fl_server.store.errors import NoOpenFiles, StoreError, StoreFull, StoreUnavailable
 from fl_server.store.records import ENDED, HistoryRecord
-from tasks import TaskError
-from tasks.errors import is_own_fault
+from fl_tasks import TaskError
+from fl_tasks.errors import is_own_fault
 
 log = structlog.get_logger()
 

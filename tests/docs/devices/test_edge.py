@@ -119,7 +119,7 @@ def test_every_flag_on_the_page_exists() -> None:
 @pytest.mark.slow
 def test_the_wheel_has_the_units(tmp_path: Path) -> None:
     """`pip wheel` as on the page, from a copy of the sources: unit, drop-ins and user are in the package."""
-    packages = ["protos", "fl_common", "algorithms", "extensions", "tasks", "fl_server", "fl_client", "fl_ops"]
+    packages = ["protos", "fl_common", "algorithms", "fl_extensions", "fl_tasks", "fl_server", "fl_client", "fl_ops"]
     for name in packages:
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):

@@ -31,7 +31,7 @@ PAGES = [
 SOURCES = [
     path
     for folder in (
-        *("fl_server", "fl_client", "fl_ops", "fl_common", "algorithms", "extensions", "tasks", "protos", "k8s"),
+        *("fl_server", "fl_client", "fl_ops", "fl_common", "algorithms", "fl_extensions", "fl_tasks", "protos", "k8s"),
     )
     for kind in ("*.py", "*.proto", "*.yaml", "*.json")
     for path in (ROOT / folder).rglob(kind)

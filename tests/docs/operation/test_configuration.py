@@ -16,9 +16,9 @@ from fl_client.settings.config import ClientConfig
 from fl_ops.admin.settings import Layer, from_file
 from fl_server.config import ServerConfig
 from fl_server.run_config import RunConfig
+from fl_tasks.partitioning.partition import PartitionSpec
 from protos.fl.v1 import admin_pb2
 from protos.run_file import parse_run
-from tasks.partitioning.partition import PartitionSpec
 
 TASK = {"name": "digits"}
 

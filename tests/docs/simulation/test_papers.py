@@ -11,7 +11,7 @@ from algorithms.registry import METHODS
 from fl_ops.compare.plan import Plan
 from fl_ops.compare.report import insert_tables
 from fl_ops.compare.table import Table, read_table
-from tasks import load_task
+from fl_tasks import load_task
 
 DOCS = Path(__file__).parents[3] / "docs"
 FILES = {path.stem: path for path in (DOCS / "measurements/papers").glob("*.toml")}

@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from fl_server.config import ServerConfig
-from tasks import PartitionSpec, Shard, fingerprint, load_task, make_partition, training_labels
-from tasks.batches import batches, seed_everything
-from tasks.evaluation import evaluate
-from tasks.naming import GROUP
+from fl_tasks import PartitionSpec, Shard, fingerprint, load_task, make_partition, training_labels
+from fl_tasks.batches import batches, seed_everything
+from fl_tasks.evaluation import evaluate
+from fl_tasks.naming import GROUP
 
 PAGE = (Path(__file__).parents[3] / "docs/start/bring-your-own-model.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -95,7 +95,7 @@ def test_a_shard_can_be_a_folder(folder: Path) -> None:
     """The method of the page reads inputs.npy and targets.npy from the device's folder."""
     np.save(folder / "inputs.npy", np.ones((3, 13), dtype=np.float32))
     np.save(folder / "targets.npy", np.arange(3))
-    imports = "import numpy as np\nimport torch\nfrom tasks import Examples, Shard\n"
+    imports = "import numpy as np\nimport torch\nfrom fl_tasks import Examples, Shard\n"
     (folder / "own.py").write_text(f"{imports}class Own:\n{next(block for block in BLOCKS if 'shard.folder' in block)}")
     examples = importlib.import_module("own").Own().train_data(Shard(folder=folder))
     assert (examples.inputs.shape, examples.targets.tolist()) == ((3, 13), [0, 1, 2])

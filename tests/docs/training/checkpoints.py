@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-import tasks.torchvision_compat  # noqa: F401 - before transformers, which imports torchvision
+import fl_tasks.torchvision_compat  # noqa: F401 - before transformers, which imports torchvision
 
 GOOD, BAD = ("good", "fine", "lovely", "great", "warm"), ("bad", "dull", "awful", "poor", "cold")
 OTHER = ("the", "film", "was", "and", "actors", "music", "story")

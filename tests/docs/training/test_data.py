@@ -19,12 +19,12 @@ from PIL import Image
 from algorithms import LocalData, LocalRule, LocalSettings, train_locally
 from fl_client.settings.config import ShardConfig
 from fl_client.training.data import local_data
-from tasks import PartitionSpec, Shard, load_task, partition_task, training_labels
-from tasks.batches import batches, ordered_batches, seed_everything
-from tasks.data.forms import as_data, forward_of
-from tasks.data.shard import checked_shard
-from tasks.evaluation import evaluate
-from tasks.loading import load_function
+from fl_tasks import PartitionSpec, Shard, load_task, partition_task, training_labels
+from fl_tasks.batches import batches, ordered_batches, seed_everything
+from fl_tasks.data.forms import as_data, forward_of
+from fl_tasks.data.shard import checked_shard
+from fl_tasks.evaluation import evaluate
+from fl_tasks.loading import load_function
 
 PAGE = (Path(__file__).parents[3] / "docs/training/data.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.DOTALL))

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from extensions.methods import METHODS, REDUCERS
 from fl_client.settings.config import ClientConfig
+from fl_extensions.methods import METHODS, REDUCERS
 from fl_ops.simulate.clients import prepare
 from fl_ops.simulate.settings import parse_simulation
 from fl_ops.simulate.simulation import Simulation

@@ -16,9 +16,9 @@ from fl_ops.simulate.output.results import SeedResult
 from fl_ops.simulate.seeds import Job, Report, simulate
 from fl_ops.simulate.settings import parse_simulation
 from fl_server.config import ServerConfig
-from tasks.built_in.shakespeare import Shakespeare
-from tasks.evaluation import evaluate
-from tests.tasks.built_in.plays import write_play
+from fl_tasks.built_in.shakespeare import Shakespeare
+from fl_tasks.evaluation import evaluate
+from tests.fl_tasks.built_in.plays import write_play
 
 FOLDER = Path(__file__).parents[3] / "examples" / "shakespeare"
 

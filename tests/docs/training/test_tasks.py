@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tasks import BUILT_IN, PartitionSpec, load_task, models
-from tasks.partitioning.spec import OPTIONS
+from fl_tasks import BUILT_IN, PartitionSpec, load_task, models
+from fl_tasks.partitioning.spec import OPTIONS
 
 PAGE = (Path(__file__).parents[3] / "docs/training/tasks.md").read_text(encoding="utf-8")
 
@@ -62,7 +62,7 @@ def test_a_model_has_the_parameters_of_its_row(call: str) -> None:
 
 
 def test_every_model_is_in_the_table() -> None:
-    """All public names of tasks.models occur."""
+    """All public names of fl_tasks.models occur."""
     assert set(models.__all__) == {call.split("(")[0] for call in MODELS}
 
 

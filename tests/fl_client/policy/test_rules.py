@@ -15,8 +15,8 @@ from fl_client.policy.config import NO_POLICY, Policy
 from fl_client.policy.requests import ordered_work
 from fl_client.policy.rules import Request, Shard, Work, refusal, work_of
 from fl_client.policy.usage import NAMES
+from fl_tasks.batches import count_steps
 from protos.fl.v1 import training_pb2
-from tasks.batches import count_steps
 
 SOURCE = "sha256:" + "ab" * 32
 WORK = Work(10, Fraction(5), 500, batch=50, used=100, local_steps=10)
@@ -112,7 +112,7 @@ def test_unknown_fields_are_refused_unless_they_are_allowed() -> None:
     by_epochs=st.booleans(),
 )
 def test_the_work_is_that_of_the_batches(examples: int, batch: int, amount: int, by_epochs: bool) -> None:
-    """Steps as tasks.batches counts them; epochs are the passes that they make, however large the batch."""
+    """Steps as fl_tasks.batches counts them; epochs are the passes that they make, however large the batch."""
     unit = {"epochs": amount} if by_epochs else {"steps": amount}
     work = work_of(Shard(examples), batch, epochs=unit.get("epochs"), steps=unit.get("steps"))
     assert work.steps == count_steps(examples, batch, **unit)

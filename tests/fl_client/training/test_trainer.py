@@ -18,12 +18,12 @@ from fl_client.training.failures import Interrupted
 from fl_client.training.own_loop import OnStep
 from fl_client.training.results import TrainingResult
 from fl_client.training.trainer import Trainer, _state_of
+from fl_tasks.batches import batches, ordered_batches, seed_everything
+from fl_tasks.data.samples import Samples
 from protos.codec import Layout, digest_message, digest_of
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
 from protos.wire import payload_kind
-from tasks.batches import batches, ordered_batches, seed_everything
-from tasks.data.samples import Samples
 from tests.fl_client.devices import METHODS, WEIGHTED, SmallTask, assignment, bundles, local_task, payloads, start
 
 ALL = METHODS | WEIGHTED

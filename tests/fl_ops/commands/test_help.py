@@ -18,7 +18,7 @@ import typer.main
 from typer.testing import CliRunner
 
 import algorithms
-import tasks
+import fl_tasks
 from fl_client.setup import commands as client_commands
 from fl_client.setup.enrolling import ENROLL_PORT
 from fl_ops.admin import settings
@@ -121,7 +121,7 @@ def test_the_defaults_of_a_simulation_are_true() -> None:
 
 def test_completed_task_names_are_the_built_in_tasks() -> None:
     """They are repeated in the command, so that it starts without torch. So are the methods."""
-    assert completion.TASKS == tuple(tasks.BUILT_IN)
+    assert completion.TASKS == tuple(fl_tasks.BUILT_IN)
     assert completion.METHODS == algorithms.names()
 
 

@@ -106,7 +106,7 @@ def test_a_task_in_the_current_folder_is_trained(demo: StartDemo, tmp_path: Path
     page = (ROOT / "docs/start/bring-your-own-model.md").read_text()
     code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
     (tmp_path / "my_task.py").write_text(code)
-    (tmp_path / "tasks.py").write_text("raise RuntimeError('not the package that was meant')")
+    (tmp_path / "protos.py").write_text("raise RuntimeError('not the package that was meant')")
     command = "--task my_task:Wine --clients 3 --rounds 2 --learning-rate 0.2 --out here"
     process = demo(*command.split())
     _, errors = process.communicate(timeout=TIMEOUT_S)

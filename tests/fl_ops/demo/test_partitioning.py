@@ -16,7 +16,7 @@ from fl_ops.errors import UsageError
 
 TASK = """
 import torch
-from tasks import Classifier, Examples
+from fl_tasks import Classifier, Examples
 
 class Unmeasured(Classifier):
     def model(self):
@@ -79,7 +79,7 @@ def test_missing_matplotlib_is_reported_with_its_remedy(monkeypatch: pytest.Monk
 
 def test_missing_scikit_learn_is_reported_with_its_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It contains the digits."""
-    monkeypatch.setattr("tasks.built_in.digits.find_spec", lambda name: None)
+    monkeypatch.setattr("fl_tasks.built_in.digits.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install impetus-fl\[demo\]"):
         partition(DemoSettings(), tmp_path / "partition.json")
 

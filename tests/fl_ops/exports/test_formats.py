@@ -20,7 +20,7 @@ from fl_ops.files import Target
 from fl_server.aggregation.engine import Engine
 from fl_server.run_spec import from_values
 from fl_server.store.checkpoints import Checkpoints
-from tasks import Task
+from fl_tasks import Task
 from tests.fl_ops.exports.adapted_tasks import Peft, Tied, base
 from tests.processes.backbone_task import Adapted, write_backbone
 from tests.processes.tiny_task import Tiny

@@ -13,7 +13,7 @@ from fl_ops.simulate.engines.client_work import one_thread
 from fl_ops.simulate.settings import parse_simulation
 from fl_ops.simulate.simulation import Simulation
 from fl_server.rounds.sampling import training_seed
-from tasks.batches import batches, ordered_batches, seed_everything
+from fl_tasks.batches import batches, ordered_batches, seed_everything
 from tests.fl_ops.simulate.conftest import MakeTable
 from tests.marks import slow_except
 

@@ -19,7 +19,7 @@ from fl_ops.simulate.engines import batched
 from fl_ops.simulate.engines.batched import BatchedOptions
 from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions, EngineRequest
 from fl_ops.simulate.reports import RoundResult
-from tasks import Examples
+from fl_tasks import Examples
 from tests.fl_ops.simulate.conftest import Simulated
 from tests.marks import slow_except
 

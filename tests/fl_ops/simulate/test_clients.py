@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fl_ops.simulate.clients import Parts, PreparedRun, SimulatedClients, prepare
 from fl_ops.simulate.settings import parse_simulation
-from tasks import Examples, Shard, TaskError
+from fl_tasks import Examples, Shard, TaskError
 from tests.fl_ops.points import Points
 from tests.fl_ops.simulate.conftest import MakeTable
 

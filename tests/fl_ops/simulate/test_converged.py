@@ -13,7 +13,7 @@ from fl_ops.simulate.federation import Federation
 from fl_ops.simulate.updates import Contribution
 from fl_server.run_config import RunConfig
 from fl_server.runs.assignments.messages import RoundPosition
-from tasks import Shard
+from fl_tasks import Shard
 from tests.processes.process import HERE
 from tests.processes.quadratic_task import EXAMPLES, Quadratic
 

@@ -12,7 +12,7 @@ import torch
 from fl_ops.simulate.files import scratch
 from fl_ops.simulate.simulation import Simulation
 from fl_server.admission.round_gate import build_gate
-from tasks import Examples
+from fl_tasks import Examples
 from tests.fl_ops.simulate.conftest import Simulated
 
 MODEL_BYTES = (4 * 3 + 3) * 4

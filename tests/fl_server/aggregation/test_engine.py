@@ -19,9 +19,9 @@ from fl_server.aggregation.server_update import Diverged
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.errors import InvalidInput
 from fl_server.store.checkpoints import Checkpoints
+from fl_tasks import load_task
 from protos.codec import Layout, pack, unpack
 from protos.fl.v1 import coordinator_pb2 as pb
-from tasks import load_task
 from tests.fl_server.harness import TASK, run_config
 from tests.processes import tiny_task
 

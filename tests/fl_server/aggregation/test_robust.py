@@ -20,8 +20,8 @@ from fl_server.aggregation.robust import centre_updates
 from fl_server.aggregation.server_update import ServerUpdateStats
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.errors import InvalidInput
+from fl_tasks import load_task
 from protos.codec import Layout, LayoutError, pack
-from tasks import load_task
 from tests.fl_server.harness import TASK, World, run_config
 
 Reducer = Mapping[str, Any]

@@ -10,7 +10,7 @@ from torch import nn
 
 import algorithms as fl
 from fl_server.aggregation.task_model import TaskModel
-from tasks import Task
+from fl_tasks import Task
 
 
 class Tied(nn.Module):

@@ -18,9 +18,9 @@ from fl_server.plain_values import MAX_COUNT, MAX_SECONDS
 from fl_server.rpc.views import LIST_BYTES, runs_listed
 from fl_server.runs.model_store import ModelStore
 from fl_server.store.errors import StoreFull
+from fl_tasks import TaskError
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1 import admin_pb2_grpc
-from tasks import TaskError
 from tests.fl_server.admin_stack import admin_channel
 from tests.fl_server.harness import TASK, World
 

@@ -11,8 +11,8 @@ from fl_server.coordinator.run_loading import RunLoading
 from fl_server.coordinator.task_loading import LoadedTask, not_loadable
 from fl_server.errors import InvalidInput
 from fl_server.run_config import RunConfig
-from tasks import TaskError
-from tasks.errors import TaskFault, TaskTimedOut, is_own_fault
+from fl_tasks import TaskError
+from fl_tasks.errors import TaskFault, TaskTimedOut, is_own_fault
 from tests.fl_server.harness import World, until
 
 NO_ROUND = {"round": {"clients_per_round": 2}}

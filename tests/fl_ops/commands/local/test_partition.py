@@ -9,8 +9,8 @@ from typing import Any, get_args
 import pytest
 
 from fl_ops.commands.local.partition import Method as CommandMethod
-from tasks import load_partition
-from tasks.partitioning.spec import Method
+from fl_tasks import load_partition
+from fl_tasks.partitioning.spec import Method
 from tests.fl_ops.conftest import Fl
 
 MAKE = ["partition", "digits", "--clients", 4, "--alpha", 0.1, "--out", "p.json"]

@@ -22,7 +22,7 @@ from fl_ops.simulate.output import console
 from fl_ops.simulate.reports import Step
 from fl_ops.simulate.seeds import Job, Report, simulate
 from fl_ops.simulate.settings import read_simulation
-from tasks import load_task
+from fl_tasks import load_task
 from tests.processes.process import eventually
 
 ROOT = Path(__file__).parents[4]

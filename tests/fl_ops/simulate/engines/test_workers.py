@@ -19,7 +19,7 @@ from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions
 from fl_ops.simulate.engines.server_parts import EvaluationPart, Part, PartResult, SumPart
 from fl_ops.simulate.engines.workers import WorkersEngine
 from fl_ops.simulate.reports import RoundResult
-from tasks import Examples, TaskError
+from fl_tasks import Examples, TaskError
 from tests.fl_ops.points import Points
 from tests.fl_ops.simulate.conftest import Simulated
 from tests.marks import slow_except

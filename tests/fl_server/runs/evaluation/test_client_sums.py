@@ -8,8 +8,8 @@ import pytest
 
 from fl_server.errors import InvalidInput
 from fl_server.runs.evaluation.client_sums import check_sums, plain_sums
+from fl_tasks.summed_metrics import MAX_SUM_VALUES
 from protos.fl.v1.coordinator_pb2 import MetricSum, ReportEvaluationRequest
-from tasks.summed_metrics import MAX_SUM_VALUES
 
 
 def report(*sums: dict[str, Any], without: Any = ()) -> ReportEvaluationRequest:

@@ -1,0 +1,144 @@
+"""Mini-batches of a client's examples. Their order depends only on the seed and is the same on every device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from algorithms.batches import Batch
+from fl_tasks.data.batched import Batched
+from fl_tasks.data.examples import Augmentation, Examples
+from fl_tasks.data.forms import Data
+from fl_tasks.data.samples import Samples
+from fl_tasks.errors import TaskError
+
+
+def seed_everything(seed: int) -> None:
+    """Seed torch's default generators, CPU and CUDA: dropout, augmentation and the initial model use them."""
+    # Without an accelerator torch.manual_seed stores a stack trace, which costs more than the seeding.
+    (torch if torch.accelerator.is_available() else torch.default_generator).manual_seed(seed)
+
+
+def count_steps(  # noqa: PLR0913 - epochs and steps are alternatives
+    num_examples: int, batch_size: int, *, epochs: int | None = None, steps: int | None = None, own_batches: int = 0
+) -> int:
+    """The number of batches that `batches` yields for these settings: K_i of the papers.
+
+    own_batches: batches of an epoch if the data has its own (`data.own_batches`); the batch size has no effect then.
+    """
+    _check(num_examples, batch_size, epochs, steps)
+    return steps if steps is not None else (epochs or 0) * (own_batches or -(-num_examples // batch_size))
+
+
+def batches(  # noqa: PLR0913 - epochs and steps are alternatives
+    data: Data, batch_size: int, seed: int, *, epochs: int | None = None, steps: int | None = None
+) -> Iterator[Batch]:
+    """Shuffled batches on the device of `data`, augmented, for either `epochs` or `steps`.
+
+    Examples give pairs (inputs, targets), Samples what their collate function makes, Batched their own batches, in
+    whose order and size nothing is changed. Every epoch has a new order. Its last batch is smaller if the batch size
+    does not divide the number of examples. With `steps`, epochs repeat until there are enough batches. Raises TaskError
+    for no examples, invalid settings and an error in the code of the data.
+    """
+    raw, finish = raw_batches(data, batch_size, seed, epochs=epochs, steps=steps)
+    return raw if finish is None else map(finish, raw)
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Completes batches of Examples: (inputs as they are kept, targets, numbers drawn for them) -> (inputs, targets).
+
+    Each example by itself, so batches of several clients may be completed as one.
+    """
+
+    prepare: Callable[[Tensor], Tensor] | None
+    augment: Augmentation | None
+
+    def __call__(self, raw: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """The complete batch."""
+        inputs, targets, *drawn = raw
+        if self.prepare is not None:
+            inputs = self.prepare(inputs)
+        return (inputs if self.augment is None else self.augment.apply(inputs, *drawn)), targets
+
+
+def raw_batches(  # noqa: PLR0913 - the parameters of `batches`
+    data: Data, batch_size: int, seed: int, *, epochs: int | None = None, steps: int | None = None
+) -> tuple[Iterator[Batch], Finish | None]:
+    """`batches` before the last step, and that step; None where the batches are complete."""
+    total = count_steps(len(data), batch_size, epochs=epochs, steps=steps, own_batches=data.own_batches)
+    if isinstance(data, Examples):
+        finish = _finish(data)
+        return islice(_endless(data, batch_size, seed, finish), total), finish
+    return _own_order(data, batch_size, seed, total), None
+
+
+def _finish(examples: Examples) -> Finish | None:
+    """None: there is nothing to do, or an augmentation that draws its numbers while it changes a batch."""
+    augment, prepare = examples.augment, examples.prepare
+    if augment is None:
+        return None if prepare is None else Finish(prepare, None)
+    return Finish(prepare, augment) if isinstance(augment, Augmentation) else None
+
+
+def _own_order(data: Samples | Batched, batch_size: int, seed: int, total: int) -> Iterator[Batch]:
+    if isinstance(data, Samples):
+        return data.read_epochs(islice(_endless_orders(len(data), batch_size, seed), total), seed)
+    return islice(data.epochs(seed), total)
+
+
+def ordered_batches(data: Data, batch_size: int) -> Iterator[Batch]:
+    """Batches of all examples in order, for evaluation and the gradient of the whole local set.
+
+    Of Examples they are without augmentation, and views if there is nothing to prepare; of a data set they are seeded
+    by 0. Only the last one may be smaller than `batch_size`; Batched data has its own sizes. Raises TaskError as
+    `batches` does.
+    """
+    _check(len(data), batch_size, 1, None)
+    if isinstance(data, Examples):
+        parts = zip(torch.split(data.inputs, batch_size), torch.split(data.targets, batch_size), strict=True)
+        return parts if data.prepare is None else map(Finish(data.prepare, None), parts)
+    if isinstance(data, Batched):
+        return data.epoch(0)
+    size = len(data)
+    return data.read((range(at, min(at + batch_size, size)) for at in range(0, size, batch_size)), 0)
+
+
+def _endless(examples: Examples, batch_size: int, seed: int, finish: Finish | None) -> Iterator[tuple[Tensor, ...]]:
+    """Batches for `finish`, or complete ones if it is None."""
+    # Always on the CPU, so that daemons on CUDA and on a CPU have the same order.
+    generator, augment, prepare = torch.Generator().manual_seed(seed), examples.augment, examples.prepare
+    while True:
+        order = torch.randperm(len(examples), generator=generator).to(examples.inputs.device)
+        for chosen in torch.split(order, batch_size):
+            inputs, targets = examples.inputs[chosen], examples.targets[chosen]
+            if finish is not None:
+                yield inputs, targets, *(() if finish.augment is None else finish.augment.draw(inputs))
+            elif augment is not None:
+                yield augment(inputs if prepare is None else prepare(inputs)), targets
+            else:
+                yield inputs, targets
+
+
+def _endless_orders(size: int, batch_size: int, seed: int) -> Iterator[tuple[int, Sequence[int]]]:
+    """(epoch, positions) of each batch, in the order of `_endless`."""
+    generator, epoch = torch.Generator().manual_seed(seed), 0
+    while True:
+        for chosen in torch.split(torch.randperm(size, generator=generator), batch_size):
+            yield epoch, chosen.tolist()
+        epoch += 1
+
+
+def _check(num_examples: int, batch_size: int, epochs: int | None, steps: int | None) -> None:
+    if num_examples < 1:
+        raise TaskError("expected at least one example to train on, got none: is this client's shard empty?")
+    if batch_size < 1:
+        raise TaskError(f"expected a batch size of 1 or more, got {batch_size}")
+    if (epochs is None) == (steps is None):
+        raise TaskError(f"expected either epochs or steps, got epochs={epochs} and steps={steps}")
+    if (length := steps if epochs is None else epochs) is not None and length < 1:
+        raise TaskError(f"expected 1 or more {'steps' if epochs is None else 'epochs'}, got {length}")

@@ -1,0 +1,117 @@
+"""Next characters of tiny Shakespeare by speaker, with all weights or with low-rank adapters (LoRA) trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fl_tasks.adapters import add_lora, freeze_a, load_weights
+from fl_tasks.base import Examples, Shard, TaskError
+from fl_tasks.built_in.held_out import checked_fraction, split_shard
+from fl_tasks.built_in.speeches import VOCABULARY, encode, read_speakers, windows
+from fl_tasks.classifier import Classifier
+from fl_tasks.models import CausalTransformer
+
+LENGTH = 64
+"""Characters of an example."""
+
+HELD_OUT = 0.1
+"""The last tenth of each speaker's text is held out."""
+
+ADAPTED = ("qkv", "out", "up", "down")
+"""The linear layers of each block, which get adapters."""
+
+
+class Shakespeare(Classifier):
+    """Sequences of 64 characters, [n, 64] int64, with the next character at each position as target, [n, 64].
+
+    A speaker with at least `least_characters` is a group of the partition "natural": 99 speakers by default. All other
+    text is `public_text`, for training before federated learning.
+
+    data_root: folder above tinyshakespeare/input.txt. base: a safetensors file with the transformer's first weights; ""
+    for random ones. lora: rank of the adapters; 0 trains all weights, else these are frozen and the extra `lora` is
+    needed. train_a: train both adapter matrices, instead of B alone (FFA-LoRA).
+    client_eval_fraction: share of each shard, in [0, 1), that is held out for evaluation on clients.
+    """
+
+    held_out = "the last tenth of each speaker's text"
+    own_options = ("data_root", "base")
+
+    def __init__(  # noqa: PLR0913 - the task's options
+        self,
+        data_root: str = "data",
+        *,
+        base: str = "",
+        lora: int = 0,
+        train_a: bool = False,
+        least_characters: int = 2000,
+        client_eval_fraction: float = 0.0,
+    ) -> None:
+        self.data_root = Path(data_root).expanduser()
+        self.base = Path(base).expanduser() if base else None
+        self.rank = _whole("lora", lora, 0)
+        self.least_characters = _whole("least_characters", least_characters, 1)
+        if not isinstance(train_a, bool):
+            raise TaskError(f"expected the option train_a to be true or false, got {train_a!r}")
+        if train_a and not self.rank:
+            raise TaskError("the option train_a is for adapters: set the option lora to their rank, such as 8")
+        self.train_a = train_a
+        self.client_eval_fraction = checked_fraction(client_eval_fraction)
+
+    def model(self) -> nn.Module:
+        """A transformer of 354,401 parameters; lora = 8 adds 20,736 in B and 16,128 in A."""
+        model = CausalTransformer(len(VOCABULARY), LENGTH)
+        if self.base is not None:
+            load_weights(model, self.base)
+        if not self.rank:
+            return model
+        adapted = add_lora(model, self.rank, ADAPTED)
+        return adapted if self.train_a else freeze_a(adapted)
+
+    def train_data(self, shard: Shard) -> Examples:
+        """The shard without its held-out part."""
+        return self._shard_parts(shard)[0]
+
+    def eval_data(self, shard: Shard | None = None) -> Examples:
+        """The end of each speaker's text, or a shard's own held-out part."""
+        if shard is not None:
+            return self._shard_parts(shard)[1]
+        return self._cut(self._speakers(), train=False)[0]
+
+    def train_groups(self) -> Tensor:
+        """The speaker of each example, from 0 in order of first appearance."""
+        return self._cut(self._speakers(), train=True)[1]
+
+    def public_text(self) -> Examples:
+        """Text of the speakers with fewer characters than `least_characters`, who are no groups."""
+        texts = [text for text in read_speakers(self.data_root).values() if len(text) < self.least_characters]
+        return Examples(*windows(encode("\n\n".join(texts)), LENGTH))
+
+    def _shard_parts(self, shard: Shard) -> tuple[Examples, Examples]:
+        return split_shard(shard.of(self._cut(self._speakers(), train=True)[0]), self.client_eval_fraction)
+
+    def _speakers(self) -> list[Tensor]:
+        texts = [text for text in read_speakers(self.data_root).values() if len(text) >= self.least_characters]
+        if not texts:
+            raise TaskError(f"no speaker has {self.least_characters} characters: lower the option least_characters")
+        return [encode(text) for text in texts]
+
+    def _cut(self, speakers: list[Tensor], *, train: bool) -> tuple[Examples, Tensor]:
+        """Examples of all speakers, and the speaker of each."""
+        pieces = [windows(_part(tokens, train=train), LENGTH) for tokens in speakers]
+        inputs, targets = (torch.cat(parts) for parts in zip(*pieces, strict=True))
+        counts = torch.tensor([len(part) for part, _ in pieces])
+        return Examples(inputs, targets), torch.repeat_interleave(torch.arange(len(pieces)), counts)
+
+
+def _part(tokens: Tensor, *, train: bool) -> Tensor:
+    end = len(tokens) - int(HELD_OUT * len(tokens))
+    return tokens[:end] if train else tokens[end:]
+
+
+def _whole(option: str, value: float, least: int) -> int:
+    if isinstance(value, bool) or value != int(value) or value < least:
+        raise TaskError(f"expected the option {option} to be a whole number of {least} or more, got {value!r}")
+    return int(value)

@@ -1,0 +1,138 @@
+"""Reads the image data sets' files as bytes. Errors name the missing files and their folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_tasks.base import TaskError
+from fl_tasks.built_in.cifar_files import read_batch
+from fl_tasks.torchvision_compat import import_torchvision
+
+Images = tuple[Tensor, Tensor]
+"""uint8 [n, channels, height, width] and int64 labels [n]."""
+
+UNREADABLE = (RuntimeError, OSError, ValueError, TypeError, AssertionError, LookupError)
+"""The exceptions for missing, changed or truncated files."""
+
+CIFAR_FOLDER = "cifar-10-batches-py"
+CIFAR_OFFICIAL_TEST = "test_batch"
+
+CIFAR_SHORT_MD5 = {
+    "data_batch_1": "d46ec4c9ee3ee9e99e11d85c33cf907d",
+    "data_batch_2": "b59052152463b1ca2854db63c8851ec4",
+    "data_batch_3": "d898a7faaf1991199b2be2d48a89acc1",
+    "data_batch_4": "05a96f02fd0ef7a2205a873680b2f6b1",
+    "data_batch_5": "a25fbf3484c0105d16d9217846fae6a7",
+}
+"""Digests of files with the same images and labels, but without the list of the images' file names at the end."""
+
+
+def fashion_mnist(root: Path, train: bool, download: bool) -> Images:
+    """60,000 training or 10,000 test images, [n, 1, 28, 28]."""
+    kind = import_torchvision().datasets.FashionMNIST
+    folder, prefix = root / "FashionMNIST" / "raw", "train" if train else "t10k"
+    files = [f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"]
+    with _errors_named(folder, files):
+        if download:
+            _fetch_mnist(kind, root)
+        return _read_images(folder / files[0]).unsqueeze(1), _read_labels(folder / files[1])
+
+
+def cifar10(root: Path, train: bool, download: bool) -> Images:
+    """50,000 training or 10,000 test images, [n, 3, 32, 32]; without the test batch, 40,000 and batch 5."""
+    official = import_torchvision().datasets.CIFAR10
+    folder = root / CIFAR_FOLDER
+    names = [name for name, _ in official.train_list]
+    with _errors_named(folder, names):
+        if download and not all((folder / name).exists() for name in names):
+            _fetch_cifar(official, root)
+        first, last = official.train_list, official.test_list
+        if cifar10_holds_out_batch_5(root):
+            first, last = official.train_list[:4], official.train_list[4:]
+        return _joined(folder, first if train else last)
+
+
+def cifar100(root: Path, train: bool, download: bool) -> Images:
+    """50,000 training or 10,000 test images, [n, 3, 32, 32], with the hundred fine labels."""
+    kind = import_torchvision().datasets.CIFAR100
+    folder, files = root / kind.base_folder, ["train", "test"]
+    with _errors_named(folder, files):
+        if download and not all((folder / name).exists() for name in files):
+            _fetch_cifar(kind, root)
+        return _joined(folder, kind.train_list if train else kind.test_list)
+
+
+def emnist(root: Path, split: str, train: bool, download: bool) -> Images:
+    """The training or the test images of a split, [n, 1, 28, 28], upright; the files store them transposed."""
+    folder, files = _emnist_files(root, split, "train" if train else "test")
+    with _errors_named(folder, files):
+        if download:
+            _fetch_mnist(import_torchvision().datasets.EMNIST, root, split)
+        return _read_images(folder / files[0]).transpose(1, 2).unsqueeze(1), _read_labels(folder / files[1])
+
+
+def emnist_labels(root: Path, split: str, download: bool) -> Tensor:
+    """The training labels of a split. The images are not read."""
+    folder, files = _emnist_files(root, split, "train")
+    with _errors_named(folder, files):
+        if download:
+            _fetch_mnist(import_torchvision().datasets.EMNIST, root, split)
+        return _read_labels(folder / files[1])
+
+
+def cifar10_holds_out_batch_5(root: Path) -> bool:
+    """Whether the training batches exist and the official test batch does not."""
+    folder = root / CIFAR_FOLDER
+    return folder.exists() and not (folder / CIFAR_OFFICIAL_TEST).exists()
+
+
+def _emnist_files(root: Path, split: str, part: str) -> tuple[Path, list[str]]:
+    prefix = f"emnist-{split}-{part}"
+    return root / "EMNIST" / "raw", [f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"]
+
+
+def _read_images(path: Path) -> Tensor:
+    images: Tensor = import_torchvision().datasets.mnist.read_image_file(path)
+    return images
+
+
+def _read_labels(path: Path) -> Tensor:
+    labels: Tensor = import_torchvision().datasets.mnist.read_label_file(path)
+    return labels
+
+
+def _joined(folder: Path, batches: Sequence[tuple[str, str]]) -> Images:
+    """The images of several batches. torchvision's own reader unpickles anything, so the files are parsed here."""
+    parts = [read_batch(folder / name, {md5, CIFAR_SHORT_MD5.get(name, md5)}) for name, md5 in batches]
+    return torch.cat([images for images, _ in parts]), torch.cat([labels for _, labels in parts])
+
+
+def _fetch_cifar(kind: Any, root: Path) -> None:
+    fetch = import_torchvision().datasets.utils.download_and_extract_archive
+    fetch(kind.url, str(root), filename=kind.filename, md5=kind.tgz_md5)
+
+
+def _fetch_mnist(kind: Any, root: Path, *split: str) -> None:
+    """Let torchvision download the files that are missing. It must not read any: its files of old are pickles."""
+    reads_nothing = {"_check_legacy_exist": lambda _: False, "_load_data": lambda _: (None, None)}
+    # The class needs this name: torchvision derives the folder from it.
+    type(kind.__name__, (kind,), reads_nothing)(root, *split, download=True)
+
+
+@contextmanager
+def _errors_named(folder: Path, files: list[str]) -> Iterator[None]:
+    try:
+        yield
+    except UNREADABLE as error:
+        missing = [name for name in files if not (folder / name).exists()]
+        state = f"is missing {', '.join(missing)}" if missing else f"has files that are not the originals: {error}"
+        raise TaskError(
+            f"expected {', '.join(files)} in {folder}, which {state}. Set the task's option data_root to the folder"
+            " above, or download = true to fetch them"
+        ) from error

@@ -1,0 +1,179 @@
+"""Evaluation of a model: the task's metrics, averaged over examples or computed from sums over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from algorithms.batches import Batch, Forward, examples_of, to_device
+from fl_tasks.base import Task
+from fl_tasks.batches import ordered_batches
+from fl_tasks.data.forms import Data, TaskData, as_data, forward_of
+from fl_tasks.errors import TaskError, task_code
+from fl_tasks.metrics import checked_names
+from fl_tasks.summed_metrics import Key, Sums, finite_values_of, summed_metrics, sums_of_batch, values_of
+
+CPU_BATCH, DEVICE_BATCH = 128, 512
+"""Examples of a batch. On a CPU the activations of larger batches leave the caches, and blocks over 32 MiB are mapped
+anew by every layer. Other devices need large batches."""
+
+
+def batch_size_on(device: torch.device) -> int:
+    """Examples of a batch that are fast on this device."""
+    return CPU_BATCH if device.type == "cpu" else DEVICE_BATCH
+
+
+class EvaluationLeft(TaskError):
+    """The evaluation was ended before it had a result. Its text says why."""
+
+
+class BatchSums(NamedTuple):
+    """The metrics of one batch."""
+
+    sums: Mapping[str, Tensor | float]
+    """The sum of each mean metric over the examples, in float64."""
+    examples: int
+    statistics: Mapping[Key, Tensor | NDArray[np.float64]] = {}
+    """The sums of the other metrics, in float64; arrays where they came from another process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """The metrics of all examples of one evaluation, as plain data."""
+
+    examples: int
+    means: Mapping[str, float]
+    sums: Sums
+    """Of the metrics that are no mean over examples."""
+
+
+def evaluate(task: Task, model: nn.Module, data: TaskData, batch_size: int | None = None) -> dict[str, float]:
+    """Every metric over `data`, summed in float64, on the model's device. As `totals`, with the values of the sums."""
+    return finished(task, totals(task, model, data, batch_size))
+
+
+def totals(task: Task, model: nn.Module, data: TaskData, batch_size: int | None = None) -> Totals:
+    """The means over `data`, and the sums of the metrics that are no means, in float64.
+
+    batch_size: None: CPU_BATCH or DEVICE_BATCH, by the model's device.
+    The model stays unchanged, including its training modes. Raises TaskError for no examples, if the metrics are not
+    one value for each example under the same names in every batch, and if batches of the task's own have another
+    number of examples than it states.
+    """
+    data = as_data(data)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    batches = batches_of(data, batch_size or batch_size_on(device))
+    return totals_of(sums_of_batches(task, model, batches), len(data))
+
+
+def finished(task: Task, found: Totals) -> dict[str, float]:
+    """The means, and the values of the other metrics. Raises TaskError for a name of both, and for no metric."""
+    values = values_of(task, found.sums)
+    if both := sorted(found.means.keys() & values.keys()):
+        raise TaskError(f"the metric {both[0]!r}: expected it from metrics() or from declared sums, got it from both")
+    metrics = {**found.means, **values}
+    if not metrics:
+        raise TaskError("expected at least one metric from metrics() or with declared sums, got none")
+    checked_names(list(metrics), "the task's metrics")
+    return metrics
+
+
+def names_of(task: Task, found: Totals) -> list[str]:
+    """Names of the metrics. A metric whose sums over few examples have no value has its declared name."""
+    values = finite_values_of(task, found.sums)
+    declared = [metric.name for metric in summed_metrics(task)]
+    missing = [name for name in declared if not any(each == name or each.startswith(f"{name}/") for each in values)]
+    return [*found.means, *values, *missing]
+
+
+def batches_of(data: Data, batch_size: int) -> Iterator[Batch]:
+    """The batches of an evaluation, in order. Raises TaskError for no examples."""
+    if not len(data):
+        raise TaskError("expected at least one example to evaluate on, got none")
+    return ordered_batches(data, batch_size)
+
+
+def sums_of_batches(task: Task, model: nn.Module, batches: Iterable[Batch]) -> Iterator[BatchSums]:
+    """The metrics of batches, one after the other. Raises TaskError as `evaluate` does.
+
+    No batch depends on another one, so several processes can share an evaluation.
+    """
+    device, forward = next((p.device for p in model.parameters()), None), forward_of(task)
+    summed = summed_metrics(task)
+    with _evaluation_mode(model), torch.no_grad():
+        for raw in batches:
+            batch = raw if device is None else to_device(raw, device)
+            output, target = _output(forward, model, batch)
+            values = _metrics(task, output, target, examples_of(batch))
+            sums = {name: value.double().sum() for name, value in values.items()}
+            yield BatchSums(sums, examples_of(batch), sums_of_batch(summed, output, target))
+
+
+def totals_of(batches: Iterable[BatchSums], examples: int) -> Totals:
+    """The metrics of batches, added up one after the other. examples: of the whole data. Raises TaskError."""
+    totals, statistics, count = dict[str, Tensor | float](), dict[Key, Tensor](), 0
+    for sums, size, more in batches:
+        if totals and set(sums) != set(totals):
+            raise TaskError(f"expected the metrics {sorted(totals)} of every batch, got {sorted(sums)}")
+        for name, value in sums.items():
+            totals[name] = totals.get(name, 0) + value
+        if count and {key: each.shape for key, each in more.items()} != {
+            key: each.shape for key, each in statistics.items()
+        }:
+            raise TaskError("expected sums of the same names and shapes of every batch, got others")
+        for key, each in more.items():
+            part = torch.as_tensor(each)
+            statistics[key] = statistics[key] + part if key in statistics else part
+        count += size
+    if count != examples:
+        raise TaskError(f"expected {examples} examples to evaluate on, as the task states, got {count}")
+    means = {name: float(total) / count for name, total in totals.items()}
+    return Totals(count, means, {key: each.cpu().numpy() for key, each in statistics.items()})
+
+
+@contextmanager
+def _evaluation_mode(model: nn.Module) -> Iterator[None]:
+    # For each module: a task may keep parts of its model, such as batch norms, in evaluation mode.
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _output(forward: Forward, model: nn.Module, batch: Batch) -> tuple[Any, Any]:
+    with task_code("the task's model or metrics"):
+        return forward(model, batch)
+
+
+def _metrics(task: Task, output: Any, target: Any, size: int) -> Mapping[str, Tensor]:
+    with task_code("the task's model or metrics"):
+        values = task.metrics(output, target)
+    if not isinstance(values, Mapping):
+        raise TaskError(
+            'metrics(): expected a dict of names with one value for each example, as in {"loss": ...}, got'
+            f" {type(values).__name__}"
+        )
+    checked_names(list(values), "metrics()")
+    for name, value in values.items():
+        if not isinstance(value, Tensor) or value.shape != (size,) or value.is_complex():
+            raise TaskError(
+                f'expected the metric "{name}" as a tensor with one value for each example, shape [{size}], got'
+                f" {_came(value)}: leave the averaging to the caller"
+            )
+    return values
+
+
+def _came(value: object) -> str:
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"shape {list(value.shape)}" + (" of complex numbers" if value.is_complex() else "")

@@ -1,4 +1,0 @@
-"""The tasks that come with the project, and what only they need: augmentation, reading of data files, torchvision.
-
-A task enters with its module and its name in `tasks.naming`. Networks belong to `tasks.models`.
-"""

@@ -1,0 +1,352 @@
+"""Fashion-MNIST and CIFAR-10."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fl_tasks import Shard, TaskError, load_task, training_labels
+from fl_tasks.batches import ordered_batches
+from fl_tasks.built_in.cifar_files import parse_batch
+from fl_tasks.built_in.vision import Cifar10
+from fl_tasks.built_in.vision_files import cifar10_holds_out_batch_5
+from fl_tasks.data.labels import class_names
+from fl_tasks.models import PreActResNet18, ResNet18
+from fl_tasks.torchvision_compat import import_torchvision
+
+SHARD = Shard(torch.arange(0, 1000, 10))
+
+
+def load(name: str, options: dict[str, object] | None = None) -> Any:
+    """A built-in task. Its data are Examples, which the type of a task does not show."""
+    return load_task(name, options or {})
+
+
+@pytest.mark.parametrize("name", ["fashion-mnist", "emnist", "emnist-digits", "cifar10"])
+def test_each_class_has_a_name(name: str) -> None:
+    """As many names as the model has scores."""
+    task = load(name)
+    assert len(class_names(task)) == task.num_classes
+
+
+def test_fashion_mnist_as_it_is(data_root: str) -> None:
+    """60,000 labels, 6,000 of each class, and the official test set in the shape and spread that models expect."""
+    task = load("fashion-mnist", {"data_root": data_root})
+    test = task.eval_data()
+    assert training_labels(task).bincount().tolist() == [6000] * 10
+    assert test.targets.bincount().tolist() == [1000] * 10
+    assert test.inputs.shape == (10_000, 1, 28, 28)
+    inputs = test.prepared()
+    assert (test.inputs.dtype, inputs.dtype) == (torch.uint8, torch.float32)
+    assert inputs.mean().item() == pytest.approx(0, abs=0.01)
+    assert inputs.std().item() == pytest.approx(1, abs=0.01)
+    assert task.model()(inputs[:2]).shape == (2, 10)
+
+
+def test_kept_files_are_read_once(data_root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After `keep_files`, the second shard, the labels and the held-out part come from memory: the same values."""
+    options = {"data_root": data_root, "client_eval_fraction": 0.2}
+    fresh, kept = load("fashion-mnist", options), load("fashion-mnist", options)
+    kept.keep_files()
+    first = kept.train_data(SHARD)
+    monkeypatch.setattr(kept, "_read", None)
+    kept.keep_files()
+    for one, other in ((first, kept.train_data(SHARD)), (fresh.eval_data(SHARD), kept.eval_data(SHARD))):
+        assert torch.equal(one.inputs, other.inputs)
+        assert torch.equal(one.targets, other.targets)
+    assert torch.equal(fresh.train_labels(), kept.train_labels())
+
+
+def test_normalised_pixels_have_the_bits_of_a_division_of_bytes(data_root: str) -> None:
+    """The pixels are x / 255, less the mean, divided by the deviation: the order of operations fixes the last bit."""
+    task = load("fashion-mnist", {"data_root": data_root})
+    images, _ = task._read(train=True)
+    expected = (images[SHARD.indices] / 255 - 0.2860) / 0.3530
+    data = task.train_data(SHARD)
+    assert torch.equal(data.prepared(), expected)
+    parts = [inputs for inputs, _ in ordered_batches(data, 7)]
+    assert torch.equal(torch.cat(parts), expected)
+    assert torch.equal(data.inputs, images[SHARD.indices])
+
+
+def test_cifar10_holds_out_batch_5_without_the_official_test(data_root: str) -> None:
+    """40,000 images to train on, batch 5 held out, and `held_out` states that it is not the official test set."""
+    if not cifar10_holds_out_batch_5(Path(data_root)):
+        pytest.skip("this folder has the official test batch")
+    task = load("cifar10", {"data_root": data_root})
+    assert isinstance(task, Cifar10)
+    assert "NOT the official test set" in task.held_out
+    assert len(training_labels(task)) == 40_000
+    held_out = task.eval_data().targets.bincount()
+    assert (int(held_out.sum()), int(held_out.min()), int(held_out.max())) == (10_000, 952, 1025)
+
+
+@pytest.mark.slow
+def test_cifar10_images_are_normalised_channel_by_channel(data_root: str) -> None:
+    """A shard of 100 images: bytes [n, 3, 32, 32] minus mean, over deviation; augmented in training only."""
+    task = load("cifar10", {"data_root": data_root, "client_eval_fraction": 0.1})
+    assert isinstance(task, Cifar10)
+    train, evaluation = task.train_data(SHARD), task.eval_data(SHARD)
+    assert (train.inputs.shape, evaluation.inputs.shape) == ((90, 3, 32, 32), (10, 3, 32, 32))
+    raw, _ = task._read(train=True)
+    expected = (raw[0, 2].double() / 255 - 0.447) / 0.262
+    torch.testing.assert_close(evaluation.prepared()[0, 2].double(), expected, atol=1e-6, rtol=1e-6)
+    assert evaluation.augment is None
+    assert train.augment is not None
+    assert train.augment(train.prepared()).shape == train.inputs.shape
+
+
+@pytest.mark.parametrize(("model", "stem"), [("resnet18-gn", (7, 7)), ("resnet18-gn-cifar", (3, 3))])
+def test_cifar10_has_a_choice_of_models(model: str, stem: tuple[int, ...]) -> None:
+    """The option model picks the network."""
+    built = load("cifar10", {"model": model}).model()
+    assert isinstance(built, ResNet18)
+    assert stem == built.conv1.kernel_size
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("cifar10", {"model": "vgg"}, 'one of cnn, cnn-small, cnn-24, resnet18-gn, .*, got "vgg"'),
+        ("fashion-mnist", {"model": "resnet18-gn"}, 'one of cnn, cnn-small, got "resnet18-gn"'),
+        ("cifar10", {"download": "yes"}, "download to be true or false, got 'yes'"),
+        ("cifar10", {"client_eval_fraction": 1.5}, "from 0 to below 1, got 1.5"),
+    ],
+)
+def test_wrong_options_are_refused_at_once(name: str, options: dict[str, object], message: str) -> None:
+    """The value given and the values accepted are in the message."""
+    with pytest.raises(TaskError, match=message):
+        load(name, options)
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "file"),
+    [
+        ("fashion-mnist", "FashionMNIST/raw", "train-images-idx3-ubyte"),
+        ("cifar10", "cifar-10-batches-py", "data_batch_1, data_batch_2"),
+        ("cifar100", "cifar-100-python", "train, test"),
+        ("emnist", "EMNIST/raw", "emnist-byclass-train-images-idx3-ubyte"),
+        ("emnist-digits", "EMNIST/raw", "emnist-digits-train-images-idx3-ubyte"),
+    ],
+)
+def test_missing_files_are_named_with_folder_and_remedy(tmp_path: Path, name: str, folder: str, file: str) -> None:
+    """Without data the message has the folder, the files and both ways to them."""
+    task = load(name, {"data_root": str(tmp_path)})
+    with pytest.raises(
+        TaskError, match=f"{file}.* in {tmp_path}/{folder}, which is missing.*data_root.*download = true"
+    ):
+        task.train_data(Shard())
+
+
+def test_files_that_are_not_the_originals_are_refused(tmp_path: Path) -> None:
+    """A batch of other bytes is never parsed."""
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    for number in range(1, 6):
+        (folder / f"data_batch_{number}").write_bytes(b"something else")
+    with pytest.raises(TaskError, match="files that are not the originals"):
+        load("cifar10", {"data_root": str(tmp_path)}).eval_data()
+
+
+def test_the_official_test_set_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a test batch in the folder all five batches train, and `held_out` states the official one."""
+    folder = tmp_path / "cifar-10-batches-py"
+    write_cifar(folder, monkeypatch)
+    task = load("cifar10", {"data_root": str(tmp_path)})
+    assert isinstance(task, Cifar10)
+    assert task.held_out == "the official test set, 10,000 images"
+    assert training_labels(task).tolist() == [1, 2, 3, 4, 5]
+    assert task.eval_data().targets.tolist() == [6]
+    (folder / "test_batch").unlink()
+    assert training_labels(task).tolist() == [1, 2, 3, 4]
+    assert task.eval_data().targets.tolist() == [5]
+
+
+def write_cifar(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six batches of one black image in the original layout, labelled 1 to 6, with their digests."""
+    folder.mkdir()
+    image = torch.zeros(1, 3072, dtype=torch.uint8).numpy()
+    names = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
+    entries = [written(folder / name, {"data": image, "labels": [label]}) for label, name in enumerate(names, start=1)]
+    official = import_torchvision().datasets.CIFAR10
+    monkeypatch.setattr(official, "train_list", entries[:5])
+    monkeypatch.setattr(official, "test_list", entries[5:])
+
+
+def written(path: Path, content: object) -> list[str]:
+    """The name and the MD5 of a file that now has the content, pickled as the original files are."""
+    data = pickle.dumps(content, protocol=4)
+    path.write_bytes(data)
+    return [path.name, hashlib.md5(data, usedforsecurity=False).hexdigest()]
+
+
+class Command:
+    """An object whose pickle makes a file when it is read."""
+
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.made,)
+
+
+def test_a_batch_that_is_swapped_after_its_digest_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes that are parsed are those that were hashed: another file in their place runs nothing."""
+    folder, made = tmp_path / "cifar-10-batches-py", tmp_path / "made"
+    write_cifar(folder, monkeypatch)
+    md5 = hashlib.md5
+
+    def swapping(data: bytes, **given: Any) -> Any:
+        for name in ("data_batch_1", "batches.meta"):
+            (folder / name).write_bytes(pickle.dumps(Command(made)))
+        return md5(data, **given)
+
+    monkeypatch.setattr("hashlib.md5", swapping)
+    assert load("cifar10", {"data_root": str(tmp_path)})._read(train=True)[1].tolist() == [1, 2, 3, 4, 5]
+    assert not made.exists()
+
+
+@pytest.mark.parametrize("where", ["data", "labels", "more"])
+def test_a_batch_that_names_a_function_is_refused(tmp_path: Path, where: str) -> None:
+    """Also one with the right digest: the unpickler calls nothing that a file names."""
+    made = tmp_path / "made"
+    batch = {"data": torch.zeros(1, 3072, dtype=torch.uint8).numpy(), "labels": [1], where: Command(made)}
+    with pytest.raises(ValueError, match="expected a batch of CIFAR, got UnpicklingError: the file names"):
+        parse_batch(pickle.dumps(batch, protocol=4))
+    assert not made.exists()
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        {"data": torch.zeros(2, 3072, dtype=torch.uint8).numpy(), "labels": [1]},
+        {"data": torch.zeros(1, 3072).numpy(), "labels": [1]},
+        {"data": [0] * 3072, "labels": [1]},
+        {"labels": [1]},
+        {"data": torch.zeros(1, 3072, dtype=torch.uint8).numpy(), "labels": ["one"]},
+        [1, 2],
+    ],
+    ids=["rows", "floats", "list", "nothing", "text", "no-dict"],
+)
+def test_other_arrays_are_refused(batch: object) -> None:
+    """A batch has one row of 3,072 bytes for each label."""
+    with pytest.raises(ValueError, match="expected a batch of CIFAR"):
+        parse_batch(pickle.dumps(batch, protocol=4))
+
+
+def test_old_pickles_of_torchvision_are_not_read(tmp_path: Path) -> None:
+    """`processed/training.pt`, which torchvision prefers to the IDX files, is left alone."""
+    (tmp_path / "FashionMNIST" / "processed").mkdir(parents=True)
+    for name in ("training.pt", "test.pt"):
+        torch.save((torch.zeros(1, 28, 28), torch.zeros(1)), tmp_path / "FashionMNIST" / "processed" / name)
+    with pytest.raises(TaskError, match="which is missing train-images-idx3-ubyte"):
+        load("fashion-mnist", {"data_root": str(tmp_path)}).train_data(Shard())
+
+
+@pytest.fixture
+def cifar100_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A folder with three training images of one colour, labelled 99, 0 and 50, and a test image labelled 7."""
+    official = import_torchvision().datasets.CIFAR100
+    folder = tmp_path / "cifar-100-python"
+    folder.mkdir()
+    for name, labels in (("train", [99, 0, 50]), ("test", [7])):
+        colours = torch.tensor([0, 128, 255]).repeat_interleave(1024).repeat(len(labels), 1).to(torch.uint8)
+        content = {"data": colours.numpy(), "fine_labels": labels, "coarse_labels": [0] * len(labels)}
+        monkeypatch.setattr(official, f"{name}_list", [written(folder / name, content)])
+    return str(tmp_path)
+
+
+def test_cifar100_reads_the_original_layout(cifar100_root: str) -> None:
+    """Fine labels, planes of red, green and blue, normalised by (0 - .5071) / .2675 and so on, a hundred classes."""
+    task = load("cifar100", {"data_root": cifar100_root})
+    train, test = task.train_data(Shard(torch.tensor([2, 0]))), task.eval_data()
+    assert (training_labels(task).tolist(), train.targets.tolist(), test.targets.tolist()) == (
+        [99, 0, 50],
+        [50, 99],
+        [7],
+    )
+    assert train.inputs.shape == (2, 3, 32, 32)
+    expected = torch.tensor([-0.5071 / 0.2675, (128 / 255 - 0.4867) / 0.2565, (1 - 0.4408) / 0.2761])
+    torch.testing.assert_close(test.prepared()[0, :, 5, 9], expected)
+    assert task.model()(test.prepared()).shape == (1, 100)
+
+
+@pytest.mark.parametrize(("model", "side"), [("cnn", 32), ("cnn-24", 24), ("resnet18-preact-24", 24)])
+def test_models_for_crops_train_on_crops(cifar100_root: str, model: str, side: int) -> None:
+    """The augmentation is the model's: 24x24 pieces for those that want them; all evaluate images as they are."""
+    task = load("cifar100", {"data_root": cifar100_root, "model": model})
+    train, test = task.train_data(Shard()), task.eval_data()
+    assert train.augment is not None
+    assert train.augment(train.prepared()).shape == (3, 3, side, side)
+    net = task.model().eval()
+    assert net(train.augment(train.prepared())).shape == (3, 100)
+    assert (net(test.prepared()).shape, test.augment) == ((1, 100), None)
+    assert isinstance(net, PreActResNet18) == (model == "resnet18-preact-24")
+
+
+def idx(values: Tensor) -> bytes:
+    """The bytes of an IDX file: two zeros, 8 for bytes, the number of axes, their lengths, the values."""
+    return (
+        bytes([0, 0, 8, values.ndim])
+        + b"".join(n.to_bytes(4, "big") for n in values.shape)
+        + bytes(values.flatten().tolist())
+    )
+
+
+@pytest.fixture
+def emnist_root(tmp_path: Path) -> Path:
+    """A folder with both splits: two training images and one test image, white in the second column of row one."""
+    folder = tmp_path / "EMNIST" / "raw"
+    folder.mkdir(parents=True)
+    for split, top in (("byclass", 61), ("digits", 9)):
+        for part, labels in (("train", [top, 0]), ("test", [3])):
+            images = torch.zeros(len(labels), 28, 28, dtype=torch.uint8)
+            images[:, 1, 0] = 255
+            (folder / f"emnist-{split}-{part}-images-idx3-ubyte").write_bytes(idx(images))
+            (folder / f"emnist-{split}-{part}-labels-idx1-ubyte").write_bytes(idx(torch.tensor(labels)))
+    return tmp_path
+
+
+@pytest.mark.parametrize(("name", "classes"), [("emnist", 62), ("emnist-digits", 10)])
+def test_emnist_reads_the_original_layout(emnist_root: Path, name: str, classes: int) -> None:
+    """Images are [1, 28, 28] from 0 to 1; the pixel in row 1, column 0 of the file is upright in row 0, column 1."""
+    task = load(name, {"data_root": str(emnist_root)})
+    train, test = task.train_data(Shard()), task.eval_data()
+    assert (train.targets.tolist(), test.targets.tolist()) == ([classes - 1, 0], [3])
+    assert test.inputs.shape == (1, 1, 28, 28)
+    assert test.prepared().nonzero().tolist() == [[0, 0, 0, 1]]
+    assert (test.prepared().max().item(), train.augment) == (1, None)
+    assert task.model()(test.prepared()).shape == (1, classes)
+
+
+def test_emnist_labels_are_read_without_the_images(emnist_root: Path) -> None:
+    """Partitioning needs the labels only: unreadable images are refused when they are trained on."""
+    (emnist_root / "EMNIST" / "raw" / "emnist-byclass-train-images-idx3-ubyte").write_bytes(b"cut")
+    task = load("emnist", {"data_root": str(emnist_root)})
+    assert training_labels(task).tolist() == [61, 0]
+    with pytest.raises(TaskError, match="files that are not the originals"):
+        task.train_data(Shard())
+
+
+def test_downloads_are_asked_for_when_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With download = true torchvision is asked to fetch; what it cannot fetch is an error with its cause."""
+    fashion = import_torchvision().datasets.FashionMNIST
+    asked = []
+
+    def refuse(url: str, **_: object) -> None:
+        asked.append(url)
+        raise RuntimeError("no route")
+
+    monkeypatch.setattr("torchvision.datasets.mnist.download_and_extract_archive", refuse)
+    monkeypatch.setattr(fashion, "mirrors", ["mirror/"])
+    task = load("fashion-mnist", {"data_root": str(tmp_path), "download": True})
+    with pytest.raises(TaskError, match="is missing train-images-idx3-ubyte") as caught:
+        task.train_data(Shard())
+    assert asked
+    assert isinstance(caught.value.__cause__, RuntimeError)
