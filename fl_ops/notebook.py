@@ -162,7 +162,7 @@ class Run:
     def rounds(self, newest: int | None = None) -> list[Round]:
         """The committed rounds, one flat dictionary each, in order. newest: only so many; None: all.
 
-        Each has "round" (from 0), "committed" (a datetime in UTC), "model_digest" and the values of
+        Each has "round" (from 0), "committed" (a datetime in UTC), "model_digest", "averaged_digest" and the values of
         docs/operation/trackers.md under names for columns: evaluation/accuracy is "accuracy", norms/cosine is
         "norms_cosine". A value that a round does not have is left out; pandas fills it with NaN.
         """
@@ -216,5 +216,6 @@ def _flat(summary: admin_pb2.RoundSummary) -> Round:
         "round": summary.round,
         "committed": summary.committed.ToDatetime(tzinfo=UTC),
         "model_digest": summary.model_digest,
+        **({"averaged_digest": summary.averaged_digest} if summary.averaged_digest else {}),
         **{names[name]: value for name, value in values.items()},
     }

@@ -278,6 +278,12 @@ class Federation:
             return dict(self.engine.whole_model(self.snapshot))
         return dict(self.engine.to_checkpoint(self.snapshot, {}).state_dict)
 
+    @property
+    def averaged_digest(self) -> str | None:
+        """Digest of the averaged model, as in the ledger; None if there is none."""
+        with one_thread():
+            return self.engine.averaged_digest(self.snapshot)
+
     def averaged_model(self) -> dict[str, torch.Tensor] | None:
         """The averaged model's whole state_dict; None if there is none."""
         averaged = self.engine.averaged(self.snapshot)

@@ -64,13 +64,17 @@ class ReplayedRound:
     """Digest of the model in the ledger."""
     digest: str
     """Digest of the replayed model."""
+    expected_averaged: str | None
+    """Digest of the averaged model in the ledger; None if the run has none after this round."""
+    averaged: str | None
+    """The same of the replayed one."""
     differing: tuple[str, ...]
     """Clients that sent another update here than in the ledger."""
 
     @property
     def same(self) -> bool:
-        """Whether the models are equal bit for bit."""
-        return self.expected == self.digest
+        """Whether the models, and the averaged ones, are equal bit for bit."""
+        return (self.expected, self.expected_averaged) == (self.digest, self.averaged)
 
 
 def replay(request: ReplayRequest, console: Console) -> dict[str, Any]:
@@ -91,16 +95,24 @@ def replay(request: ReplayRequest, console: Console) -> dict[str, Any]:
         ledger.close()
     if not rounds:
         raise Refused(f"run {request.run_id} has no committed round yet")
-    facts = [{"round": each.round, "model": each.digest, "expected": each.expected} for each in rounds]
+    facts = [_facts(each) for each in rounds]
     return {"run_id": request.run_id, "same": all(each.same for each in rounds), "rounds": facts}
+
+
+def _facts(done: ReplayedRound) -> dict[str, Any]:
+    facts = {"round": done.round, "model": done.digest, "expected": done.expected}
+    if done.averaged is None and done.expected_averaged is None:
+        return facts
+    return {**facts, "averaged_model": done.averaged, "expected_averaged": done.expected_averaged}
 
 
 def summary(facts: dict[str, Any]) -> str:
     """The result of a replay as a sentence."""
-    rounds, last = facts["rounds"], facts["rounds"][-1]["round"]
+    rounds, last = facts["rounds"], facts["rounds"][-1]
     if facts["same"]:
         return f"run {facts['run_id']}: {len(rounds)} rounds replayed, every model equals the ledger's bit for bit"
-    return f"run {facts['run_id']}: the model of round {last} differs from the ledger's; the rounds before it are equal"
+    which = f"{'averaged ' if last['model'] == last['expected'] else ''}model of round {last['round']}"
+    return f"run {facts['run_id']}: the {which} differs from the ledger's; the rounds before it are equal"
 
 
 def round_line(done: ReplayedRound) -> str:
@@ -108,6 +120,8 @@ def round_line(done: ReplayedRound) -> str:
     start = f"round {done.round}: {len(done.accepted)} clients, "
     if done.same:
         return f"{start}same model, {done.digest}"
+    if done.expected == done.digest:
+        return f"{start}same model, ANOTHER averaged model: expected {done.expected_averaged}, got {done.averaged}"
     clients = f"; the updates of {', '.join(done.differing)} differ from the ledger's" if done.differing else ""
     return f"{start}ANOTHER model: expected {done.expected}, got {done.digest}{clients}"
 
@@ -180,8 +194,9 @@ class Replay:
         self._step(commit.round, accepted)
         federation.commit(accepted)
         return ReplayedRound(
-            commit.round, tuple(accepted), commit.model_digest, federation.digest, tuple(dict.fromkeys(differing))
-        )
+            commit.round, tuple(accepted), commit.model_digest, federation.digest, commit.averaged_digest,
+            federation.averaged_digest, tuple(dict.fromkeys(differing)),
+        )  # fmt: skip
 
     def _work(self, round_: int, exchange: int, in_ledger: Sequence[tuple[str, bytes]]) -> list[str]:
         """Train the clients of an accepted list. Returns those that sent another update here than in the ledger."""

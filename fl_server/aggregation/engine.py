@@ -53,7 +53,7 @@ from fl_server.store.files import file_digest
 from fl_tasks import Task, TaskError
 from fl_tasks.evaluation import BatchSums
 from fl_tasks.own_loop import own_loop
-from protos.codec import Layout
+from protos.codec import Layout, digest_of, pieces_of
 from protos.digests import digest_text
 from protos.frozen import frozen_text
 
@@ -223,6 +223,12 @@ class Engine:
         values = snapshot.averaged.values()
         x = {name: values[name] for name in snapshot.parameters}
         return Snapshot(snapshot.round, fl.ServerState(x, {}), {name: values[name] for name in snapshot.buffers})
+
+    def averaged_digest(self, snapshot: Snapshot) -> str | None:
+        """Digest of the averaged model, as that of a committed one; None if there is none."""
+        if snapshot.averaged is None:
+            return None
+        return digest_text(digest_of(self.layout.table, pieces=pieces_of(snapshot.averaged.values(), self.layout)))
 
     def shape(self, exchange: int) -> UpdateShape:
         """The payloads of an exchange's update."""

@@ -129,7 +129,8 @@ class ModelStore:
             return None
         weighed = bool(config.population_examples) and self.engine.algorithm.objective == "uniform"
         self.states_have_wrong_weights = weighed and _BY_OBJECTIVE not in saved.facts
-        return CheckpointCommit(CommitRecord.of(commit), tuple(saved.facts.get("left_out", ())))
+        record = await self._with_averaged_digest(CommitRecord.of(commit), self.snapshot)
+        return CheckpointCommit(record, tuple(saved.facts.get("left_out", ())))
 
     async def reported_metrics(self) -> list[str] | None:
         """Names of the task's metrics; None if the server has no held-out examples. Raises TaskError."""
@@ -202,6 +203,7 @@ class ModelStore:
         facts: dict[str, object] = {"commit": asdict(record), "left_out": norms.left_out, _BY_OBJECTIVE: True}
         began = time.monotonic()
         snapshot = await calls.retry(lambda: self._save(computed, facts))
+        record = await self._with_averaged_digest(record, snapshot)
         await calls.write(self._services.ledger.store.commit, record, why, norms.left_out)
         self._services.outside.forget_ends(self._run_id)
         self._services.metrics.commit_write_seconds.observe(time.monotonic() - began)
@@ -247,6 +249,11 @@ class ModelStore:
         """The result of a computation with the run's method and reducer."""
         code = OutsideCode(self._run_id, outside_names(self.engine.config))
         return await self._services.in_code(code, function, *args, **kwargs)
+
+    async def _with_averaged_digest(self, record: CommitRecord, snapshot: Snapshot) -> CommitRecord:
+        """The record with the digest of the averaged model, which is known once the sums are written."""
+        digest = await self._services.in_compute(self.engine.averaged_digest, snapshot)
+        return replace(record, averaged_digest=digest)
 
     async def _save(self, snapshot: Snapshot, facts: dict[str, object]) -> Snapshot:
         """Write the checkpoint. Returns the snapshot whose averaged model is in it."""

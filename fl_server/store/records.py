@@ -146,6 +146,8 @@ class CommitRecord:
     """Means over its updates' examples of what clients measured in each local epoch, by name; empty for none."""
     norms: str = ""
     """What relative norm limits follow from after this round, as text that `fl_server.admission` writes."""
+    averaged_digest: str | None = None
+    """"blake3:" and hex of the averaged model, as a bundle in the model's layout; None if there is none."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> CommitRecord:

@@ -22,7 +22,7 @@ from fl_server.runs.restore.evaluations import make_up_last_evaluations, restore
 from fl_server.runs.restore.round import restore_round_under_way, resume_deadline
 from fl_server.runs.run import Run
 from fl_server.store.errors import NoOpenFiles, StoreError, StoreFull, StoreUnavailable
-from fl_server.store.records import ENDED, HistoryRecord
+from fl_server.store.records import ENDED, CommitRecord, HistoryRecord
 from fl_tasks import TaskError
 from fl_tasks.errors import is_own_fault
 
@@ -174,12 +174,23 @@ async def _load_model(run: Run) -> None:
         context.fleet.quarantine.restore(await ledger.do(store.refusal_records))
         run.log.add(commit, run.record.extended_at, await draw_of(context, commit.round))
         run.state = replace(run.state, over_selection=commit.over_selection)
+    elif newest is not None and (kept := run.log.latest) is not None and kept.round == newest.record.round:
+        _check_averaged(kept, newest.record)
     context.norms.put_back(run.log.latest.norms if run.log.latest else "")
     rounds = run.model.snapshot.round + 1
     if rounds != run.log.rounds:
         raise StoreError(
             f"the ledger has {run.log.rounds} committed rounds, the newest valid checkpoint is of round "
             f"{rounds - 1}: restore the state directory from a backup"
+        )
+
+
+def _check_averaged(kept: CommitRecord, loaded: CommitRecord) -> None:
+    """Raises StoreError if the sums in the checkpoint make another averaged model than the ledger has."""
+    if loaded.averaged_digest != kept.averaged_digest:
+        raise StoreError(
+            f"the averaged model of round {kept.round} is {kept.averaged_digest} in the ledger, and the checkpoint has"
+            f" {loaded.averaged_digest}: restore the state directory from a backup"
         )
 
 

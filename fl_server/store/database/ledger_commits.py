@@ -46,11 +46,13 @@ class CommitLedger(Transactions):
                 table = schema.standings
                 db.execute(delete(table).where(table.c.client_id.in_(counted), table.c.until <= commit.committed_at))
                 write_history(db, why)
-            elif entered["model_digest"] != commit.model_digest:
-                raise StoreError(
-                    f"run {commit.run_id!r} round {commit.round} is committed with model {entered['model_digest']}; "
-                    f"{commit.model_digest} came, and the first one stands"
-                )
+                return
+            for which, name in (("model", "model_digest"), ("averaged model", "averaged_digest")):
+                if entered[name] != (came := getattr(commit, name)):
+                    raise StoreError(
+                        f"run {commit.run_id!r} round {commit.round} is committed with {which} {entered[name]}; "
+                        f"{came} came, and the first one stands"
+                    )
 
     def set_metrics(self, run_id: str, round: int, metrics: Mapping[str, float]) -> None:
         """Replace the evaluation of a committed round. Raises StoreError if the round is not committed.

@@ -203,6 +203,7 @@ commits = Table(
     Column("account", Text, nullable=False, server_default=""),
     Column("epochs", JsonText),
     Column("norms", Text, nullable=False, server_default=""),
+    Column("averaged_digest", Text),
 )
 
 run_totals = Table(

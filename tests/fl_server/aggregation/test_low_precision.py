@@ -51,6 +51,26 @@ def after(engine: Engine, snapshot: Snapshot, deltas: Sequence[float], folder: P
 
 
 @pytest.mark.parametrize("dtype", LOW)
+def test_an_average_is_of_what_clients_get(tmp_path: Path, dtype: torch.dtype) -> None:
+    """It is the float64 mean of the models that are exported, rounded once, and has their dtype."""
+    tested = engine(dtype, averaging={"method": "tail", "start": 0})
+    snapshot, sent = tested.first(), list[torch.Tensor]()
+    for round_ in range(6):
+        folder = tmp_path / str(round_)
+        folder.mkdir()
+        snapshot = after(tested, snapshot, [0.0009], tmp_path)
+        assert snapshot.averaged is not None
+        snapshot.averaged.write_sums(folder)
+        snapshot = snapshot.averaged_in(folder)
+        sent.append(snapshot.parameters["weight"])
+    averaged = tested.averaged(snapshot)
+    assert averaged is not None
+    total = sum((each.double() for each in sent), torch.zeros(1, 1, dtype=torch.float64))
+    assert torch.equal(averaged.parameters["weight"], (total / 6).to(dtype))
+    assert torch.stack(sent).float().ne(snapshot.state.x["weight"]).all()
+
+
+@pytest.mark.parametrize("dtype", LOW)
 @pytest.mark.parametrize("method", slow_except(["fedavg", "fedavgm", "fedadam"], "fedadam"))
 def test_small_movements_add_up_as_in_float32(tmp_path: Path, method: str, dtype: torch.dtype) -> None:
     """Each of 200 movements is below half a step of the model's numbers. Clients get the nearest of these numbers."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,17 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load
 
+from algorithms.model_state import read_state
 from fl_server.errors import InvalidInput
 from fl_server.rpc.admin import AdminService
+from fl_server.store.database.opening import open_sqlite_read_only
+from protos.codec import Layout, digest_text, pack
 from protos.fl.v1 import admin_pb2 as pb
 from tests.fl_server.devices import Device
-from tests.fl_server.harness import World, until
+from tests.fl_server.harness import World, ledger_file, until
 from tests.fl_server.killed_runs import NAMES, complete_run, run_with_kill
 from tests.marks import slow_except
+from tests.processes.tiny_task import batchnorm
 
 ROUNDS = 4
 RULES: dict[str, dict[str, Any]] = {
@@ -42,6 +48,24 @@ def averaged_files(folder: Path) -> Files:
     }
 
 
+def averaged_digests(folder: Path) -> list[str | None]:
+    """The digests of the averaged models in the ledger, by round."""
+    with closing(open_sqlite_read_only(ledger_file(folder))) as ledger:
+        return [commit.averaged_digest for commit in ledger.commits("r")]
+
+
+def digests_of_files(files: Files) -> list[str]:
+    """The digests of the averaged models in these files, by round, as of the bundles that clients fetch."""
+    found = []
+    for name in sorted(name for name in files if name.endswith("averaged.safetensors")):
+        module = batchnorm()
+        module.load_state_dict(load(files[name]))
+        state = read_state(module)
+        layout = Layout.of({**state.trainable, **state.buffers}, state.trainable.keys())
+        found.append(digest_text(layout.digest(pack({**state.trainable, **state.buffers}, layout))))
+    return found
+
+
 @pytest.fixture(scope="module")
 def undisturbed_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Files]:
     """The outcome of a run without a kill, and its averaged models."""
@@ -57,12 +81,28 @@ DEATHS = range(9, WRITES + 1)
 async def test_a_kill_after_any_write_changes_no_bit(
     tmp_path: Path, undisturbed_files: tuple[Any, Files], dies_at: int | str
 ) -> None:
-    """Models, the metrics of both models, and all files of the averaged models are equal."""
+    """Models, the metrics of both models, and all files of the averaged models are equal, and the ledger names them."""
     outcome, _, _ = await run_with_kill(tmp_path, dies_at, **WINDOW)
     expected, files = undisturbed_files
     assert outcome == expected
     assert averaged_files(tmp_path) == files
+    assert averaged_digests(tmp_path) == digests_of_files(files)
     assert len(files) == 3 + 3 * (ROUNDS - 1) - 1  # the second sum begins in round 1
+
+
+async def test_sums_of_another_model_are_not_continued(tmp_path: Path) -> None:
+    """A checkpoint whose averaged model is not the ledger's: the run is not extended, and the message names both."""
+    devices = [Device(name) for name in NAMES]
+    async with World(tmp_path) as world:
+        await complete_run(world, devices, averaging=RULES["window"], stop={"rounds": 2})
+    with closing(sqlite3.connect(ledger_file(tmp_path))) as ledger:
+        ledger.execute("UPDATE commits SET averaged_digest = 'blake3:00' WHERE round = 1")
+        ledger.commit()
+    async with World(tmp_path) as world:
+        with pytest.raises(
+            InvalidInput, match="averaged model of round 1 is blake3:00 in the ledger, .* blake3:[0-9a-f]+"
+        ):
+            await world.coordinator.actions.extend(world.coordinator.run("r"), 2, 0.0, "admin")
 
 
 async def exported(world: World, round_: str, model: str = "") -> bytes:
@@ -139,6 +179,7 @@ async def test_a_run_without_averaging_has_no_file_of_it(tmp_path: Path) -> None
         await complete_run(world, devices)
         with pytest.raises(InvalidInput, match="which has no section"):
             await exported(world, "latest", "averaged")
+    assert averaged_digests(tmp_path) == [None] * 2
     names, metadata = checkpoint_of(tmp_path, 1)
     assert names == ["memory-Delta.safetensors", "meta.json", "model.safetensors"]
     assert metadata == {"format": "pt"}

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import algorithms as fl
+from algorithms.averaging import mean_of
 from fl_ops.commands.cli import app
 from tests.marks import slow_except
 from tests.processes.federation import Coordinator, Daemon, Fleet
@@ -117,16 +118,19 @@ def test_a_limit_relative_to_earlier_norms_is_simulated_and_replayed(fleet: Flee
     assert result.exit_code == 0, result.output
 
 
-def test_an_averaged_model_is_simulated_exported_and_replayed(fleet: Fleet, tmp_path: Path) -> None:
-    """The metrics and the bits of the averaged model are equal, and a replay makes the models of the ledger."""
+def test_an_averaged_model_is_simulated_exported_and_replayed(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Metrics, bits and digests of the averaged model are equal; a replay makes it too, and fails on another one."""
     stop = {"metric": "averaged_loss", "patience": 9}
     sections = {"averaging": {"method": "window", "window": 2}, "stop": stop}
     server, path = fleet.server, tmp_path / "averaged.safetensors"
     server.create("wire-averaged", **sections)
     with simulation("wire-averaged", **sections) as here:
         rounds = [(done.digest, dict(done.metrics), done.training_loss) for done in here.rounds()]
-        averaged = here.averaged_model()
+        averaged, digest = here.averaged_model(), here.federation.averaged_digest
     assert rounds == over_the_wire(server, "wire-averaged")
+    assert server.rounds("wire-averaged")[-1].averaged_digest == digest != ""
     options = [
         "--model",
         "averaged",
@@ -145,6 +149,10 @@ def test_an_averaged_model_is_simulated_exported_and_replayed(fleet: Fleet, tmp_
     assert all(torch.equal(exported[name], tensor) for name, tensor in averaged.items())
     result = replay(server, "wire-averaged")
     assert result.exit_code == 0, result.output
+    monkeypatch.setattr("fl_server.store.averaged_model.mean_of", lambda *of: mean_of(*of).mul_(1.001))
+    result = replay(server, "wire-averaged")
+    assert result.exit_code == 1
+    assert "round 0: 2 clients, same model, ANOTHER averaged model: expected blake3:" in result.output
 
 
 @pytest.mark.parametrize("model", slow_except(["batchnorm", "frozen"], "batchnorm"))

@@ -217,8 +217,10 @@ def test_the_same_commit_twice_changes_nothing(store: Store) -> None:
 
 
 def test_a_round_has_one_model(store: Store) -> None:
-    """A commit of the same round with another model is refused, and the first one stays."""
+    """A commit of the same round with another model, or averaged model, is refused, and the first one stays."""
     store.commit(a_commit(), why())
+    with pytest.raises(StoreError, match="committed with averaged model None; blake3:22 came"):
+        store.commit(a_commit(averaged_digest="blake3:22"), why())
     with pytest.raises(StoreError, match="committed with model blake3:00; blake3:11 came"):
         store.commit(a_commit(model_digest="blake3:11"), why())
     assert store.commits("r1") == [a_commit()]

@@ -110,6 +110,7 @@ def _rounds() -> None:
         _column("bytes_down", sa.BigInteger()),
         _column("bytes_up", sa.BigInteger()),
         _column("model_digest", sa.Text()),
+        sa.Column("averaged_digest", sa.Text()),
         _column("metrics", sa.Text()),
         sa.PrimaryKeyConstraint("run_id", "round"),
     )
