@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from google.protobuf.json_format import MessageToDict
 
@@ -21,6 +21,7 @@ from fl_ops.render.states import run_state
 from fl_ops.trackers.facts import EndFacts, RoundFacts, RoundValues, RunFacts, dotted
 from fl_ops.trackers.opening import TrackedRun, Trackers
 from fl_server.rounds.client_metrics import EVALUATED, by_clients
+from fl_server.store.checkpoints import AVERAGED, COMMITTED
 from protos.fl.v1 import admin_pb2
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 10.0
@@ -63,6 +64,14 @@ def lacks_evaluation(spec: admin_pb2.EvaluationSpec, summary: admin_pb2.RoundSum
     own = spec.every and number % spec.every == 0 and all(map(by_clients, metrics))
     clients = spec.clients_every and number % spec.clients_every == 0 and EVALUATED not in metrics
     return bool(own or clients)
+
+
+class _Model(NamedTuple):
+    """A model of a run. which: "latest" or "best"; digest: empty if the run has none."""
+
+    which: str
+    kind: str
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -145,27 +154,30 @@ class LedgerTracking:
             self.report(f"{self.run_id}: round {summary.round}, {max(new)} values")
 
     def _finish(self, run: admin_pb2.RunStatus) -> None:
-        models = {"latest": run.latest, "best": run.best}
         with tempfile.TemporaryDirectory() as folder:
-            for name, summary in models.items():
-                wanted = [place for place in self._places if place.lacks_model(name, summary.model_digest)]
-                if wanted and run.HasField(name):
-                    self._add_model(Path(folder) / f"{name}.safetensors", summary, wanted)
+            for which, summary in (("latest", run.latest), ("best", run.best)):
+                self._add_model(_Model(which, COMMITTED, summary.model_digest), Path(folder) / f"{which}.safetensors")
+                averaged = Path(folder) / f"{which}-averaged.safetensors"
+                self._add_model(_Model(which, AVERAGED, summary.averaged_digest), averaged)
         end = EndFacts(run_state(run), run.reason, run.ended.ToNanoseconds() / 1e9)
         for place in self._places:
             place.finish(end)
 
-    def _add_model(self, path: Path, summary: admin_pb2.RoundSummary, places: Sequence[TrackedRun]) -> None:
+    def _add_model(self, model: _Model, path: Path) -> None:
+        places = [place for place in self._places if model.digest and place.lacks_model(path.stem, model.digest)]
+        if not places:
+            return
         try:
-            self._patiently(lambda: self._export(path))
+            self._patiently(lambda: self._export(model, path))
         except NotFound as error:
             self.report(f"the {path.stem} model is not there any more: {error}")
             return
         for place in places:
-            place.add_model(path, summary.model_digest)
+            place.add_model(path, model.digest)
 
-    def _export(self, path: Path) -> admin_pb2.ExportHeader:
-        return receive(self.client.export_model(self.run_id, path.stem), Target(path, replace=True))
+    def _export(self, model: _Model, path: Path) -> admin_pb2.ExportHeader:
+        parts = self.client.export_model(self.run_id, model.which, model.kind)
+        return receive(parts, Target(path, replace=True))
 
     def _patiently(self, call: Callable[[], T]) -> T:
         """Repeat a call while there is no connection."""

@@ -13,11 +13,13 @@ from typing import Any, Self
 from fl_ops.compare.cells import Cell, CellResult, RoundRow
 from fl_ops.compare.workers import Watch
 from fl_ops.errors import OpsError, Refused
-from fl_ops.simulate.output.results import MODEL, SeedResult
+from fl_ops.simulate.output.results import AVERAGED_MODEL, MODEL, SeedResult
 from fl_ops.simulate.reports import RoundResult
 from fl_ops.simulate.seeds import Job, Report
 from fl_ops.trackers.facts import EndFacts, RoundFacts, RoundValues, RunFacts, dotted
 from fl_ops.trackers.opening import TrackedRun, Trackers
+from fl_server.store.files import file_digest
+from protos.digests import digest_text
 
 _DIGITS = 8
 """Of the digest in a run's name."""
@@ -119,7 +121,11 @@ class TrackedSeeds:
 
     def _models(self, result: SeedResult) -> dict[Path, str]:
         folder = self._jobs[result.seed].folder
-        return {folder / MODEL: result.rounds[-1].digest} if folder is not None and result.rounds else {}
+        if folder is None or not result.rounds:
+            return {}
+        averaged = folder / AVERAGED_MODEL
+        models = {averaged: digest_text(file_digest(averaged))} if averaged.exists() else {}
+        return {folder / MODEL: result.rounds[-1].digest, **models}
 
 
 class TrackedCells:

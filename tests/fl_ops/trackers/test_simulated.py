@@ -60,8 +60,8 @@ def in_file(path: Path) -> Values:
 
 
 def test_seeds_and_again(fl: Fl, tmp_path: Path) -> None:
-    """Each seed is a run with the numbers of its file and its model; --continue of ended runs adds nothing."""
-    (tmp_path / "run.toml").write_text(FILE)
+    """Each seed is a run with the numbers of its file and its models; --continue of ended runs adds nothing."""
+    (tmp_path / "run.toml").write_text(f'{FILE}[averaging]\nmethod = "tail"\nstart = 0\n')
     uri = (tmp_path / "mlruns").as_uri()
     options = ("simulate", "run.toml", "--seeds", "0,1", "--workers", "1", "--out", "out",
                "--mlflow", uri, "--tensorboard", "runs")  # fmt: skip
@@ -75,7 +75,9 @@ def test_seeds_and_again(fl: Fl, tmp_path: Path) -> None:
         assert expected.items() <= mlflow_values(uri, folder.name).items()
         run = mlflow_run(uri, folder.name)
         assert (run.info.status, run.data.params["seed"]) == ("FINISHED", str(seed))
-        assert [each.path for each in mlflow_client(uri).list_artifacts(run.info.run_id, "model")]
+        models = {each.path for each in mlflow_client(uri).list_artifacts(run.info.run_id, "model")}
+        assert models == {"model/averaged.safetensors", "model/model.safetensors"}
+        assert any(name == "evaluation/averaged_loss" for name, _ in mlflow_values(uri, folder.name))
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import safe_open
 
 from tests.processes.federation import Coordinator, Daemon
 from tests.processes.process import TIMEOUT_S, Workspace, eventually, run_fl
@@ -93,21 +94,24 @@ def shown(server: Coordinator, run: str, folder: Path) -> Values:
 def test_the_readers_find_the_numbers_of_the_ledger(server: Coordinator, tmp_path: Path) -> None:
     """A run is tracked live at both places; a second call adds nothing; MLflow has settings, state and models."""
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    run = server.create("both", **DIGITS, stop={"rounds": 3})
+    run = server.create("both", **DIGITS, stop={"rounds": 3}, averaging={"method": "ema", "decay": 0.5})
     options = [run, "--tensorboard", "runs", "--mlflow", uri, *at(server)]
     first = run_fl("track", *options, folder=tmp_path)
     assert first.returncode == 0, first.stderr
     expected = shown(server, run, tmp_path)
-    assert {"evaluation/accuracy", "clients/accuracy_mean", "norms/cosine", "seconds/collecting"} <= {
-        name for name, _ in expected
-    }
+    some = {"evaluation/accuracy", "evaluation/averaged_accuracy", "clients/accuracy_mean", "norms/cosine"}
+    assert {*some, "seconds/collecting"} <= {name for name, _ in expected}
     assert mlflow_values(uri, run) == expected
     assert tensorboard_values(tmp_path / "runs" / run) == as_float32(expected)
     entry = mlflow_run(uri, run)
     assert (entry.info.status, entry.data.tags["impetus.state"]) == ("FINISHED", "completed")
     assert entry.data.params["algorithm.parameters.alpha"] == "0.2"
     models = {each.path for each in mlflow_client(uri).list_artifacts(entry.info.run_id, "model")}
-    assert models == {"model/best.safetensors", "model/latest.safetensors"}
+    names = ("best", "best-averaged", "latest", "latest-averaged")
+    assert models == {f"model/{name}.safetensors" for name in names}
+    averaged = mlflow_client(uri).download_artifacts(entry.info.run_id, "model/latest-averaged.safetensors")
+    with safe_open(averaged, framework="pt") as file:
+        assert file.metadata()["holds"] == "averaged"
     assert "0 new values" in run_fl("track", *options, folder=tmp_path).stdout
     assert (mlflow_values(uri, run), len(tensorboard_values(tmp_path / "runs" / run))) == (expected, len(expected))
 

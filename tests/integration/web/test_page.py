@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Iterator
@@ -67,14 +68,18 @@ def test_the_curves_are_those_of_the_rounds(fleet: Fleet, page: WebPage) -> None
 
 
 def test_the_model_can_be_downloaded(fleet: Fleet, page: WebPage) -> None:
-    """As a safetensors file with its digest; the history records it."""
-    run = fleet.server.create("web-model")
+    """As a safetensors file with its digest, and so can the averaged one by its link; the history records both."""
+    run = fleet.server.create("web-model", averaging={"method": "ema", "decay": 0.5})
     fleet.server.completed(run)
+    [link] = re.findall(r'href="([^"]*model=averaged[^"]*)"', page.get(f"/runs/{run}").text)
+    averaged = page.get(html.unescape(link))
+    assert averaged.headers["Content-Disposition"] == f'attachment; filename="{run}-round-3-averaged.safetensors"'
+    assert '"holds":"averaged"' in averaged.text
     answer = page.get(f"/runs/{run}/model?round=latest")
     assert answer.headers["Content-Disposition"] == f'attachment; filename="{run}-round-3.safetensors"'
     assert len(answer.headers["X-Content-BLAKE3"]) == 64
     assert '"dtype":"F32"' in answer.text
-    assert "model_exported" in fleet.server.history(run)
+    assert fleet.server.history(run).count("model_exported") == 2
 
 
 def test_the_cohort_has_a_phase_for_each_client(fleet: Fleet, page: WebPage) -> None:
