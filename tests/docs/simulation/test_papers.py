@@ -44,8 +44,8 @@ def names(table: Table) -> set[str]:
 
 
 def test_the_page_has_every_file() -> None:
-    """There are four files of papers, the reduced one with its chosen settings, and no other."""
-    assert FILES.keys() == {*FULL, "reduced-cifar-10", "reduced-cifar-10-chosen"}
+    """There are four files of papers, the reduced one, and no other."""
+    assert FILES.keys() == {*FULL, "reduced-cifar-10"}
     page = (DOCS / "measurements/papers.md").read_text(encoding="utf-8")
     assert all(f"(papers/{name}.toml)" in page for name in FILES)
 
@@ -55,7 +55,7 @@ def test_a_file_names_real_methods_and_a_real_task_and_model(name: str) -> None:
     """It is read as by `fl compare`; the task is made with its options, which does not read its data."""
     table = read_table(FILES.get(name, DOCS / "measurements/results" / f"{name}.toml"))
     assert names(table) <= METHODS.keys()
-    assert names(table) == COMPARED or name in {"fashion-mnist", "reduced-cifar-10-chosen"}
+    assert names(table) == COMPARED or name == "fashion-mnist"
     task = load_task(table.run.task.name, table.run.task.options)
     assert sum(value.numel() for value in task.model().parameters()) > 0
 
@@ -112,20 +112,6 @@ def test_the_reduced_comparison_is_fair() -> None:
         for choice in method.variants(0.1):
             algorithm = build(method.name, **choice.parameters)
             assert table.local(choice)["weight_decay"] * algorithm.decay_factor == pytest.approx(1e-3)
-
-
-def test_the_chosen_settings_run_as_those_of_the_search() -> None:
-    """The two files differ in the search alone, and every chosen setting is one of it."""
-    search, chosen = read_table(FILES["reduced-cifar-10"]), read_table(FILES["reduced-cifar-10-chosen"])
-    own = {"learning_rate", "max_gradient_norm"}
-    assert chosen.run.model_dump(exclude={"local": own}) == search.run.model_dump(exclude={"local": own})
-    assert (chosen.spec.seeds, chosen.spec.report) == (search.spec.seeds, search.spec.report)
-    searched = {method.name: method for method in search.spec.methods if "order" not in method.parameters}
-    for method in chosen.spec.methods:
-        tune = searched[method.name].tune
-        tried = {**{name: [value] for name, value in searched[method.name].parameters.items()}, **tune}
-        assert all(value in tried[name] for name, value in method.parameters.items())
-        assert chosen.run.local.max_gradient_norm in tune["max_gradient_norm"]
 
 
 @pytest.mark.parametrize("name", FULL)
