@@ -31,7 +31,7 @@ from fl_server.errors import Forbidden, UnknownSessionError
 from fl_server.identity import Identity, require_name
 from fl_server.metrics import Metrics
 from fl_server.store.ledger import Ledger
-from fl_server.store.records import ClientRecord, HistoryRecord, RefusalRecord
+from fl_server.store.records import ClientRecord, HistoryRecord, QuarantineRecord
 from protos.fl.v1 import coordinator_pb2 as pb
 
 log = structlog.get_logger()
@@ -72,7 +72,7 @@ class Fleet:
         self._tick_later()
         if expected:
             log.info("roster_awaited", clients=len(expected), grace_s=self._grace_s)
-        self.quarantine.restore(await self._ledger.do(self._ledger.store.refusal_records))
+        self.quarantine.restore(await self._ledger.do(self._ledger.store.quarantine_records))
         for client_id in self.quarantine.clients():
             self.eligibility.quarantine_changed(client_id)
         self.changes.changed()
@@ -290,7 +290,7 @@ class Fleet:
         record = self.records.find(client_id)
         return record is None or record.banned
 
-    def keep_refusals(self, refusals: RefusalRecord, why: HistoryRecord | None) -> None:
+    def keep_refusals(self, refusals: QuarantineRecord, why: HistoryRecord | None) -> None:
         """Keep a client's refusals, which are in the ledger. `why`: the history row of a new quarantine."""
         self.quarantine.keep(refusals)
         if why is None:

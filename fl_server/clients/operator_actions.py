@@ -39,7 +39,7 @@ class OperatorActions:
         """
         self._fleet.record(client_id)
         why = HistoryRecord(time.time(), actor, "client_released", client_id)
-        await self._ledger.do(self._ledger.store.clear_refusal_record, client_id, why)
+        await self._ledger.do(self._ledger.store.clear_quarantine_record, client_id, why)
         self._fleet.release(client_id)
 
     async def drain(self, client_id: str, reason: str, undo: bool, actor: str) -> None:

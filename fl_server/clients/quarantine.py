@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fl_server.config import QuarantineConfig
-from fl_server.store.records import HistoryRecord, RefusalRecord, UpdateRecord
+from fl_server.store.records import HistoryRecord, QuarantineRecord, UpdateRecord
 from protos.fl.v1.training_pb2 import RefusalReason
 
 FAULTS = frozenset(
@@ -33,18 +33,18 @@ FAULTS = frozenset(
 )
 """Names of the refusal reasons that are the client's own fault."""
 
-Verdict = tuple[RefusalRecord | None, HistoryRecord | None]
-"""The client's new refusal record, if it changes; and the history row of a new quarantine, if there is one."""
+Verdict = tuple[QuarantineRecord | None, HistoryRecord | None]
+"""The client's new quarantine record, if it changes; and the history row of a new quarantine, if there is one."""
 
 
 class Quarantine:
-    """The refusal records of all clients, which are also in the ledger. Lives on the event loop."""
+    """The quarantine records of all clients, which are also in the ledger. Lives on the event loop."""
 
     def __init__(self, rules: QuarantineConfig) -> None:
         self._rules = rules
-        self._records: dict[str, RefusalRecord] = {}
+        self._records: dict[str, QuarantineRecord] = {}
 
-    def restore(self, records: Iterable[RefusalRecord]) -> None:
+    def restore(self, records: Iterable[QuarantineRecord]) -> None:
         """Take over the ledger's records: at a start, and after a commit has reset those of its clients."""
         self._records = {record.client_id: record for record in records}
 
@@ -76,7 +76,7 @@ class Quarantine:
         )
 
     def _count(self, client: str, counter: tuple[str, int], words: tuple[str, str], what: str) -> Verdict:
-        """counter: a field of RefusalRecord, and the count at which a quarantine begins; 0 for none."""
+        """counter: a field of QuarantineRecord, and the count at which a quarantine begins; 0 for none."""
         name, limit = counter
         if not limit:
             return None, None
@@ -85,10 +85,10 @@ class Quarantine:
         changes: dict[str, Any] = {name: count, "reason": f"{_in_a_row(count, words)}, {what}"}
         return self._judge(replace(before, **changes), count - limit)
 
-    def _before(self, client: str) -> RefusalRecord:
-        return self._records.get(client) or RefusalRecord(client, 0, 0.0, "")
+    def _before(self, client: str) -> QuarantineRecord:
+        return self._records.get(client) or QuarantineRecord(client, 0, 0.0, "")
 
-    def _judge(self, record: RefusalRecord, beyond: int) -> Verdict:
+    def _judge(self, record: QuarantineRecord, beyond: int) -> Verdict:
         """beyond: how far the count is above the one at which a quarantine begins; below 0 there is none yet."""
         if beyond < 0:
             return record, None
@@ -98,16 +98,16 @@ class Quarantine:
         why = f"for {seconds:g} s, until {until}: {record.reason}"
         return record, HistoryRecord(now, "coordinator", "client_quarantined", record.client_id, why)
 
-    def keep(self, record: RefusalRecord) -> None:
+    def keep(self, record: QuarantineRecord) -> None:
         """Keep a record that is in the ledger."""
         self._records[record.client_id] = record
 
-    def refusals_of(self, client: str) -> RefusalRecord | None:
-        """The client's refusal record, quarantined or not."""
+    def refusals_of(self, client: str) -> QuarantineRecord | None:
+        """The client's quarantine record, quarantined or not."""
         return self._records.get(client)
 
-    def of(self, client: str) -> RefusalRecord | None:
-        """The refusal record of a quarantined client; None if it is not quarantined."""
+    def of(self, client: str) -> QuarantineRecord | None:
+        """The quarantine record of a quarantined client; None if it is not quarantined."""
         record = self._records.get(client)
         return record if record is not None and self.seconds_left(client) else None
 

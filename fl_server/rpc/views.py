@@ -206,7 +206,7 @@ def round_summary(commit: CommitRecord) -> pb.RoundSummary:
         bytes_up=commit.bytes_up,
         model_digest=commit.model_digest,
         averaged_digest=commit.averaged_digest,
-        account=_account(RoundStatistics.from_text(commit.account)) if commit.account else None,
+        account=_account(RoundStatistics.from_text(commit.statistics)) if commit.statistics else None,
         local_epochs=[training_pb2.EpochMetrics(values=epoch) for epoch in commit.epochs],
     )
 

@@ -177,7 +177,7 @@ class RoundComputation:
             restart_if_due(context, control)
         control.post(ev.ModelCommitted(self._evaluation.under_way))
         # Ledger calls run in order, so this is known before the first update of the next round can be refused.
-        standings = await control.read(context.store.refusal_records)
+        standings = await control.read(context.store.quarantine_records)
         context.fleet.quarantine.restore(standings)
         with suppress(StoreError):  # the next write of the run reports it
             counted = {update.client_id for update in updates}
@@ -200,7 +200,7 @@ class RoundComputation:
             model_digest="",
             state_epoch=self._control.record.state_epoch,
             over_selection=state.over_selection,
-            account=log_.statistics.to_text(),
+            statistics=log_.statistics.to_text(),
             epochs=mean_epochs((update.num_examples, update.epochs) for update in updates),
         )
 

@@ -103,7 +103,7 @@ class Failures:
         await fleet.note(client, reason[:MAX_NOTE])
         record, quarantined = fleet.quarantine.count_failure(client, f"{where} ({reason[:MAX_NOTE]})")
         if record is not None:
-            await self._control.write(self._context.store.put_refusal_record, record, quarantined)
+            await self._control.write(self._context.store.put_quarantine_record, record, quarantined)
             fleet.keep_refusals(record, quarantined)
 
     # Daemons that end while they work.
@@ -156,7 +156,7 @@ class Failures:
         verdicts = [fleet.quarantine.count_deadline(client, what) for client in late]
         records = [(record, why) for record, why in verdicts if record is not None]
         if records:
-            await self._control.write(context.store.put_refusal_records, records)
+            await self._control.write(context.store.put_quarantine_records, records)
         for record, why in records:
             fleet.keep_refusals(record, why)
         return [(record.client_id, record.reason) for record, why in records if why is not None]

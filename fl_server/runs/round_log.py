@@ -94,7 +94,7 @@ class RoundLog:
             self._draws[commit.round] = draw
             self.shares.add(draw)
         self.recent[commit.round] = commit
-        self.latest_statistics, self.statistics = RoundStatistics.from_text(commit.account), RoundStatistics()
+        self.latest_statistics, self.statistics = RoundStatistics.from_text(commit.statistics), RoundStatistics()
         self._sums.add(commit, self.latest_statistics)
         self._down, self._up = max(self._down, self._sums.bytes_down), max(self._up, self._sums.bytes_up)
         self._update_best(commit)

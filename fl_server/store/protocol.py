@@ -21,7 +21,7 @@ from fl_server.store.records import (
     CommitRecord,
     FailureRecord,
     HistoryRecord,
-    RefusalRecord,
+    QuarantineRecord,
     RunRecord,
     TotalsRecord,
     UpdateRecord,
@@ -32,7 +32,7 @@ class Weighed(NamedTuple):
     """The verdict on an update, with what it does to its client."""
 
     update: UpdateRecord
-    refusal_record: RefusalRecord | None = None
+    quarantine: QuarantineRecord | None = None
     why: HistoryRecord | None = None
     """The row of history of a new quarantine."""
 
@@ -106,11 +106,11 @@ class Store(AuditRows, CertificateStore, Lines, Protocol):
         ...
 
     def record_update(
-        self, update: UpdateRecord, refusal_record: RefusalRecord | None = None, why: HistoryRecord | None = None
+        self, update: UpdateRecord, quarantine: QuarantineRecord | None = None, why: HistoryRecord | None = None
     ) -> UpdateRecord:
         """Write the first verdict on an update and return it; a later one changes nothing and returns the first.
 
-        A refusal counts towards the client's updates_refused. refusal_record: replaces the record of a known client.
+        A refusal counts towards the client's updates_refused. quarantine: replaces the record of a known client.
         """
         ...
 
@@ -138,12 +138,15 @@ class Store(AuditRows, CertificateStore, Lines, Protocol):
         ...
 
     def refuse_accepted(
-        self, refused: Sequence[UpdateRecord], refusal_records: Sequence[RefusalRecord], whys: Sequence[HistoryRecord]
+        self,
+        refused: Sequence[UpdateRecord],
+        quarantines: Sequence[QuarantineRecord],
+        whys: Sequence[HistoryRecord],
     ) -> None:
         """Refuse accepted updates of one exchange, and remove its accepted list, in one transaction.
 
-        The clients' counters and refusal records change as in `record_update`. refused: the new records. The same call
-        again changes nothing; a committed round is a StoreError.
+        The clients' counters and quarantine records change as in `record_update`. refused: the new records. The same
+        call again changes nothing; a committed round is a StoreError.
         """
         ...
 
@@ -183,7 +186,7 @@ class Store(AuditRows, CertificateStore, Lines, Protocol):
         """Enter a round with a durable checkpoint; fsynced.
 
         Adds 1 to updates_counted of the clients accepted in the last exchange. Clients that the reducer left out are
-        excepted, and the records of their updates are marked. Refusal records of counted clients are removed, except
+        excepted, and the records of their updates are marked. Quarantine records of counted clients are removed, except
         quarantines that have not ended. The same round again with the same model digest changes nothing; with another
         digest it is a StoreError.
         """
@@ -248,7 +251,7 @@ class Store(AuditRows, CertificateStore, Lines, Protocol):
         ...
 
     def forget_client(self, client_id: str, why: HistoryRecord) -> bool:
-        """Remove a client from the roster, with its refusal record and its client states.
+        """Remove a client from the roster, with its quarantine record and its client states.
 
         Returns False if there is no such client. History and updates stay. Of a banned client `only_banned` stays: a
         ban ends only by unbanning.
@@ -267,20 +270,20 @@ class Store(AuditRows, CertificateStore, Lines, Protocol):
         """The records of these clients, at most 1,000, in the order of id bytes; unknown ones are left out."""
         ...
 
-    def refusal_records(self) -> list[RefusalRecord]:
-        """The refusal records of clients, in the order of id bytes."""
+    def quarantine_records(self) -> list[QuarantineRecord]:
+        """The quarantine records of clients, in the order of id bytes."""
         ...
 
-    def put_refusal_record(self, refusal_record: RefusalRecord, why: HistoryRecord | None = None) -> None:
-        """Replace a client's refusal record. An unknown client is ignored."""
+    def put_quarantine_record(self, quarantine: QuarantineRecord, why: HistoryRecord | None = None) -> None:
+        """Replace a client's quarantine record. An unknown client is ignored."""
         ...
 
-    def put_refusal_records(self, records: Sequence[tuple[RefusalRecord, HistoryRecord | None]]) -> None:
-        """`put_refusal_record` for several clients, in one transaction."""
+    def put_quarantine_records(self, records: Sequence[tuple[QuarantineRecord, HistoryRecord | None]]) -> None:
+        """`put_quarantine_record` for several clients, in one transaction."""
         ...
 
-    def clear_refusal_record(self, client_id: str, why: HistoryRecord) -> bool:
-        """Remove a client's refusal record, and reset its count of lost states in every run.
+    def clear_quarantine_record(self, client_id: str, why: HistoryRecord) -> bool:
+        """Remove a client's quarantine record, and reset its count of lost states in every run.
 
         Returns False if there was neither; no history is written then.
         """
@@ -294,10 +297,10 @@ class Store(AuditRows, CertificateStore, Lines, Protocol):
     def put_client_state_records(
         self,
         states: Sequence[ClientStateRecord],
-        refusal_record: RefusalRecord | None = None,
+        quarantine: QuarantineRecord | None = None,
         whys: Sequence[HistoryRecord] = (),
     ) -> None:
-        """Add or replace these records, with one refusal record and lines of history, in one transaction.
+        """Add or replace these records, with one quarantine record and lines of history, in one transaction.
 
         Unknown clients are ignored.
         """

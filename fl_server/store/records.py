@@ -140,8 +140,8 @@ class CommitRecord:
     """Clients that the next round draws for each wanted update; 0: the value in the run's configuration."""
     clients_seconds_left: float | None = None
     """Until its evaluation by clients ends, up to the last write; None before the first write."""
-    account: str = ""
-    """Statistics of the round, as text that `fl_server.runs` writes; empty in records of older versions."""
+    statistics: str = ""
+    """Statistics of the round, as text that `fl_server.runs` writes."""
     epochs: Sequence[Mapping[str, float]] = ()
     """Means over its updates' examples of what clients measured in each local epoch, by name; empty for none."""
     norms: str = ""
@@ -216,7 +216,7 @@ def only_banned(client: ClientRecord) -> ClientRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class RefusalRecord:
+class QuarantineRecord:
     """Consecutive refused updates and failures of a client. Most clients have no such record."""
 
     client_id: str

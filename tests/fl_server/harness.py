@@ -106,8 +106,8 @@ class Journal:
 WRITES = {
     "create_run", "update_run", "open_attempt", "record_update", "record_updates", "drop_update", "fix_accepted",
     "refuse_accepted", "restart_round", "commit", "set_metrics", "set_seconds_left", "set_usage",
-    "set_clients_seconds_left", "record_evaluation", "put_clients", "add_history", "clear_refusal_record",
-    "put_refusal_record", "put_client_state_records", "seal", "save",
+    "set_clients_seconds_left", "record_evaluation", "put_clients", "add_history", "clear_quarantine_record",
+    "put_quarantine_record", "put_client_state_records", "seal", "save",
 }  # fmt: skip
 """Methods of ledger, spool and checkpoints that write to the disk."""
 

@@ -153,7 +153,7 @@ class LostStates:
         )
         if standing is not None:
             round_ = self._control.state.round
-            await self._control.write(context.store.put_refusal_record, standing, quarantined)
+            await self._control.write(context.store.put_quarantine_record, standing, quarantined)
             log.warning("state_lost_refused", run=context.run_id, round=round_, client=client, why=why)
             fleet.keep_refusals(standing, quarantined)
             await fleet.note(client, f"state_lost in run {context.run_id} round {round_}, of no state: {why}")

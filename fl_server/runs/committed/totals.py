@@ -78,7 +78,7 @@ class SettledRounds:
 
     def add(self, commit: CommitRecord, since: int) -> None:
         """Add the next round. since: the round of the run's last extension."""
-        self.sums.add(commit, RoundStatistics.from_text(commit.account))
+        self.sums.add(commit, RoundStatistics.from_text(commit.statistics))
         self.add_metrics(commit)
         if commit.round >= since:
             before = self.judged_since(since)

@@ -171,7 +171,7 @@ async def _load_model(run: Run) -> None:
         # The crash came between the checkpoint and its row in the ledger.
         why = HistoryRecord(time.time(), "coordinator", "round_committed", run.id, f"round {commit.round}, recovered")
         await ledger.do(store.commit, commit, why, newest.left_out)
-        context.fleet.quarantine.restore(await ledger.do(store.refusal_records))
+        context.fleet.quarantine.restore(await ledger.do(store.quarantine_records))
         run.log.add(commit, run.record.extended_at, await draw_of(context, commit.round))
         run.state = replace(run.state, over_selection=commit.over_selection)
     elif newest is not None and (kept := run.log.latest) is not None and kept.round == newest.record.round:

@@ -21,8 +21,10 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
+import fl_server.store.database.security.schema  # noqa: F401 - adds its tables to the metadata
 from fl_common.atomic_files import fsync_path
 from fl_server.store.database.postgres import is_away, postgres_engine
+from fl_server.store.database.schema import metadata
 from fl_server.store.errors import StoreError, StoreFull, StoreUnavailable
 from fl_server.store.files import disk_errors
 
@@ -86,14 +88,14 @@ def migrate(connection: Connection) -> None:
     Raises StoreError for a schema version this program does not know, and for a database that is not a ledger.
     """
     scripts = _scripts()
-    known = {script.revision for script in scripts.walk_revisions()}
+    known = [script.revision for script in scripts.walk_revisions()][::-1]
     found = MigrationContext.configure(connection).get_current_heads()
     database = connection.engine.url.database
     elsewhere = "state directory" if connection.dialect.name == "sqlite" else "database"
-    if unknown := sorted(set(found) - known):
+    if unknown := sorted(set(found) - set(known)):
         raise StoreError(
-            f"the ledger {database} has schema version {', '.join(unknown)}; this program knows versions up to "
-            f"{scripts.get_current_head()}: start the newer program that wrote it, or name another {elsewhere}"
+            f"the ledger {database} has schema version {', '.join(unknown)}, and this program reads "
+            f"{', '.join(known)}: start the program that wrote it, or name another {elsewhere} to begin anew"
         )
     if not found and (tables := inspect(connection).get_table_names()):
         raise StoreError(
@@ -103,7 +105,9 @@ def migrate(connection: Connection) -> None:
     if set(found) != set(scripts.get_heads()):
         config = _config()
         config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+        if not found:
+            metadata.create_all(connection)
+        (command.upgrade if found else command.stamp)(config, "head")
 
 
 def _config() -> Config:

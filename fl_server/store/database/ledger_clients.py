@@ -1,4 +1,4 @@
-"""Clients in the ledger: the roster, refusal records and client states."""
+"""Clients in the ledger: the roster, quarantine records and client states."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sqlalchemy import update as change
 
 from fl_server.store.database import rows, schema
 from fl_server.store.database.statements import (
-    replace_refusal_record,
+    replace_quarantine_record,
     rows_where,
     write_history,
 )
@@ -18,7 +18,7 @@ from fl_server.store.records import (
     ClientRecord,
     ClientStateRecord,
     HistoryRecord,
-    RefusalRecord,
+    QuarantineRecord,
     only_banned,
 )
 
@@ -43,7 +43,7 @@ class ClientLedger(Transactions):
             write_history(db, *whys)
 
     def forget_client(self, client_id: str, why: HistoryRecord) -> bool:
-        """Remove a client from the roster, with its refusal record and its client states."""
+        """Remove a client from the roster, with its quarantine record and its client states."""
         with self._transaction(f"forget client {client_id!r}") as db:
             found = db.execute(rows_where(schema.clients, client_id=client_id)).mappings().first()
             if found is None:
@@ -51,7 +51,7 @@ class ClientLedger(Transactions):
             db.execute(delete(schema.clients).filter_by(client_id=client_id))
             if found["banned"]:
                 db.execute(insert(schema.clients), rows.to_row(only_banned(rows.client(found))))
-            for table in (schema.standings, schema.state_standings):
+            for table in (schema.quarantines, schema.client_states):
                 db.execute(delete(table).filter_by(client_id=client_id))
             write_history(db, why)
             return True
@@ -80,28 +80,28 @@ class ClientLedger(Transactions):
             for row in self._read("counters of clients", query)
         }
 
-    def refusal_records(self) -> list[RefusalRecord]:
-        """The refusal records of clients, in the order of id bytes."""
-        found = map(rows.standing, self._read("refusal records", select(schema.standings)))
+    def quarantine_records(self) -> list[QuarantineRecord]:
+        """The quarantine records of clients, in the order of id bytes."""
+        found = map(rows.quarantine, self._read("quarantine records", select(schema.quarantines)))
         return sorted(found, key=lambda record: record.client_id.encode())
 
-    def put_refusal_record(self, refusal_record: RefusalRecord, why: HistoryRecord | None = None) -> None:
-        """Replace a client's refusal record. An unknown client is ignored."""
-        with self._transaction(f"write the refusal record of {refusal_record.client_id!r}") as db:
-            replace_refusal_record(db, refusal_record, why)
+    def put_quarantine_record(self, quarantine: QuarantineRecord, why: HistoryRecord | None = None) -> None:
+        """Replace a client's quarantine record. An unknown client is ignored."""
+        with self._transaction(f"write the quarantine record of {quarantine.client_id!r}") as db:
+            replace_quarantine_record(db, quarantine, why)
 
-    def put_refusal_records(self, records: Sequence[tuple[RefusalRecord, HistoryRecord | None]]) -> None:
-        """`put_refusal_record` for several clients, in one transaction."""
-        with self._transaction(f"write {len(records)} refusal records") as db:
+    def put_quarantine_records(self, records: Sequence[tuple[QuarantineRecord, HistoryRecord | None]]) -> None:
+        """`put_quarantine_record` for several clients, in one transaction."""
+        with self._transaction(f"write {len(records)} quarantine records") as db:
             for record, why in records:
-                replace_refusal_record(db, record, why)
+                replace_quarantine_record(db, record, why)
 
-    def clear_refusal_record(self, client_id: str, why: HistoryRecord) -> bool:
-        """Remove a client's refusal record, and reset its count of lost states in every run."""
-        states = schema.state_standings
+    def clear_quarantine_record(self, client_id: str, why: HistoryRecord) -> bool:
+        """Remove a client's quarantine record, and reset its count of lost states in every run."""
+        states = schema.client_states
         lost = change(states).where(states.c.client_id == client_id, states.c.losses > 0)
-        with self._transaction(f"clear the refusal record of {client_id!r}") as db:
-            found = db.execute(delete(schema.standings).filter_by(client_id=client_id)).rowcount > 0
+        with self._transaction(f"clear the quarantine record of {client_id!r}") as db:
+            found = db.execute(delete(schema.quarantines).filter_by(client_id=client_id)).rowcount > 0
             found = db.execute(lost.values(losses=0)).rowcount > 0 or found
             if found:
                 write_history(db, why)
@@ -109,22 +109,22 @@ class ClientLedger(Transactions):
 
     def client_state_records(self, run_id: str) -> list[ClientStateRecord]:
         """The records of clients' states in a run, in the order of id bytes."""
-        found = map(rows.state_standing, self._read("client states", rows_where(schema.state_standings, run_id=run_id)))
+        found = map(rows.client_state, self._read("client states", rows_where(schema.client_states, run_id=run_id)))
         return sorted(found, key=lambda state: state.client_id.encode())
 
     def put_client_state_records(
         self,
         states: Sequence[ClientStateRecord],
-        refusal_record: RefusalRecord | None = None,
+        quarantine: QuarantineRecord | None = None,
         whys: Sequence[HistoryRecord] = (),
     ) -> None:
-        """Add or replace these records, with one refusal record and lines of history, in one transaction."""
+        """Add or replace these records, with one quarantine record and lines of history, in one transaction."""
         with self._transaction("write client states") as db:
             for state in states:
                 if db.execute(rows_where(schema.clients, client_id=state.client_id)).first():
-                    db.execute(delete(schema.state_standings).filter_by(run_id=state.run_id, client_id=state.client_id))
-                    db.execute(insert(schema.state_standings), rows.to_row(state))
-            replace_refusal_record(db, refusal_record, None)
+                    db.execute(delete(schema.client_states).filter_by(run_id=state.run_id, client_id=state.client_id))
+                    db.execute(insert(schema.client_states), rows.to_row(state))
+            replace_quarantine_record(db, quarantine, None)
             for why in whys:
                 write_history(db, why)
 

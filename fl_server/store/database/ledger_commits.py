@@ -43,7 +43,7 @@ class CommitLedger(Transactions):
                 if left_out:
                     of_round = change(schema.updates).filter_by(run_id=commit.run_id, round=commit.round, admitted=True)
                     db.execute(of_round.where(schema.updates.c.client_id.in_(left_out)).values(reason=LEFT_OUT))
-                table = schema.standings
+                table = schema.quarantines
                 db.execute(delete(table).where(table.c.client_id.in_(counted), table.c.until <= commit.committed_at))
                 write_history(db, why)
                 return

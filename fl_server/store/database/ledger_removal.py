@@ -60,7 +60,7 @@ class Removal(Transactions):
                 return
             if state != DELETING:
                 raise StoreError(f"run {run_id!r} is {state or 'unknown'}: only one that is being deleted is removed")
-            for table in (*_DETAILS, schema.commits, schema.run_totals, schema.state_standings):
+            for table in (*_DETAILS, schema.commits, schema.run_totals, schema.client_states):
                 db.execute(delete(table).where(table.c.run_id == run_id))
             row = change(schema.runs).where(schema.runs.c.run_id == run_id)
             db.execute(row.values(state=DELETED, spec={}, reason=""))

@@ -11,7 +11,7 @@ from fl_server.store.database import rows, schema
 from fl_server.store.database.statements import (
     LARGEST,
     increment,
-    replace_refusal_record,
+    replace_quarantine_record,
     replace_run,
     rows_where,
     write_history,
@@ -23,7 +23,7 @@ from fl_server.store.records import (
     AttemptRecord,
     FailureRecord,
     HistoryRecord,
-    RefusalRecord,
+    QuarantineRecord,
     RunRecord,
     UpdateRecord,
 )
@@ -55,11 +55,11 @@ class RoundLedger(Transactions):
             db.execute(change(schema.attempts).filter_by(**key).values(seconds_left=seconds))
 
     def record_update(
-        self, update: UpdateRecord, refusal_record: RefusalRecord | None = None, why: HistoryRecord | None = None
+        self, update: UpdateRecord, quarantine: QuarantineRecord | None = None, why: HistoryRecord | None = None
     ) -> UpdateRecord:
         """Write the first verdict on an update and return it; a later one changes nothing and returns the first."""
         with self._transaction(f"record the update of {update.client_id!r} in run {update.run_id!r}") as db:
-            return _recorded(db, [Weighed(update, refusal_record, why)])[0]
+            return _recorded(db, [Weighed(update, quarantine, why)])[0]
 
     def record_updates(self, verdicts: Sequence[Weighed]) -> list[UpdateRecord]:
         """`record_update` for several updates, in one transaction."""
@@ -95,7 +95,10 @@ class RoundLedger(Transactions):
                 write_history(db, why)
 
     def refuse_accepted(
-        self, refused: Sequence[UpdateRecord], refusal_records: Sequence[RefusalRecord], whys: Sequence[HistoryRecord]
+        self,
+        refused: Sequence[UpdateRecord],
+        quarantines: Sequence[QuarantineRecord],
+        whys: Sequence[HistoryRecord],
     ) -> None:
         """Refuse accepted updates of one exchange, and remove its accepted list, in one transaction."""
         first = refused[0]
@@ -109,8 +112,8 @@ class RoundLedger(Transactions):
                 key = {**of_round, "exchange": update.exchange, "client_id": update.client_id}
                 db.execute(change(schema.updates).filter_by(**key).values(rows.to_row(update)))
             increment(db, [update.client_id for update in refused], "updates_refused")
-            for refusal_record in refusal_records:
-                replace_refusal_record(db, refusal_record, None)
+            for quarantine in quarantines:
+                replace_quarantine_record(db, quarantine, None)
             for why in whys:
                 write_history(db, why)
 
@@ -178,10 +181,10 @@ def _recorded(db: Connection, verdicts: Sequence[Weighed]) -> list[UpdateRecord]
     # A list of rows is one statement; an empty one would be a row of defaults.
     if fresh:
         db.execute(insert(schema.updates), [rows.to_row(verdict.update) for verdict in fresh])
-    for update, refusal_record, why in fresh:
+    for update, quarantine, why in fresh:
         if not update.admitted:
             increment(db, [update.client_id], "updates_refused")
-        replace_refusal_record(db, refusal_record, why)
+        replace_quarantine_record(db, quarantine, why)
     return [known[_key(verdict.update)] for verdict in verdicts]
 
 

@@ -22,7 +22,7 @@ LEDGER = "ledger.sqlite"
 def open_sqlite(path: Path | str, durability: Durability = "process", home: Home = ANYWHERE) -> SqlStore:
     """Open or make the ledger in a SQLite file; ":memory:" makes one that ends with the process.
 
-    Raises StoreFull if the file cannot be written, and StoreError if it is not a ledger or has a newer schema.
+    Raises StoreFull if the file cannot be written, and StoreError if it is not a ledger or has another schema.
     """
     if str(path) != ":memory:":
         prepare_file(Path(path))
@@ -32,7 +32,7 @@ def open_sqlite(path: Path | str, durability: Durability = "process", home: Home
 def open_postgres_read_only(url: str) -> SqlStore:
     """A ledger in PostgreSQL for reading while a coordinator may be writing it. A write through it is a StoreFull.
 
-    Raises StoreError if there is none, or it has an older or newer schema.
+    Raises StoreError if there is none, or it has another schema.
     """
     return SqlStore(postgres_engine(url, read_only=True), home=None)
 
@@ -40,7 +40,7 @@ def open_postgres_read_only(url: str) -> SqlStore:
 def open_sqlite_read_only(path: Path | str) -> SqlStore:
     """A ledger for reading while a coordinator may be writing it. A write through it is a StoreFull.
 
-    Raises StoreError if there is none, or it has an older or newer schema.
+    Raises StoreError if there is none, or it has another schema.
     """
     if not Path(path).is_file():
         raise StoreError(f"there is no ledger {path}: expected a coordinator's state directory, with {LEDGER} in it")

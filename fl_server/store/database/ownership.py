@@ -46,7 +46,7 @@ def claim(db: Connection, home: Home) -> Claim:
     table = schema.identity
     found = db.execute(select(table)).first()
     if found is None:
-        db.execute(insert(table).values(coordinator_id=uuid.uuid4().hex))
+        db.execute(insert(table).values(coordinator_id=uuid.uuid4().hex, directory="", openings=0))
         found = db.execute(select(table)).one()
     _require_together(home, found.coordinator_id, found.directory)
     opening = found.openings + 1

@@ -18,7 +18,7 @@ from fl_server.store.records import (
     CommitRecord,
     FailureRecord,
     HistoryRecord,
-    RefusalRecord,
+    QuarantineRecord,
     RunRecord,
     TotalsRecord,
     UpdateRecord,
@@ -26,7 +26,7 @@ from fl_server.store.records import (
 
 Record = (
     RunRecord | AttemptRecord | UpdateRecord | FailureRecord | CommitRecord | TotalsRecord | ClientEvaluation
-    | ClientRecord | RefusalRecord | ClientStateRecord | HistoryRecord | EnrollmentRecord | CertificateRecord
+    | ClientRecord | QuarantineRecord | ClientStateRecord | HistoryRecord | EnrollmentRecord | CertificateRecord
     | RevocationRecord
 )  # fmt: skip
 Row = RowMapping
@@ -86,13 +86,13 @@ def client(row: Row) -> ClientRecord:
     return ClientRecord(**{**row, "tasks": tuple(row["tasks"]), "methods": tuple(row["methods"])})
 
 
-def standing(row: Row) -> RefusalRecord:
-    """Row of `standings` -> record."""
-    return RefusalRecord(**row)
+def quarantine(row: Row) -> QuarantineRecord:
+    """Row of `quarantines` -> record."""
+    return QuarantineRecord(**row)
 
 
-def state_standing(row: Row) -> ClientStateRecord:
-    """Row of `state_standings` -> record."""
+def client_state(row: Row) -> ClientStateRecord:
+    """Row of `client_states` -> record."""
     return ClientStateRecord(**row)
 
 

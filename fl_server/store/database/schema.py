@@ -1,6 +1,6 @@
-"""The ledger's tables. Column names are field names of the records in `base`: rows and records turn into each other.
+"""The ledger's tables. Column names are field names of the records in `records`: rows and records turn into each other.
 
-A change here needs a new file in `migrations/versions`; a test compares the two.
+An empty database gets these tables; `migrations` says what a change here needs.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ identity = Table(
     "identity",
     metadata,
     Column("coordinator_id", String(64), primary_key=True),
-    Column("directory", String(64), nullable=False, server_default=""),
-    Column("openings", Integer, nullable=False, server_default="0"),
+    Column("directory", String(64), nullable=False),
+    Column("openings", Integer, nullable=False),
 )
 
 runs = Table(
@@ -197,12 +197,12 @@ commits = Table(
     Column("bytes_up", BigInteger, nullable=False),
     _text("model_digest"),
     Column("metrics", JsonText, nullable=False),
-    Column("state_epoch", Integer, autoincrement=False, nullable=False, server_default="0"),
-    Column("over_selection", Double, nullable=False, server_default="0"),
+    _number("state_epoch"),
+    Column("over_selection", Double, nullable=False),
     Column("clients_seconds_left", Double),
-    Column("account", Text, nullable=False, server_default=""),
+    Column("statistics", Text, nullable=False),
     Column("epochs", JsonText),
-    Column("norms", Text, nullable=False, server_default=""),
+    Column("norms", Text, nullable=False),
     Column("averaged_digest", Text),
 )
 
@@ -223,7 +223,7 @@ client_evaluations = Table(
     Column("num_examples", BigInteger, nullable=False),
     Column("metrics", JsonText, nullable=False),
     Column("reported_at", Double, nullable=False),
-    Column("sums", JsonText, nullable=False, server_default="[]"),
+    Column("sums", JsonText, nullable=False),
 )
 
 clients = Table(
@@ -237,7 +237,7 @@ clients = Table(
     Column("labels", JsonText, nullable=False),
     Column("device", JsonText, nullable=False),
     Column("tasks", JsonText, nullable=False),
-    Column("methods", JsonText, nullable=False, server_default="[]"),
+    Column("methods", JsonText, nullable=False),
     Column("present", Boolean, nullable=False),
     Column("banned", Boolean, nullable=False),
     Column("draining", Boolean, nullable=False),
@@ -247,19 +247,19 @@ clients = Table(
     Column("enrolled", JsonText),
 )
 
-standings = Table(
-    "standings",
+quarantines = Table(
+    "quarantines",
     metadata,
     Column("client_id", String(64), primary_key=True),
     _number("refusals"),
     Column("until", Double, nullable=False),
     _text("reason"),
-    Column("failures", Integer, autoincrement=False, nullable=False, server_default="0"),
-    Column("deadlines", Integer, autoincrement=False, nullable=False, server_default="0"),
+    _number("failures"),
+    _number("deadlines"),
 )
 
-state_standings = Table(
-    "state_standings",
+client_states = Table(
+    "client_states",
     metadata,
     _run_id(),
     Column("client_id", String(64), primary_key=True),

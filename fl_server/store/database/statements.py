@@ -9,7 +9,7 @@ from sqlalchemy import update as change
 
 from fl_server.store.database import rows, schema
 from fl_server.store.errors import StoreError
-from fl_server.store.records import HistoryRecord, RefusalRecord, RunRecord
+from fl_server.store.records import HistoryRecord, QuarantineRecord, RunRecord
 
 LARGEST = 2**31 - 1
 """Largest number of a round or exchange in a ledger. Clients may send larger ones, which PostgreSQL cannot compare."""
@@ -27,14 +27,11 @@ def replace_run(db: Connection, run: RunRecord) -> None:
         raise StoreError(f"there is no run {run.run_id!r} to update; create it first")
 
 
-def replace_refusal_record(db: Connection, refusal_record: RefusalRecord | None, why: HistoryRecord | None) -> None:
-    """Replace the refusal record of a known client, with a line of history. An unknown client is ignored."""
-    if (
-        refusal_record is not None
-        and db.execute(rows_where(schema.clients, client_id=refusal_record.client_id)).first()
-    ):
-        db.execute(delete(schema.standings).filter_by(client_id=refusal_record.client_id))
-        db.execute(insert(schema.standings), rows.to_row(refusal_record))
+def replace_quarantine_record(db: Connection, quarantine: QuarantineRecord | None, why: HistoryRecord | None) -> None:
+    """Replace the quarantine record of a known client, with a line of history. An unknown client is ignored."""
+    if quarantine is not None and db.execute(rows_where(schema.clients, client_id=quarantine.client_id)).first():
+        db.execute(delete(schema.quarantines).filter_by(client_id=quarantine.client_id))
+        db.execute(insert(schema.quarantines), rows.to_row(quarantine))
         write_history(db, why)
 
 

@@ -162,7 +162,7 @@ async def test_a_run_that_waits_for_a_quarantined_client_shows_it(tmp_path: Path
         await world.operators.release("a", "admin:eve")
         await deliver_valid(world, a, 1)
         await world.completed()
-        assert (world.store.refusal_records(), world.metric("fl_clients_quarantined")) == ([], 0)
+        assert (world.store.quarantine_records(), world.metric("fl_clients_quarantined")) == ([], 0)
         assert [(line.actor, line.event) for line in world.store.history("a")][-2:] == [
             ("coordinator", "client_quarantined"),
             ("admin:eve", "client_released"),
@@ -228,7 +228,7 @@ async def end_with_a_refusal(world: World, a: Device, b: Device) -> None:
     await deliver_valid(world, b, 2)
     await deliver_invalid(world, a, 2)
     await world.completed()
-    assert [record.refusals for record in world.store.refusal_records()] == [1]
+    assert [record.refusals for record in world.store.quarantine_records()] == [1]
     assert not status_of(world).HasField("quarantine")
 
 
@@ -239,7 +239,7 @@ async def test_a_repeat_of_a_refusal_does_not_count(tmp_path: Path) -> None:
         await world.create(**PAIR, stop={"rounds": 3})
         await asyncio.gather(deliver_invalid(world, a), deliver_invalid(world, a))
         await deliver_invalid(world, a)
-        assert [record.refusals for record in world.store.refusal_records()] == [1]
+        assert [record.refusals for record in world.store.quarantine_records()] == [1]
         assert not status_of(world).HasField("quarantine")
 
 

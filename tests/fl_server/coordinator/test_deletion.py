@@ -23,7 +23,7 @@ from tests.marks import slow_except
 
 REMOVALS = {"remove_run", "remove_rounds", "remove_run_history"}
 """Writes of a deletion, apart from `update_run`, which marks the run."""
-TABLES = ("attempts", "updates", "accepted", "commits", "run_totals", "client_evaluations", "state_standings")
+TABLES = ("attempts", "updates", "accepted", "commits", "run_totals", "client_evaluations", "client_states")
 
 
 async def complete_runs(folder: Path, *names: str) -> None:

@@ -121,7 +121,7 @@ async def test_a_repeated_failure_counts_once(world: World) -> None:
     run = await world.create(**PAIR)
     await a.assigned()
     await report(world, a, *[failure()] * 64)
-    assert [each.failures for each in world.store.refusal_records()] == [1]
+    assert [each.failures for each in world.store.quarantine_records()] == [1]
     assert run.submissions.failures.of("a").failures == 1
     assert world.metric("fl_assignments_total", run="r", state="failed") == 1
     assert world.metric("fl_reports_refused_total", reason="not_assigned") == 63
@@ -135,7 +135,7 @@ async def test_a_client_with_failures_in_a_row_is_quarantined(tmp_path: Path) ->
         for device in devices:
             await device.connect(world)
         run = await world.create(round={"sampling": "bernoulli", "rate": 1.0}, stop={"rounds": 6})
-        await until(lambda: [each.failures for each in world.store.refusal_records()] == [2], "two have failed")
+        await until(lambda: [each.failures for each in world.store.quarantine_records()] == [2], "two have failed")
         world.journal.dies_at = "commit"
         await until(lambda: world.journal.dead or run.ended, "killed or ended")
     async with World(tmp_path, quarantine=rules) as world:
@@ -159,7 +159,7 @@ async def test_a_counted_update_resets_the_failures(tmp_path: Path) -> None:
             else:
                 await a.report_failure(world, work, pb.FAILURE_REASON_RESOURCES)
         await world.completed()
-        assert [each.failures for each in world.store.refusal_records()] == [1]
+        assert [each.failures for each in world.store.quarantine_records()] == [1]
         assert world.metric("fl_quarantines_total") == 0
 
 

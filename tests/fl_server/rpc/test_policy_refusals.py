@@ -55,7 +55,7 @@ async def test_the_run_goes_on_without_the_client(world: World) -> None:
     status = client_status(world.fleet, world.fleet.record("r"))
     assert not status.HasField("quarantine")
     assert (dict(status.policy_refusals), status.note) == ({"r": TASKS[8:]}, TASKS)
-    assert world.store.refusal_records() == []
+    assert world.store.quarantine_records() == []
 
 
 async def test_a_fault_of_the_same_client_still_counts(world: World) -> None:

@@ -157,7 +157,7 @@ async def test_a_daemon_that_ends_in_its_work_five_times_has_failed(tmp_path: Pa
         why = "the daemon restarted while it worked: 5 processes of it had the assignment, and none answered"
         assert history(world, run, "client_failed") == [f"round 0, a: {why}"]
         assert world.fleet.record("a").note == why
-        assert [each.failures for each in world.store.refusal_records()] == [1]
+        assert [each.failures for each in world.store.quarantine_records()] == [1]
 
 
 async def test_a_daemon_that_starts_again_four_times_still_counts(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ async def test_a_daemon_that_starts_again_four_times_still_counts(tmp_path: Path
         await start_again(world, crashing, 1)
         await world.completed()
         assert run.log.recent[0].accepted == 1
-        assert world.store.refusal_records() == []
+        assert world.store.quarantine_records() == []
 
 
 async def test_a_device_that_never_answers_is_quarantined(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ async def test_a_device_that_never_answers_is_quarantined(tmp_path: Path) -> Non
         for device in (silent, honest):
             await device.connect(world)
         run = await world.create(round=section, stop={"rounds": 5})
-        await until(lambda: [each.deadlines for each in world.store.refusal_records()] == [1], "it missed one")
+        await until(lambda: [each.deadlines for each in world.store.quarantine_records()] == [1], "it missed one")
     async with World(tmp_path, quarantine=rules, reattach_grace_s=2.0) as world:
         for device in (silent, honest):
             await device.connect(world)
@@ -208,4 +208,4 @@ async def test_a_deadline_that_is_too_short_for_all_quarantines_nobody(tmp_path:
         run = await world.create(round={"clients_per_round": 3, "deadline_s": 0.05, "quorum": 3})
         await until(lambda: run.state.attempt >= 3, "three deadlines have passed")
         await asyncio.sleep(0)
-        assert world.store.refusal_records() == []
+        assert world.store.quarantine_records() == []

@@ -36,7 +36,7 @@ def commits(values: list[float | None]) -> list[CommitRecord]:
             round_,
             metrics={} if value is None else {"accuracy": value, "loss": 1 - value},
             state_epoch=round_ // 25,
-            account=statistics.to_text(),
+            statistics=statistics.to_text(),
         )
         for round_, value in enumerate(values)
     ]

@@ -8,7 +8,7 @@ from fl_server.store.records import (
     ClientRecord,
     CommitRecord,
     HistoryRecord,
-    RefusalRecord,
+    QuarantineRecord,
     RunRecord,
     UpdateRecord,
 )
@@ -60,9 +60,9 @@ def a_client(client_id: str = "a", **changes: Any) -> ClientRecord:
     return ClientRecord(client_id, registered_at=1.0, last_seen=2.0, **changes)
 
 
-def a_refusal_record(client_id: str = "a", **changes: Any) -> RefusalRecord:
+def a_quarantine_record(client_id: str = "a", **changes: Any) -> QuarantineRecord:
     """Two refusals in a row: too few for a quarantine."""
-    return RefusalRecord(client_id, **{"refusals": 2, "until": 0.0, "reason": "noise", **changes})
+    return QuarantineRecord(client_id, **{"refusals": 2, "until": 0.0, "reason": "noise", **changes})
 
 
 def events(store: Store, subject: str = "") -> list[str]:

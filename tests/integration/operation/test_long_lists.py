@@ -63,7 +63,7 @@ def fill(state: Path) -> None:
         commit = CommitRecord("long", 0, 12.0, 1.0, 1, 2, 0, 0.5, 7, 9, "blake3:" + 64 * "0")
         names = [f"clients_{metric}_{suffix}" for metric in ("accuracy", "loss") for suffix in STATISTICS.values()]
         metrics = dict.fromkeys(["accuracy", "loss", "clients_accuracy", "clients_loss", EVALUATED, *names], 0.5)
-        long = replace(commit, metrics={**metrics, **METRICS}, account=statistics.to_text())
+        long = replace(commit, metrics={**metrics, **METRICS}, statistics=statistics.to_text())
         commits = (replace(long if run == "long" else commit, run_id=run, round=number) for run, number in rounds)
         lines = (
             HistoryRecord(12.0, "coordinator", "round_committed", run, f"round {number}") for run, number in rounds

@@ -1,6 +1,7 @@
 """Alembic migrations of the ledger, run by `fl_server.store.database.connection.migrate` when a store opens.
 
-To change a table: change `schema.py`, add `versions/NNNN_what.py` whose `down_revision` is the newest one, and run
-the store's tests, which compare the migrated database with `schema.py`. Versions never import `schema`: each is a
-picture of its day.
+An empty database gets the tables of `schema.py` and the number of the newest version. An older ledger is changed by
+the versions after its own. Before the first release a change of a table is a change of `schema.py` alone, which gives
+the first version another name. After a release it also needs `versions/ledger_N.py`, whose `down_revision` is the
+newest version, and a test that opens a ledger of that version and compares its tables with `schema.py`.
 """

@@ -13,7 +13,7 @@ import pytest
 
 from fl_server.identity import Identity
 from fl_server.rpc.admin import AdminService
-from fl_server.store.records import RefusalRecord
+from fl_server.store.records import QuarantineRecord
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1 import admin_pb2_grpc
 from tests.fl_server.admin_stack import admin_channel
@@ -21,7 +21,7 @@ from tests.fl_server.devices import Device
 from tests.fl_server.harness import World
 from tests.fl_server.rpc.access.test_owners import calling_as, spec
 from tests.fl_server.rpc.test_lists import listed, refused
-from tests.fl_server.store.records import a_client, a_refusal_record, a_run
+from tests.fl_server.store.records import a_client, a_quarantine_record, a_run
 
 CLIENTS = [f"c-{number:02}" for number in range(12)]
 CONTEXT: Any = None
@@ -38,7 +38,7 @@ async def fill(folder: Path) -> None:
             for number, name in enumerate(CLIENTS)
         ]
         world.store.put_clients([*clients[:-2], a_client("c-10", banned=True, note="Fan broken"), clients[-1]])
-        world.store.put_refusal_record(a_refusal_record("c-03", until=2e10))
+        world.store.put_quarantine_record(a_quarantine_record("c-03", until=2e10))
 
 
 @pytest.fixture(scope="module")
@@ -169,6 +169,6 @@ async def test_clients_in_every_order(stub: Any, order: str) -> None:
 
 
 def test_values_of_runs_without_any(world: World) -> None:
-    """A metric that was never measured has none, and a refusal record of the ledger is no value."""
+    """A metric that was never measured has none, and a quarantine record of the ledger is no value."""
     assert world.store.newest_values({"r": "nothing", "unknown": "accuracy"}, 5) == {"r": [], "unknown": []}
-    assert isinstance(world.store.refusal_records()[0], RefusalRecord)
+    assert isinstance(world.store.quarantine_records()[0], QuarantineRecord)

@@ -220,10 +220,10 @@ async def test_reports_about_other_rounds_change_nothing(waiting: Waiting) -> No
     client = next(iter(run.state.outstanding & set(run.client_states.members)))
     before = run.state
     await report(world, devices[client], round=0)
-    assert world.store.refusal_records() == []
+    assert world.store.quarantine_records() == []
     with pytest.raises(InvalidInput, match="expected the client to be at work for that round, got STATE_LOST"):
         await report(world, devices[client], round=2**32 - 1)
-    assert [each.refusals for each in world.store.refusal_records()] == [1]
+    assert [each.refusals for each in world.store.quarantine_records()] == [1]
     assert (run.state, run.record.state_epoch) == (before, 0)
 
 
@@ -237,7 +237,7 @@ async def test_a_client_without_work_cannot_lose_a_state(waiting: Waiting) -> No
     for name in (other, done):
         with pytest.raises(InvalidInput, match="at work"):
             await report(world, devices[name], round=1)
-    assert [each.refusals for each in world.store.refusal_records()] == [1, 1]
+    assert [each.refusals for each in world.store.quarantine_records()] == [1, 1]
     assert run.record.state_epoch == 0
 
 
@@ -260,7 +260,7 @@ async def test_a_report_that_crosses_the_restart_is_no_fault(tmp_path: Path) -> 
             work = next(each for each in device.pushed("assignment") if each.state_epoch == 1)
             await device.contribute(world, work)
         await world.completed()
-        assert world.store.refusal_records() == []
+        assert world.store.quarantine_records() == []
 
 
 async def test_a_method_without_client_states_has_none_to_lose(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ async def test_a_method_without_client_states_has_none_to_lose(tmp_path: Path) -
         await connect_all(world, [Device("a"), FalseReporter("m")])
         run = await world.create(round={"clients_per_round": 2, "quorum": 1}, stop={"rounds": 1})
         await world.completed()
-        assert (run.log.recent[0].accepted, [each.refusals for each in world.store.refusal_records()]) == (1, [1])
+        assert (run.log.recent[0].accepted, [each.refusals for each in world.store.quarantine_records()]) == (1, [1])
 
 
 async def test_a_repeat_of_a_report_counts_once(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ async def test_a_repeat_of_a_report_counts_once(tmp_path: Path) -> None:
         run = await world.create(**SCAFFOLD)
         await world.completed()
         assert (run.record.state_epoch, forgetful.reported) == (1, 3)
-        assert [each.refusals for each in world.store.refusal_records()] == [1]
+        assert [each.refusals for each in world.store.quarantine_records()] == [1]
 
 
 async def test_without_a_sum_a_loss_affects_one_client(tmp_path: Path) -> None:

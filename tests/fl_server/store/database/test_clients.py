@@ -1,10 +1,19 @@
-"""Clients, their refusal records and their state records in every ledger, on any database."""
+"""Clients, their quarantine records and their state records in every ledger, on any database."""
 
 from dataclasses import replace
 
 from fl_server.store.protocol import Store
 from fl_server.store.records import ClientStateRecord, only_banned
-from tests.fl_server.store.records import a_client, a_commit, a_refusal_record, a_run, an_update, counters, events, why
+from tests.fl_server.store.records import (
+    a_client,
+    a_commit,
+    a_quarantine_record,
+    a_run,
+    an_update,
+    counters,
+    events,
+    why,
+)
 
 
 def test_a_client_is_read_as_it_was_written(empty_store: Store) -> None:
@@ -71,64 +80,64 @@ def test_forgetting_an_unknown_client_returns_false(store: Store) -> None:
     assert events(store, "unknown") == []
 
 
-def test_a_refusal_record_is_written_with_the_refused_update(store: Store) -> None:
+def test_a_quarantine_record_is_written_with_the_refused_update(store: Store) -> None:
     """Records are sorted by id bytes. A later refusal replaces the record; a repeated one does nothing."""
     for client_id in "ba":
-        store.record_update(an_update(client_id, admitted=False), a_refusal_record(client_id), why("one", client_id))
-    assert store.refusal_records() == [a_refusal_record("a"), a_refusal_record("b")]
-    longer = a_refusal_record(refusals=3, until=99.5)
+        store.record_update(an_update(client_id, admitted=False), a_quarantine_record(client_id), why("one", client_id))
+    assert store.quarantine_records() == [a_quarantine_record("a"), a_quarantine_record("b")]
+    longer = a_quarantine_record(refusals=3, until=99.5)
     store.record_update(an_update(admitted=False), longer, why("repeat", "a"))
-    assert store.refusal_records()[0] == a_refusal_record("a")
+    assert store.quarantine_records()[0] == a_quarantine_record("a")
     store.record_update(replace(an_update(admitted=False), round=1), longer, why("two", "a"))
-    assert (store.refusal_records()[0], events(store, "a")) == (longer, ["one", "two"])
+    assert (store.quarantine_records()[0], events(store, "a")) == (longer, ["one", "two"])
 
 
-def test_an_unknown_client_gets_no_refusal_record(store: Store) -> None:
+def test_an_unknown_client_gets_no_quarantine_record(store: Store) -> None:
     """It was forgotten while its update was being sent, and another client may get its name."""
-    store.record_update(an_update("gone", admitted=False), a_refusal_record("gone"), why("quarantined", "gone"))
-    assert (store.refusal_records(), events(store, "gone")) == ([], [])
+    store.record_update(an_update("gone", admitted=False), a_quarantine_record("gone"), why("quarantined", "gone"))
+    assert (store.quarantine_records(), events(store, "gone")) == ([], [])
 
 
-def test_a_counted_update_clears_the_refusal_record(store: Store) -> None:
+def test_a_counted_update_clears_the_quarantine_record(store: Store) -> None:
     """A quarantine that has not ended at the commit stays, and so do records of other clients."""
     for client_id, until in {"a": 20.0, "b": 20.5}.items():
-        store.record_update(an_update(client_id, admitted=False), a_refusal_record(client_id, until=until))
+        store.record_update(an_update(client_id, admitted=False), a_quarantine_record(client_id, until=until))
     store.put_clients([a_client("c")])
-    store.record_update(an_update("c", admitted=False), a_refusal_record("c"))
+    store.record_update(an_update("c", admitted=False), a_quarantine_record("c"))
     store.fix_accepted("r1", 1, 0, [("a", b"\1"), ("b", b"\2")])
     store.commit(a_commit(1, committed_at=20.0), why())
-    assert [record.client_id for record in store.refusal_records()] == ["b", "c"]
+    assert [record.client_id for record in store.quarantine_records()] == ["b", "c"]
 
 
-def test_a_refusal_record_can_be_cleared(store: Store) -> None:
+def test_a_quarantine_record_can_be_cleared(store: Store) -> None:
     """With a history entry, if there was a record. A forgotten client's record is removed too."""
     for client_id in "ab":
-        store.record_update(an_update(client_id, admitted=False), a_refusal_record(client_id))
-    assert [store.clear_refusal_record("a", why("released", "a")) for _ in range(2)] == [True, False]
+        store.record_update(an_update(client_id, admitted=False), a_quarantine_record(client_id))
+    assert [store.clear_quarantine_record("a", why("released", "a")) for _ in range(2)] == [True, False]
     store.forget_client("b", why("forgotten", "b"))
-    assert (store.refusal_records(), events(store, "a")) == ([], ["released"])
+    assert (store.quarantine_records(), events(store, "a")) == ([], ["released"])
 
 
-def test_a_refusal_record_can_be_written_without_an_update(store: Store) -> None:
+def test_a_quarantine_record_can_be_written_without_an_update(store: Store) -> None:
     """With its history entry. An unknown client is ignored."""
-    store.put_refusal_record(a_refusal_record("a", failures=4), why("one", "a"))
-    store.put_refusal_record(a_refusal_record("gone"), why("two", "gone"))
-    assert store.refusal_records() == [a_refusal_record("a", failures=4)]
+    store.put_quarantine_record(a_quarantine_record("a", failures=4), why("one", "a"))
+    store.put_quarantine_record(a_quarantine_record("gone"), why("two", "gone"))
+    assert store.quarantine_records() == [a_quarantine_record("a", failures=4)]
     assert (events(store, "a"), events(store, "gone")) == (["one"], [])
 
 
 def test_client_state_records_are_read_as_they_were_written(store: Store) -> None:
-    """Sorted by id, the latest of each client, with a refusal record. An unknown client is ignored."""
+    """Sorted by id, the latest of each client, with a quarantine record. An unknown client is ignored."""
     first = ClientStateRecord("r1", "a", losses=1, lost_epoch=0, lost_round=3, reason="gone")
     then = replace(first, losses=2, lost_epoch=1, warned_round=7)
     other = ClientStateRecord("r1", "b", warned_round=2**31 - 1)
     store.put_client_state_records([first])
     store.put_client_state_records(
-        [other, then, replace(first, client_id="gone")], a_refusal_record("a"), [why("lost")]
+        [other, then, replace(first, client_id="gone")], a_quarantine_record("a"), [why("lost")]
     )
     assert store.client_state_records("r1") == [then, other]
     assert store.client_state_records("r2") == []
-    assert (store.refusal_records(), events(store)) == ([a_refusal_record("a")], ["created", "lost"])
+    assert (store.quarantine_records(), events(store)) == ([a_quarantine_record("a")], ["created", "lost"])
 
 
 def test_releasing_a_client_resets_its_losses(store: Store) -> None:
@@ -136,7 +145,7 @@ def test_releasing_a_client_resets_its_losses(store: Store) -> None:
     store.create_run(a_run("r2"), why("created", "r2"))
     lost = [ClientStateRecord(run, "a", losses=3, lost_epoch=1, lost_round=4) for run in ("r1", "r2")]
     store.put_client_state_records([*lost, ClientStateRecord("r1", "b", losses=1)])
-    assert [store.clear_refusal_record("a", why("released", "a")) for _ in range(2)] == [True, False]
+    assert [store.clear_quarantine_record("a", why("released", "a")) for _ in range(2)] == [True, False]
     assert store.client_state_records("r1") == [replace(lost[0], losses=0), ClientStateRecord("r1", "b", losses=1)]
     assert store.client_state_records("r2") == [replace(lost[1], losses=0)]
     assert events(store, "a") == ["released"]

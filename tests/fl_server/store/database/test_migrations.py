@@ -1,75 +1,89 @@
-"""This version opens ledgers of all older versions, with records in every table."""
+"""The mechanism of migrations, with a made-up next version of the ledger."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, Engine, MetaData, insert
+from sqlalchemy import Engine, text
 
-from fl_server.store.database import rows
+from fl_server.store.database import connection
 from fl_server.store.database.connection import engine_for
-from fl_server.store.database.migrations import versions
 from fl_server.store.database.store import SqlStore
-from tests.fl_server.store.records import a_client, a_commit, a_run, an_attempt, an_update, why
-from tests.marks import slow_except
+from fl_server.store.errors import StoreError
+from tests.fl_server.store.records import a_client, a_run, events, why
 
-REVISIONS = sorted(path.name[:4] for path in Path(versions.__path__[0]).glob("[0-9]*.py"))
-RECORDS: dict[str, Any] = {
-    "runs": a_run(),
-    "attempts": an_attempt(),
-    "updates": an_update(),
-    "commits": a_commit(metrics={"accuracy": 0.5}),
-    "clients": a_client(labels={"site": "north"}),
-    "history": why(),
-}
-"""One record for each table of the first version. Columns of later versions have their defaults."""
+NEXT = """
+import sqlalchemy as sa
+from alembic import op
+
+revision = "ledger_2"
+down_revision = "ledger_1"
+
+
+def upgrade():
+    op.add_column("history", sa.Column("weight", sa.Integer(), nullable=False, server_default="7"))
+    with op.batch_alter_table("clients") as table:
+        table.alter_column("note", new_column_name="remark")
+"""
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
-    """An empty database of each kind."""
+    """A database of each kind with a ledger of this version: a run, a client and a line of history."""
     local = f"sqlite:///{tmp_path / 'ledger.sqlite'}"
     engine = engine_for(local if request.param == "sqlite" else request.getfixturevalue("postgres").new_ledger())
+    store = SqlStore(engine)
+    store.create_run(a_run(), why("created"))
+    store.put_clients([a_client(note="a note")])
+    store.close()
     yield engine
     engine.dispose()
 
 
-def write_as_of(db: Connection, revision: str) -> None:
-    """Write a ledger as the program of this version did."""
-    config = Config(attributes={"connection": db})
-    config.set_main_option("script_location", "fl_server.store.database:migrations")
-    command.upgrade(config, revision)
-    tables = MetaData()
-    tables.reflect(db)
-    db.execute(insert(tables.tables["identity"]).values(coordinator_id="f" * 32))
-    for name, record in RECORDS.items():
-        table, values = tables.tables[name], rows.to_row(record)
-        known = {key: _text(value) for key, value in values.items() if key in table.columns}
-        db.execute(insert(table).values(known))
-    key = {"run_id": "r1", "round": 0, "exchange": 0, "entries": '[["a","01"]]'}
-    db.execute(insert(tables.tables["accepted"]).values(key))
+@pytest.fixture
+def next_version(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the ledger was made, this program knows one version more, as the next one will."""
+    (tmp_path / "ledger_2.py").write_text(NEXT)
+    own = connection._config().get_main_option("script_location")
+
+    def config() -> Config:
+        found = Config()
+        found.set_main_option("script_location", str(own))
+        found.set_main_option("path_separator", "os")
+        found.set_main_option("version_locations", f"{Path(connection.__file__).parent}/migrations/versions:{tmp_path}")
+        return found
+
+    monkeypatch.setattr(connection, "_config", config)
+    monkeypatch.setattr(connection, "_scripts", connection._scripts.__wrapped__)
 
 
-def _text(value: object) -> object:
-    return json.dumps(value) if isinstance(value, dict | list) else value
-
-
-@pytest.mark.parametrize("revision", slow_except(REVISIONS, *REVISIONS[:1], *REVISIONS[-2:]))
-def test_an_older_ledger_is_migrated(engine: Engine, revision: str) -> None:
-    """Its records are unchanged, new columns have their defaults, and it can be written."""
-    with engine.begin() as db:
-        write_as_of(db, revision)
+@pytest.mark.usefixtures("next_version")
+def test_a_ledger_of_the_version_before_is_migrated(engine: Engine) -> None:
+    """The next version's change is made at the start; all records stay, and the ledger can be written."""
     store = SqlStore(engine)
-    assert store.coordinator_id == "f" * 32
-    assert (store.runs(), store.attempts("r1", 0)) == ([a_run()], [an_attempt()])
-    assert (store.updates("r1", 0, 0), store.commits("r1")) == ([an_update()], [RECORDS["commits"]])
-    assert (store.clients(), store.history()) == ([RECORDS["clients"]], [why()])
-    assert store.accepted("r1", 0, 0) == [("a", b"\1")]
-    store.commit(a_commit(1), why("committed"))
-    assert [commit.round for commit in store.commits("r1")] == [0, 1]
+    with store._reads.begin() as db:
+        assert db.execute(text("SELECT version_num FROM alembic_version")).scalar() == "ledger_2"
+        assert db.execute(text("SELECT event, weight FROM history")).all() == [("created", 7)]
+        assert db.execute(text("SELECT client_id, remark FROM clients")).all() == [("a", "a note")]
+    assert store.runs() == [a_run()]
+    store.update_run(a_run(state="paused"), why("paused"))
+    assert (store.runs(), events(store)) == ([a_run(state="paused")], ["created", "paused"])
+
+
+@pytest.mark.parametrize("version", ["0014", "ledger_2"], ids=["from before", "newer"])
+def test_a_ledger_of_an_unknown_version_is_refused(engine: Engine, version: str) -> None:
+    """One sentence has the version that was found, the ones that are read, and what to do; nothing is changed."""
+    with engine.begin() as db:
+        db.execute(text("UPDATE alembic_version SET version_num = :it"), {"it": version})
+    refusal = (
+        rf"schema version {version}, and this program reads ledger_1: start the program that wrote it, or name another "
+        r"(state directory|database) to begin anew$"
+    )
+    with pytest.raises(StoreError, match=refusal):
+        SqlStore(engine)
+    with engine.begin() as db:
+        assert db.execute(text("SELECT version_num FROM alembic_version")).scalar() == version
+        assert db.execute(text("SELECT note FROM clients")).scalar() == "a note"

@@ -7,12 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, event
 
 from fl_server.store.database import postgres as backend
-from fl_server.store.database import schema
 from fl_server.store.database.opening import open_ledger, open_postgres_read_only
 from fl_server.store.database.store import SqlStore
 from fl_server.store.errors import StoreError, StoreFull, StoreTakenOver, StoreUnavailable
@@ -106,21 +103,6 @@ def test_durability_power_flushes_every_write(url: str, tmp_path: Path) -> None:
     store.record_update(an_update())
     assert levels == ["on", "on"]
     store.close()
-
-
-def test_migrations_create_the_schema(store: SqlStore) -> None:
-    """All migrations together give the schema of schema.py."""
-    with store._reads.begin() as db:
-        assert compare_metadata(MigrationContext.configure(db), schema.metadata) == []
-
-
-def test_an_unknown_schema_version_is_refused(url: str, store: SqlStore, tmp_path: Path) -> None:
-    """The error for a ledger of a newer program advises what to do."""
-    with store._transaction("change the version") as db:
-        db.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
-    store.close()
-    with pytest.raises(StoreError, match=r"schema version 9999; this program knows .* or name another database"):
-        open_ledger(url, tmp_path)
 
 
 def test_another_programs_database_is_refused(url: str, postgres: PostgresServer, tmp_path: Path) -> None:

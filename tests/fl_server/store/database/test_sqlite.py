@@ -9,12 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, event
 
-from fl_server.store.database import schema
-from fl_server.store.database.connection import sqlite_engine
 from fl_server.store.database.opening import open_sqlite
 from fl_server.store.database.store import SqlStore
 from fl_server.store.errors import StoreError, StoreFull
@@ -128,24 +124,6 @@ def test_the_log_is_write_ahead(store: SqlStore) -> None:
     """With WAL a reader never waits for the writer, and a commit is one append."""
     with store._reads.begin() as db:
         assert db.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
-
-
-def test_migrations_create_the_schema(path: Path, store: SqlStore) -> None:
-    """All migrations together give the schema of schema.py."""
-    engine = sqlite_engine(path)
-    with engine.begin() as db:
-        assert compare_metadata(MigrationContext.configure(db), schema.metadata) == []
-    engine.dispose()
-
-
-def test_an_unknown_schema_version_is_refused(path: Path, store: SqlStore) -> None:
-    """A ledger of a newer program is unchanged, and the error advises what to do."""
-    store.close()
-    run_sql(path, "UPDATE alembic_version SET version_num = '9999'")
-    before = path.read_bytes()
-    with pytest.raises(StoreError, match=r"schema version 9999; this program knows versions up to \d{4}: start the"):
-        open_sqlite(path)
-    assert path.read_bytes() == before
 
 
 def test_another_programs_database_is_refused(path: Path) -> None:

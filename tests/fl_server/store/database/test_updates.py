@@ -12,7 +12,7 @@ from fl_server.store.protocol import Store
 from tests.fl_server.store.records import (
     a_client,
     a_commit,
-    a_refusal_record,
+    a_quarantine_record,
     an_update,
     counters,
     events,
@@ -122,9 +122,9 @@ def test_an_accepted_update_can_be_refused_later(store: Store) -> None:
     store.fix_accepted("r1", 0, 0, [("a", b"\1"), ("b", b"\1")])
     refused = replace(bad, admitted=False, reason="REFUSAL_REASON_NORM", detail="too long")
     for _ in range(2):
-        store.refuse_accepted([refused], [a_refusal_record("b")], [why("dropped"), why("quarantined", "b")])
+        store.refuse_accepted([refused], [a_quarantine_record("b")], [why("dropped"), why("quarantined", "b")])
         assert store.updates("r1", 0, 0) == [taken, refused]
-    assert (store.accepted("r1", 0, 0), store.refusal_records()) == (None, [a_refusal_record("b")])
+    assert (store.accepted("r1", 0, 0), store.quarantine_records()) == (None, [a_quarantine_record("b")])
     assert (counters(store, "a"), counters(store, "b")) == ((0, 0), (0, 1))
     assert (events(store, "r1"), events(store, "b")) == (["created", "dropped"], ["quarantined"])
     store.fix_accepted("r1", 0, 0, [("a", b"\1")])

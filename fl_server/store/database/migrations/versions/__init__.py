@@ -1,5 +1,4 @@
-"""The versions of the ledger's schema: one file for each, named by its number and its change.
+"""The versions of the ledger's schema: one file for each, which changes a ledger of the version before.
 
-Alembic runs them in the order of their numbers. A version imports nothing of ours, and a released version never
-changes.
+A version imports nothing of ours, and a released version never changes.
 """
