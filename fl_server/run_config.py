@@ -131,6 +131,7 @@ class EvaluationSection(_Section):
     clients_every: int = Field(default=0, ge=0, le=MAX_COUNT)
     clients: int = Field(default=0, ge=0, le=MAX_COUNT)
     clients_deadline_s: float = Field(default=60.0, gt=0, le=MAX_SECONDS)
+    averaged_on_clients: bool = False
 
 
 Dense = Literal["plain", "bf16", "int8", "int4", "int2", "eden4", "eden2", "eden1"]
@@ -249,6 +250,14 @@ class RunConfig(_Section):
         averaging, metric = self.averaging, self.stop.metric
         if averaging is None and of_averaged(metric):
             raise ValueError(f"expected the section averaging with stop.metric = {metric!r}, got none")
+        on_clients = self.evaluation.averaged_on_clients
+        if on_clients and (averaging is None or not self.evaluation.clients_every):
+            raise ValueError(
+                "expected the section averaging and evaluation.clients_every with evaluation.averaged_on_clients, got"
+                f" {'clients_every = 0' if averaging else 'no section averaging'}"
+            )
+        if of_averaged(metric) and by_clients(metric) and not on_clients:
+            raise ValueError(f"expected evaluation.averaged_on_clients with stop.metric = {metric!r}, got none")
         if averaging is not None and averaging.start is not None and averaging.start >= self.stop.rounds:
             raise ValueError(
                 f"expected averaging.start under stop.rounds ({self.stop.rounds}), got {averaging.start}: the run would"

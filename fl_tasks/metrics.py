@@ -23,7 +23,9 @@ from fl_tasks.errors import TaskError, task_code
 
 MAX_METRICS, NAME_CHARS = 64, 64
 """Limits of an evaluation: metrics, and characters of a name."""
-RESERVED_PREFIXES, RESERVED_ENDING = ("clients_", "averaged_"), "_without_personal"
+AVERAGED_PREFIX = "averaged_"
+"""Begins the names of what was measured with the averaged model."""
+RESERVED_PREFIXES, RESERVED_ENDING = ("clients_", AVERAGED_PREFIX), "_without_personal"
 """The project's own names begin or end so."""
 _SUMS = frozenset({"dim_zero_sum", "sum"})
 """Names of functions by which torchmetrics adds states up: its own, and torch.sum."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_tasks.errors import TaskError, task_code
-from fl_tasks.metrics import RESERVED_ENDING, Metric, checked_names, declared_metrics, wrong_name
+from fl_tasks.metrics import AVERAGED_PREFIX, RESERVED_ENDING, Metric, checked_names, declared_metrics, wrong_name
 
 Key = tuple[str, str]
 """(metric, name of one of its sums)."""
@@ -142,6 +142,11 @@ def without_personal(sums: Iterable[PlainSum]) -> list[PlainSum]:
     return [(f"{metric}{RESERVED_ENDING}", name, shape, values) for metric, name, shape, values in sums]
 
 
+def of_averaged_model(sums: Iterable[PlainSum]) -> list[PlainSum]:
+    """Sums of the averaged model, under the names of metrics of their own."""
+    return [(f"{AVERAGED_PREFIX}{metric}", name, shape, values) for metric, name, shape, values in sums]
+
+
 class Pool:
     """The sums of many clients, added up in the order in which they are given: that of id bytes.
 
@@ -187,11 +192,12 @@ class Pool:
         declared = {metric.name: metric for metric in summed_metrics(task)}
         for full in self.metrics:
             own = {name: total for (metric, name), total in self._totals.items() if metric == full}
+            prefix = AVERAGED_PREFIX if full.startswith(AVERAGED_PREFIX) else ""
             ending = RESERVED_ENDING if full.endswith(RESERVED_ENDING) else ""
             try:
-                if (metric := declared.get(full.removesuffix(ending))) is None:
+                if (metric := declared.get(full.removeprefix(prefix).removesuffix(ending))) is None:
                     raise TaskError(f"expected sums of the task's declared metrics, got those of {full!r}")
-                found.update({f"{name}{ending}": value for name, value in metric.value(own).items()})
+                found.update({f"{prefix}{name}{ending}": value for name, value in metric.value(own).items()})
             except TaskError as error:
                 problems.append(str(error))
         return found, problems

@@ -31,7 +31,8 @@ _DIGEST_BYTES = 32
 _KINDS = frozenset(
     {tensor_pb2.RESOURCE_KIND_MODEL, tensor_pb2.RESOURCE_KIND_DIRECTION, tensor_pb2.RESOURCE_KIND_FROZEN}
 )
-"""Kinds of which there is one resource. Of the optimizer's state there may be several, with names."""
+"""Kinds of which there is one resource; in an evaluation the averaged model may be another. Of the optimizer's state
+there may be several, with names."""
 MAX_NAMED = 8
 """Named resources of one assignment."""
 
@@ -106,12 +107,14 @@ def _check_personal(patterns: Sequence[str]) -> None:
 
 def check_resources(assignment: training_pb2.Assignment | training_pb2.EvaluationAssignment) -> None:
     """Raises WorkFailed for an unknown kind, two resources of one kind and name, or `local_frozen` without a digest."""
-    resources = assignment.resources
+    resources, kinds = assignment.resources, _KINDS
+    if isinstance(assignment, training_pb2.EvaluationAssignment):
+        kinds = _KINDS | {tensor_pb2.RESOURCE_KIND_AVERAGED}
     if len(resources) > len(_KINDS) + MAX_NAMED:
         raise _unsupported(f"resources: expected at most {len(_KINDS) + MAX_NAMED}, got {len(resources)}")
     for resource in resources:
         named = resource.kind == tensor_pb2.RESOURCE_KIND_OPTIMIZER
-        if not named and resource.kind not in _KINDS:
+        if not named and resource.kind not in kinds:
             raise _unsupported(
                 f"resources: expected MODEL, DIRECTION, FROZEN and OPTIMIZER, got kind number {resource.kind}"
             )

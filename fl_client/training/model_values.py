@@ -28,8 +28,10 @@ def layouts_of(model: nn.Module, personal: Collection[str] = (), *, own_frozen: 
     not sent.
     """
     here = _received(model, personal, own_frozen=own_frozen)
+    whole = Layout.of({**here.trainable, **here.buffers}, here.trainable.keys())
     layouts = {
-        tensor_pb2.RESOURCE_KIND_MODEL: Layout.of({**here.trainable, **here.buffers}, here.trainable.keys()),
+        tensor_pb2.RESOURCE_KIND_MODEL: whole,
+        tensor_pb2.RESOURCE_KIND_AVERAGED: whole,
         tensor_pb2.RESOURCE_KIND_DIRECTION: Layout.of(here.trainable, here.trainable.keys()),
         tensor_pb2.RESOURCE_KIND_OPTIMIZER: Layout.of(widened(here.trainable), here.trainable.keys()),
     }

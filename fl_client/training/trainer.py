@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -36,8 +36,9 @@ from fl_tasks.batches import count_steps, ordered_batches, raw_batches, seed_eve
 from fl_tasks.building.new_model import new_model
 from fl_tasks.data.forms import forward_of
 from fl_tasks.evaluation import totals
+from fl_tasks.metrics import AVERAGED_PREFIX
 from fl_tasks.own_loop import MAX_EPOCHS, own_loop
-from fl_tasks.summed_metrics import PlainSum, finite_values_of, plain
+from fl_tasks.summed_metrics import PlainSum, finite_values_of, of_averaged_model, plain
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
 
@@ -60,6 +61,20 @@ class Evaluation:
     sums: list[PlainSum] = field(default_factory=list)
     """Of the metrics that are no means."""
     sums_without_personal: list[PlainSum] = field(default_factory=list)
+
+    def with_averaged(self, averaged: Evaluation) -> Evaluation:
+        """This, with what was measured with the averaged model under names of their own."""
+        return Evaluation(
+            self.examples,
+            {**self.metrics, **_of_averaged_model(averaged.metrics)},
+            {**self.without_personal, **_of_averaged_model(averaged.without_personal)},
+            [*self.sums, *of_averaged_model(averaged.sums)],
+            [*self.sums_without_personal, *of_averaged_model(averaged.sums_without_personal)],
+        )
+
+
+def _of_averaged_model(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {f"{AVERAGED_PREFIX}{name}": value for name, value in metrics.items()}
 
 
 class Trainer:
@@ -190,13 +205,24 @@ class Trainer:
     def evaluate(
         self, assignment: training_pb2.EvaluationAssignment, bundles: Bundles, client_state: Memory | None = None
     ) -> Evaluation:
-        """The mean of each metric over the held-out examples. Raises WorkFailed as `train` does.
+        """The mean of each metric over the held-out examples, of the averaged model too if it is among the bundles.
 
         client_state: the run's, whose personal values are used. None: their initial values.
+        Raises WorkFailed as `train` does.
         """
         self.check_task(assignment.task, assignment.fingerprint)
         if not len(self._local.held_out):
             raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, "expected held-out examples on this device, got none")
+        found = self._evaluated(assignment, bundles, client_state)
+        averaged = bundles.get(tensor_pb2.RESOURCE_KIND_AVERAGED)
+        if averaged is None:
+            return found
+        of_averaged = {**bundles, tensor_pb2.RESOURCE_KIND_MODEL: averaged}
+        return found.with_averaged(self._evaluated(assignment, of_averaged, client_state))
+
+    def _evaluated(
+        self, assignment: training_pb2.EvaluationAssignment, bundles: Bundles, client_state: Memory | None
+    ) -> Evaluation:
         personal = own.names_in(self._get_model(), assignment.personal)
         model, _, _ = self._load(assignment, bundles, personal)
         metrics, sums = self._measured(model)

@@ -25,6 +25,7 @@ from fl_ops.simulate.engines.engine import EngineContext, Failed
 from fl_ops.simulate.files.scratch import folder_of_states, folder_of_updates
 from fl_ops.simulate.files.spool import Spool
 from fl_ops.simulate.files.states import ClientStates
+from fl_ops.simulate.packing import Packed, packed
 from fl_ops.simulate.profile import Profile
 from fl_ops.simulate.saving.point import FederationPoint
 from fl_ops.simulate.shared_work import SharedWork
@@ -45,9 +46,9 @@ from fl_server.runs.evaluation.criterion import check_metric, directions_of, nee
 from fl_tasks import Task
 from fl_tasks.metrics import declared_directions
 from fl_tasks.summed_metrics import PlainSum, without_personal
-from protos.codec import digest_text, pack
+from protos.codec import digest_text
 from protos.encodings import PLAIN
-from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_FROZEN, RESOURCE_KIND_MODEL
+from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_AVERAGED, RESOURCE_KIND_FROZEN, RESOURCE_KIND_MODEL
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
 
 
@@ -93,6 +94,8 @@ class Federation:
         self._stepped: Snapshot | None = None
         self.bundles: dict[tuple[ResourceKey, bytes], int] = {}
         """What the clients of the exchange load."""
+        self._loaded: Mapping[ResourceKey, Bundle] = {}
+        self._averaged: Packed | None = None
         self.digest = ""
         """Digest of the latest model, as in the ledger."""
         self._scratch = folder_of_updates(self._update_bytes())
@@ -147,9 +150,20 @@ class Federation:
 
     @property
     def evaluation_bundles(self) -> Names:
-        """What clients load to evaluate the latest model."""
+        """What clients load to evaluate the latest model, and the averaged one if the run asks for it."""
         used = (RESOURCE_KIND_MODEL, RESOURCE_KIND_FROZEN)
-        return {name: size for name, size in self.bundles.items() if name[0] in used}
+        averaged = {} if (made := self._averaged_bundle()) is None else {made.name: made.size}
+        return {**{name: size for name, size in self.bundles.items() if name[0] in used}, **averaged}
+
+    def _averaged_bundle(self) -> Packed | None:
+        """The averaged model for clients, packed once a round; None if they do not evaluate it."""
+        if not self.config.evaluation.averaged_on_clients or self.snapshot.averaged is None:
+            return None
+        if self._averaged is None:
+            with self.profile.part("bundles"), one_thread():
+                outgoing = self.engine.averaged_for_clients(self.snapshot)
+                self._averaged = None if outgoing is None else packed(outgoing)
+        return self._averaged
 
     def _assignment(self, place: RoundPosition) -> Assignment:
         """The assignment without what is the client's own. Each client has the task that the server has."""
@@ -164,6 +178,8 @@ class Federation:
         bundles = self.evaluation_bundles
         for client in clients:
             self.traffic.download(client, bundles)
+        if (averaged := self._averaged_bundle()) is not None:
+            self._engine.begin({**self._loaded, RESOURCE_KIND_AVERAGED: averaged.bundle})
         common = EvaluationAssignment(
             task=self.config.task.name, personal=self.config.personal, local_frozen=self.engine.local_frozen
         )
@@ -318,17 +334,16 @@ class Federation:
         outgoing = self.engine.outgoing(self.snapshot, exchange, self._sums)
         bundles: dict[ResourceKey, Bundle] = {}
         differing: dict[ResourceKey, Sent] = {}
-        self.bundles = {}
+        self.bundles, self._averaged = {}, None
         for each in outgoing:
-            key = (each.kind, each.name) if each.name else each.kind
-            plain = each.encoding == PLAIN
-            sent = pack(each.tensors, each.layout) if plain else memoryview(each.bundle())
-            digest = each.encoded.digest(sent)
-            bundles[key] = Bundle(each.layout, sent if plain else pack(each.received(sent), each.layout))
-            self.bundles[key, digest + each.key] = each.encoded.size_bytes
+            made = packed(each)
+            key = made.name[0]
+            bundles[key] = made.bundle
+            self.bundles[made.name] = made.size
             if each.word:
-                differing[key] = Sent((key, digest + each.key), sent, each.word)
+                differing[key] = Sent(made.name, made.sent, each.word)
             if each.kind == RESOURCE_KIND_MODEL:
-                self.digest = digest_text(digest if plain else each.digest)
+                self.digest = digest_text(made.digest if each.encoding == PLAIN else each.digest)
         self.traffic.send(differing)
+        self._loaded = bundles
         self._engine.begin(bundles)

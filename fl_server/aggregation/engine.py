@@ -39,7 +39,7 @@ from fl_server.aggregation.methods import (
 from fl_server.aggregation.outside_task.remote_task import RemoteModel, RemoteTask
 from fl_server.aggregation.reduction import Reduction, reduce_buffers, select_updates
 from fl_server.aggregation.sending.exchange import ExchangeBundles, direction_of, dtype_names
-from fl_server.aggregation.sending.outgoing import Outgoing
+from fl_server.aggregation.sending.outgoing import Outgoing, in_encoding
 from fl_server.aggregation.server_update import ServerUpdateStats, apply_server_update, check_finite
 from fl_server.aggregation.shapes import AcceptedUpdates, UpdateShape
 from fl_server.aggregation.snapshot import Snapshot
@@ -55,6 +55,7 @@ from fl_tasks.evaluation import BatchSums
 from fl_tasks.own_loop import own_loop
 from protos.codec import Layout, digest_of, pieces_of
 from protos.digests import digest_text
+from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_AVERAGED
 from protos.frozen import frozen_text
 
 _NONE: Mapping[str, fl.Tensors] = MappingProxyType({})
@@ -223,6 +224,13 @@ class Engine:
         values = snapshot.averaged.values()
         x = {name: values[name] for name in snapshot.parameters}
         return Snapshot(snapshot.round, fl.ServerState(x, {}), {name: values[name] for name in snapshot.buffers})
+
+    def averaged_for_clients(self, snapshot: Snapshot) -> Outgoing | None:
+        """The averaged model as clients get it to evaluate it; None if there is none."""
+        if snapshot.averaged is None:
+            return None
+        outgoing = Outgoing(RESOURCE_KIND_AVERAGED, snapshot.averaged.values(), self.layout)
+        return in_encoding(outgoing, self.config, snapshot.round + 1)
 
     def averaged_digest(self, snapshot: Snapshot) -> str | None:
         """Digest of the averaged model, as that of a committed one; None if there is none."""

@@ -1,7 +1,7 @@
 """Statistics over many clients' evaluations of one model, and the names of their metrics.
 
-Names that begin with "clients_" are of the clients' evaluations; all others are of the server's. Of these, names that
-begin with "averaged_" are of the averaged model.
+Names that begin with "clients_" are of the clients' evaluations; all others are of the server's. Names that begin with
+"averaged_" or "clients_averaged_" are of the averaged model.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ def by_clients(metric: str) -> bool:
 
 
 def has_evaluation(metrics: Mapping[str, float], metric: str) -> bool:
-    """Whether a round's metrics include the evaluation to which `metric` belongs: the clients' or the server's."""
+    """Whether a round's metrics include the evaluation to which `metric` belongs: the clients' or the server's.
+
+    And of which model: that of the averaged one may begin later.
+    """
+    if of_averaged(metric):
+        return any(of_averaged(each) and by_clients(each) == by_clients(metric) for each in metrics)
     if by_clients(metric):
         return EVALUATED in metrics
-    if of_averaged(metric):
-        return any(map(of_averaged, metrics))
     return not all(map(by_clients, metrics))
 
 

@@ -16,7 +16,8 @@ LOSS = "loss"
 PREFIX = "clients_"
 """Begins the name of a metric of the clients' evaluations."""
 AVERAGED = "averaged_"
-"""Begins the name of a metric of the averaged model. Other names are of the latest model."""
+"""Begins the name of a metric of the averaged model, after PREFIX if clients measured it. Other names are of the latest
+model."""
 WITHOUT_PERSONAL = "_without_personal"
 """Ends the name of a metric that a client measured with the initial values of its personal parameters."""
 
@@ -88,8 +89,8 @@ class Directions:
 
 
 def of_averaged(metric: str) -> bool:
-    """Whether a metric of the server's evaluation is of the averaged model."""
-    return metric.startswith(AVERAGED)
+    """Whether a metric is of the averaged model: of the server's evaluation, or of the clients'."""
+    return metric.removeprefix(PREFIX).startswith(AVERAGED)
 
 
 def as_averaged(metrics: Mapping[str, float]) -> dict[str, float]:

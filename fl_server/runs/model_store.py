@@ -210,6 +210,14 @@ class ModelStore:
         self._snapshot, self._next, self.broadcasts = snapshot, None, broadcasts
         return record
 
+    async def averaged_broadcast(self) -> tuple[Broadcast, ...]:
+        """The averaged model after the latest round, for clients that evaluate it; empty if there is none."""
+        return await self._computed(self._encode_averaged, self.snapshot)
+
+    def _encode_averaged(self, snapshot: Snapshot) -> tuple[Broadcast, ...]:
+        outgoing = self.engine.averaged_for_clients(snapshot)
+        return () if outgoing is None else (make_broadcast(outgoing, self._services.config.limits.chunk_bytes),)
+
     def latest(self) -> tuple[Engine, Snapshot]:
         """What an evaluation of the latest model needs; it may last longer than the run."""
         return self.engine, self.snapshot

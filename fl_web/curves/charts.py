@@ -105,6 +105,8 @@ def _evaluation(name: str) -> Chart:
         Series(f"clients_{name}_mean", "on clients, mean", _metric(f"clients_{name}_mean")),
         Series(f"clients_{name}_worst_decile", "worst tenth", _metric(f"clients_{name}_worst_decile")),
         Series(f"clients_{name}_std", "spread", _metric(f"clients_{name}_std")),
+        Series(f"clients_averaged_{name}_mean", "averaged model on clients, mean",
+               _metric(f"clients_averaged_{name}_mean")),
     ])  # fmt: skip
 
 

@@ -52,7 +52,8 @@ def metric_title(metric: str) -> str:
     if not metric.startswith(_CLIENTS):
         return name
     ends = {"_mean": ", mean", "_std": ", spread", "_worst_decile": ", worst tenth"}
-    return f"{base_metric(metric).replace('_', ' ')} on clients" + next(
+    model = " of the averaged model" if metric.startswith(f"{_CLIENTS}{_AVERAGED}") else ""
+    return f"{base_metric(metric).replace('_', ' ')}{model} on clients" + next(
         (text for end, text in ends.items() if metric.endswith(end)), ""
     )
 

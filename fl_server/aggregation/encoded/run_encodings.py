@@ -16,7 +16,7 @@ def update_encoding(config: RunConfig) -> EncodingSpec:
 
 
 def kind_name(kind: ResourceKind) -> str:
-    """One of "model", "direction", "frozen" or "optimizer"."""
+    """One of "model", "direction", "frozen", "optimizer" or "averaged"."""
     return ResourceKind.Name(kind).removeprefix("RESOURCE_KIND_").lower()
 
 

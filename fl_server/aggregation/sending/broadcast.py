@@ -39,7 +39,7 @@ class Broadcast:
 
     @property
     def kind(self) -> str:
-        """One of "model", "direction", "frozen" or "optimizer"."""
+        """One of "model", "direction", "frozen", "optimizer" or "averaged"."""
         return kind_name(self.resource.kind)
 
     def named(self, digest: bytes) -> Broadcast | None:

@@ -16,7 +16,12 @@ from fl_server.errors import model_of
 from fl_server.run_config import EDEN, RunConfig
 from protos.codec import Buffer, Layout
 from protos.encodings import PLAIN, EncodedLayout, EncodingError, EncodingSpec, decode, encode
-from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_DIRECTION, RESOURCE_KIND_MODEL, ResourceKind
+from protos.fl.v1.tensor_pb2 import (
+    RESOURCE_KIND_AVERAGED,
+    RESOURCE_KIND_DIRECTION,
+    RESOURCE_KIND_MODEL,
+    ResourceKind,
+)
 
 _HEADROOM, _LARGEST_SQUARED = 128.0, 1e18
 """Every encoding holds values below both: the dtype's maximum divided by the first, and the second, whose square is
@@ -64,12 +69,18 @@ class Outgoing:
 
 def in_encoding(outgoing: Outgoing, config: RunConfig, round_: int) -> Outgoing:
     """Tensors with the encoding and the differences that a run has for their kind. round_: under way."""
-    encodings = {RESOURCE_KIND_MODEL: config.encodings.model, RESOURCE_KIND_DIRECTION: config.encodings.direction}
+    encodings = {
+        RESOURCE_KIND_MODEL: config.encodings.model,
+        RESOURCE_KIND_AVERAGED: config.encodings.model,
+        RESOURCE_KIND_DIRECTION: config.encodings.direction,
+    }
     if outgoing.kind not in encodings:
         return outgoing
     name = encodings[outgoing.kind]
     # EDEN rotates with other signs in each round, so two of its bundles have nothing in common.
-    differs = config.encodings.difference == "previous" and name not in EDEN
+    # Clients that evaluate an averaged model have seldom the one before.
+    once = name in EDEN or outgoing.kind == RESOURCE_KIND_AVERAGED
+    differs = config.encodings.difference == "previous" and not once
     outgoing = replace(outgoing, word=_word(outgoing.layout, name) if differs else 0)
     if name == PLAIN.name:
         return outgoing

@@ -20,7 +20,9 @@ import structlog
 from fl_server.aggregation.sending.broadcast import Broadcast
 from fl_server.errors import InvalidInput
 from fl_server.rounds.client_metrics import EVALUATED, summary, with_own
+from fl_server.rounds.directions import of_averaged
 from fl_server.rounds.sampling import draw_evaluators
+from fl_server.run_config import RunConfig
 from fl_server.runs.committed.lookup import clients_told_of
 from fl_server.runs.context import RunContext
 from fl_server.runs.control import RunControl, with_turns
@@ -84,9 +86,12 @@ class ClientEvaluations:
         context = self._context
         answered = {answer.client_id for answer in await self._read_answers(round_)}
         asked = self._draw(round_, answered)
+        broadcasts = tuple(broadcast for broadcast in context.model.broadcasts if broadcast.kind != "direction")
+        if asked and self._control.config.evaluation.averaged_on_clients:
+            broadcasts += await self._control.retry(context.model.averaged_broadcast)
         one = _Evaluation(
             round=round_,
-            broadcasts=tuple(broadcast for broadcast in context.model.broadcasts if broadcast.kind != "direction"),
+            broadcasts=broadcasts,
             asked=frozenset(asked) | answered,
             local_frozen=context.model.local_frozen,
             outstanding=set(asked),
@@ -226,7 +231,7 @@ class ClientEvaluations:
 
         Raises InvalidInput for invalid values, and for an evaluation that the client was not asked for.
         """
-        _check(request, personal=bool(self._control.config.personal))
+        _check(request, self._control.config)
         run_id, one = self._context.run_id, self._under_way.get(request.key.round)
         if one is None and self._was_due(request.key.round):
             log.debug("evaluation_late", run=run_id, round=request.key.round, client=client)
@@ -283,12 +288,15 @@ class ClientEvaluations:
         return True
 
 
-def _check(request: pb.ReportEvaluationRequest, *, personal: bool) -> None:
-    """personal: whether the run has personal parameters."""
+def _check(request: pb.ReportEvaluationRequest, config: RunConfig) -> None:
+    personal, averaged = bool(config.personal), config.evaluation.averaged_on_clients
+    most = MAX_METRICS * (1 + averaged)
     if not 0 < request.num_examples < 2**63:
         raise InvalidInput("num_examples", "1 or more", request.num_examples)
-    if not (request.metrics or request.sums) or len(request.metrics) > MAX_METRICS:
-        raise InvalidInput("metrics", f"1 to {MAX_METRICS} metrics", f"{len(request.metrics)}")
+    if not (request.metrics or request.sums) or len(request.metrics) > most:
+        raise InvalidInput("metrics", f"1 to {most} metrics", f"{len(request.metrics)}")
+    if not averaged:
+        _check_committed([*request.metrics, *(each.metric for each in request.sums)])
     check_sums(request, personal=personal)
     _check_values("metrics", request.metrics)
     expected = request.metrics.keys() if personal else set[str]()
@@ -297,6 +305,12 @@ def _check(request: pb.ReportEvaluationRequest, *, personal: bool) -> None:
         came = ", ".join(sorted(request.without_personal)) or "nothing"
         raise InvalidInput("without_personal", names, came[:200])
     _check_values("without_personal", request.without_personal)
+
+
+def _check_committed(names: Iterable[str]) -> None:
+    if (name := next(filter(of_averaged, names), None)) is not None:
+        expected = "metrics of the committed model: the run has no evaluation.averaged_on_clients"
+        raise InvalidInput("metrics", expected, repr(name[:100]))
 
 
 def _check_values(field: str, metrics: Mapping[str, float]) -> None:

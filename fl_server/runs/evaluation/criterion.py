@@ -60,7 +60,10 @@ def check_reported(metric: str, names: Collection[str]) -> None:
 
 
 def _reported(config: RunConfig, names: Collection[str]) -> list[str]:
-    if not by_clients(config.stop.metric):
-        return [*names] if config.averaging is None else [*names, *as_averaged(dict.fromkeys(names, 0.0))]
+    clients = by_clients(config.stop.metric)
+    if config.evaluation.averaged_on_clients if clients else config.averaging is not None:
+        names = [*names, *as_averaged(dict.fromkeys(names, 0.0))]
+    if not clients:
+        return [*names]
     own = [name + ending for name in names for ending in ("", WITHOUT_PERSONAL)[: 2 if config.personal else 1]]
     return [f"{PREFIX}{name}{ending}" for name in own for ending in ("_mean", "", "_std", "_worst_decile")]

@@ -168,18 +168,20 @@ class StopSpec(_message.Message):
     def __init__(self, rounds: _Optional[int] = ..., metric: _Optional[str] = ..., target: _Optional[float] = ..., patience: _Optional[int] = ..., wall_time_s: _Optional[float] = ..., lower_is_better: _Optional[bool] = ...) -> None: ...
 
 class EvaluationSpec(_message.Message):
-    __slots__ = ("every", "batch_size", "clients_every", "clients", "clients_deadline_s")
+    __slots__ = ("every", "batch_size", "clients_every", "clients", "clients_deadline_s", "averaged_on_clients")
     EVERY_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     CLIENTS_EVERY_FIELD_NUMBER: _ClassVar[int]
     CLIENTS_FIELD_NUMBER: _ClassVar[int]
     CLIENTS_DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    AVERAGED_ON_CLIENTS_FIELD_NUMBER: _ClassVar[int]
     every: int
     batch_size: int
     clients_every: int
     clients: int
     clients_deadline_s: float
-    def __init__(self, every: _Optional[int] = ..., batch_size: _Optional[int] = ..., clients_every: _Optional[int] = ..., clients: _Optional[int] = ..., clients_deadline_s: _Optional[float] = ...) -> None: ...
+    averaged_on_clients: bool
+    def __init__(self, every: _Optional[int] = ..., batch_size: _Optional[int] = ..., clients_every: _Optional[int] = ..., clients: _Optional[int] = ..., clients_deadline_s: _Optional[float] = ..., averaged_on_clients: _Optional[bool] = ...) -> None: ...
 
 class EncodingsSpec(_message.Message):
     __slots__ = ("update", "model", "direction", "fraction", "reference", "difference")

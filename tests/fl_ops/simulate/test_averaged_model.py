@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, cast
 import pytest
 import torch
 from safetensors import safe_open
+from torch import nn
 
 import algorithms as fl
 from fl_ops.simulate.engines.batched import BatchedOptions
@@ -150,6 +152,29 @@ def test_statistics_can_be_those_of_the_averaged_model(simulated: Simulated) -> 
     assert after == {f"averaged_{name}": value for name, value in evaluate(Tiny(), module, held_out).items()}
 
 
+def test_clients_evaluate_it_where_a_run_asks(simulated: Simulated) -> None:
+    """All four clients measure both models on their own examples, and fetch both; training is the same."""
+    sections: dict[str, Any] = {"averaging": RULES["ema"], "task": {"options": {"part": 0.25}}}
+    results = {}
+    for asks in (False, True):
+        evaluation = {"every": 0, "clients_every": 1, "averaged_on_clients": asks}
+        with simulated(**sections, evaluation=evaluation) as simulation:
+            results[asks] = list(simulation.rounds())
+            model, size = simulation.averaged_model(), simulation.federation.engine.layout.size_bytes
+            clients = dict(simulation.federation.clients)
+    assert model is not None
+    module = nn.Linear(4, 3)
+    module.load_state_dict(model)
+    losses = [evaluate(each.task, module, each.held_out)["loss"] for each in clients.values()]
+    last = results[True][-1].metrics
+    assert last["clients_averaged_loss_mean"] == math.fsum(losses) / 4
+    assert last["clients_averaged_loss_mean"] != last["clients_loss_mean"]
+    for plain, both in zip(results[False], results[True], strict=True):
+        assert plain.digest == both.digest
+        assert plain.metrics == {name: each for name, each in both.metrics.items() if "averaged" not in name}
+        assert both.bytes_down == plain.bytes_down + 4 * size
+
+
 def test_its_file_names_what_it_holds(table: MakeTable, tmp_path: Path) -> None:
     """The folder of a run has both models, and each file's header says which one it is."""
     config = parse_simulation(table(averaging=RULES["ema"]))
@@ -171,6 +196,25 @@ def test_its_file_names_what_it_holds(table: MakeTable, tmp_path: Path) -> None:
         pytest.param({"averaging": {"method": "mean"}}, "'ema', 'tail' or 'window'", id="method"),
         pytest.param({"averaging": {"method": "tail", "start": 3}}, "under stop.rounds", id="start"),
         pytest.param({"stop": {"metric": "averaged_loss"}}, "expected the section averaging", id="no-section"),
+        pytest.param(
+            {"evaluation": {"clients_every": 1, "averaged_on_clients": True}},
+            "evaluation.averaged_on_clients, got no section averaging",
+            id="on-clients-without-one",
+        ),
+        pytest.param(
+            {"evaluation": {"averaged_on_clients": True}, "averaging": RULES["ema"]},
+            "evaluation.averaged_on_clients, got clients_every = 0",
+            id="on-clients-never",
+        ),
+        pytest.param(
+            {
+                "evaluation": {"clients_every": 1},
+                "averaging": RULES["ema"],
+                "stop": {"metric": "clients_averaged_loss"},
+            },
+            "expected evaluation.averaged_on_clients with stop.metric",
+            id="not-on-clients",
+        ),
     ],
 )
 def test_settings_that_are_refused(table: MakeTable, sections: dict[str, Any], expected: str) -> None:

@@ -33,6 +33,7 @@ def test_the_averaged_model_is_a_series_beside_the_latest_one() -> None:
         "accuracy": ["accuracy", "averaged_accuracy"], "loss": ["loss", "averaged_loss"], "bytes": ["down", "up"],
     }  # fmt: skip
     assert metric_title("averaged_top5_accuracy") == "top5 accuracy of the averaged model"
+    assert metric_title("clients_averaged_loss_mean") == "loss of the averaged model on clients, mean"
     assert measured(0.6, "averaged_accuracy") == measured(0.6, "accuracy")
 
 

@@ -92,6 +92,30 @@ def test_simulated_values_are_those_of_processes(fleet: ScoredFleet) -> None:
     assert [done.metrics for done in simulated] == [dict(each.metrics) for each in rounds]
 
 
+def test_clients_evaluate_the_averaged_model(fleet: ScoredFleet) -> None:
+    """Its values, over sums too, have the same bits in a simulation, from the round on in which there is one.
+
+    A rule by one of them ends both. The committed models are those of a run without it.
+    """
+    evaluation = {"clients_every": 1, "averaged_on_clients": True}
+    sections = {**SECTIONS, "evaluation": evaluation, "averaging": {"method": "tail", "start": 1}}
+    stop = {"rounds": 4, "metric": "clients_averaged_perplexity", "target": 1e9}
+    run = fleet.server.create("averaged", **sections, stop=stop)
+    status = fleet.server.completed(run)
+    assert status.reason.startswith("clients_averaged_perplexity reached")
+    first, second = fleet.server.rounds(run)
+    assert not [name for name in first.metrics if "averaged" in name]
+    assert {"clients_averaged_f1_macro", "clients_averaged_recalls/2", "clients_averaged_loss_mean"} <= set(
+        second.metrics
+    )
+    # The average of one model is that model.
+    assert second.metrics["clients_averaged_f1_macro"] == second.metrics["clients_f1_macro"]
+    simulated = simulated_rounds("averaged", **sections, stop=stop)
+    assert [done.metrics for done in simulated] == [dict(each.metrics) for each in (first, second)]
+    plain = simulated_rounds("averaged", **SECTIONS, stop={"rounds": 2})
+    assert [done.digest for done in plain] == [each.model_digest for each in (first, second)]
+
+
 @pytest.mark.parametrize(
     ("metric", "why"),
     [

@@ -29,7 +29,11 @@ SECTIONS: dict[str, Any] = {
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"algorithm": {"name": "fedavg"}},
     "norms": {"algorithm": {"name": "fedavgm"}, "personal": ["1.*"]},
-    "fedcm": {"algorithm": {"name": "fedcm", "parameters": {"alpha": 0.2}}},
+    "fedcm": {
+        "algorithm": {"name": "fedcm", "parameters": {"alpha": 0.2}},
+        "averaging": {"method": "ema", "decay": 0.5},
+        "evaluation": {"clients_every": 1, "averaged_on_clients": True},
+    },
     "scaffold": {"algorithm": {"name": "scaffold"}, "population": 3, "round": {"clip_update_norm": 0.1}},
     "median": {
         "algorithm": {"name": "fedavg"}, "round": {"clients_per_round": 3, "quorum": 3, "reducer": "median"}
@@ -76,6 +80,9 @@ def test_a_networked_run_is_the_simulated_run(fleet: PersonalFleet, method: str)
     assert [dict(done.metrics) for done in expected] == [dict(done.metrics) for done in came]
     last = came[-1].metrics
     assert last["clients_loss"] != last["clients_loss_without_personal"]
+    if method == "fedcm":
+        averaged = [last[f"clients_averaged_loss{ending}"] for ending in ("", "_without_personal")]
+        assert len({*averaged, last["clients_loss"], last["clients_loss_without_personal"]}) == 4
 
 
 @pytest.mark.slow

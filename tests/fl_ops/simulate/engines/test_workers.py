@@ -83,6 +83,14 @@ def test_every_method_has_the_same_bits(simulated: Simulated, method: str, share
         pytest.param(
             {"task": {"options": {"part": 0.25}}, "evaluation": {"clients_every": 1}}, id="evaluation-on-clients"
         ),
+        pytest.param(
+            {
+                "task": {"options": {"part": 0.25}},
+                "averaging": {"method": "ema", "decay": 0.5},
+                "evaluation": {"clients_every": 2, "averaged_on_clients": True},
+            },
+            id="averaged-on-clients",
+        ),
         pytest.param({"round": {"clients_per_round": 3, "reducer": "median", "quorum": 3}}, id="median"),
         pytest.param(
             {"round": {"close": "goal", "over_selection": 1.5}, "stop": {"rounds": 10}},

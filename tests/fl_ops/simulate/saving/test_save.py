@@ -40,6 +40,11 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "personal": {"personal": ["4.weight"]},
     "clients-evaluate": {"task": {"options": {"part": 0.25}}, "evaluation": {"clients_every": 1}},
+    "clients-evaluate-averaged": {
+        "task": {"options": {"part": 0.25}},
+        "averaging": {"method": "window", "window": 2},
+        "evaluation": {"clients_every": 1, "averaged_on_clients": True},
+    },
     "patience": {"stop": {"rounds": 30, "metric": "loss", "patience": 3}, "local": {"learning_rate": 3.0}},
     "simulated-time": {
         "task": {"options": {"part": 0.25}},

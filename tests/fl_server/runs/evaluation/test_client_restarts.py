@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from protos.digests import digest_text
 from protos.fl.v1.coordinator_pb2 import MetricSum
+from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_AVERAGED
 from tests.fl_server.client_evaluation import WITH_CLIENT_EVALUATION, round_metrics
 from tests.fl_server.devices import Device
 from tests.fl_server.harness import Journal, World, until
@@ -38,7 +40,10 @@ async def evaluate_until_killed(folder: Path, dies_at: str | None, *names: str, 
         await world.create(**sections)
         if dies_at != "commit":
             await devices[0].asked_to_evaluate()
-            world.spawn(devices[0].report(world, accuracy=0.4))
+            if "averaging" in sections:
+                world.spawn(devices[0].report(world, accuracy=0.4, averaged_accuracy=0.6))
+            else:
+                world.spawn(devices[0].report(world, accuracy=0.4))
         await until(lambda: world.journal.dead, "the coordinator is killed")
     return devices
 
@@ -59,6 +64,32 @@ async def test_a_restart_asks_the_clients_without_a_report(tmp_path: Path, dies_
         assert len(a.pushed("evaluation")) == times
         assert round_metrics(world)["clients_accuracy_mean"] == pytest.approx(0.6)
         assert "accuracy" in round_metrics(world)
+
+
+@pytest.mark.parametrize("dies_at", ["commit", "record_evaluation"])
+async def test_a_restart_sends_the_same_averaged_model(tmp_path: Path, dies_at: str) -> None:
+    """The one whose digest the ledger has, with the bytes of that digest; metrics of both models are kept."""
+    sections = {
+        "stop": {"rounds": 1},
+        "averaging": {"method": "ema", "decay": 0.5},
+        "evaluation": {"clients_every": 1, "every": 0, "averaged_on_clients": True},
+    }
+    a, b = await evaluate_until_killed(tmp_path, dies_at, "a", "b", **sections)
+    received = len(a.pushed("evaluation"))
+    async with World(tmp_path) as world:
+        await asyncio.gather(a.connect(world), b.connect(world))
+        if dies_at == "commit":
+            await a.asked_to_evaluate(times=received + 1)
+            await a.report(world, accuracy=0.4, averaged_accuracy=0.6)
+        assignment = await b.asked_to_evaluate(times=len(b.pushed("evaluation")) or 1)
+        [averaged] = [each for each in assignment.resources if each.kind == RESOURCE_KIND_AVERAGED]
+        assert digest_text(averaged.digest.value) == world.store.commits("r")[0].averaged_digest
+        _, layout, data = await b.fetch(world, averaged.digest)
+        assert layout.digest(data) == averaged.digest.value
+        await b.report(world, accuracy=0.8, averaged_accuracy=1.0)
+        await world.completed()
+        assert round_metrics(world)["clients_accuracy_mean"] == pytest.approx(0.6)
+        assert round_metrics(world)["clients_averaged_accuracy_mean"] == pytest.approx(0.8)
 
 
 SUMS = "tests.processes.tiny_task:TinyWithSums"

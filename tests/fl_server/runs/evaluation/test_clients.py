@@ -170,6 +170,15 @@ async def test_a_run_whose_clients_lack_its_metric_fails_at_their_first_evaluati
     assert world.coordinator.run("s").status == "completed"
 
 
+async def test_only_a_run_that_asks_gets_metrics_of_its_averaged_model(world: World) -> None:
+    """A client cannot add such metrics to a run whose clients were sent no averaged model."""
+    a, _ = await connect(world, "a", "b")
+    await world.create(**WITH_CLIENT_EVALUATION, averaging={"method": "ema", "decay": 0.5})
+    assert [each.kind for each in (await a.asked_to_evaluate()).resources] == [RESOURCE_KIND_MODEL]
+    with pytest.raises(InvalidInput, match="the run has no evaluation.averaged_on_clients"):
+        await a.report(world, accuracy=0.4, averaged_accuracy=0.6)
+
+
 async def test_bundles_are_shared_with_the_next_round(world: World) -> None:
     """Evaluation and training of the same model send the same object, without a second copy."""
     await connect(world, "a", "b")
