@@ -103,7 +103,7 @@ def _rounds(case: argparse.Namespace, server: Server, admin: AdminClient, drawn:
     """One run. Its first round is not measured: files and connections' buffers are made in it."""
     forget_peak(server.child)
     spec = _spec(case, drawn)
-    run = admin.create_run(spec).run.run_id
+    run = admin.runs.create_run(spec).run.run_id
     _committed(admin, run, 1)
     lag, cpu = histogram(server.metrics, LAG), cpu_s(server.child)
     rounds = _committed(admin, run, case.rounds + 1)
@@ -169,19 +169,19 @@ def _committed(admin: AdminClient, run: str, wanted: int) -> list[admin_pb2.Roun
     """The run's rounds, once it has so many."""
 
     def done() -> bool:
-        status = admin.get_run(run).run
+        status = admin.runs.get_run(run).run
         if status.ended.seconds and status.rounds_done < wanted:
             raise SystemExit(f"the run ended after {status.rounds_done} of {wanted} rounds: {status.reason}")
         return bool(status.rounds_done >= wanted)
 
     _seconds(done, f"{wanted} rounds are committed", 0.5)
-    return list(admin.get_run(run).rounds)
+    return list(admin.runs.get_run(run).rounds)
 
 
 def _check(admin: AdminClient, run: str, case: argparse.Namespace) -> None:
     """Every parameter must be the sum of the steps."""
     with tempfile.NamedTemporaryFile() as file:
-        for part in admin.export_model(run, "latest"):
+        for part in admin.models.export_model(run, "latest"):
             file.write(part.chunk.data)
         file.flush()
         value = STEP * (case.rounds + 1)

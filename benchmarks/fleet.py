@@ -97,9 +97,9 @@ def _assignments(case: argparse.Namespace, server: Server, crowds: Sequence[Pipe
     """Seconds until the last sampled client has its assignment: from the request for a run, and from the first one."""
     with server.operator() as admin:
         began = time.time()
-        run = admin.create_run(_spec(case)).run.run_id
+        run = admin.runs.create_run(_spec(case)).run.run_id
         _seconds(lambda: len(_times(crowds)) >= case.sampled, "all sampled clients have their assignment")
-        admin.stop_run(run, "measured")
+        admin.runs.stop_run(run, "measured")
     times = _times(crowds)
     return max(times) - began, max(times) - min(times)
 

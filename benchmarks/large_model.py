@@ -83,7 +83,7 @@ class Watch:
         with server.operator() as admin:
             while not over.wait(PAUSE_S):
                 began = time.monotonic()
-                admin.list_runs()
+                admin.runs.list_runs()
                 self._calls_s.append(time.monotonic() - began)
 
     def found(self) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def measure(case: argparse.Namespace, deployment: Deployment, during: DuringRoun
     clients = [deployment.daemon(f"client-{index:03d}", server.address, task) for index in range(case.clients)]
     with server.operator() as admin:
         with during(server):
-            run = admin.create_run(_spec(case)).run.run_id
+            run = admin.runs.create_run(_spec(case)).run.run_id
             rounds = committed_rounds(admin, run, case.rounds)
         first = time.monotonic() - began - sum(each.seconds for each in rounds[1:])
         export(admin, run, model := deployment.folder / "model.safetensors")
@@ -126,9 +126,9 @@ def committed_rounds(admin: AdminClient, run: str, wanted: int) -> list[admin_pb
     ends = time.monotonic() + TIMEOUT_S
     while time.monotonic() < ends:
         # The list of rounds is read once, at the end: the coordinator's work for it would count as that of the rounds.
-        status = admin.get_run(run, newest=0).run
+        status = admin.runs.get_run(run, newest=0).run
         if status.rounds_done == wanted:
-            return list(admin.get_run(run).rounds)
+            return list(admin.runs.get_run(run).rounds)
         time.sleep(0.2)
     raise SystemExit(f"{status.rounds_done} of {wanted} rounds after {TIMEOUT_S:g} s: {status.reason}")
 
@@ -136,7 +136,7 @@ def committed_rounds(admin: AdminClient, run: str, wanted: int) -> list[admin_pb
 def export(admin: AdminClient, run: str, path: Path) -> None:
     """Write the run's latest model as safetensors."""
     with path.open("wb") as file:
-        for part in admin.export_model(run, "latest"):
+        for part in admin.models.export_model(run, "latest"):
             if part.HasField("chunk"):
                 file.write(part.chunk.data)
 

@@ -2,7 +2,6 @@
 
 OpsError
 ├── Refused       the coordinator refused, or the work failed
-│   └── UnknownCall    the coordinator is older than this command
 ├── UsageError    the command line or a configuration is wrong
 ├── Unreachable   no coordinator answers
 ├── NotAllowed    the certificate or its role does not allow the call
@@ -39,10 +38,6 @@ class OpsError(Exception):
 
 class Refused(OpsError):
     """The coordinator refused the call, or its answer was not usable."""
-
-
-class UnknownCall(Refused):
-    """The coordinator is older than this command."""
 
 
 class UsageError(OpsError):

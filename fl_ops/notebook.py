@@ -96,11 +96,11 @@ class Coordinator:
 
     def runs(self) -> list[Run]:
         """All runs that the caller may see, the oldest first."""
-        return [Run(self._client, status) for status in self._client.list_runs()]
+        return [Run(self._client, status) for status in self._client.runs.list_runs()]
 
     def run(self, run_id: str) -> Run:
         """One run. Raises fl_ops.errors.NotFound."""
-        return Run(self._client, self._client.get_run(run_id, 0).run)
+        return Run(self._client, self._client.runs.get_run(run_id, 0).run)
 
     def clients(self) -> list[dict[str, Any]]:
         """The registered clients as flat dictionaries, in order of id."""
@@ -117,7 +117,7 @@ class Coordinator:
                 "last_seen": client.last_seen.ToDatetime(tzinfo=UTC),
                 **{f"label_{name}": value for name, value in sorted(client.labels.items())},
             }
-            for client in self._client.list_clients()
+            for client in self._client.clients.list_clients()
         ]
 
 
@@ -156,7 +156,7 @@ class Run:
 
     def refresh(self) -> Self:
         """Read the run's state again; returns the run."""
-        self.status = self._client.get_run(self.id, 0).run
+        self.status = self._client.runs.get_run(self.id, 0).run
         return self
 
     def rounds(self, newest: int | None = None) -> list[Round]:
@@ -166,14 +166,14 @@ class Run:
         docs/operation/trackers.md under names for columns: evaluation/accuracy is "accuracy", norms/cosine is
         "norms_cosine". A value that a round does not have is left out; pandas fills it with NaN.
         """
-        return [_flat(summary) for summary in self._client.get_run(self.id, newest).rounds]
+        return [_flat(summary) for summary in self._client.runs.get_run(self.id, newest).rounds]
 
     def watch(self) -> Iterator[Round]:
         """Each round when it is committed, and again when it is evaluated, until the run ends.
 
         Raises fl_ops.errors.Unreachable if the connection is lost.
         """
-        for event in self._client.watch_run(self.id):
+        for event in self._client.runs.watch_run(self.id):
             if event.HasField("round"):
                 yield _flat(event.round)
         self.refresh()
@@ -183,7 +183,7 @@ class Run:
 
         Flat dictionaries with "client", "examples" and the task's metrics, in order of client id.
         """
-        found = self._client.list_evaluations(self.id, number)
+        found = self._client.runs.list_evaluations(self.id, number)
         return [
             {"client": row.client_id, "examples": row.num_examples, **dict(sorted(row.metrics.items()))}
             for row in found.evaluations
@@ -203,7 +203,7 @@ class Run:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.safetensors"
             model = "averaged" if averaged else "committed"
-            receive(self._client.export_model(self.id, str(which), model), Target(path))
+            receive(self._client.models.export_model(self.id, str(which), model), Target(path))
             return load_file(path)
 
 

@@ -86,7 +86,7 @@ def measure(case: argparse.Namespace, link: str, deployment: Deployment) -> dict
     case.rounds += 1
     with proxy(server.address, Link.parse(link)) as address, server.operator() as admin:
         daemons = [deployment.daemon(f"client-{index:03d}", address, task) for index in range(case.clients)]
-        run = admin.create_run(parse_run(tomllib.loads(run_toml(case)))).run.run_id
+        run = admin.runs.create_run(parse_run(tomllib.loads(run_toml(case)))).run.run_id
         rounds = round_overhead.committed_rounds(admin, run, case.rounds)
         round_overhead.export(admin, run, model := deployment.folder / "model.safetensors")
     if not case.encoding:

@@ -164,7 +164,9 @@ def _step(server: Server, pipes: Sequence[Pipe]) -> dict[str, Any]:
 def _tokens(server: Server, count: int) -> list[str]:
     names = [admin_pb2.EnrollmentSpec(name=f"edge-{number}") for number in range(count)]
     with server.operator() as admin:
-        calls = [admin.create_enrollments(names[at : at + _MOST_TOKENS], 0) for at in range(0, count, _MOST_TOKENS)]
+        calls = [
+            admin.access.create_enrollments(names[at : at + _MOST_TOKENS], 0) for at in range(0, count, _MOST_TOKENS)
+        ]
     return [created.token for answer in calls for created in answer.created]
 
 

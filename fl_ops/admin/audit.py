@@ -25,7 +25,7 @@ class CoordinatorLog:
 
     def __iter__(self) -> Iterator[AuditRow]:
         """The rows. Raises OpsError."""
-        for page in self._client.list_audit(self._request):
+        for page in self._client.history.list_audit(self._request):
             if self.newest is None:
                 self.newest = Head(page.head_number, page.head_hash) if page.head_number else START
             for entry in page.entries:

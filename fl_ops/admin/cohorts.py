@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from fl_ops.errors import OpsError, UnknownCall
+from fl_ops.errors import OpsError
 from fl_ops.render.runs.progress import RunProgress
 from protos.fl.v1 import admin_pb2
 
@@ -20,7 +20,7 @@ _END_S = 1.0
 def cohort_read(read: Callable[[], admin_pb2.ListCohortResponse], progress: RunProgress) -> Iterator[None]:
     """Keep `progress.cohort` up to date while the run collects, in a thread, for as long as the block lasts.
 
-    read: the clients of the round; raises OpsError. After UnknownCall (an older coordinator) it is not called again.
+    read: the clients of the round; raises OpsError.
     """
     ended = threading.Event()
 
@@ -29,8 +29,6 @@ def cohort_read(read: Callable[[], admin_pb2.ListCohortResponse], progress: RunP
             if progress.run.phase == "collecting":
                 try:
                     progress.cohort = read()
-                except UnknownCall:
-                    return
                 except OpsError:
                     progress.cohort = None  # the watch of the run reports a lost connection
             ended.wait(EVERY_S)

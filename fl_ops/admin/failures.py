@@ -12,7 +12,7 @@ from fl_common.certificates.names import OPERATOR_ROLES
 from fl_common.proxies import Proxy
 from fl_ops.admin.settings import Certificates, Token
 from fl_ops.admin.unreachable import why_unreachable
-from fl_ops.errors import NotAllowed, NotFound, OpsError, Refused, UnknownCall, Unreachable, UsageError
+from fl_ops.errors import NotAllowed, NotFound, OpsError, Refused, Unreachable, UsageError
 from protos.fl.v1 import errors_pb2
 
 _ADMIN_CERTIFICATE = "`fl ca issue admin NAME` makes an admin's certificate"
@@ -116,7 +116,7 @@ def _forbidden(failure: FailedCall) -> OpsError:
 
 
 def _unknown_call(failure: FailedCall) -> OpsError:
-    return UnknownCall(
+    return Refused(
         f"{failure.server} does not know this call: expected the admin address of a coordinator that is not older than "
         f"this command ({failure.text})"
     )

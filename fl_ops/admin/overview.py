@@ -11,7 +11,7 @@ from functools import partial
 from rich.console import RenderableType
 
 from fl_ops.admin.client import AdminClient
-from fl_ops.errors import NotFound, OpsError, UnknownCall
+from fl_ops.errors import NotFound, OpsError
 from fl_ops.render.client_details import client_details
 from fl_ops.render.tables import run_details
 from fl_ops.render.top.selection import Selection
@@ -31,7 +31,7 @@ _ENDED = {admin_pb2.RUN_STATE_COMPLETED, admin_pb2.RUN_STATE_STOPPED, admin_pb2.
 
 def read(client: AdminClient, server: str, chosen: Selection) -> Federation:
     """The coordinator's state now. Raises OpsError."""
-    overview = client.get_overview(_RUNS, POINTS)
+    overview = client.runs.get_overview(_RUNS, POINTS)
     going = [run.run_id for run in overview.runs if run.state not in _ENDED][:_WATCHED]
     active = {run_id: status for run_id in going if (status := _run(client, run_id)) is not None}
     details = None
@@ -40,29 +40,25 @@ def read(client: AdminClient, server: str, chosen: Selection) -> Federation:
             details = (
                 _run_details(client, chosen.name)
                 if chosen.list == "runs"
-                else client_details(client.get_client(chosen.name))
+                else client_details(client.clients.get_client(chosen.name))
             )
         except NotFound:
             chosen = Selection()
-    clients = client.list_clients(limit=_CLIENTS)
+    clients = client.clients.list_clients(limit=_CLIENTS)
     return Federation(server, overview, clients, active, details, chosen.name, time.monotonic())
 
 
 def _run_details(client: AdminClient, run_id: str) -> RenderableType:
     """A run, the clients of its round if it collects, and its newest rounds."""
-    found = client.get_run(run_id, _ROUNDS)
+    found = client.runs.get_run(run_id, _ROUNDS)
     if found.run.phase != "collecting":
         return run_details(found)
-    try:
-        cohort = client.list_cohort(run_id, _COHORT)
-    except UnknownCall:  # an older coordinator
-        return run_details(found)
-    return run_details(found, cohort=cohort)
+    return run_details(found, cohort=client.runs.list_cohort(run_id, _COHORT))
 
 
 def _run(client: AdminClient, run_id: str) -> admin_pb2.RunStatus | None:
     try:
-        return client.get_run(run_id, 0).run
+        return client.runs.get_run(run_id, 0).run
     except NotFound:  # deleted since
         return None
 
@@ -122,13 +118,11 @@ class Feed:
             call()
 
     def _watch_history(self) -> None:
-        """Each entry is a change. A coordinator that is older than this stream is read at times."""
+        """Note a change for each entry of the history."""
         seconds = _FIRST_WAIT_S
         while not self._closed.is_set():
             try:
-                seconds = self._follow(self._client.watch_history()) or seconds
-            except UnknownCall:
-                return
+                seconds = self._follow(self._client.history.watch_history()) or seconds
             except OpsError as error:
                 self._tell(partial(self._on_lost, str(error)))
             self._closed.wait(seconds)
@@ -144,6 +138,6 @@ class Feed:
     def _watch_run(self, run_id: str) -> None:
         """The run's own events: updates and phases, which the history does not have."""
         with suppress(OpsError):  # the stream of the history reports it
-            self._follow(self._client.watch_run(run_id))
+            self._follow(self._client.runs.watch_run(run_id))
         self._watched.discard(run_id)
         self._changed.set()

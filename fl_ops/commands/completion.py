@@ -28,13 +28,15 @@ SECONDS = 2.0
 def run_names(context: typer.Context, incomplete: str) -> list[str]:
     """Ids of runs, the newest first."""
     return _from_coordinator(
-        context, incomplete, lambda client: [run.run_id for run in reversed(list(client.list_runs()))]
+        context, incomplete, lambda client: [run.run_id for run in reversed(list(client.runs.list_runs()))]
     )
 
 
 def client_names(context: typer.Context, incomplete: str) -> list[str]:
     """Ids of clients."""
-    return _from_coordinator(context, incomplete, lambda client: [each.client_id for each in client.list_clients()])
+    return _from_coordinator(
+        context, incomplete, lambda client: [each.client_id for each in client.clients.list_clients()]
+    )
 
 
 def task_names(incomplete: str) -> list[str]:

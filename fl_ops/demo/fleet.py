@@ -103,7 +103,7 @@ class Fleet:
         wanted, before, ends = self._settings.clients, -1, time.monotonic() + START_SECONDS
         while time.monotonic() < ends:
             self._processes.check()
-            present = sum(one.state == admin_pb2.CLIENT_STATE_PRESENT for one in client.list_clients())
+            present = sum(one.state == admin_pb2.CLIENT_STATE_PRESENT for one in client.clients.list_clients())
             if present != before:
                 on_progress(f"{present} of {wanted} daemons are present")
             if present == wanted:

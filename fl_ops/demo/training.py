@@ -37,10 +37,10 @@ def _train(client: AdminClient, settings: DemoSettings, method: Method, watch: _
     import algorithms  # imported here: `fl demo --help` must not wait for torch
 
     began = time.monotonic()
-    run = client.create_run(parse_run(settings.run(method))).run
+    run = client.runs.create_run(parse_run(settings.run(method))).run
     watch.until_completed(run.run_id)
     seconds = time.monotonic() - began
-    response = client.get_run(run.run_id)
+    response = client.runs.get_run(run.run_id)
     return Result(
         method=method,
         parameters=dict(algorithms.build(method.algorithm, **method.parameters).parameters),
@@ -61,7 +61,7 @@ class _Watch:
         """Show a run until it is completed. Raises OpsError if it ends otherwise."""
         code = show_until_end(self._events(run_id), False, self._console)
         if code is not Exit.OK:
-            run = self._client.get_run(run_id, 0).run
+            run = self._client.runs.get_run(run_id, 0).run
             raise Refused(f"run {run_id} did not complete: {run.reason or code.name.lower().replace('_', ' ')}")
 
     def _events(self, run_id: str) -> Iterator[admin_pb2.WatchRunResponse]:
@@ -83,7 +83,7 @@ class _Watch:
     def _read(self, run_id: str, events: Events) -> None:
         """On a thread: the stream is silent when a daemon has ended, and the main thread must notice that."""
         try:
-            for event in self._client.watch_run(run_id):
+            for event in self._client.runs.watch_run(run_id):
                 events.put(event)
             events.put(None)
         except OpsError as error:

@@ -109,7 +109,7 @@ class LedgerTracking:
             Unreachable: there is no coordinator at the start.
             OpsError: the coordinator refuses a call, or a place cannot be written to.
         """
-        response = self.client.get_run(self.run_id)
+        response = self.client.runs.get_run(self.run_id)
         with self.trackers.opened(run_facts(response.run)) as self._places:
             self._write_all(response)
             if not self.once and exit_code(response.run) is None:
@@ -124,19 +124,19 @@ class LedgerTracking:
         return Tracked(self.run_id, run_state(response.run), len(response.rounds), self._values, places)
 
     def _follow(self) -> None:
-        for event in watching.watch(lambda: self.client.watch_run(self.run_id), self.wait, connected=True):
+        for event in watching.watch(lambda: self.client.runs.watch_run(self.run_id), self.wait, connected=True):
             if isinstance(event, Lost):
                 self.report("connection lost, waiting for the coordinator; Ctrl-C ends the tracking, not the run")
             elif event.event == "snapshot":
                 # Rounds may have been committed before the first event, or while there was no connection.
-                self._write_all(self._patiently(lambda: self.client.get_run(self.run_id)))
+                self._write_all(self._patiently(lambda: self.client.runs.get_run(self.run_id)))
             elif event.HasField("round"):
                 self._write(event.round)
 
     def _last(self) -> admin_pb2.GetRunResponse:
         """The ended run. A run that was stopped gets the evaluation of its last round some moments after its end."""
         for _ in range(_LATE_TRIES):
-            response = self._patiently(lambda: self.client.get_run(self.run_id))
+            response = self._patiently(lambda: self.client.runs.get_run(self.run_id))
             if not response.rounds or not lacks_evaluation(response.run.spec.evaluation, response.rounds[-1]):
                 break
             self.wait(_LATE_WAIT_S)
@@ -176,7 +176,7 @@ class LedgerTracking:
             place.add_model(path, model.digest)
 
     def _export(self, model: _Model, path: Path) -> admin_pb2.ExportHeader:
-        parts = self.client.export_model(self.run_id, model.which, model.kind)
+        parts = self.client.models.export_model(self.run_id, model.which, model.kind)
         return receive(parts, Target(path, replace=True))
 
     def _patiently(self, call: Callable[[], T]) -> T:

@@ -71,7 +71,7 @@ def test_a_killed_coordinator_is_reported_and_awaited(federation: Federation, pa
     server.completed("browser-after")
     tab.locator("#entries tr", has_text="run completed").filter(has_text="browser-after").wait_for()
     with server.admin() as admin:
-        expected = [str(entry.number) for entry in reversed(admin.list_history("", 0))]
+        expected = [str(entry.number) for entry in reversed(admin.history.list_history("", 0))]
     shown = tab.locator("#entries tr").evaluate_all("rows => rows.map(row => row.dataset.number)")
     assert shown == expected[: len(shown)]
     assert len(shown) > 20
@@ -117,7 +117,7 @@ def test_a_failure_of_a_devices_code_is_shown_with_its_line(
         tab.goto(f"{page.address}/runs/{run}")
         tab.get_by_text(line).first.wait_for()
         with server.admin() as admin:
-            admin.stop_run(run, "its test is over")
+            admin.runs.stop_run(run, "its test is over")
 
 
 @pytest.mark.slow
@@ -158,7 +158,7 @@ def _nodes(violation: dict[str, Any]) -> str:
 def all_runs(server: Coordinator) -> list[Any]:
     """All runs."""
     with server.admin() as admin:
-        return list(admin.list_runs())
+        return list(admin.runs.list_runs())
 
 
 @pytest.mark.slow

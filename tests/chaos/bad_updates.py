@@ -79,10 +79,10 @@ def rogue(cluster: ChaosCluster, run_id: str) -> Iterator[tuple[RawClient, train
             eventually(lambda: given.qsize() or cluster.over(), "the rogue is drawn, or the run is over")
             if not given.qsize():
                 raise DidNotHappen("it was not drawn before the run was over")
-            admin.drain_client(ROGUE, "the update was sent", undo=False)
+            admin.clients.drain_client(ROGUE, "the update was sent", undo=False)
             yield client, given.get()
         finally:
-            admin.forget_client(ROGUE)
+            admin.clients.forget_client(ROGUE)
             client.__exit__()
             reader.join(TIMEOUT_S)
 

@@ -127,7 +127,7 @@ class ForeignSession:
             upload[0].header.session_id = client.session_id
             receipt = _submitted(client, upload)
         with cluster.server.admin() as admin:
-            admin.forget_client(STRANGER)
+            admin.clients.forget_client(STRANGER)
         assert not receipt.admitted, f"a stranger's update was admitted: {receipt}"
         assert receipt.reason in {training_pb2.REFUSAL_REASON_NOT_ASSIGNED, training_pb2.REFUSAL_REASON_LATE}
 
@@ -285,7 +285,7 @@ def _submitted(client: RawClient, upload: Sequence[pb.SubmitUpdateRequest]) -> t
 
 def _ended(cluster: ChaosCluster, run_id: str) -> str:
     with cluster.server.admin() as admin:
-        ended = [run.run_id for run in admin.list_runs() if run.HasField("ended") and run.run_id != run_id]
+        ended = [run.run_id for run in admin.runs.list_runs() if run.HasField("ended") and run.run_id != run_id]
     if not ended:
         raise DidNotHappen("no run has ended yet")
     return ended[-1]

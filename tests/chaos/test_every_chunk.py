@@ -59,9 +59,9 @@ class Pair:
     def one_round(self, run: str, before: int) -> None:
         """Run exactly one round of a paused run; returns after its commit."""
         with self.server.admin() as admin:
-            admin.resume_run(run)
+            admin.runs.resume_run(run)
             self.server.until(run, lambda status: status.cohort, "a round is under way")
-            admin.pause_run(run)
+            admin.runs.pause_run(run)
         now = self.server.until(run, lambda status: status.rounds_done > before and not status.cohort, "it is over")
         assert now.rounds_done == before + 1
 
@@ -99,7 +99,7 @@ def test_a_cut_at_every_chunk_costs_a_chunk_at_most(pair: Pair) -> None:
     each_round = pair.bytes()[1] / len(undisturbed)
     with pair.server.admin() as admin:
         run = pair.server.create("cut", **SECTIONS)
-        admin.pause_run(run)
+        admin.runs.pause_run(run)
     pair.server.until(run, lambda status: status.rounds_done and not status.cohort, "the first round is over")
     for before, (where, number) in enumerate(POINTS, start=1):
         up, down = pair.bytes()
@@ -110,6 +110,6 @@ def test_a_cut_at_every_chunk_costs_a_chunk_at_most(pair: Pair) -> None:
         assert 0 <= up_again - 2 * SIZE <= CHUNK
         assert 0 <= down_again - each_round <= CHUNK
     with pair.server.admin() as admin:
-        admin.resume_run(run)
+        admin.runs.resume_run(run)
     assert undisturbed == pair.server.digests(run)
     assert ups.cuts == downs.cuts == len(POINTS)

@@ -75,7 +75,7 @@ def _compare_states(cluster: ChaosCluster) -> bool:
     cluster.until_round(done + 1)
     try:
         with cluster.server.admin() as admin:
-            admin.pause_run(run_id)
+            admin.runs.pause_run(run_id)
     except OpsError:
         if cluster.over():
             return False
@@ -85,7 +85,7 @@ def _compare_states(cluster: ChaosCluster) -> bool:
         return False
     checked = checks.check_states(cluster)
     with cluster.server.admin() as admin:
-        admin.resume_run(run_id)
+        admin.runs.resume_run(run_id)
     return checked
 
 

@@ -71,7 +71,7 @@ def member(federation: Federation, name: str, lie: Lie) -> Iterator[Member]:
             client.__exit__()
         thread.join(TIMEOUT_S)
         with federation.server.admin() as admin:
-            admin.forget_client(name)  # otherwise a restarted coordinator waits for it
+            admin.clients.forget_client(name)  # otherwise a restarted coordinator waits for it
     assert not thread.is_alive()
 
 

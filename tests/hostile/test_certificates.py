@@ -99,7 +99,7 @@ def test_expired_certificates_open_no_port(server: SecureCoordinator, pki: Pki) 
 def explained(address: str, files: Certificates) -> str:
     """The error of `fl run list`."""
     with AdminClient(Connection(address, files)) as admin, pytest.raises(OpsError) as failed:
-        admin.list_runs()
+        admin.runs.list_runs()
     return str(failed.value)
 
 

@@ -94,7 +94,7 @@ def member(federation: Federation, name: str, *, always: bool = False) -> Iterat
 def forget(federation: Federation, name: str) -> None:
     """Forget the client, so that the rounds of the next test do not wait for it."""
     with federation.server.admin() as admin:
-        admin.forget_client(name)
+        admin.clients.forget_client(name)
 
 
 def replayed(federation: Federation, run: str, folder: Path) -> Result:
@@ -158,11 +158,11 @@ def test_a_client_that_loses_its_state_again_and_again(federation: Federation) -
         delivered = forgetful.delivered
         forgetful.honest.set()
         with server.admin() as admin:
-            admin.release_client("forgetful")
+            admin.clients.release_client("forgetful")
         eventually(lambda: forgetful.delivered > delivered, "it takes part again")
         server.until(run, lambda status: status.states.members == SIZE + 1, "its state is part of the sum")
         assert server.history(run).count("states_restarted") == TWICE
         with server.admin() as admin:
-            admin.stop_run(run, "the test has seen enough")
+            admin.runs.stop_run(run, "the test has seen enough")
     forget(federation, "forgetful")
     assert all(daemon.exit_code is None for daemon in federation.daemons.values())

@@ -61,7 +61,7 @@ def test_millions_of_empty_entries_need_no_memory(federation: Federation, undist
     memory, name, run = Memory(federation.server.pid), f"registers-{banned}".lower(), federation.begin_run()
     if banned:
         with federation.server.admin() as admin:
-            admin.ban_client(name, "a test")
+            admin.clients.ban_client(name, "a test")
     memory.forget_peak()
     before = memory.now()
     empty_pending.attack(target(federation, name), for_seconds(ATTACK_S))

@@ -41,7 +41,7 @@ def test_a_name_of_another_type_gives_no_admin_rights(federation: Federation, na
     files = federation.pki.forge("forged", names)
     operators = Connection(str(federation.server.settings["admin_listen"]), files)
     with AdminClient(operators) as admin, pytest.raises(NotAllowed, match="a certificate without an fl:// name"):
-        admin.list_runs()
+        admin.runs.list_runs()
     client = RawClient(federation.server.address, "mallory", credentials(files))
     with client, pytest.raises(grpc.RpcError) as refused:
         client.register()
@@ -139,7 +139,7 @@ def test_a_copied_daemon_does_not_end_the_working_one(federation: Federation, un
     assert "another daemon tried to register" in working.logged("notice")["text"]
     line = server.logged("client_contested", client=name)
     with server.admin() as admin:
-        shown = admin.get_client(name)
+        shown = admin.clients.get_client(name)
     assert (shown.session.address, shown.refused.address) == (line["address_at_work"], line["address_refused"])
     assert shown.session.address != shown.refused.address
     assert shown.session.certificate_serial == shown.refused.certificate_serial != ""
@@ -170,8 +170,8 @@ def test_a_forgotten_client_stays_banned(federation: Federation) -> None:
     with federation.raw("liar") as liar:
         liar.register()
         with server.admin() as admin:
-            admin.ban_client("liar", "it lies")
-            assert admin.forget_client("liar") is True
+            admin.clients.ban_client("liar", "it lies")
+            assert admin.clients.forget_client("liar") is True
         with pytest.raises(grpc.RpcError, match="to be unbanned \\(banned: it lies\\)"):
             liar.register()
         server.kill()
@@ -179,7 +179,7 @@ def test_a_forgotten_client_stays_banned(federation: Federation) -> None:
         with pytest.raises(grpc.RpcError, match="to be unbanned \\(banned: it lies\\)"):
             liar.register()
         with server.admin() as admin:
-            admin.unban_client("liar")
+            admin.clients.unban_client("liar")
         assert liar.register().session_id
 
 

@@ -37,7 +37,7 @@ def eve(federation: Federation) -> Target:
 def history(server: Coordinator, subject: str = "") -> list[tuple[str, str, str, str]]:
     """(actor, event, subject, reason), the oldest first."""
     with server.admin() as admin:
-        return [(row.actor, row.event, row.subject, row.detail) for row in admin.list_history(subject, 0)]
+        return [(row.actor, row.event, row.subject, row.detail) for row in admin.history.list_history(subject, 0)]
 
 
 def test_an_operator_cannot_run_programs(federation: Federation, undisturbed: list[str], eve: Target) -> None:
@@ -54,7 +54,7 @@ def test_an_operator_cannot_run_programs(federation: Federation, undisturbed: li
     assert {row[0] for row in exports} == {"admin:eve"}
     assert len(exports) == len({row[3] for row in exports})
     with federation.server.admin() as admin:
-        assert {run.spec.task.name for run in admin.list_runs()} == {TASK}
+        assert {run.spec.task.name for run in admin.runs.list_runs()} == {TASK}
 
 
 def test_every_refusal_has_a_status_and_an_instruction(
@@ -110,7 +110,7 @@ def test_an_impossible_run_is_not_written(workspace: Workspace) -> None:
     write_toml(server.config, server.settings)
     server.serve()
     with server.admin() as admin:
-        (listed,) = admin.list_runs()
+        (listed,) = admin.runs.list_runs()
     assert (listed.run_id, listed.state) == (run_id, admin_pb2.RUN_STATE_UNSPECIFIED)
     assert listed.reason.startswith("not loaded: task.name: expected a task that this coordinator may load")
     assert server.logged("run_not_loaded", run=run_id)

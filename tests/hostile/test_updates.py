@@ -209,7 +209,7 @@ def test_a_diverged_run_is_resumed(federation: Federation) -> None:
     assert failed.state == admin_pb2.RUN_STATE_FAILED
     assert "`fl run resume diverged --learning-rate " in failed.reason
     with server.admin() as admin:
-        admin.resume_run(run, 1e-38)
+        admin.runs.resume_run(run, 1e-38)
     ended = server.completed(run)
     assert ended.rounds_done == 4
     assert [change.learning_rate for change in ended.spec.local.learning_rate_changes] == [1e-38]

@@ -147,7 +147,7 @@ def test_operators_and_prometheus_reach_it(pod: Path, ports: dict[str, int], pki
     """mTLS with the Secret's certificate on the admin port; plain HTTP on the metrics port."""
     certificates = Certificates(pki / "ca.crt", pki / "admin-alice.crt", pki / "admin-alice.key")
     with AdminClient(Connection(f"127.0.0.1:{ports['admin']}", certificates)) as admin:
-        assert list(admin.list_runs()) == []
+        assert list(admin.runs.list_runs()) == []
     with urllib.request.urlopen(f"http://127.0.0.1:{ports['metrics']}/metrics", timeout=30) as page:
         assert b"fl_build_info" in page.read()
 

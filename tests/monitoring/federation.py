@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from fl_ops.admin.client import AdminClient
 from tests.monitoring.alert_files import groups
 from tests.monitoring.prometheus import Prometheus, Setup, prometheus
 from tests.processes.certificates import Pki, credentials, section
@@ -151,8 +150,7 @@ class MonitoredRuns:
 
     def _steer(self, what: str) -> None:
         with self.server.admin() as admin:
-            steer: Any = getattr(AdminClient, what)
-            steer(admin, "faulted")
+            getattr(admin.runs, what)("faulted")
 
 
 ALL = {"clients_per_round": SIZE, "min_clients": SIZE}

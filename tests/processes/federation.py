@@ -8,7 +8,8 @@ from typing import Any, Protocol, Self
 
 from google.protobuf.message import Message
 
-from fl_ops.admin.client import AdminClient, Response
+from fl_ops.admin.calls import AdminCalls, Response
+from fl_ops.admin.client import AdminClient
 from fl_ops.admin.settings import Certificates, Connection
 from protos.fl.v1 import admin_pb2
 from protos.run_file import parse_run
@@ -30,11 +31,11 @@ class Reachable(Protocol):
         ...
 
 
-class CheckedAdmin(AdminClient):
-    """An operator whose replies are searched for secrets."""
+class CheckedCalls(AdminCalls):
+    """Calls whose replies are searched for secrets."""
 
-    def _call(self, method: str, request: Message, response: type[Response]) -> Response:
-        reply = super()._call(method, request, response)
+    def call(self, method: str, request: Message, response: type[Response]) -> Response:
+        reply = super().call(method, request, response)
         check_shown(reply.SerializeToString(), f"the reply to {method}")
         return reply
 
@@ -79,27 +80,27 @@ class Coordinator(Process):
 
     def admin(self, certificates: Certificates | None = None) -> AdminClient:
         """A connection to the admin port; a context manager."""
-        return CheckedAdmin(Connection(str(self.settings["admin_listen"]), certificates))
+        return AdminClient(Connection(str(self.settings["admin_listen"]), certificates), calls=CheckedCalls)
 
     def create(self, name: str, **sections: Any) -> str:
         """Create a run; returns its id."""
         with self.admin() as admin:
-            return admin.create_run(run_spec(name, **sections)).run.run_id
+            return admin.runs.create_run(run_spec(name, **sections)).run.run_id
 
     def run(self, run_id: str) -> admin_pb2.RunStatus:
         """Status of a run."""
         with self.admin() as admin:
-            return admin.get_run(run_id, 0).run
+            return admin.runs.get_run(run_id, 0).run
 
     def rounds(self, run_id: str) -> list[admin_pb2.RoundSummary]:
         """Its committed rounds."""
         with self.admin() as admin:
-            return list(admin.get_run(run_id).rounds)
+            return list(admin.runs.get_run(run_id).rounds)
 
     def client(self, client_id: str) -> admin_pb2.ClientStatus:
         """Status of a client; empty when it is unknown."""
         with self.admin() as admin:
-            known = {client.client_id: client for client in admin.list_clients()}
+            known = {client.client_id: client for client in admin.clients.list_clients()}
         return known.get(client_id, admin_pb2.ClientStatus())
 
     def until_present(self, client_id: str) -> None:
@@ -133,7 +134,7 @@ class Coordinator(Process):
     def history(self, subject: str) -> list[str]:
         """Names of the events of a run or client, the oldest first."""
         with self.admin() as admin:
-            return [entry.event for entry in admin.list_history(subject, 0)]
+            return [entry.event for entry in admin.history.list_history(subject, 0)]
 
 
 class SecureCoordinator(Coordinator):
@@ -226,16 +227,16 @@ class Fleet:
         if self.server.exit_code is not None:
             self.server.serve()
         with self.server.admin() as admin:
-            for run in admin.list_runs():
+            for run in admin.runs.list_runs():
                 if not run.HasField("ended"):
-                    admin.stop_run(run.run_id, "its test is over")
-            for client in admin.list_clients():
+                    admin.runs.stop_run(run.run_id, "its test is over")
+            for client in admin.clients.list_clients():
                 if client.client_id not in self.daemons:
-                    admin.forget_client(client.client_id)
+                    admin.clients.forget_client(client.client_id)
                 elif client.banned:
-                    admin.unban_client(client.client_id)
+                    admin.clients.unban_client(client.client_id)
                 elif client.draining:
-                    admin.drain_client(client.client_id, "", undo=True)
+                    admin.clients.drain_client(client.client_id, "", undo=True)
         for name, daemon in self.daemons.items():
             if daemon.exit_code is not None or self.server.client(name).state != PRESENT:
                 daemon.clean_up()

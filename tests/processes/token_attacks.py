@@ -40,7 +40,7 @@ def revoked(server: EnrollingCoordinator) -> Callable[[], Any]:
     """A token that the operator has revoked."""
     token = server.create_token("edge-a6")
     with server.admin() as admin:
-        assert admin.revoke_enrollment(token.partition(".")[0], "lost").state == "revoked"
+        assert admin.access.revoke_enrollment(token.partition(".")[0], "lost").state == "revoked"
     return lambda: RawDevice(server).enroll(token)
 
 

@@ -40,7 +40,7 @@ class Jobs:
     def start_next_run(self) -> None:
         """Start a short run if the last one is over."""
         with self._server.admin() as admin:
-            runs = {run.run_id: run for run in admin.list_runs()}
+            runs = {run.run_id: run for run in admin.runs.list_runs()}
         self.rounds = sum(run.rounds_done for run in runs.values())
         if self._short and not runs[self._short].HasField("ended"):
             return
@@ -76,11 +76,11 @@ class Jobs:
     def stop(self) -> None:
         """Stop all runs; a failed run is a fault."""
         with self._server.admin() as admin:
-            for run in admin.list_runs():
+            for run in admin.runs.list_runs():
                 if not run.HasField("ended"):
                     with suppress(OpsError):  # it ended in between
-                        admin.stop_run(run.run_id, "the soak is over")
-            runs = admin.list_runs()
+                        admin.runs.stop_run(run.run_id, "the soak is over")
+            runs = admin.runs.list_runs()
         self.rounds = sum(run.rounds_done for run in runs)
         self.faults += [f"{run.run_id} failed: {run.reason}" for run in runs if run.state == _FAILED]
 
@@ -115,8 +115,8 @@ class Operator:
 
     def _list(self) -> None:
         with self._server.admin() as admin:
-            admin.list_runs()
-            admin.list_clients()
+            admin.runs.list_runs()
+            admin.clients.list_clients()
 
     def _history(self) -> None:
         self._server.history(LONG)
@@ -124,15 +124,15 @@ class Operator:
     def _export(self) -> None:
         """Read only the beginning of a model."""
         with self._server.admin() as admin:
-            list(islice(admin.export_model(LONG, "latest"), 1))
+            list(islice(admin.models.export_model(LONG, "latest"), 1))
 
     def _watch(self) -> None:
         """Cancel the last watch and start another."""
         self._watching.close()
         admin = self._watching.enter_context(self._server.admin())
-        self._events = admin.watch_run(LONG)
+        self._events = admin.runs.watch_run(LONG)
         next(self._events)
 
     def _forget(self, client: str) -> None:
         with self._server.admin() as admin, suppress(OpsError):  # it may already be forgotten
-            admin.forget_client(client)
+            admin.clients.forget_client(client)

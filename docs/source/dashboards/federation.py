@@ -72,7 +72,7 @@ def _second_run(fleet: Federation) -> None:
 
 def _stop(fleet: Federation) -> None:
     with fleet.server.admin() as admin:
-        admin.stop_run(OTHER_RUN, "the other one is better")
+        admin.runs.stop_run(OTHER_RUN, "the other one is better")
 
 
 def _with(algorithm: dict[str, Any], round: dict[str, Any], rounds: int) -> dict[str, Any]:

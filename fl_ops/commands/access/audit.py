@@ -44,7 +44,7 @@ def list_rows(
     if since:
         request.since.FromMicroseconds(since_us(since, time.time()))
     with context.connect() as client:
-        entries = [entry for page in client.list_audit(request) for entry in page.entries]
+        entries = [entry for page in client.history.list_audit(request) for entry in page.entries]
     output.show(entries, lambda: tables.audit_table(entries), context.as_json)
 
 

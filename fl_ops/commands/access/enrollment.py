@@ -99,7 +99,7 @@ def create(
 def list_tokens(context: Context) -> None:
     """List the tokens, the newest first, without their secrets."""
     with context.connect() as client:
-        tokens = client.list_enrollments()
+        tokens = client.access.list_enrollments()
     output.show(tokens, lambda: tables.tokens_table(tokens), context.as_json)
 
 
@@ -112,7 +112,7 @@ def revoke(
 ) -> None:
     """Make a token useless. Certificates that were issued for it stay valid."""
     with context.connect() as client:
-        found = client.revoke_enrollment(token.partition(".")[0], reason)
+        found = client.access.revoke_enrollment(token.partition(".")[0], reason)
     output.show(found, tables.tokens_table([found]), context.as_json)
 
 
@@ -123,7 +123,7 @@ def list_certificates(
 ) -> None:
     """List the certificates that the coordinator issued or revoked, the newest first."""
     with context.connect() as client:
-        found = client.list_certificates(name)
+        found = client.access.list_certificates(name)
     output.show(found, lambda: tables.certificates_table(found), context.as_json)
 
 
@@ -181,7 +181,7 @@ def _create(context: Context, specs: Sequence[admin_pb2.EnrollmentSpec], ttl_s: 
     created: list[admin_pb2.CreatedEnrollment] = []
     with context.connect() as client:
         for first in range(0, len(specs), _MOST):
-            answer = client.create_enrollments(specs[first : first + _MOST], ttl_s)
+            answer = client.access.create_enrollments(specs[first : first + _MOST], ttl_s)
             created += answer.created
     host = split_address(settings.load(context.layer).server)[0]
     return Made(created, answer.ca_fingerprint, answer.enroll_address or f"{host}:{ENROLL_PORT}")

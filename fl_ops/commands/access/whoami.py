@@ -21,7 +21,7 @@ _SOURCES = {
 def whoami(context: Context) -> None:
     """Show your identity, your roles and the calls that they allow."""
     with context.connect() as client:
-        found = client.who_am_i()
+        found = client.access.who_am_i()
     output.show(found, lambda: _table(found), context.as_json)
 
 

@@ -50,7 +50,7 @@ def list_clients(
         else cast(admin_pb2.ClientState, admin_pb2.ClientState.Value(f"CLIENT_STATE_{state.name}"))
     )
     with context.connect() as client:
-        clients = client.list_clients(wanted, _labels(label or []), limit)
+        clients = client.clients.list_clients(wanted, _labels(label or []), limit)
     output.show(clients, lambda: tables.clients_table(clients), context.as_json)
 
 
@@ -63,7 +63,7 @@ def show(
 ) -> None:
     """Show one client: its session and address, its current work and its history."""
     with context.connect() as client:
-        details = client.get_client(name, history)
+        details = client.clients.get_client(name, history)
     output.show(details, client_details(details), context.as_json)
 
 
@@ -72,7 +72,7 @@ def show(
 def ban(context: Context, name: Client, reason: Reason) -> None:
     """Refuse a client from now on; its work is given to others."""
     with context.connect() as client:
-        _show_client(context, client.ban_client(name, reason))
+        _show_client(context, client.clients.ban_client(name, reason))
 
 
 @app.command(**examples("fl clients unban edge-3"))
@@ -80,7 +80,7 @@ def ban(context: Context, name: Client, reason: Reason) -> None:
 def unban(context: Context, name: Client) -> None:
     """Admit a banned client again."""
     with context.connect() as client:
-        _show_client(context, client.unban_client(name))
+        _show_client(context, client.clients.unban_client(name))
 
 
 @app.command(**examples("fl clients release edge-3"))
@@ -88,7 +88,7 @@ def unban(context: Context, name: Client) -> None:
 def release(context: Context, name: Client) -> None:
     """End a client's quarantine, and admit it to runs that left it out for lost states."""
     with context.connect() as client:
-        _show_client(context, client.release_client(name))
+        _show_client(context, client.clients.release_client(name))
 
 
 @app.command(**examples("fl clients forget edge-3"))
@@ -96,7 +96,7 @@ def release(context: Context, name: Client) -> None:
 def forget(context: Context, name: Client) -> None:
     """Remove a client from the roster for good. It may register again, unless it is banned; a ban stays."""
     with context.connect() as client:
-        banned = client.forget_client(name)
+        banned = client.clients.forget_client(name)
     suffix = f"; it stays banned until `fl clients unban {name}`" if banned else ""
     output.show({"client_id": name, "still_banned": banned}, f"forgot {name}{suffix}", context.as_json)
 
@@ -111,7 +111,7 @@ def drain(
 ) -> None:
     """Let a client finish its current work, and assign nothing new."""
     with context.connect() as client:
-        _show_client(context, client.drain_client(name, reason, undo))
+        _show_client(context, client.clients.drain_client(name, reason, undo))
 
 
 @app.command(
@@ -138,7 +138,7 @@ def revoke(
     if len(given) != 1:
         raise UsageError(f"expected one of NAME, --serial and --public-key, got {' and '.join(given) or 'none'}")
     with context.connect() as client:
-        revoked = client.revoke_certificates(reason, **given)
+        revoked = client.access.revoke_certificates(reason, **given)
     output.show(revoked, tables.certificates_table(revoked), context.as_json)
 
 

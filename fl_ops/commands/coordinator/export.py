@@ -116,7 +116,7 @@ class _Request:
         """The run's task, as the user's file or the coordinator names it."""
         from fl_ops.exports.whole_model import task_of  # imported here: it loads torch
 
-        spec = client.get_run(self.run, 0).run.spec.task if self.config is None else read_run(self.config).task
+        spec = client.runs.get_run(self.run, 0).run.spec.task if self.config is None else read_run(self.config).task
         return task_of(spec.name, MessageToDict(spec.options), trusted=self.config is not None)
 
 
@@ -139,7 +139,7 @@ def _file(client: AdminClient, request: _Request, target: Target) -> _Exported:
             write(path, model, request.task(client))
         changed.append(target.path)
 
-    header = receive(client.export_model(request.run, request.which, request.model.value), target, finish)
+    header = receive(client.models.export_model(request.run, request.which, request.model.value), target, finish)
     if not changed:
         return header, header.size_bytes, digest_text(digest_bytes(header.digest))
     return header, target.path.stat().st_size, _digest(target.path)
@@ -150,7 +150,7 @@ def _folder(client: AdminClient, request: _Request, target: Target) -> _Exported
 
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model.safetensors"
-        header = receive(client.export_model(request.run, request.which, request.model.value), Target(model))
+        header = receive(client.models.export_model(request.run, request.which, request.model.value), Target(model))
         written = write_adapter(model, target, request.task(client))
     return header, written.stat().st_size, _digest(written)
 

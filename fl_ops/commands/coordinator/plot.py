@@ -35,7 +35,7 @@ def plot(
     target = Target(out, replace=force)
     check_free(target, "choose another --out, or use --force")
     with context.connect() as client:
-        drawn = {run: client.get_run(run) for run in dict.fromkeys(runs)}
+        drawn = {run: client.runs.get_run(run) for run in dict.fromkeys(runs)}
     with written_whole(target) as file:
         if not draw(drawn, by, file):
             raise Refused(f"no round of {', '.join(drawn)} has an evaluation or a loss yet: nothing is drawn")

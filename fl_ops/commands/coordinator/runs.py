@@ -64,14 +64,14 @@ def create(
     with context.connect() as client:
         if spec.initial_model and not spec.initial_model.startswith(("run:", "file:", "upload:")):
             with opened_model(Path(spec.initial_model)) as file:
-                spec.initial_model = client.upload_model(file)
-        created = client.create_run(spec)
+                spec.initial_model = client.models.upload_model(file)
+        created = client.runs.create_run(spec)
         run = created.run
         for remark in created.remarks:
             typer.echo(f"fl: remark: {plain(remark)}", err=True)
         if watch:
-            events = watching.watch(lambda: client.watch_run(run.run_id))
-            beside = partial(cohort_read, partial(client.list_cohort, run.run_id, MOST_NAMED))
+            events = watching.watch(lambda: client.runs.watch_run(run.run_id))
+            beside = partial(cohort_read, partial(client.runs.list_cohort, run.run_id, MOST_NAMED))
             raise typer.Exit(show_until_end(events, context.as_json, beside=beside))
     _show_run(context, run)
 
@@ -84,7 +84,7 @@ def list_runs(
 ) -> None:
     """List all runs."""
     with context.connect() as client:
-        runs = client.list_runs()[-(limit or 0) :]
+        runs = client.runs.list_runs()[-(limit or 0) :]
     output.show(runs, tables.runs_table(runs), context.as_json)
 
 
@@ -104,9 +104,9 @@ def show(
 ) -> None:
     """Show one run and its committed rounds."""
     with context.connect() as client:
-        response = client.get_run(run, limit)
+        response = client.runs.get_run(run, limit)
         if limit and (target is not None or response.run.spec.stop.HasField("target")):
-            response = client.get_run(run)  # the cost is a sum over all rounds
+            response = client.runs.get_run(run)  # the cost is a sum over all rounds
     cost = TargetCost.of(response, target)
     del response.rounds[: -(limit or len(response.rounds) or 1)]
     result: output.Result = response
@@ -127,7 +127,7 @@ def evaluations(
 ) -> None:
     """Show each client's evaluation of a round's model on its own held-out data, the worst first."""
     with context.connect() as client:
-        response = client.list_evaluations(run, number)
+        response = client.runs.list_evaluations(run, number)
     output.show(response, evaluations_table(response), context.as_json)
 
 
@@ -140,9 +140,9 @@ def watch(context: Context, run: Run) -> None:
     If the connection is lost, for example because the coordinator restarts, it waits and continues.
     """
     with context.connect() as client:
-        events = watching.watch(lambda: client.watch_run(run))
-        earlier = partial(client.get_run, run, KEPT_VALUES)
-        beside = partial(cohort_read, partial(client.list_cohort, run, MOST_NAMED))
+        events = watching.watch(lambda: client.runs.watch_run(run))
+        earlier = partial(client.runs.get_run, run, KEPT_VALUES)
+        beside = partial(cohort_read, partial(client.runs.list_cohort, run, MOST_NAMED))
         raise typer.Exit(show_until_end(events, context.as_json, earlier=earlier, beside=beside))
 
 
@@ -156,7 +156,7 @@ app.command(
 def pause(context: Context, run: Run) -> None:
     """Finish the current round and start no other."""
     with context.connect() as client:
-        _show_run(context, client.pause_run(run))
+        _show_run(context, client.runs.pause_run(run))
 
 
 @app.command(**examples("fl run resume digits-1 --learning-rate 0.05"))
@@ -172,7 +172,7 @@ def resume(
     if learning_rate is not None and not 0 < learning_rate < math.inf:
         raise UsageError(f"--learning-rate: expected a number over 0, got {learning_rate:g}")
     with context.connect() as client:
-        _show_run(context, client.resume_run(run, learning_rate))
+        _show_run(context, client.runs.resume_run(run, learning_rate))
 
 
 @app.command(**examples("fl run extend digits-1 --rounds 20"))
@@ -187,7 +187,7 @@ def extend(
     if not rounds and not wall_time:
         raise UsageError("expected --rounds N, --wall-time SECONDS or both")
     with context.connect() as client:
-        _show_run(context, client.extend_run(run, rounds, wall_time))
+        _show_run(context, client.runs.extend_run(run, rounds, wall_time))
 
 
 @app.command(**examples("fl run stop digits-1 --reason 'accuracy is good enough'"))
@@ -199,7 +199,7 @@ def stop(
 ) -> None:
     """End a run now. The current round is abandoned; committed rounds stay."""
     with context.connect() as client:
-        _show_run(context, client.stop_run(run, reason))
+        _show_run(context, client.runs.stop_run(run, reason))
 
 
 @app.command(**examples("fl run delete digits-1"))
@@ -216,9 +216,9 @@ def delete(
     """
     with context.connect() as client:
         if not yes:
-            found = client.get_run(run, 0).run
+            found = client.runs.get_run(run, 0).run
             confirm(f"Delete run {run}, with {found.rounds_done:,} rounds and all its models?", "--yes")
-        finished = client.delete_run(run, reason)
+        finished = client.runs.delete_run(run, reason)
     more = "" if finished else "; the coordinator is still removing its data, also after a restart"
     output.show({"run_id": run, "finished": finished}, f"deleted {run}{more}", context.as_json)
 
@@ -232,7 +232,7 @@ def history(
 ) -> None:
     """Show every change of a run's state: time, actor, event and reason."""
     with context.connect() as client:
-        entries = client.list_history(run, limit)
+        entries = client.history.list_history(run, limit)
     output.show(entries, lambda: tables.history_table(entries), context.as_json)
 
 

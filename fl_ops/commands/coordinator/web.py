@@ -51,7 +51,7 @@ async def _serve(context: Context, connection: settings.Connection, address: tup
         from fl_web.serve import listen, serve
     except ModuleNotFoundError as error:
         raise UsageError(f"fl web needs {error.name}, which is not installed: pip install 'impetus-fl[web]'") from error
-    from fl_ops.admin.async_channel import call_metadata, open_channel
+    from fl_ops.admin.calls import call_metadata, open_channel
 
     try:
         listening = listen(*address)
@@ -73,7 +73,7 @@ async def _serve(context: Context, connection: settings.Connection, address: tup
 def _open(context: Context) -> None:
     """Show a login link of the coordinator's own page."""
     with context.connect() as client:
-        made = client.create_web_link()
+        made = client.access.create_web_link()
     until = f"\nOne browser can use it, until {units.moment(made.expires)}." if made.HasField("expires") else ""
     output.show(made, lambda: f"{made.url}{until}", context.as_json)
 

@@ -190,7 +190,7 @@ def test_a_daemon_that_runs_is_not_disturbed(doctor: Doctor, plain_server: Coord
 def test_a_device_that_is_banned(doctor: Doctor, plain_server: Coordinator) -> None:
     """The coordinator checks its bans before the protocol, so the doctor reports the operator's reason."""
     with plain_server.admin() as admin:
-        admin.ban_client("edge-banned", "its sensor lies")
+        admin.clients.ban_client("edge-banned", "its sensor lies")
     found = doctor(server=plain_server.address, client_id="edge-banned")
     assert found.faults == ["FAIL coordinator"]
     assert "banned: its sensor lies" in found.of("coordinator")

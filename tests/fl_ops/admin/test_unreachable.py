@@ -52,7 +52,7 @@ def coordinator(pki: Pki, host: str = "127.0.0.1", validity: ca.Validity = WEEK)
 def failure(server: str, certificates: Certificates | None) -> str:
     """The error of a call."""
     with AdminClient(Connection(server, certificates)) as admin, pytest.raises(Unreachable) as caught:
-        admin.list_runs()
+        admin.runs.list_runs()
     return str(caught.value)
 
 

@@ -138,27 +138,27 @@ class Caller:
         self._runs += 1
         self._wants_session = False
         with self._federation.server.admin() as admin:
-            for undo in (admin.unban_client, admin.release_client):
+            for undo in (admin.clients.unban_client, admin.clients.release_client):
                 with suppress(OpsError):
                     undo(self.name)
-            for run in admin.list_runs():
+            for run in admin.runs.list_runs():
                 if run.spec.labels.get("site") in {self.name, "fuzz"}:
                     self._remove(admin, run)
             with suppress(OpsError):
                 wanted = [admin_pb2.EnrollmentSpec(name=f"{self.name}-{self._runs}")]
-                self._token = admin.create_enrollments(wanted, 0).created[0].token
+                self._token = admin.access.create_enrollments(wanted, 0).created[0].token
             with suppress(OpsError):
                 spec = run_spec(f"{self.name}-{self._runs}", **_RUN, labels={"site": self.name})
-                self._run = admin.create_run(spec).run.run_id
+                self._run = admin.runs.create_run(spec).run.run_id
         self._attend()
 
     @staticmethod
     def _remove(admin: AdminClient, run: admin_pb2.RunStatus) -> None:
         with suppress(OpsError):  # another caller may remove it now
             if not run.HasField("ended"):
-                admin.stop_run(run.run_id, "fuzzed")
+                admin.runs.stop_run(run.run_id, "fuzzed")
         with suppress(OpsError):
-            admin.delete_run(run.run_id, "fuzzed")
+            admin.runs.delete_run(run.run_id, "fuzzed")
 
     def _attend(self) -> None:
         """Open a session, and attend it until the next one."""

@@ -65,7 +65,7 @@ def ban_until_it_ends(server: SecureCoordinator, name: str, answered: list[str])
         for number in range(10_000):
             client = f"{name}-{number}"
             try:
-                admin.ban_client(client, "in a loop")
+                admin.clients.ban_client(client, "in a loop")
             except OpsError:
                 return
             answered.append(client)
@@ -85,7 +85,7 @@ def test_no_change_is_in_effect_without_a_row_after_sigkill(server: SecureCoordi
         thread.join()
     server.serve()
     with server.admin() as admin:
-        banned = {client.client_id for client in admin.list_clients() if client.banned}
+        banned = {client.client_id for client in admin.clients.list_clients() if client.banned}
     found = rows(server)
     asked = {row.subject for row in found if row.result == "asked"}
     done = {row.subject for row in found if row.method == "BanClient" and row.result == "ok"}
@@ -119,7 +119,7 @@ def test_an_edited_ledger_is_named_by_the_command(server: SecureCoordinator, pki
     """Over the wire, in an export, and in the file of the ledger; also rows that are missing at the end."""
     with server.admin() as admin:
         for number in range(5):
-            admin.ban_client(f"edge-{number}", "lost")
+            admin.clients.ban_client(f"edge-{number}", "lost")
     alice = connection(server, pki.issue("admin", "alice"))
     code, text = verified(*alice)
     assert code == 0
@@ -148,7 +148,7 @@ def test_an_edited_ledger_is_named_by_the_command(server: SecureCoordinator, pki
     server.serve()
     assert server.events("audit_altered")
     with server.admin() as admin:
-        admin.ban_client("later", "lost")
+        admin.clients.ban_client("later", "lost")
     assert "audit_altered" in {row.method for row in rows(server)}
     server.kill()
     newest.unlink()
@@ -164,13 +164,13 @@ def test_refusals_of_identity_are_recorded(server: SecureCoordinator, pki: Pki) 
     with server.admin(device) as admin:
         for _ in range(30):
             with pytest.raises(OpsError):
-                admin.list_runs()
+                admin.runs.list_runs()
     nobody = pki.forge("nobody", [x509.DNSName("example.org")])
     for files in (nobody, pki.issue("client", "edge-2"), pki.issue("admin", "alice")):
         with RawClient(server.address, "edge-1", credentials(files)) as client, pytest.raises(grpc.RpcError):
             client.register()
     with server.admin() as admin:
-        admin.ban_client("edge-1", "lost device")
+        admin.clients.ban_client("edge-1", "lost device")
     with RawClient(server.address, "edge-1", credentials(device)) as client, pytest.raises(grpc.RpcError):
         client.register()
     wanted = {

@@ -48,8 +48,8 @@ class Restored:
         subprocess.run(["tar", "-C", self.state, "-cf", self.folder / "state.tar", "."], check=True)
         self.server.serve()
         with self.server.admin() as admin:
-            admin.revoke_certificates("stolen", name="stolen")
-            admin.ban_client("hostile", "it lies")
+            admin.access.revoke_certificates("stolen", name="stolen")
+            admin.clients.ban_client("hostile", "it lies")
         shutil.copy(self.state / "denials.json", self.folder / "kept.json")
         self.stop()
 
@@ -79,7 +79,7 @@ class Restored:
 def audited(server: SecureCoordinator) -> list[str]:
     """The subjects of the rows of restored denials."""
     with server.admin() as admin:
-        rows = [row for page in admin.list_audit(admin_pb2.ListAuditRequest()) for row in page.entries]
+        rows = [row for page in admin.history.list_audit(admin_pb2.ListAuditRequest()) for row in page.entries]
     return sorted(row.subject for row in rows if row.method == "denial_restored")
 
 
@@ -118,7 +118,7 @@ def test_a_lifted_ban_does_not_come_back_at_a_start(restored: Restored) -> None:
     """The list is written before a ban ends, so no start bans the device again."""
     restored.server.serve()
     with restored.server.admin() as admin:
-        admin.unban_client("hostile")
+        admin.clients.unban_client("hostile")
     restored.stop()
     restored.server.serve()
     assert restored.accepted() == ["hostile"]

@@ -27,8 +27,10 @@ def test_claimed_labels_do_not_count_where_the_settings_say_so(workspace: Worksp
         client.register(labels={"site": "south", "gpu": "a100"})
         client.attend()
         with server.admin() as admin:
-            assert [dict(each.labels) for each in admin.list_clients(labels={"site": "north"})] == [{"site": "north"}]
-            assert not list(admin.list_clients(labels={"gpu": "a100"}))
+            assert [dict(each.labels) for each in admin.clients.list_clients(labels={"site": "north"})] == [
+                {"site": "north"}
+            ]
+            assert not list(admin.clients.list_clients(labels={"gpu": "a100"}))
 
 
 def test_a_lost_response_is_repeated_after_a_kill(module_workspace: Workspace) -> None:
@@ -40,7 +42,7 @@ def test_a_lost_response_is_repeated_after_a_kill(module_workspace: Workspace) -
     server = EnrollingCoordinator(module_workspace, pki, name="killed").serve()
     gone, device, token = server.enrolled("edge-k2"), RawDevice(server), server.create_token("edge-k1")
     with server.admin() as admin:
-        admin.revoke_certificates("stolen", name="edge-k2")
+        admin.access.revoke_certificates("stolen", name="edge-k2")
     port = str(server.settings["enroll_listen"])
     with holding_relay(port) as relay:
         root = grpc.ssl_channel_credentials(pki.ca.read_bytes())
@@ -55,7 +57,7 @@ def test_a_lost_response_is_repeated_after_a_kill(module_workspace: Workspace) -
             lost.cancel()
     server.serve()
     with server.admin() as admin:
-        issued = [each.serial for each in admin.list_certificates("edge-k1")]
+        issued = [each.serial for each in admin.access.list_certificates("edge-k1")]
     device.enroll(token)
     assert [f"{device.leaf.serial_number:x}"] == issued
     assert error_of(lambda: RawDevice(server).enroll(token)).code() is DENIED
@@ -67,7 +69,7 @@ def test_a_lost_response_is_repeated_after_a_kill(module_workspace: Workspace) -
 def states(server: EnrollingCoordinator) -> dict[str, str]:
     """The tokens' states by id."""
     with server.admin() as admin:
-        return {each.id: each.state for each in admin.list_enrollments()}
+        return {each.id: each.state for each in admin.access.list_enrollments()}
 
 
 def test_limits_of_requests(module_workspace: Workspace) -> None:

@@ -48,10 +48,10 @@ def test_an_attack_on_a_token_is_refused(server: EnrollingCoordinator, attack: A
     """With the reason, a row in the audit log, and no certificate."""
     call = attack(server)
     with server.admin() as admin:
-        before = len(admin.list_certificates())
+        before = len(admin.access.list_certificates())
         error: Any = error_of(call)
         assert (error.code(), ATTACKS[attack] in error.details()) == (DENIED, True), error.details()
-        assert len(admin.list_certificates()) == before
+        assert len(admin.access.list_certificates()) == before
 
 
 def test_the_ports_serve_only_their_own_callers(server: EnrollingCoordinator) -> None:
@@ -86,7 +86,7 @@ def test_an_enrolled_device_renews_its_certificate(server: EnrollingCoordinator)
     with RawClient(server.address, "edge-b2", replace(device, key=key, issued=renewed).credentials()) as client:
         client.register()
     with server.admin() as admin:
-        serials = [each.serial for each in admin.list_certificates("edge-b2")]
+        serials = [each.serial for each in admin.access.list_certificates("edge-b2")]
     new, old = x509.load_pem_x509_certificate(renewed.chain), device.leaf
     assert serials == [f"{new.serial_number:x}", f"{old.serial_number:x}"]
 
@@ -94,7 +94,7 @@ def test_an_enrolled_device_renews_its_certificate(server: EnrollingCoordinator)
 def revocation_of(device: RawDevice, kind: str) -> dict[str, str]:
     """The arguments of a revocation of the device's first certificate."""
     with device.server.admin() as admin:
-        status = admin.list_certificates(device.issued.name)[-1]
+        status = admin.access.list_certificates(device.issued.name)[-1]
     return {kind: {"name": status.name, "serial": status.serial, "key": status.key}[kind]}
 
 
@@ -111,7 +111,7 @@ def test_a_revocation_ends_open_streams_and_all_further_calls(server: EnrollingC
         stream = client.attend()
         device.renew(channel=channel)
         with server.admin() as admin:
-            shown = admin.revoke_certificates("stolen", **revocation_of(device, kind))
+            shown = admin.access.revoke_certificates("stolen", **revocation_of(device, kind))
             assert {(each.name, each.HasField("revoked")) for each in shown} == {(name, True)}
             assert all(each.reason.startswith("stolen") for each in shown)
         ended: Any = error_of(lambda: list(stream))
@@ -127,7 +127,7 @@ def test_a_serial_number_denies_what_was_renewed_from_it(server: EnrollingCoordi
     stolen = replace(device, issued=device.renew())
     renewed = replace(stolen, issued=stolen.renew())
     with server.admin() as admin:
-        shown = admin.revoke_certificates("copied", serial=f"{stolen.leaf.serial_number:x}")
+        shown = admin.access.revoke_certificates("copied", serial=f"{stolen.leaf.serial_number:x}")
     assert {each.serial for each in shown} == {f"{each.leaf.serial_number:x}" for each in (stolen, renewed)}
     assert error_of(stolen.renew).code() is DENIED
     assert error_of(renewed.renew).code() is DENIED
@@ -141,13 +141,13 @@ def test_a_bootstrap_token_gives_nothing_that_others_have(
     token, one = server.create_token(name_prefix="pod-", uses=9), RawDevice(server)
     one.enroll(token, name="pod-1")
     with server.admin() as admin:
-        admin.revoke_certificates("stolen", name="pod-1")
+        admin.access.revoke_certificates("stolen", name="pod-1")
     error: Any = error_of(lambda: RawDevice(server).enroll(token, name="pod-1"))
     assert "needed: a token made after the revocation of this name's certificate" in error.details()
     two = RawDevice(server)
     two.enroll(token, name="pod-2")
     with server.admin() as admin:
-        admin.revoke_certificates("replaced", serial=f"{two.leaf.serial_number:x}")
+        admin.access.revoke_certificates("replaced", serial=f"{two.leaf.serial_number:x}")
     files = foreign.issue("pod-2")
     own = grpc.ssl_channel_credentials(server.pki.ca.read_bytes(), files.key.read_bytes(), files.cert.read_bytes())
     with RawClient(server.address, "pod-2", own) as client:
@@ -176,7 +176,7 @@ def test_labels_of_the_token_win(server: EnrollingCoordinator, foreign: OpensslA
         client.register(labels=claimed)
         client.attend()
         with server.admin() as admin:
-            south = {client.client_id for client in admin.list_clients(labels={"site": "south"})}
+            south = {client.client_id for client in admin.clients.list_clients(labels={"site": "south"})}
         assert "site-1" not in south
     files = foreign.issue("site-2")
     own = grpc.ssl_channel_credentials(server.pki.ca.read_bytes(), files.key.read_bytes(), files.cert.read_bytes())
@@ -200,8 +200,8 @@ def test_a_certificate_of_another_authority_is_revoked(
         stream = client.attend()
         given = {"name": name} if kind == "name" else {"serial": f"{leaf.serial_number:X}"}
         with server.admin() as admin:
-            admin.revoke_certificates("stolen", **given)
-            listed = [each.serial for each in admin.list_certificates()]
+            admin.access.revoke_certificates("stolen", **given)
+            listed = [each.serial for each in admin.access.list_certificates()]
         assert (f"{leaf.serial_number:x}" in listed) == (kind == "serial")
         assert error_of(lambda: list(stream)).code() is DENIED
         assert error_of(client.register).code() is DENIED
@@ -211,7 +211,7 @@ def test_a_device_comes_back_after_a_revocation_with_a_new_token_and_key(server:
     """Its old key gets nothing more, whoever has a token."""
     device = server.enrolled("edge-c2")
     with server.admin() as admin:
-        admin.revoke_certificates("lost", name="edge-c2")
+        admin.access.revoke_certificates("lost", name="edge-c2")
     token = server.create_token("edge-c2")
     error: Any = error_of(lambda: device.enroll(token))
     assert "a new key: this one is revoked" in error.details()
@@ -244,7 +244,7 @@ def test_an_enrolled_daemon_works_until_it_is_revoked(
     one = {"clients_per_round": 1, "min_clients": 1}
     server.completed(server.create("enrolled", round=one))
     with server.admin() as admin:
-        admin.revoke_certificates("stolen", name="edge-e1")
+        admin.access.revoke_certificates("stolen", name="edge-e1")
     eventually(lambda: server.client("edge-e1").state == admin_pb2.CLIENT_STATE_LOST, "it is not waited for")
     assert "certificates_revoked" in server.history("edge-e1")
     daemon.kill()
@@ -261,7 +261,7 @@ def test_tokens_are_nowhere_but_in_their_response(module_workspace: Workspace, s
     output = [server.folder / f"{server.name}.log", server.folder / f"{server.name}.err"]
     texts = [path.read_bytes() for path in (*files, *(each for each in output if each.exists()))]
     with server.admin() as admin:
-        texts.append(str(admin.list_history("", 0)).encode() + str(admin.list_enrollments()).encode())
+        texts.append(str(admin.history.list_history("", 0)).encode() + str(admin.access.list_enrollments()).encode())
     assert len(texts) >= 3
     assert not any(secret in text for secret in secrets for text in texts)
 
@@ -270,8 +270,8 @@ def test_calls_that_cannot_be_carried_out(server: EnrollingCoordinator) -> None:
     """The message has the expected value."""
     with server.admin() as admin:
         with pytest.raises(OpsError, match="exactly one of name, serial and key, got none"):
-            admin.revoke_certificates("x")
+            admin.access.revoke_certificates("x")
         with pytest.raises(OpsError, match="exactly one of name, serial and key, got name and key"):
-            admin.revoke_certificates("x", name="a", key="b")
+            admin.access.revoke_certificates("x", name="a", key="b")
         with pytest.raises(OpsError, match="no enrollment token"):
-            admin.revoke_enrollment("0000", "x")
+            admin.access.revoke_enrollment("0000", "x")

@@ -55,8 +55,8 @@ def test_the_key_of_the_devices_authority_makes_no_operator(server: EnrollingCoo
     """TLS refuses the certificate at the operators' port and at the clients'."""
     made = stolen(server, role, "mallory")
     with server.admin(made) as admin, pytest.raises(OpsError, match="refused"):
-        admin.who_am_i()
+        admin.access.who_am_i()
     with grpc.secure_channel(server.address, credentials(made)) as channel, pytest.raises(grpc.FutureTimeoutError):
         grpc.channel_ready_future(channel).result(1.5)
     with server.admin() as admin:
-        assert admin.who_am_i().roles
+        assert admin.access.who_am_i().roles

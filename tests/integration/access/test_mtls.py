@@ -40,14 +40,16 @@ def test_a_run_completes_over_mtls(module_workspace: Workspace, server: Coordina
     run = server.create("secure", round=ONE)
     server.completed(run)
     with server.admin() as admin:
-        assert ("admin:alice", "run_created") in [(line.actor, line.event) for line in admin.list_history(run, 0)]
+        assert ("admin:alice", "run_created") in [
+            (line.actor, line.event) for line in admin.history.list_history(run, 0)
+        ]
     assert daemon.terminate() == 0
 
 
 def test_a_clients_certificate_opens_no_admin_port(server: Coordinator, pki: Pki) -> None:
     """The wrong role is refused with the name of the caller and the role that is needed."""
     with server.admin(pki.issue("client", "edge-1")) as admin, pytest.raises(NotAllowed) as refused:
-        admin.list_runs()
+        admin.runs.list_runs()
     assert "client:edge-1 is not allowed to do this; needed: the role viewer, operator or admin" in str(refused.value)
 
 
@@ -160,6 +162,6 @@ def test_an_operator_of_another_authority_is_refused(server: Coordinator, foreig
     ours = Certificates(Path(server.settings["tls"]["client_ca"]), theirs.cert, theirs.key)
     for files, reason in ((theirs, "is not signed by the authority in --ca"), (ours, "refused the certificate")):
         with server.admin(files) as admin, pytest.raises(OpsError) as refused:
-            admin.list_runs()
+            admin.runs.list_runs()
         assert isinstance(refused.value, Unreachable)
         assert reason in str(refused.value)

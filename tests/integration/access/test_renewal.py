@@ -65,9 +65,9 @@ class Site:
     def stopped(self, run: str) -> int:
         """End the run between two rounds; returns the number of its rounds."""
         with self.server.admin() as admin:
-            admin.pause_run(run)
+            admin.runs.pause_run(run)
             self.server.until(run, lambda status: status.rounds_done == self.rounds(), "its round is committed")
-            admin.stop_run(run, "it has seen enough")
+            admin.runs.stop_run(run, "it has seen enough")
         return self.rounds()
 
     def rounds(self) -> int:

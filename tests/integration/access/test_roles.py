@@ -87,7 +87,7 @@ def status_of(channel: grpc.Channel, method: str, request: Message | None = None
 def state_of(server: SecureCoordinator) -> tuple[list[str], int]:
     """All that a call could change: runs with their states, and the number of history entries."""
     with server.admin() as admin:
-        return [f"{run.run_id} {run.state}" for run in admin.list_runs()], len(admin.list_history("", 0))
+        return [f"{run.run_id} {run.state}" for run in admin.runs.list_runs()], len(admin.history.list_history("", 0))
 
 
 def test_every_admin_method_refuses_every_wrong_role(
@@ -186,10 +186,10 @@ def test_who_am_i(server: SecureCoordinator, pki: Pki) -> None:
     for role in ("viewer", "operator", "enroller", "admin"):
         files = pki.issue(role, "eva")
         with server.admin(files) as admin:
-            found = admin.who_am_i()
+            found = admin.access.who_am_i()
         assert (found.identity, list(found.roles), found.source) == (f"{role}:eva", [role], "certificate")
         allowed = {name for name, roles in METHOD_ROLES.items() if role in roles and roles != EVERYONE}
         assert {f"{ADMIN}{name}" for name in found.methods} == allowed
         assert found.HasField("ends")
     with server.admin(pki.issue("client", "eva")) as admin, pytest.raises(NotAllowed):
-        admin.who_am_i()
+        admin.access.who_am_i()

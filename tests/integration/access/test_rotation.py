@@ -167,10 +167,10 @@ def test_all_certificates_are_renewed_under_load(site: Site) -> None:
     assert site.newcomer(old, site.next) is grpc.StatusCode.UNAVAILABLE
     assert site.newcomer(site.next, site.next) is grpc.StatusCode.PERMISSION_DENIED
     with site.server.admin() as admin:
-        admin.pause_run(run)
+        admin.runs.pause_run(run)
         site.server.until(run, lambda status: status.rounds_done == len(attempts(site)), "its round is committed")
         check_no_effect(site)
-        admin.stop_run(run, "it has seen enough")
+        admin.runs.stop_run(run, "it has seen enough")
     leaf = x509.load_pem_x509_certificate((site.next / "server-coordinator.crt").read_bytes())
     ends = site.server.samples("fl_certificate_expiry_timestamp_seconds")
     assert ({"file": "cert"}, leaf.not_valid_after_utc.timestamp()) in ends

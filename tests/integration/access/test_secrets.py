@@ -121,8 +121,8 @@ def test_a_run_shows_no_secret(workspace: Workspace, monkeypatch: pytest.MonkeyP
         run = server.create("secretive", round={"clients_per_round": 1, "min_clients": 1}, stop={"rounds": 2})
         server.completed(run)
         with server.admin() as admin:
-            admin.list_clients()
-            admin.list_history("edge-2", 0)
+            admin.clients.list_clients()
+            admin.history.list_history("edge-2", 0)
         client.session_id += "0"
         with pytest.raises(Exception, match="no session of this id"):
             client.attend()

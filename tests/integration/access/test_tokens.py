@@ -87,22 +87,22 @@ def status(site: Site, method: str, metadata: list[tuple[str, str]], address: st
 def test_an_operator_with_a_token_runs_and_owns_a_run(site: Site) -> None:
     """Name, roles, source and end are those of the token; the history and the run have the name."""
     with site.operator() as operator:
-        found = operator.who_am_i()
+        found = operator.access.who_am_i()
         assert (found.identity, list(found.roles), found.source) == ("operator:oidc:alice", ["operator"], "token")
         assert found.ends.seconds > time.time()
-        run = operator.create_run(run_spec("by-token", round={"clients_per_round": 3})).run
+        run = operator.runs.create_run(run_spec("by-token", round={"clients_per_round": 3})).run
         assert run.spec.owner == "oidc:alice"
         assert ("operator:oidc:alice", "run_created") in [
-            (entry.actor, entry.event) for entry in operator.list_history(run.run_id, 0)
+            (entry.actor, entry.event) for entry in operator.history.list_history(run.run_id, 0)
         ]
-        operator.stop_run(run.run_id, "enough")
+        operator.runs.stop_run(run.run_id, "enough")
     with site.operator(sub="bob") as other, pytest.raises(NotFound, match="no run 'by-token'"):
-        other.get_run("by-token")
+        other.runs.get_run("by-token")
     with (
         site.operator(groups=["fl-eyes"]) as viewer,
         pytest.raises(NotAllowed, match="needed: the role operator or ad"),
     ):
-        viewer.stop_run("by-token", "")
+        viewer.runs.stop_run("by-token", "")
 
 
 def test_every_admin_method_checks_the_roles_of_a_token(site: Site) -> None:
@@ -128,7 +128,7 @@ def test_every_admin_method_checks_the_roles_of_a_token(site: Site) -> None:
 def test_an_invalid_token_is_refused(site: Site, claims: dict[str, Any], reason: str) -> None:
     """The operator learns why, and nothing is served."""
     with site.operator(**claims) as operator, pytest.raises(NotAllowed, match=reason):
-        operator.list_runs()
+        operator.runs.list_runs()
 
 
 @pytest.mark.parametrize(
@@ -172,13 +172,13 @@ def test_a_token_is_worth_nothing_at_other_ports(site: Site) -> None:
 def test_an_open_stream_ends_with_its_token(site: Site) -> None:
     """A watch of a run is over soon after the token's end, with the leeway."""
     with site.operator(groups=["fl-admins"]) as admin:
-        run = admin.create_run(run_spec("watched-by-token")).run.run_id
+        run = admin.runs.create_run(run_spec("watched-by-token")).run.run_id
     now = int(time.time())
     with (
         site.operator(groups=["fl-eyes"], iat=now - 100, exp=now - 27) as viewer,
         pytest.raises(NotAllowed, match="the token of viewer:oidc:alice ended on .*: connect again with a renewed"),
     ):
-        for _ in viewer.watch_run(run):
+        for _ in viewer.runs.watch_run(run):
             pass
 
 
@@ -192,7 +192,7 @@ def test_the_provider_changes_its_key(site: Site) -> None:
     def accepted() -> bool:
         with site.operator(second) as operator:
             try:
-                operator.list_runs()
+                operator.runs.list_runs()
             except NotAllowed as error:
                 reasons.append(str(error))
                 return False
@@ -201,7 +201,7 @@ def test_the_provider_changes_its_key(site: Site) -> None:
     eventually(accepted, "the new key is read")
     assert all("a key that the provider does not have" in reason for reason in reasons)
     with site.operator() as operator:  # the first key is there too
-        operator.list_runs()
+        operator.runs.list_runs()
 
 
 def test_the_command_with_a_token_file(site: Site, tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_a_token_at_the_port_of_certificates_is_explained(site: Site) -> None:
     admin_port = str(site.server.settings["admin_listen"])
     security = Token(site.pki.ca, text=site.token())
     with AdminClient(Connection(admin_port, security)) as wrong, pytest.raises(OpsError) as refused:
-        wrong.list_runs()
+        wrong.runs.list_runs()
     assert isinstance(refused.value, Unreachable)
     assert security.text not in str(refused.value)
 
@@ -268,9 +268,9 @@ def test_a_token_at_the_port_of_certificates_is_explained(site: Site) -> None:
 def test_no_token_is_in_the_logs(site: Site) -> None:
     """Not one part of any token that was sent, accepted or refused."""
     with site.operator() as operator, site.operator(iss="other") as stranger:
-        operator.list_runs()
+        operator.runs.list_runs()
         with pytest.raises(NotAllowed):
-            stranger.list_runs()
+            stranger.runs.list_runs()
     text = "\n".join(path.read_text(errors="replace") for path in site.workspace.folder.glob("server.*"))
     assert "rpc_refused" in text
     payloads = {part for token in site.sent for part in token.split(".")[1:]}

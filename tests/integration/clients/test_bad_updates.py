@@ -44,8 +44,8 @@ def work(server: Coordinator) -> Iterator[Work]:
         server.create(name, round=ONE, stop={"rounds": 2}, labels=label)
         yield client, next(events).assignment, events
         with server.admin() as admin:
-            if not admin.get_run(name).run.HasField("ended"):
-                admin.stop_run(name, "its test is over")
+            if not admin.runs.get_run(name).run.HasField("ended"):
+                admin.runs.stop_run(name, "its test is over")
 
 
 def tensors(client: RawClient, assignment: training_pb2.Assignment) -> Tensors:
@@ -226,7 +226,7 @@ def test_an_update_for_a_closed_round_is_late(server: Coordinator, work: Work) -
     client, assignment, _ = work
     update = client.update(assignment)
     with server.admin() as admin:
-        admin.stop_run(assignment.key.run_id, "enough")
+        admin.runs.stop_run(assignment.key.run_id, "enough")
     server.ended(assignment.key.run_id)
     receipt = client.submit(update)
     assert (receipt.reason, receipt.detail) == (training_pb2.REFUSAL_REASON_LATE, "the round is closed")

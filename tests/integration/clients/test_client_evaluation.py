@@ -97,4 +97,4 @@ def evaluations(server: Coordinator, run: str) -> list[str]:
     if not server.rounds(run):
         return []
     with server.admin() as admin:
-        return [row.client_id for row in admin.list_evaluations(run, 0).evaluations]
+        return [row.client_id for row in admin.runs.list_evaluations(run, 0).evaluations]

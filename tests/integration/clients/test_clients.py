@@ -28,7 +28,7 @@ def test_a_banned_daemon_logs_the_ban_and_stays_out(fleet: Fleet) -> None:
     server = fleet.server
     _, slow = fleet.half_delivered("banned", round={"quorum": 1}, stop={"rounds": 1})
     with server.admin() as admin:
-        admin.ban_client(slow.client_id, "it sends noise")
+        admin.clients.ban_client(slow.client_id, "it sends noise")
     server.completed("banned")
     assert server.rounds("banned")[0].accepted == 1
     assert "needed: to be unbanned (banned: it sends noise)" in slow.logged("refused")["reason"]
@@ -57,7 +57,7 @@ def test_a_ban_ends_an_open_upload(fleet: Fleet) -> None:
         call = client.stub.SubmitUpdate.future(unfinished(update, silent), timeout=TIMEOUT_S)
         parts = server.folder / "server-state" / "spool"
         eventually(lambda: list(parts.rglob("raw-1.part")), "a part of it is there")
-        admin.ban_client("raw-1", "it sends noise")
+        admin.clients.ban_client("raw-1", "it sends noise")
         refused = call.exception(timeout=TIMEOUT_S)
         silent.set()
         assert refused.code() is grpc.StatusCode.PERMISSION_DENIED
@@ -91,7 +91,7 @@ def test_a_ban_ends_an_open_download(tmp_path: Path) -> None:
             channel = stack.enter_context(grpc.insecure_channel(server.address, SMALL_WINDOW))
             reading = coordinator_pb2_grpc.CoordinatorStub(channel).FetchModel(request, timeout=TIMEOUT_S)
             next(reading)
-            admin.ban_client("raw-1", "it fetches too much")
+            admin.clients.ban_client("raw-1", "it fetches too much")
             more = []
             with pytest.raises(grpc.RpcError, match="banned: it fetches too much") as ended:
                 more.extend(reading)
@@ -103,12 +103,12 @@ def test_an_unbanned_client_takes_part_again(fleet: Fleet) -> None:
     """After the unban the daemon registers and is drawn. Its history has both steps with actor and reason."""
     server, daemon = fleet.server, fleet["edge-1"]
     with server.admin() as admin:
-        admin.ban_client("edge-1", "a mistake")
-        admin.unban_client("edge-1")
+        admin.clients.ban_client("edge-1", "a mistake")
+        admin.clients.unban_client("edge-1")
         daemon.kill()
         daemon.start()
         fleet.until_all_present()
-        lines = [(line.actor, line.event, line.detail) for line in admin.list_history("edge-1", 0)]
+        lines = [(line.actor, line.event, line.detail) for line in admin.history.list_history("edge-1", 0)]
     admin_lines = [line for line in lines if line[0] == "admin"]
     assert [("admin", "client_banned", "a mistake"), ("admin", "client_unbanned", "")] == admin_lines[-2:]
     server.completed(server.create("unbanned", round={"clients_per_round": 3}))
@@ -117,7 +117,7 @@ def test_an_unbanned_client_takes_part_again(fleet: Fleet) -> None:
 def test_a_client_can_be_banned_before_it_registers(fleet: Fleet) -> None:
     """A daemon that registers after a ban of its name is refused with a message."""
     with fleet.server.admin() as admin:
-        assert admin.ban_client("edge-stolen", "stolen").banned
+        assert admin.clients.ban_client("edge-stolen", "stolen").banned
     stolen = Daemon(fleet.workspace, fleet.server, "edge-stolen").start()
     assert "banned: stolen" in stolen.logged("refused")["reason"]
     assert stolen.terminate() == 0
@@ -129,7 +129,7 @@ def test_a_drained_client_finishes_and_gets_nothing_new(fleet: Fleet) -> None:
     server = fleet.server
     _, slow = fleet.half_delivered("drain", round={"min_clients": 2})
     with server.admin() as admin:
-        admin.drain_client(slow.client_id, "maintenance", undo=False)
+        admin.clients.drain_client(slow.client_id, "maintenance", undo=False)
     slow.hold.unlink()
     server.completed("drain")
     assert len(slow.events("submitted", run="drain")) == 1
@@ -137,7 +137,7 @@ def test_a_drained_client_finishes_and_gets_nothing_new(fleet: Fleet) -> None:
     server.serve()
     assert server.client(slow.client_id).draining
     with server.admin() as admin:
-        admin.drain_client(slow.client_id, "", undo=True)
+        admin.clients.drain_client(slow.client_id, "", undo=True)
     server.completed(server.create("undrained", round={"clients_per_round": 3}))
     assert server.history(slow.client_id)[-2:] == ["client_drained", "client_undrained"]
 
@@ -147,10 +147,10 @@ def test_a_forgotten_client_is_not_listed_and_may_register_again(fleet: Fleet) -
     server, daemon = fleet.server, fleet["edge-2"]
     daemon.terminate()
     with server.admin() as admin:
-        admin.forget_client("edge-2")
-        assert "edge-2" not in {client.client_id for client in admin.list_clients()}
+        admin.clients.forget_client("edge-2")
+        assert "edge-2" not in {client.client_id for client in admin.clients.list_clients()}
         with pytest.raises(NotFound, match="no client 'edge-2' has registered; `fl clients list`"):
-            admin.forget_client("edge-2")
+            admin.clients.forget_client("edge-2")
     daemon.start()
     server.until_present("edge-2")
     assert server.history("edge-2")[-2:] == ["client_forgotten", "client_registered"]

@@ -57,7 +57,7 @@ def test_a_device_whose_step_never_ends_is_left_out(workspace: Workspace, tmp_pa
     hung.hold.unlink()
     hung.logged("training_goes_on")
     with server.admin() as admin:
-        admin.release_client("edge-0")
+        admin.clients.release_client("edge-0")
     eventually(lambda: server.client("edge-0").availability.may_train, "it may train again")
     server.create("again", round=EVERYBODY, stop={"rounds": 1})
     server.completed("again")

@@ -184,7 +184,7 @@ def test_the_budget_of_a_day_survives_sigkill(workspace: Workspace, fleet: Polic
     assert usage(device)["assignments"] == 1
     assert fleet.server.run("frugal").rounds_done == 0
     with fleet.server.admin() as admin:
-        admin.stop_run("frugal", "its test is over")
+        admin.runs.stop_run("frugal", "its test is over")
 
 
 def usage(device: Daemon) -> dict[str, Any]:

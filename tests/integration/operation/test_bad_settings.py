@@ -135,9 +135,9 @@ def test_an_impossible_run_is_refused_at_creation(fleet: Fleet, sections: dict[s
     """The run is checked before anything is stored, so its name stays free."""
     with fleet.server.admin() as admin:
         with pytest.raises(OpsError) as refused:
-            admin.create_run(run_spec("impossible", **sections))
+            admin.runs.create_run(run_spec("impossible", **sections))
         assert text in str(refused.value)
-        assert "impossible" not in {run.run_id for run in admin.list_runs()}
+        assert "impossible" not in {run.run_id for run in admin.runs.list_runs()}
 
 
 def test_the_name_of_a_run_is_unique(fleet: Fleet) -> None:

@@ -85,11 +85,11 @@ def test_a_crash_costs_one_restart_and_one_run(fleet: Fleet, part: str, monkeypa
     assert server.digests(healthy) == simulated_digests(healthy, stop={"rounds": 8})
     now.unlink()
     with server.admin() as admin:
-        before = admin.resume_run(f"crashes-{part}").rounds_done
+        before = admin.runs.resume_run(f"crashes-{part}").rounds_done
         server.until(f"crashes-{part}", lambda run: run.rounds_done > before, "it goes on")
-        admin.stop_run(f"crashes-{part}", "enough")
+        admin.runs.stop_run(f"crashes-{part}", "enough")
         server.ended(f"crashes-{part}")
-        admin.delete_run(f"crashes-{part}", "its code is loaded at each start")
+        admin.runs.delete_run(f"crashes-{part}", "its code is loaded at each start")
 
 
 def test_an_import_that_crashes_is_not_repeated(fleet: Fleet) -> None:
@@ -107,8 +107,8 @@ def test_an_import_that_crashes_is_not_repeated(fleet: Fleet) -> None:
     assert server.history("importing").count("run_failed") == 1
     now.unlink()
     with server.admin() as admin:
-        admin.resume_run("importing")
-        admin.stop_run("importing", "enough")
+        admin.runs.resume_run("importing")
+        admin.runs.stop_run("importing", "enough")
     fleet.until_all_present()
     server.completed(server.create("after-import", stop={"rounds": 1}))
 
@@ -156,4 +156,4 @@ def test_an_endless_loop_is_ended_and_a_step_at_the_end_is_repeated(fleet: Fleet
     before = server.run("held").rounds_done
     server.until("held", lambda run: run.rounds_done > before, "it goes on")
     with server.admin() as admin:
-        admin.stop_run("held", "enough")
+        admin.runs.stop_run("held", "enough")

@@ -104,8 +104,8 @@ def test_all_clients_and_rounds_are_listed(server: Coordinator) -> None:
     assert clients[-1]["labels"] == LABELS
     run = fl(server, "run", "show", "long")
     with server.admin() as admin:
-        assert sum(each.ByteSize() for each in admin.get_run("long").rounds) > MAX_MESSAGE_BYTES
-        assert sum(each.ByteSize() for each in admin.list_clients()) > MAX_MESSAGE_BYTES
+        assert sum(each.ByteSize() for each in admin.runs.get_run("long").rounds) > MAX_MESSAGE_BYTES
+        assert sum(each.ByteSize() for each in admin.clients.list_clients()) > MAX_MESSAGE_BYTES
     assert [summary["round"] for summary in run["rounds"]] == list(range(ROUNDS))
     assert run["run"]["rounds_done"] == ROUNDS
     history = fl(server, "run", "history", "long", "--limit", "20000")
@@ -137,17 +137,17 @@ def test_a_killed_coordinator_completes_the_deletion(server: Coordinator) -> Non
     """SIGKILL as soon as the run is marked: the next start removes the rest, and only a line of history stays."""
     state = Path(server.settings["state_dir"])
     with server.admin() as admin, ThreadPoolExecutor(1) as pool:
-        call = pool.submit(admin.delete_run, DELETED, "too long")
+        call = pool.submit(admin.runs.delete_run, DELETED, "too long")
         server.logged("run_deleted")
         server.kill()
         assert call.exception() is not None
     server.serve()
     server.logged("run_removed")
     with server.admin() as admin:
-        assert [run.run_id for run in admin.list_runs()] == ["long"]
+        assert [run.run_id for run in admin.runs.list_runs()] == ["long"]
         with pytest.raises(NotFound):
-            admin.get_run(DELETED)
-        assert [(line.actor, line.event, line.detail) for line in admin.list_history(DELETED, 0)][1:] == [
+            admin.runs.get_run(DELETED)
+        assert [(line.actor, line.event, line.detail) for line in admin.history.list_history(DELETED, 0)][1:] == [
             ("admin", "run_deleted", "too long"),
             ("coordinator", "run_removed", "all data of the run is removed"),
         ]

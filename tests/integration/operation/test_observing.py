@@ -120,7 +120,7 @@ def test_a_stopped_run_ends_a_watch_with_its_own_code(fleet: Fleet, tmp_path: Pa
     fleet.hold()
     fleet.server.create("watch-stop")
     with fleet.server.admin() as admin:
-        admin.stop_run("watch-stop", "no more")
+        admin.runs.stop_run("watch-stop", "no more")
     address = str(fleet.server.settings["admin_listen"])
     result = run_fl("run", "watch", "watch-stop", "--json", "--insecure", "--server", address, folder=tmp_path)
     assert result.returncode == 6

@@ -15,13 +15,13 @@ def test_a_paused_run_finishes_its_round_and_draws_no_other(fleet: Fleet, undist
     server = fleet.server
     _, slow = fleet.half_delivered("pause")
     with server.admin() as admin:
-        assert admin.pause_run("pause").state == admin_pb2.RUN_STATE_PAUSED
+        assert admin.runs.pause_run("pause").state == admin_pb2.RUN_STATE_PAUSED
     slow.hold.unlink()
     server.until("pause", lambda run: run.rounds_done == 1, "its round is committed")
     server.completed(server.create("meanwhile"))
     assert (server.run("pause").rounds_done, server.run("pause").state) == (1, admin_pb2.RUN_STATE_PAUSED)
     with server.admin() as admin:
-        admin.resume_run("pause")
+        admin.runs.resume_run("pause")
     assert undisturbed == server.digests("pause")
     assert {"run_paused", "run_resumed", "run_completed"} <= set(server.history("pause"))
 
@@ -32,13 +32,13 @@ def test_a_pause_outlives_a_restart(fleet: Fleet) -> None:
     fleet.hold()
     server.create("long-pause")
     with server.admin() as admin:
-        admin.pause_run("long-pause")
+        admin.runs.pause_run("long-pause")
     server.kill()
     server.serve()
     assert server.run("long-pause").state == admin_pb2.RUN_STATE_PAUSED
     fleet.release()
     with server.admin() as admin:
-        admin.resume_run("long-pause")
+        admin.runs.resume_run("long-pause")
     server.completed("long-pause")
 
 
@@ -50,7 +50,7 @@ def test_an_extended_run_is_the_longer_run(fleet: Fleet) -> None:
     # One after the other: bits hold for runs that share no clients.
     server.completed(server.create("four"))
     with server.admin() as admin:
-        assert not admin.extend_run("four", 2, 0.0).HasField("ended")
+        assert not admin.runs.extend_run("four", 2, 0.0).HasField("ended")
     server.until("four", lambda run: run.rounds_done == 6, "two rounds more")
     assert server.digests("six") == server.digests("four")
 
@@ -60,12 +60,12 @@ def test_a_stopped_run_keeps_what_was_committed(fleet: Fleet) -> None:
     server = fleet.server
     _, slow = fleet.half_delivered("stop")
     with server.admin() as admin:
-        admin.stop_run("stop", "the data were wrong")
+        admin.runs.stop_run("stop", "the data were wrong")
     run = server.ended("stop")
     assert (run.state, run.reason, run.rounds_done) == (admin_pb2.RUN_STATE_STOPPED, "the data were wrong", 0)
     assert slow.logged("cancelled", run="stop", round=0)["reason"] == "REFUSAL_REASON_ABANDONED"
     with server.admin() as admin, pytest.raises(OpsError, match="'stop' is stopped.*needs it to be running or waiting"):
-        admin.pause_run("stop")
+        admin.runs.pause_run("stop")
 
 
 def test_a_run_ends_when_its_metric_is_reached(fleet: Fleet) -> None:

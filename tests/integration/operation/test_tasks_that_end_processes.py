@@ -135,9 +135,9 @@ def test_a_restart_serves_and_no_process_of_a_task_is_left(fleet: Fleet) -> None
 def goes_on(server: Coordinator, name: str) -> None:
     """A failed run that is resumed commits a round. Then it is stopped."""
     with server.admin() as admin:
-        done = admin.resume_run(name).rounds_done
+        done = admin.runs.resume_run(name).rounds_done
         server.until(name, lambda run: run.rounds_done > done, "it goes on")
-        admin.stop_run(name, "enough")
+        admin.runs.stop_run(name, "enough")
 
 
 def _runs(pid: int) -> bool:
@@ -176,7 +176,7 @@ def test_evaluations_of_stopped_runs_give_way(fleet: Fleet) -> None:
     waiting = server.until("waits", lambda run: "waits until" in run.reason, "it says why it waits")
     assert waiting.reason == "its evaluation waits until one of 2 ends on the server; under way: holds-1, holds-2"
     with server.admin() as admin:
-        admin.stop_run("holds-1", "enough")
+        admin.runs.stop_run("holds-1", "enough")
     left = server.logged("evaluation_left", run="holds-1")
     assert left["reason"].startswith("the run has ended, and another one waits for its place")
     server.completed("waits")

@@ -136,7 +136,7 @@ def test_a_killed_tracking_goes_on(server: Coordinator, tmp_path: Path) -> None:
         done = server.run(run).rounds_done
         server.until(run, lambda status: status.rounds_done > done, "another round")
         with server.admin() as admin:
-            admin.stop_run(run, "enough")
+            admin.runs.stop_run(run, "enough")
         assert second.process.wait(TIMEOUT_S) == 0
     expected = shown(server, run, tmp_path)
     assert mlflow_values(uri, run) == expected

@@ -30,7 +30,7 @@ def kill_at(fleet: Fleet, run: str, event: str, detail: str) -> None:
     """SIGKILL the coordinator at an event of the run's third round, and restart it."""
     server = fleet.server
     with server.admin() as admin:
-        for status in admin.watch_run(run):
+        for status in admin.runs.watch_run(run):
             fleet.release()  # not before the events are watched
             if status.run.rounds_done == 2 and status.event == event and status.detail.startswith(detail):
                 server.kill()

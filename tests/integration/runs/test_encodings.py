@@ -141,11 +141,11 @@ def test_a_kill_after_a_difference_ends_with_the_same_models(fleet: Fleet, kille
     server.create(run, **FEWER)
     server.until(run, lambda status: len(status.cohort) == 3, "it draws all")
     with server.admin() as admin:
-        admin.pause_run(run)
+        admin.runs.pause_run(run)
         fleet.release()
         first = server.until(run, lambda status: status.rounds_done == 1, "it commits one round and waits")
         fleet.hold()
-        admin.resume_run(run)
+        admin.runs.resume_run(run)
     expected = first.bytes_down + bytes_down(run, FEWER)[1]
     server.until(run, lambda status: status.bytes_down == expected, "all clients have fetched the differences")
     process = server if killed == "server" else fleet[killed]

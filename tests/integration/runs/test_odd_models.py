@@ -64,7 +64,7 @@ def test_constants_and_a_module_made_once_have_the_simulated_bits(
             expected = [done.digest for done in simulation.rounds()]
         assert server.digests(name) == expected
         with server.admin() as admin:
-            parts = [part.chunk.data for part in admin.export_model(name, "latest") if part.HasField("chunk")]
+            parts = [part.chunk.data for part in admin.models.export_model(name, "latest") if part.HasField("chunk")]
         model = load(b"".join(parts))
         assert torch.equal(model["mask"], first["mask"])
         assert torch.equal(model["turned"], first["turned"])
@@ -122,6 +122,6 @@ def test_the_creator_of_a_run_is_told_of_an_extra_state(server: Coordinator) -> 
     """The run is created; the remark has the name in the state_dict."""
     task = {"name": "odd_task:Odd", "options": {"kind": "counted"}}
     with server.admin() as admin:
-        created = admin.create_run(run_spec("counted", **sections("Odd", task=task)))
-        admin.stop_run("counted", "only its creation is tested")
+        created = admin.runs.create_run(run_spec("counted", **sections("Odd", task=task)))
+        admin.runs.stop_run("counted", "only its creation is tested")
     assert ["'0._extra_state'" in remark for remark in created.remarks] == [True]

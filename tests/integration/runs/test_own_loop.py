@@ -117,7 +117,7 @@ def test_a_loop_ends_when_its_work_is_not_needed(fleet: LoopFleet) -> None:
     for client in cohort:
         fleet[client].logged("assignment", run="stopped")
     with fleet.server.admin() as admin:
-        admin.stop_run("stopped", "not needed")
+        admin.runs.stop_run("stopped", "not needed")
     fleet.release()
     fleet.server.create("next", **{**SECTIONS, "stop": {"rounds": 1}})
     fleet.server.completed("next")

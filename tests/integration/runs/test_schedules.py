@@ -42,7 +42,7 @@ def test_a_killed_and_extended_run_is_the_simulated_one(fleet: Fleet, method: st
     fleet.hold()
     fleet.server.create(name, algorithm=algorithm, stop={"rounds": 4})
     with fleet.server.admin() as admin:
-        for status in admin.watch_run(name):
+        for status in admin.runs.watch_run(name):
             fleet.release()  # not before the events are watched
             if status.event == "committed" and status.run.rounds_done == 2:
                 break
@@ -50,7 +50,7 @@ def test_a_killed_and_extended_run_is_the_simulated_one(fleet: Fleet, method: st
     fleet.server.serve()
     fleet.server.completed(name)
     with fleet.server.admin() as admin:
-        admin.extend_run(name, 2, 0.0)
+        admin.runs.extend_run(name, 2, 0.0)
     digests = fleet.server.digests(name)
     longer: dict[str, Any] = {"stop": {"rounds": 6}, "planned_rounds": 4}
     assert digests == simulated_digests(name, algorithm=algorithm, **longer)

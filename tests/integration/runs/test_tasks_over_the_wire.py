@@ -144,7 +144,7 @@ def test_an_exported_model_with_tied_weights_loads_strictly(
 def known(server: Coordinator) -> set[str]:
     """Ids of all runs."""
     with server.admin() as admin:
-        return {run.run_id for run in admin.list_runs()}
+        return {run.run_id for run in admin.runs.list_runs()}
 
 
 def test_a_round_that_is_not_kept_cannot_be_exported(fleet: Fleet, tmp_path: Path) -> None:

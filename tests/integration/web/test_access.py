@@ -43,7 +43,7 @@ def with_page(pki: Pki) -> dict[str, Any]:
 def link(server: Coordinator, files: Certificates) -> str:
     """A login link of an operator."""
     with server.admin(files) as admin:
-        return admin.create_web_link().url
+        return admin.access.create_web_link().url
 
 
 def test_a_link_lets_one_browser_in(secured: Coordinator, pki: Pki) -> None:
@@ -70,7 +70,7 @@ def test_each_browser_sees_what_its_operator_may_see(secured: Coordinator, pki: 
     """Alice's run is in her own page and in a viewer's, not in Bob's; an enroller gets no link."""
     alice, bob, vera = (pki.issue(*who) for who in (("operator", "alice"), ("operator", "bob"), ("viewer", "vera")))
     with secured.admin(alice) as admin:
-        admin.create_run(run_spec("alices", round={"clients_per_round": 3}))
+        admin.runs.create_run(run_spec("alices", round={"clients_per_round": 3}))
     seen = {}
     for who in (alice, bob, vera):
         each = browser(secured, pki)
@@ -78,7 +78,7 @@ def test_each_browser_sees_what_its_operator_may_see(secured: Coordinator, pki: 
         seen[who.cert.stem] = ("alices" in each.get("/runs").text, each.get("/runs/alices").status)
     assert seen == {"operator-alice": (True, 200), "operator-bob": (False, 404), "viewer-vera": (True, 200)}
     with secured.admin(pki.issue("enroller", "erik")) as admin, pytest.raises(NotAllowed):
-        admin.create_web_link()
+        admin.access.create_web_link()
 
 
 def test_a_certificate_in_the_browser_is_a_login(secured: Coordinator, pki: Pki) -> None:
@@ -99,7 +99,7 @@ def test_a_session_ends_with_the_operators_certificate(secured: Coordinator, pki
     assert used.get("/").status == 200
     with secured.admin(root) as admin:
         leaf = x509.load_pem_x509_certificate(dora.cert.read_bytes())
-        admin.revoke_certificates("left the company", serial=f"{leaf.serial_number:x}")
+        admin.access.revoke_certificates("left the company", serial=f"{leaf.serial_number:x}")
     # The web process may use a reply again for less than a second.
     answer = eventually(lambda: answer if (answer := used.get("/")).status != 200 else None, "the session has ended")
     assert (answer.status, answer.session) == (401, f"{COOKIE}=")
@@ -170,7 +170,7 @@ def test_logins_are_in_the_audit_log_with_the_browsers_address(secured: Coordina
     browser(secured, pki, zoe).get("/")
     browser(secured, pki).send("/login", "code=made-up")
     with secured.admin(pki.issue("admin", "root")) as admin:
-        rows = [row for page in admin.list_audit(pb.ListAuditRequest()) for row in page.entries]
+        rows = [row for page in admin.history.list_audit(pb.ListAuditRequest()) for row in page.entries]
     own = {(row.method, row.address.partition(":")[0]) for row in rows if row.actor == "viewer:zoe"}
     logins = {(method, "127.0.0.1") for method in ("OpenByCode", "CloseSession", "OpenByCertificate")}
     assert logins <= own
@@ -234,7 +234,7 @@ def test_an_opened_link_is_in_the_audit_log(secured: Coordinator, pki: Pki) -> N
     """With its caller and without the code, which no log has."""
     url = link(secured, pki.issue("viewer", "vera"))
     with secured.admin(pki.issue("admin", "root")) as admin:
-        pages = admin.list_audit(pb.ListAuditRequest(actor="viewer:vera", method="CreateWebLink"))
+        pages = admin.history.list_audit(pb.ListAuditRequest(actor="viewer:vera", method="CreateWebLink"))
         rows = [row for page in pages for row in page.entries]
     assert {row.result for row in rows} == {"asked", "ok"}
     assert url.partition("code=")[2] not in str(rows) + secured.tail(1000)

@@ -117,7 +117,7 @@ def test_a_stream_has_what_changes(fleet: Fleet, page: WebPage) -> None:
 def test_a_cut_stream_goes_on_where_it_was(fleet: Fleet, page: WebPage) -> None:
     """Two streams one after the other have together each entry of the history once, like one that was never cut."""
     with fleet.server.admin() as admin:
-        start = admin.list_history("", 1)[-1].number
+        start = admin.history.list_history("", 1)[-1].number
     path = f"/live?view=events&after={start}"
     with page.stream(path) as whole:
         with page.stream(path) as first:
@@ -127,7 +127,7 @@ def test_a_cut_stream_goes_on_where_it_was(fleet: Fleet, page: WebPage) -> None:
         position = next(number for name, number, _ in reversed(first.events) if name == "entries")
         fleet.server.completed(fleet.server.create("web-cut-2"))
         with fleet.server.admin() as admin:
-            expected = [entry.number for entry in admin.list_history("", 0) if entry.number > start]
+            expected = [entry.number for entry in admin.history.list_history("", 0) if entry.number > start]
         with page.stream(path, **{"Last-Event-ID": position}) as second:
             eventually(lambda: seen + second.entries() == expected, "the second has the rest, and nothing twice")
         eventually(lambda: whole.entries() == expected, "the stream that was never cut has the same")
@@ -150,7 +150,7 @@ def test_a_wrong_value_is_explained(page: WebPage) -> None:
 def test_a_label_with_markup_stays_text(fleet: Fleet, page: WebPage) -> None:
     """A note with HTML is shown as it was written."""
     with fleet.server.admin() as admin:
-        admin.drain_client("edge-0", "<b>broken</b> <script>alert(1)</script>", undo=False)
+        admin.clients.drain_client("edge-0", "<b>broken</b> <script>alert(1)</script>", undo=False)
     text = page.until("/clients", "&lt;b&gt;broken")
     assert "<script>alert" not in text
 
@@ -169,7 +169,7 @@ def test_lists_come_in_pages(fleet: Fleet, page: WebPage) -> None:
         if path is None:
             break
     with fleet.server.admin() as admin:
-        expected = [str(entry.number) for entry in admin.list_history("", 0)]
+        expected = [str(entry.number) for entry in admin.history.list_history("", 0)]
     assert seen == list(reversed(expected))
 
 
@@ -190,7 +190,7 @@ def test_a_coordinator_that_is_away_is_reported_and_awaited(workspace: Workspace
             eventually(lambda: stream.named("link")[-1]["up"], "the return is reported")
             server.create("after-the-kill")
             with server.admin() as admin:
-                expected = [entry.number for entry in admin.list_history("", 0)]
+                expected = [entry.number for entry in admin.history.list_history("", 0)]
             eventually(lambda: stream.entries() == expected, "every entry came once")
         assert before in page.until("/", "after-the-kill")
     assert server.exit_code is None

@@ -37,7 +37,7 @@ class Site:
     def log_in(self) -> Answer:
         """Use a new login link."""
         with self.server.admin(self.pki.issue("viewer", "vera")) as admin:
-            url = admin.create_web_link().url
+            url = admin.access.create_web_link().url
         assert url.startswith(f"https://{self.host}/login?code=")
         return self.browser.log_in(url)
 
