@@ -9,7 +9,7 @@ from fl_ops.simulate.federation import Federation
 from fl_ops.simulate.reports import RoundResult
 from fl_ops.simulate.system.simulated_time import SimulatedTime
 from fl_ops.simulate.updates import NotDelivered
-from fl_server.rounds import events as ev
+from fl_server.rounds import effects
 from fl_server.rounds.client_metrics import has_evaluation, summary, with_pooled
 from fl_server.rounds.sampling import by_id, draw_evaluators
 from fl_server.rounds.stop_rules import Evaluation, stop_reason
@@ -29,7 +29,7 @@ class Evaluations:
         for each in earlier:
             self._add(each.round, each.metrics)
 
-    def measure(self, announce: ev.Announce, *, awaited: bool) -> Mapping[str, float]:
+    def measure(self, announce: effects.Announce, *, awaited: bool) -> Mapping[str, float]:
         """Metrics of the latest model, by name; empty if nothing is due. Raises TaskError.
 
         awaited: the next round waits for the clients' metrics.

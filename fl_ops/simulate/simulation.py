@@ -22,6 +22,7 @@ from fl_ops.simulate.updates import Contribution
 from fl_server.admission.epochs import mean_epochs
 from fl_server.aggregation.server_update import Diverged
 from fl_server.aggregation.snapshot import Snapshot
+from fl_server.rounds import effects
 from fl_server.rounds import events as ev
 from fl_server.rounds.machine import advance
 from fl_server.rounds.sampling import by_id
@@ -164,16 +165,16 @@ class Simulation:
         self._state, commands = advance(self._state, event)
         for command in commands:
             match command:
-                case ev.DropCulprits():
+                case effects.DropCulprits():
                     self._drop(command)
-                case ev.RestartRound():
+                case effects.RestartRound():
                     self._collection.discard()
                     self.federation.discard_round()
-                case ev.Announce():
+                case effects.Announce():
                     self._announce(command)
-                case ev.OpenAttempt() if self._time is not None:
+                case effects.OpenAttempt() if self._time is not None:
                     self._time.open(command)
-                case ev.Cancel() if self._time is not None:
+                case effects.Cancel() if self._time is not None:
                     self._time.cancel(command.clients)
         if self._roster_changed:
             self._roster_changed = False
@@ -248,7 +249,7 @@ class Simulation:
             return ev.CulpritsFound(found) if found else ev.EndRequested("failed", str(error))
         return ev.ExchangeReduced() if self._state.phase is Phase.REDUCING else ev.StepComputed()
 
-    def _drop(self, command: ev.DropCulprits) -> None:
+    def _drop(self, command: effects.DropCulprits) -> None:
         """Remove clients that spoiled the round: as after a refusal, they are not drawn for it again."""
         for client, why in command.culprits:
             self._refused.add(client)
@@ -269,7 +270,7 @@ class Simulation:
             self._refused.clear()
             self._update_roster()
 
-    def _announce(self, announce: ev.Announce) -> None:
+    def _announce(self, announce: effects.Announce) -> None:
         """Evaluate a committed round if that is due, and build its result."""
         snapshot, closed = self.federation.snapshot, self._closed
         if announce.evaluate or announce.ask_clients:

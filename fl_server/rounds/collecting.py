@@ -4,28 +4,37 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fl_server.rounds.control import end_now
+from fl_server.rounds.effects import (
+    ComputeStep,
+    DeadlineMissed,
+    DropCulprits,
+    EndRun,
+    OpenAttempt,
+    QuorumMissed,
+    RecordFailure,
+    ReduceExchange,
+    SendWork,
+)
+from fl_server.rounds.ending import end_by_fault, end_now
 from fl_server.rounds.events import (
     ClientDroppedOut,
     ClientReturned,
-    ComputeStep,
     CulpritsFound,
     DeadlinePassed,
-    DropCulprits,
     EndRequested,
-    EndRun,
     ExchangeReduced,
-    OpenAttempt,
-    QuorumMissed,
-    ReduceExchange,
+    ModelDiverged,
     RetryDue,
-    RoundRestored,
+    StateLost,
     UpdateAdmitted,
+    UpdateRefused,
+    WorkFailed,
 )
+from fl_server.rounds.failing import same_failure, training_diverges
 from fl_server.rounds.over_selection import adapted
-from fl_server.rounds.same_failure import same_failure
-from fl_server.rounds.selecting import cancel, draw_replacements, restart_round, select
-from fl_server.rounds.state import Failed, Phase, Result, RoundState, UnexpectedEvent
+from fl_server.rounds.sampling import by_id
+from fl_server.rounds.selecting import cancel, draw_replacements, lost_states, restart_round, select
+from fl_server.rounds.state import ByClient, Failed, Lost, Phase, Refused, Result, RoundState, UnexpectedEvent
 
 
 def admit(state: RoundState, event: UpdateAdmitted) -> Result:
@@ -35,36 +44,78 @@ def admit(state: RoundState, event: UpdateAdmitted) -> Result:
     if state.arrivals.has(event.client):
         raise UnexpectedEvent(event, state, f"{event.client} was admitted before")
     out = state.out - {event.client} if event.client in state.out else state.out
-    admitted, failed = state.arrivals.added(event.client, event.digest), without(state, event.client)
+    admitted, failed = state.arrivals.added(event.client, event.digest), state.failed.without({event.client})
     return close_if_done(replace(state, admitted=admitted, out=out, failed=failed))
 
 
-def without(state: RoundState, client: str) -> tuple[Failed, ...]:
-    """The failures of the other clients."""
-    return tuple(each for each in state.failed if each.client != client) if state.failed else ()
+def refuse(state: RoundState, event: UpdateRefused) -> Result:
+    """An update that does not count, and none of its client will in this round."""
+    client = event.client
+    if not state.undecided((state.round, state.exchange), client) or client not in state.drawn:
+        raise UnexpectedEvent(event, state, f"no update of {client} is expected")
+    worked = state.works(client)
+    state = replace(
+        state,
+        out=state.out | {client},
+        refused=state.refused.added(client, Refused(event.fault, event.why)),
+        failed=state.failed.without({client}),
+    )
+    if fault := training_diverges(state):
+        return end_by_fault(state, fault)
+    return close_if_done(state) if worked and state.phase is Phase.COLLECTING else (state, ())
 
 
 def admit_while_waiting(state: RoundState, event: UpdateAdmitted) -> Result:
     """A client of the cohort delivered while no client was outstanding: x_t is unchanged, so its update counts."""
-    state, commands = admit(replace(state, phase=Phase.COLLECTING), event)
+    state, effects = admit(replace(state, phase=Phase.COLLECTING), event)
     # The waiting attempt was never opened, so it has missed no quorum.
-    return state, tuple(command for command in commands if not isinstance(command, QuorumMissed))
+    return state, tuple(effect for effect in effects if not isinstance(effect, QuorumMissed))
 
 
 def client_out(state: RoundState, event: ClientDroppedOut) -> Result:
     """An outstanding client will not deliver."""
     if not state.works(event.client):
         raise UnexpectedEvent(event, state, f"{event.client} is not outstanding")
-    failed = state.failed
-    if event.cause:
-        failed = (*without(state, event.client), Failed(event.client, event.cause, event.why))
-    return close_if_done(replace(state, out=state.out | {event.client}, failed=failed))
+    return close_if_done(replace(state, out=state.out | {event.client}))
+
+
+def work_failed(state: RoundState, event: WorkFailed) -> Result:
+    """The work of an outstanding client has failed. The run fails too if the fault is its own."""
+    client = event.client
+    if not state.works(client):
+        raise UnexpectedEvent(event, state, f"{client} is not outstanding")
+    times = state.failed[client].times + 1 if client in state.failed else 1
+    failed = Failed(event.why, event.cause, event.not_finite, event.repeats, times)
+    state = replace(state, out=state.out | {client}, failed=state.failed.added(client, failed))
+    if event.not_finite and (fault := training_diverges(state)):
+        return end_by_fault(state, fault)
+    return close_if_done(state)
+
+
+def state_lost(state: RoundState, event: StateLost) -> Result:
+    """A client at work cannot start from its state.
+
+    Where the server keeps the states' sum all states must be reset, which costs every client: it is done if the last
+    reset is long ago, else the run goes on without this client until then. Other states restart alone.
+    """
+    client = event.client
+    if not state.works(client):
+        raise UnexpectedEvent(event, state, f"{client} is not outstanding")
+    if state.policy.population:
+        state = replace(state, lost=state.lost.added(client, Lost(event.why, event.left_out)))
+        if state.may_restart_states:
+            return restart_round(state, lost_states(state), states=True)
+    elif not event.left_out:
+        return state, (SendWork(client),)
+    why = f"state_lost: {event.why}"
+    state, effects = work_failed(state, WorkFailed(client, why))
+    return state, (RecordFailure(client, why), *effects)
 
 
 def client_back(state: RoundState, event: ClientReturned) -> Result:
     """A client that had dropped out can deliver again."""
-    if event.client not in state.out:
-        raise UnexpectedEvent(event, state, f"{event.client} is not out")
+    if not state.may_return(event.client):
+        raise UnexpectedEvent(event, state, f"{event.client} is not out, or is asked no more in this round")
     return replace(state, out=state.out - {event.client}), ()
 
 
@@ -104,27 +155,28 @@ def give_up_fixed(state: RoundState) -> Result:
     )
 
 
-def picked_up(state: RoundState, event: RoundRestored) -> Result:
-    """Continue a restored round: close the exchange if it has all its updates."""
-    del event
-    return close_if_done(state)
-
-
 def deadline(state: RoundState, event: DeadlinePassed) -> Result:
-    """Close with a quorum; else start the next attempt."""
+    """Close with a quorum; else start the next attempt.
+
+    Clients that miss a deadline which at least as many kept are reported. Else it is too short for all, which is no
+    client's fault.
+    """
     del event
+    late = (DeadlineMissed(by_id(state.outstanding)),) if 0 < state.working <= len(state.admitted) else ()
     if state.fixed:
-        return give_up_fixed(state)
-    if len(state.admitted) >= state.quorum:
-        return close(state)
-    # One client that hangs must not keep the clients that failed from being drawn again.
-    untried = set(state.candidates) - state.drawn
-    return next_attempt(state if untried else forgive(state))
+        state, effects = give_up_fixed(state)
+    elif len(state.admitted) >= state.quorum:
+        state, effects = close(state)
+    else:
+        # One client that hangs must not keep the clients that failed from being drawn again.
+        untried = set(state.candidates) - state.drawn
+        state, effects = next_attempt(state if untried else forgive(state))
+    return state, (*effects, *late)
 
 
 def forgive(state: RoundState) -> RoundState:
     """Clients that dropped out and are present may be drawn again. Lost ones stay in the cohort: they may return."""
-    again = state.out & set(state.eligible)
+    again = frozenset(client for client in state.out & set(state.eligible) if not state.barred(client))
     return replace(state, drawn=state.drawn - again, out=state.out - again)
 
 
@@ -137,15 +189,15 @@ def retry(state: RoundState, event: RetryDue) -> Result:
 
 def next_attempt(state: RoundState) -> Result:
     """Start the next attempt, unless the task's code fails everywhere."""
-    if why := same_failure(state):
-        return end_now(state, EndRequested("failed", why))
+    if fault := same_failure(state):
+        return end_by_fault(state, fault)
     missed = QuorumMissed(state.round, state.exchange, state.attempt, len(state.admitted), state.quorum)
     if state.exchange:
         # The cohort of a later exchange is the accepted list of the one before: there are no replacements.
-        state, commands = restart_round(state)
+        state, effects = restart_round(state)
     else:
-        state, commands = draw_replacements(replace(state, attempt=state.attempt + 1))
-    return state, (missed, *commands)
+        state, effects = draw_replacements(replace(state, attempt=state.attempt + 1))
+    return state, (missed, *effects)
 
 
 def close(state: RoundState) -> Result:
@@ -183,28 +235,37 @@ def drop_culprits(state: RoundState, event: CulpritsFound) -> Result:
         raise UnexpectedEvent(event, state, f"{min(unknown)} is not on the accepted list")
     drop = DropCulprits(state.round, state.exchange, event.culprits, event.relative)
     admitted = tuple(entry for entry in state.admitted if entry[0] not in gone)
+    refused = state.refused
+    for client, why in event.culprits:
+        refused = refused.added(client, Refused("norm" if event.relative else "not_finite", why))
     state = replace(
-        state, phase=Phase.COLLECTING, admitted=admitted, accepted=(), out=state.out | gone, repeated=True
+        state, phase=Phase.COLLECTING, admitted=admitted, accepted=(), out=state.out | gone, repeated=True,
+        refused=refused,
     )  # fmt: skip
     if state.ending is not None:
         return replace(state, phase=Phase.ENDED), (drop, EndRun(*state.ending))
-    if state.states_lost:
-        lost, state = state.states_lost, replace(state, states_lost="")
-        state, commands = restart_round(state, lost, states=True)
+    if fault := training_diverges(state):
+        state, effects = end_by_fault(state, fault)
+    elif state.states_lost:
+        state, effects = restart_round(state, state.states_lost, states=True)
     else:
-        state, commands = close_if_done(state)
-    return state, (drop, *commands)
+        state, effects = close_if_done(state)
+    return state, (drop, *effects)
 
 
 def next_exchange(state: RoundState, event: ExchangeReduced) -> Result:
     """Open the next exchange for the accepted clients of the last one."""
     del event
     if state.states_lost:
-        lost, state = state.states_lost, replace(state, states_lost="")
-        return restart_round(state, lost, states=True)
+        return restart_round(state, state.states_lost, states=True)
     cohort = tuple(client for client, _ in state.accepted)
     state = replace(
         state, phase=Phase.COLLECTING, exchange=state.exchange + 1, goal=len(cohort), drawn=frozenset(cohort),
-        out=frozenset(), failed=(), admitted=(), repeated=False,
+        out=frozenset(), failed=ByClient(), refused=ByClient(), admitted=(), repeated=False,
     )  # fmt: skip
     return state, (OpenAttempt(state.round, state.exchange, state.attempt, cohort),)
+
+
+def diverged(state: RoundState, event: ModelDiverged) -> Result:
+    """The run fails: its last committed model stays."""
+    return end_now(replace(state, failed_by="not_finite"), EndRequested("failed", event.why))

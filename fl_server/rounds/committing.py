@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fl_server.rounds.events import (
-    Announce,
-    Commit,
-    EndRun,
-    EndStatus,
-    Evaluated,
-    ModelCommitted,
-    RestartRound,
-    Source,
-    StepComputed,
-)
-from fl_server.rounds.selecting import next_round, select
+from fl_server.rounds.client_metrics import has_evaluation
+from fl_server.rounds.effects import Announce, Commit, EndRun
+from fl_server.rounds.ending import end
+from fl_server.rounds.events import EndRequested, EndStatus, Evaluated, ModelCommitted, Source, StepComputed
+from fl_server.rounds.selecting import lost_states, next_round, restart_round, select
 from fl_server.rounds.state import Phase, Result, RoundState
+from fl_server.rounds.stop_rules import missing_metric, stop_reason
 
 
 def stepped(state: RoundState, event: StepComputed) -> Result:
@@ -32,8 +26,11 @@ def committed(state: RoundState, event: ModelCommitted) -> Result:
     evaluation would pile up.
     """
     evaluate, ask_clients = evaluation_due(state, state.round), clients_due(state, state.round)
-    if state.policy.population:
-        state = replace(state, members=state.members | {client for client, _ in state.accepted})
+    counted = frozenset(client for client, _ in state.accepted)
+    members = state.members | counted if state.policy.population else state.members
+    state = replace(
+        state, members=members, epoch_rounds=state.epoch_rounds + 1, lost=state.lost.without(counted)
+    )  # fmt: skip
     announce = Announce(state.round, evaluate, ask_clients)
     awaited = awaited_evaluations(state, state.round)
     if evaluate and event.evaluating:
@@ -42,8 +39,8 @@ def committed(state: RoundState, event: ModelCommitted) -> Result:
         awaited = frozenset()  # the run ends at once; an evaluation goes on after its end
     if awaited:
         return replace(next_round(state), phase=Phase.EVALUATING, awaited=awaited), (announce,)
-    state, commands = go_on(next_round(state))
-    return state, (announce, *commands)
+    state, effects = go_on(next_round(state))
+    return state, (announce, *effects)
 
 
 def evaluation_due(state: RoundState, round: int) -> bool:
@@ -74,15 +71,43 @@ def _is_last(state: RoundState, round: int) -> bool:
 
 
 def evaluated(state: RoundState, event: Evaluated) -> Result:
-    """Continue once all awaited evaluations are finished."""
+    """Judge an evaluation by the stop rules; continue once all awaited evaluations are finished."""
+    round_ = state.round - 1 if event.round is None else event.round
+    if end_ := _verdict(state, event, round_):
+        return end(state, end_)
+    state = _judged(state, event, round_)
+    if state.phase is not Phase.EVALUATING:
+        return state, ()
     source: Source = event.by
-    if event.round not in (None, state.round - 1):
+    if round_ != state.round - 1:
         # It ran during a later round, so it is not the one that a run waits for at its end.
         if event.by == "clients":
             return state, ()
         source = "earlier"
     state = replace(state, awaited=state.awaited - {source})
     return (state, ()) if state.awaited else go_on(state)
+
+
+def _verdict(state: RoundState, event: Evaluated, round: int) -> EndRequested | None:
+    """The end of the run because of an evaluation: it lacks the metric of the stop rules, or meets one of them."""
+    stop, metrics = state.policy.stop, event.metrics
+    if not stop.uses_metrics:
+        return None
+    if not state.metric_seen and (missing := missing_metric(stop.criterion.metric, metrics, event.by)):
+        return EndRequested("failed", missing)
+    if round >= state.judged_from and has_evaluation(metrics, stop.criterion.metric):
+        reason = stop_reason(stop, [(round, metrics)], state.judged)
+        return None if reason is None else EndRequested("completed", reason)
+    return None
+
+
+def _judged(state: RoundState, event: Evaluated, round: int) -> RoundState:
+    criterion, metrics = state.policy.stop.criterion, event.metrics
+    seen = state.metric_seen or criterion.metric in metrics
+    judged = state.judged
+    if round >= state.judged_from and has_evaluation(metrics, criterion.metric):
+        judged = judged.after(criterion, (round, metrics))
+    return replace(state, judged=judged, metric_seen=seen)
 
 
 def go_on(state: RoundState) -> Result:
@@ -92,8 +117,7 @@ def go_on(state: RoundState) -> Result:
     if state.round >= state.rounds:
         ending: tuple[EndStatus, str] = ("completed", f"{state.rounds} rounds are done")
         return replace(state, phase=Phase.ENDED, ending=ending), (EndRun(*ending),)
-    if state.states_lost:
-        restart = RestartRound(state.round, state.states_lost, states=True)
-        state, commands = select(replace(state, phase=Phase.SELECTING, members=frozenset(), states_lost=""))
-        return state, (restart, *commands)
-    return select(replace(state, phase=Phase.SELECTING))
+    state = replace(state, phase=Phase.SELECTING)
+    if why := state.states_lost or (lost_states(state) if state.lost and state.may_restart_states else ""):
+        return restart_round(state, why, states=True)
+    return select(state)

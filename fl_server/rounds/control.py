@@ -5,18 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fl_server.rounds.committing import go_on
-from fl_server.rounds.events import (
-    EndRequested,
-    EndRun,
-    Extended,
-    PauseRequested,
-    RestartRound,
-    ResumeRequested,
-    RosterChanged,
-)
+from fl_server.rounds.effects import RestartRound
+from fl_server.rounds.events import Extended, PauseRequested, ResumeRequested, RosterChanged
 from fl_server.rounds.sampling import by_id
-from fl_server.rounds.selecting import cancel, redraw, select
+from fl_server.rounds.selecting import redraw, select
 from fl_server.rounds.state import Phase, Result, RoundState, UnexpectedEvent
+from fl_server.rounds.stop_rules import Judged
 
 
 def roster(state: RoundState, event: RosterChanged) -> Result:
@@ -39,10 +33,15 @@ def resume(state: RoundState, event: ResumeRequested) -> Result:
 
 
 def extend(state: RoundState, event: Extended) -> Result:
-    """Change the number of rounds."""
+    """Change the number of rounds and the limit of time. Earlier evaluations end the run no more."""
     if event.rounds <= state.round:
         raise UnexpectedEvent(event, state, f"expected more than the {state.round} rounds that are done")
-    return replace(state, rounds=event.rounds), ()
+    return judged_anew(replace(state, rounds=event.rounds, wall_time_s=event.wall_time_s)), ()
+
+
+def judged_anew(state: RoundState) -> RoundState:
+    """Count evaluations for the stop rules from this round on."""
+    return replace(state, judged=Judged(), judged_from=state.round)
 
 
 def reopen(state: RoundState, event: Extended) -> Result:
@@ -57,32 +56,14 @@ def go_on_after_failure(state: RoundState, event: ResumeRequested) -> Result:
     """Resume a failed run from its last committed model."""
     if state.ending is None or state.ending[0] != "failed":
         raise UnexpectedEvent(event, state, "only a failed run can go on as it is")
-    return _opened_again(replace(state, paused=False))
+    return _opened_again(judged_anew(replace(state, paused=False)))
 
 
 def _opened_again(state: RoundState) -> Result:
     """Reopen an ended run. Its unfinished round is redrawn, because its clients were cancelled."""
+    state = replace(state, ending=None, failed_by="")
     if not state.goal:
-        return go_on(replace(state, ending=None))
-    restart = RestartRound(state.round, "the run had ended in it", states=False)
-    state, commands = go_on(replace(redraw(state), ending=None))
-    return state, (restart, *commands)
-
-
-def end_now(state: RoundState, event: EndRequested) -> Result:
-    """End the run at once, and give up the current round."""
-    ending = (event.status, event.reason)
-    ended = replace(state, phase=Phase.ENDED, ending=ending, out=state.out | state.outstanding)
-    return ended, (*cancel(state), EndRun(*ending))
-
-
-def end_later(state: RoundState, event: EndRequested) -> Result:
-    """End the run after the commit of the current step; at once after an error."""
-    return end_now(state, event) if event.status == "failed" else end_after_commit(state, event)
-
-
-def end_after_commit(state: RoundState, event: EndRequested) -> Result:
-    """End the run after the commit under way, which may be durable already; at once if the commit itself failed."""
-    if event.broken:
-        return end_now(state, event)
-    return replace(state, ending=(event.status, event.reason)), ()
+        return go_on(state)
+    restart = RestartRound(state.round, "the run had ended in it", states=False, state_epoch=state.state_epoch)
+    state, effects = go_on(redraw(state))
+    return state, (restart, *effects)

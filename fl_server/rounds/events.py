@@ -1,12 +1,13 @@
-"""Events and commands of the round state machine: frozen values, compared by content.
+"""Events of the round state machine: what happened to one run. Frozen values, compared by content.
 
-An event is something that happened to one run. A command is something that its driver has to do. `machine.py` turns
-events into commands.
+An event that reports something of a client (`UpdateAdmitted`, `UpdateRefused`, `WorkFailed`, `StateLost`) is in the
+ledger before it is given to `advance`: a restart restores the state from there (`restoring.py`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 EndStatus = Literal["completed", "stopped", "failed"]
@@ -15,6 +16,8 @@ Source = Literal["server", "clients", "earlier"]
 before the latest one."""
 Accepted = tuple[tuple[str, bytes], ...]
 """(client, digest) of the accepted updates of an exchange, in the order of id bytes."""
+Fault = Literal["", "not_finite", "norm", "layout"]
+"""What is wrong with a refused update, as far as the faults of several clients may be one fault of the run."""
 
 
 # Events: what happened.
@@ -39,14 +42,52 @@ class UpdateAdmitted:
 
 
 @dataclass(frozen=True, slots=True)
-class ClientDroppedOut:
-    """An outstanding client will not deliver: lost, failed, refused, banned."""
+class UpdateRefused:
+    """An update of a client of the cohort was refused. The refusal stands: it is not drawn again for the round."""
 
     client: str
-    cause: str = ""
-    """Type and place of the error, if the task's own code raised one."""
+    fault: Fault
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClientDroppedOut:
+    """An outstanding client will not deliver, for a reason outside of its work: it is lost, banned or forgotten."""
+
+    client: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkFailed:
+    """The work of an outstanding client has failed."""
+
+    client: str
     why: str = ""
-    """The reason in words, with a cause."""
+    """In words."""
+    cause: str = ""
+    """Type and place of the error, if the task's own code raised one: failures of different clients with the same
+    cause come from the same line."""
+    not_finite: bool = False
+    """Whether the client got a NaN or an infinity."""
+    repeats: bool = False
+    """Whether the same work would fail again, so that the client is not drawn again for the round."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateLost:
+    """A client at work has lost the state of its own that the work must start from."""
+
+    client: str
+    why: str
+    left_out: bool = False
+    """Whether it has lost it too often: it takes no part until an operator releases it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientReleased:
+    """An operator lets a client that was left out take part again."""
+
+    client: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +104,7 @@ class DeadlinePassed:
 
 @dataclass(frozen=True, slots=True)
 class RoundRestored:
-    """The current round was restored from the ledger after a restart."""
+    """The state was restored from the ledger after a restart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +128,15 @@ class CulpritsFound:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelDiverged:
+    """The result is not finite, and no single update is the cause."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class StatesLost:
-    """A client's state is lost: the states of all clients, and the server's sum of them, must be reset."""
+    """States of clients are gone for good: those of all clients, and the server's sum of them, must be reset."""
 
     why: str
     state_epoch: int | None = None
@@ -110,7 +158,7 @@ class ModelCommitted:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """An evaluation is finished or has failed."""
+    """An evaluation is over, and its metrics are in the ledger."""
 
     by: Source = "server"
     round: int | None = None
@@ -118,6 +166,15 @@ class Evaluated:
 
     A commit may be processed between the end of an evaluation and this event.
     """
+    metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """By name; empty if it has measured nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeUsed:
+    """The run has used so much of its time since it was created. Time of a pause does not count."""
+
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +189,11 @@ class ResumeRequested:
 
 @dataclass(frozen=True, slots=True)
 class Extended:
-    """The run gets a new number of rounds."""
+    """The run gets a new number of rounds, and a new limit of its time."""
 
     rounds: int
+    wall_time_s: float = 0.0
+    """0: no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,117 +207,8 @@ class EndRequested:
 
 
 Event = (
-    RosterChanged | UpdateAdmitted | ClientDroppedOut | ClientReturned | DeadlinePassed | RoundRestored | RetryDue
-    | ExchangeReduced | CulpritsFound | StatesLost | StepComputed | ModelCommitted | Evaluated | PauseRequested
-    | ResumeRequested | Extended | EndRequested
-)  # fmt: skip
-
-
-# Commands: what the driver has to do, in order.
-
-
-@dataclass(frozen=True, slots=True)
-class OpenAttempt:
-    """Write the cohort to the ledger, push assignments to it, and start the deadline, in this order."""
-
-    round: int
-    exchange: int
-    attempt: int
-    cohort: tuple[str, ...]
-    """Clients that are new in this attempt; empty if only the deadline starts again."""
-
-
-@dataclass(frozen=True, slots=True)
-class QuorumMissed:
-    """Report that an attempt ended with too few updates. The next commands start another attempt."""
-
-    round: int
-    exchange: int
-    attempt: int
-    admitted: int
-    quorum: int
-
-
-@dataclass(frozen=True, slots=True)
-class AwaitClients:
-    """Report that there are too few clients for a draw."""
-
-    needed: int
-    present: int
-
-
-@dataclass(frozen=True, slots=True)
-class RetryLater:
-    """No client is left to draw: post RetryDue after a wait, so that clients that failed can be drawn again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """Cancel the work of these clients."""
-
-    clients: tuple[str, ...]
-    exchange: int
-
-
-@dataclass(frozen=True, slots=True)
-class RestartRound:
-    """Remove an uncommitted round from the ledger."""
-
-    round: int
-    why: str
-    states: bool
-    """Whether the clients' states are reset too, in a new epoch."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReduceExchange:
-    """Write the accepted list to the ledger, reduce its updates, and compute the bundles of the next exchange."""
-
-    accepted: Accepted
-
-
-@dataclass(frozen=True, slots=True)
-class ComputeStep:
-    """Write the accepted list to the ledger, reduce its updates, and compute the server step."""
-
-    accepted: Accepted
-
-
-@dataclass(frozen=True, slots=True)
-class DropCulprits:
-    """Refuse accepted updates and remove the accepted list. The next commands close the exchange without them."""
-
-    round: int
-    exchange: int
-    culprits: tuple[tuple[str, str], ...]
-    relative: bool = False
-    """As in `CulpritsFound`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """Make the new model durable."""
-
-
-@dataclass(frozen=True, slots=True)
-class Announce:
-    """Send the outcomes of a committed round, remove its files, and start the evaluations that are due."""
-
-    round: int
-    evaluate: bool
-    ask_clients: bool = False
-    """Whether clients evaluate too."""
-
-
-@dataclass(frozen=True, slots=True)
-class EndRun:
-    """End the run."""
-
-    status: EndStatus
-    reason: str
-
-
-Command = (
-    OpenAttempt | QuorumMissed | AwaitClients | RetryLater | Cancel | RestartRound | ReduceExchange | ComputeStep
-    | Commit | DropCulprits | Announce | EndRun
+    RosterChanged | UpdateAdmitted | UpdateRefused | ClientDroppedOut | WorkFailed | ClientReturned | StateLost
+    | ClientReleased | DeadlinePassed | RoundRestored | RetryDue | ExchangeReduced | CulpritsFound | ModelDiverged
+    | StatesLost | StepComputed | ModelCommitted | Evaluated | TimeUsed | PauseRequested | ResumeRequested | Extended
+    | EndRequested
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The life of a run's rounds as a state machine without I/O: event in, (state, commands) out.
+"""The life of a run's rounds as a state machine without I/O: event in, (state, effects) out.
 
     SELECTING --draw--> COLLECTING --closes--> STEPPING --> COMMITTING --> (EVALUATING) --> SELECTING
                           |    ^                                                      '-> ENDED
@@ -7,9 +7,24 @@
 
     REDUCING, STEPPING --an update makes the result unusable--> COLLECTING, without that update
 
-Two rules hold. Everything that decides what happens next is in `RoundState`; the driver keeps no flags of its own. And
-the package knows no clock, store, network or tensor: it returns commands in the order in which to carry them out, and
-what happened comes back as events.
+Two rules hold. Everything that decides what happens next is in `RoundState`: who is drawn, asked again and refused,
+when a round closes, when client states are reset, when the run ends and whether it has failed by its own fault. The
+driver keeps no flags. And the package knows no clock, store, network or tensor: it returns effects in the order in
+which to carry them out (`effects.py` has the contract), and what happened comes back as events.
+
+A driver is a loop:
+
+    state = restored(state, saved)                  # after a start; a new run begins with RoundState(policy, rounds)
+    state, effects = advance(state, event)          # RoundRestored(), RosterChanged(...) first
+    for effect in effects:
+        ...                                         # write, act, send; then the next effect
+
+The driver keeps the new state before it carries out the first effect, and processes no other event until it has
+carried out the last one. The work of a phase answers with one event: REDUCING with ExchangeReduced, STEPPING with
+StepComputed, either of them with CulpritsFound or ModelDiverged instead; COMMITTING with ModelCommitted; RetryLater
+with RetryDue; an open attempt ends with DeadlinePassed after `policy.deadline_s`. An event may be out of date when its
+turn comes, for it waited: `applies` tells, and the driver drops it. A synchronous driver (`fl simulate`)
+never needs that.
 
 A round closes at its goal; or when no outstanding client can deliver and there is a quorum; or at the deadline with a
 quorum. Below the quorum the next attempt keeps the admitted updates (x_t is unchanged, so they are still exact), lets
@@ -18,6 +33,7 @@ outstanding clients continue, and draws only replacements. docs/development/roun
 
 from __future__ import annotations
 
+from fl_server.rounds import events as ev
 from fl_server.rounds.collecting import (
     admit,
     admit_while_waiting,
@@ -25,48 +41,23 @@ from fl_server.rounds.collecting import (
     client_out,
     client_returns,
     deadline,
+    diverged,
     drop_culprits,
     next_exchange,
-    picked_up,
+    refuse,
     retry,
+    state_lost,
+    work_failed,
 )
 from fl_server.rounds.committing import committed, evaluated, stepped
-from fl_server.rounds.control import (
-    end_after_commit,
-    end_later,
-    end_now,
-    extend,
-    go_on_after_failure,
-    pause,
-    reopen,
-    resume,
-    roster,
-)
-from fl_server.rounds.events import (
-    ClientDroppedOut,
-    ClientReturned,
-    CulpritsFound,
-    DeadlinePassed,
-    EndRequested,
-    Evaluated,
-    Event,
-    ExchangeReduced,
-    Extended,
-    ModelCommitted,
-    PauseRequested,
-    ResumeRequested,
-    RetryDue,
-    RosterChanged,
-    RoundRestored,
-    StatesLost,
-    StepComputed,
-    UpdateAdmitted,
-)
-from fl_server.rounds.selecting import restart_states, restart_states_alone, restart_states_later
+from fl_server.rounds.control import extend, go_on_after_failure, pause, reopen, resume, roster
+from fl_server.rounds.ending import end, time_used
+from fl_server.rounds.restoring import carry_on
+from fl_server.rounds.selecting import released, restart_states, restart_states_alone, restart_states_later
 from fl_server.rounds.state import Phase, Result, RoundState, Rule, UnexpectedEvent
 
 
-def advance(state: RoundState, event: Event) -> Result:
+def advance(state: RoundState, event: ev.Event) -> Result:
     """Apply one event. Raises UnexpectedEvent, and changes nothing, if the phase has no rule for it."""
     rule = RULES.get((state.phase, type(event)))
     if rule is None:
@@ -74,34 +65,60 @@ def advance(state: RoundState, event: Event) -> Result:
     return rule(state, event)
 
 
+def applies(event: ev.Event, state: RoundState) -> bool:  # noqa: PLR0911 - a table
+    """Whether an event that has waited for its turn still means something: the round may have moved on since."""
+    match event:
+        case ev.RosterChanged():
+            return True
+        case _ if (state.phase, type(event)) not in RULES or state.phase is Phase.ENDED:
+            return False
+        case ev.UpdateAdmitted(client):
+            return state.collects and client in state.drawn and not state.arrivals.has(client)
+        case ev.UpdateRefused(client):
+            return client in state.drawn and state.undecided((state.round, state.exchange), client)
+        case ev.ClientDroppedOut(client) | ev.WorkFailed(client) | ev.StateLost(client):
+            return state.works(client)
+        case ev.ClientReturned(client):
+            return state.may_return(client)
+        case ev.RetryDue():
+            return state.goal > 0
+        case ev.StatesLost(_, epoch):
+            return epoch in (None, state.state_epoch)
+    return True
+
+
 _OPEN = [phase for phase in Phase if phase is not Phase.ENDED]
 _COLLECTING = (Phase.SELECTING, Phase.COLLECTING)
 
 RULES: dict[tuple[Phase, type], Rule] = {
-    (Phase.SELECTING, RetryDue): retry,
-    (Phase.SELECTING, ClientReturned): client_returns,
-    (Phase.SELECTING, UpdateAdmitted): admit_while_waiting,
-    (Phase.COLLECTING, UpdateAdmitted): admit,
-    (Phase.COLLECTING, RoundRestored): picked_up,
-    (Phase.COLLECTING, ClientDroppedOut): client_out,
-    (Phase.COLLECTING, ClientReturned): client_back,
-    (Phase.COLLECTING, DeadlinePassed): deadline,
-    (Phase.REDUCING, ExchangeReduced): next_exchange,
-    (Phase.STEPPING, StepComputed): stepped,
-    (Phase.COMMITTING, ModelCommitted): committed,
-    (Phase.EVALUATING, Evaluated): evaluated,
-    (Phase.ENDED, Extended): reopen,
-    (Phase.ENDED, ResumeRequested): go_on_after_failure,
-    (Phase.REDUCING, CulpritsFound): drop_culprits,
-    (Phase.STEPPING, CulpritsFound): drop_culprits,
-    **{(phase, RosterChanged): roster for phase in Phase},
-    **{(phase, PauseRequested): pause for phase in _OPEN},
-    **{(phase, ResumeRequested): resume for phase in _OPEN},
-    **{(phase, Extended): extend for phase in _OPEN},
-    **{(phase, StatesLost): restart_states if phase in _COLLECTING else restart_states_later for phase in _OPEN},
-    (Phase.ENDED, StatesLost): restart_states_alone,
-    **{(phase, EndRequested): end_now for phase in _OPEN},
-    (Phase.STEPPING, EndRequested): end_later,
-    (Phase.COMMITTING, EndRequested): end_after_commit,
+    (Phase.SELECTING, ev.RetryDue): retry,
+    (Phase.SELECTING, ev.ClientReturned): client_returns,
+    (Phase.SELECTING, ev.UpdateAdmitted): admit_while_waiting,
+    (Phase.SELECTING, ev.UpdateRefused): refuse,
+    (Phase.COLLECTING, ev.UpdateAdmitted): admit,
+    (Phase.COLLECTING, ev.UpdateRefused): refuse,
+    (Phase.COLLECTING, ev.ClientDroppedOut): client_out,
+    (Phase.COLLECTING, ev.WorkFailed): work_failed,
+    (Phase.COLLECTING, ev.StateLost): state_lost,
+    (Phase.COLLECTING, ev.ClientReturned): client_back,
+    (Phase.COLLECTING, ev.DeadlinePassed): deadline,
+    (Phase.REDUCING, ev.ExchangeReduced): next_exchange,
+    (Phase.STEPPING, ev.StepComputed): stepped,
+    (Phase.COMMITTING, ev.ModelCommitted): committed,
+    (Phase.ENDED, ev.Extended): reopen,
+    (Phase.ENDED, ev.ResumeRequested): go_on_after_failure,
+    **{(phase, ev.CulpritsFound): drop_culprits for phase in (Phase.REDUCING, Phase.STEPPING)},
+    **{(phase, ev.ModelDiverged): diverged for phase in (Phase.REDUCING, Phase.STEPPING)},
+    **{(phase, ev.RoundRestored): carry_on for phase in (Phase.SELECTING, Phase.COLLECTING, Phase.EVALUATING)},
+    **{(phase, ev.RosterChanged): roster for phase in Phase},
+    **{(phase, ev.PauseRequested): pause for phase in _OPEN},
+    **{(phase, ev.ResumeRequested): resume for phase in _OPEN},
+    **{(phase, ev.Extended): extend for phase in _OPEN},
+    **{(phase, ev.Evaluated): evaluated for phase in _OPEN},
+    **{(phase, ev.TimeUsed): time_used for phase in _OPEN},
+    **{(phase, ev.ClientReleased): released for phase in _OPEN},
+    **{(phase, ev.StatesLost): restart_states if phase in _COLLECTING else restart_states_later for phase in _OPEN},
+    (Phase.ENDED, ev.StatesLost): restart_states_alone,
+    **{(phase, ev.EndRequested): end for phase in _OPEN},
 }
 """The rule of each phase for each event. A pair that is not in the table is refused."""

@@ -5,17 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from fl_server.rounds.events import (
-    AwaitClients,
-    Cancel,
-    Command,
-    OpenAttempt,
-    RestartRound,
-    RetryLater,
-    StatesLost,
-)
+from fl_server.rounds.effects import AwaitClients, Cancel, Effect, EndRun, OpenAttempt, RestartRound, RetryLater
+from fl_server.rounds.events import ClientReleased, StatesLost
+from fl_server.rounds.failing import no_client_delivers
 from fl_server.rounds.sampling import Draw, by_id, draw_bernoulli, draw_fixed
-from fl_server.rounds.state import Phase, Result, RoundPolicy, RoundState
+from fl_server.rounds.state import ByClient, Phase, Result, RoundPolicy, RoundState
 
 
 def select(state: RoundState) -> Result:
@@ -26,7 +20,11 @@ def select(state: RoundState) -> Result:
         return draw_replacements(state)
     policy, candidates = state.policy, state.candidates
     if not state.enough:
-        return state, (AwaitClients(policy.min_clients, len(candidates)),)
+        waits = AwaitClients(policy.min_clients, len(candidates))
+        if restart_helps(state):
+            state, effects = restart_round(state, lost_states(state), states=True)
+            return state, (waits, *effects)
+        return state, (waits,)
     draw = Draw(policy.seed, state.round, state.attempt)
     if policy.sampling == "bernoulli":
         cohort = draw_bernoulli(candidates, policy.rate, draw, policy.min_accepted)
@@ -52,17 +50,28 @@ def draw_replacements(state: RoundState) -> Result:
     missing = state.goal - len(state.admitted)
     cohort = draw_fixed(pool, _cohort_size(state, missing), Draw(state.policy.seed, state.round, state.attempt))
     if not cohort and not state.working:
-        waiting = replace(state, phase=Phase.SELECTING)
-        return waiting, (AwaitClients(missing, len(pool)), RetryLater())
+        return wait_for_clients(state, AwaitClients(missing, len(pool)))
     state = replace(state, phase=Phase.COLLECTING, drawn=state.drawn | set(cohort))
     return state, (OpenAttempt(state.round, state.exchange, state.attempt, cohort),)
+
+
+def wait_for_clients(state: RoundState, waits: AwaitClients) -> Result:
+    """No client works, and none is left to draw: restart the client states if that helps, end the run, or wait."""
+    if restart_helps(state):
+        state, effects = restart_round(state, lost_states(state), states=True)
+        return state, (waits, *effects)
+    if fault := no_client_delivers(state):
+        ended = replace(state, phase=Phase.ENDED, ending=("failed", fault[1]), failed_by=fault[0])
+        return ended, (waits, EndRun("failed", fault[1]))
+    return replace(state, phase=Phase.SELECTING), (waits, RetryLater())
 
 
 def next_round(state: RoundState) -> RoundState:
     """The state before the first draw of the next round."""
     return replace(
         state, round=state.round + 1, attempt=0, first_attempt=0, exchange=0, phase=Phase.SELECTING, goal=0,
-        drawn=frozenset(), out=frozenset(), failed=(), admitted=(), accepted=(), fixed=(), repeated=False,
+        drawn=frozenset(), out=frozenset(), failed=ByClient(), refused=ByClient(), admitted=(), accepted=(), fixed=(),
+        repeated=False,
     )  # fmt: skip
 
 
@@ -72,30 +81,65 @@ def redraw(state: RoundState) -> RoundState:
     return replace(next_round(state), round=state.round, attempt=attempt, first_attempt=attempt)
 
 
-def cancel(state: RoundState) -> tuple[Command, ...]:
-    """The command that cancels the outstanding clients, if there are any."""
+def cancel(state: RoundState) -> tuple[Effect, ...]:
+    """The effect that cancels the outstanding clients, if there are any."""
     return (Cancel(by_id(state.outstanding), state.exchange),) if state.working else ()
 
 
 def restart_round(state: RoundState, why: str = "", *, states: bool = False) -> Result:
-    """Discard what the round has collected, and redraw it."""
+    """Discard what the round has collected, and redraw it. states: the client states are reset too."""
     why = why or f"exchange {state.exchange} had {len(state.admitted)} of the {state.quorum} updates that it needs"
-    cancelled = cancel(state)
-    restart = RestartRound(state.round, why, states)
-    state, commands = select(redraw(replace(state, members=frozenset()) if states else state))
-    return state, (restart, *cancelled, *commands)
+    cancelled = cancel(state) if state.goal else ()
+    state = redraw(state) if state.goal else state
+    state, restart = (
+        reset_states(state, why) if states else (state, RestartRound(state.round, why, False, state.state_epoch))
+    )
+    state, effects = select(state)
+    return state, (restart, *cancelled, *effects)
+
+
+def reset_states(state: RoundState, why: str) -> tuple[RoundState, RestartRound]:
+    """Begin the next epoch of the client states."""
+    epoch = state.state_epoch + 1
+    state = replace(
+        state, members=frozenset(), state_epoch=epoch, epoch_rounds=0, lost=ByClient(), states_lost=""
+    )  # fmt: skip
+    return state, RestartRound(state.round, why, states=True, state_epoch=epoch)
+
+
+def lost_states(state: RoundState) -> str:
+    """Why the states are reset: the clients that wait for it."""
+    client, first = next(iter(state.lost.items()))
+    more = f", and {len(state.lost) - 1} more" if len(state.lost) > 1 else ""
+    return f"{client}: {first.why}{more}"
+
+
+def restart_helps(state: RoundState) -> bool:
+    """Whether a reset of the states lets clients be drawn again that the run lacks."""
+    return any(not lost.left_out for lost in state.lost.values())
 
 
 def restart_states(state: RoundState, event: StatesLost) -> Result:
     """Reset the states. A round under way was trained from the old states, so it is redrawn."""
-    return restart_round(state, event.why, states=True) if state.goal else restart_states_alone(state, event)
+    if state.goal:
+        return restart_round(state, event.why, states=True)
+    return restart_states_alone(state, event)
 
 
 def restart_states_alone(state: RoundState, event: StatesLost) -> Result:
     """Reset the states when no round is under way, or after the end of a run, which may be extended."""
-    return replace(state, members=frozenset()), (RestartRound(state.round, event.why, states=True),)
+    state, restart = reset_states(state, event.why)
+    return state, (restart,)
 
 
 def restart_states_later(state: RoundState, event: StatesLost) -> Result:
     """Commit the step under way first: its updates were made from valid states."""
     return replace(state, states_lost=event.why), ()
+
+
+def released(state: RoundState, event: ClientReleased) -> Result:
+    """A client that was left out takes part again, from the next reset of the states on if it lost its own."""
+    if (lost := state.lost.get(event.client)) is None:
+        return state, ()
+    state = replace(state, lost=ByClient({**state.lost, event.client: replace(lost, left_out=False)}))
+    return select(state) if state.phase is Phase.SELECTING else (state, ())

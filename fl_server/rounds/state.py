@@ -6,11 +6,21 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal
+from typing import Any, Literal, Self, TypeVar
 
 from fl_server.rounds.arrivals import Arrivals
-from fl_server.rounds.events import Accepted, Command, EndStatus, Event, Source
+from fl_server.rounds.effects import Effect
+from fl_server.rounds.events import Accepted, EndStatus, Event, Fault, Source
 from fl_server.rounds.sampling import Sampling, within_population
+from fl_server.rounds.stop_rules import Judged, StopPolicy
+
+T = TypeVar("T")
+
+_NEVER_STOPS, _NOT_JUDGED = StopPolicy(), Judged()
+
+MOST_COMEBACKS = 3
+"""Failures of a client in one exchange after which it is not asked again when it returns: each time would start the
+attempt's whole deadline again. It may still be drawn at a retry."""
 
 
 class Phase(Enum):
@@ -57,17 +67,59 @@ class RoundPolicy:
     """Rounds between evaluations by clients; 0: never."""
     await_clients: bool = False
     """The next round waits for the clients' evaluation, because a stop rule uses its metric."""
+    stop: StopPolicy = _NEVER_STOPS
+    """When an evaluation ends the run."""
+    rounds_between_restarts: int = 0
+    """Rounds that are committed between two restarts of the client states because of lost ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A client whose work failed in the task's code."""
+    """The latest failure of a client's work in the exchange under way. Fields as in `events.WorkFailed`."""
 
-    client: str
-    cause: str
-    """Type and place of the error: failures of different clients with the same cause come from the same line."""
+    why: str = ""
+    cause: str = ""
+    not_finite: bool = False
+    repeats: bool = False
+    times: int = 1
+    """How often it has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A refused update of the exchange under way."""
+
+    fault: Fault
     why: str
-    """In words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A lost client state that is still in the server's sum."""
+
+    why: str
+    left_out: bool
+    """Whether its client takes no part after the restart of the states either."""
+
+
+class ByClient(dict[str, T]):
+    """A dictionary by client id that is part of a state: it is never changed."""
+
+    def __hash__(self) -> int:  # type: ignore[override]  # equal ones have the same clients
+        return hash(frozenset(self))
+
+    def added(self, client: str, value: T) -> Self:
+        """These, and this value of a client; it comes last."""
+        return type(self)({**self.without({client}), client: value})
+
+    def without(self, clients: AbstractSet[str]) -> Self:
+        """These but for some clients."""
+        if clients.isdisjoint(self):
+            return self
+        return type(self)({client: value for client, value in self.items() if client not in clients})
+
+
+_NONE: ByClient[Any] = ByClient()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +137,7 @@ class RoundState:
     phase: Phase = Phase.SELECTING
     paused: bool = False
     eligible: tuple[str, ...] = ()
-    """Clients that can be drawn now, from the last RosterChanged."""
+    """Clients that are here for the run, from the last RosterChanged."""
     shut_out: int = 0
     """Clients that are not eligible and not waited for, from the last RosterChanged."""
     settled: bool = False
@@ -100,8 +152,10 @@ class RoundState:
     """All clients that may deliver in this exchange."""
     out: frozenset[str] = frozenset()
     """Drawn clients that are not expected to deliver: lost, failed, refused, cancelled."""
-    failed: tuple[Failed, ...] = ()
-    """Drawn clients whose latest work in this exchange failed in the task's code, in order of arrival."""
+    failed: ByClient[Failed] = _NONE
+    """Drawn clients whose work in this exchange failed, and that have not delivered since; the latest comes last."""
+    refused: ByClient[Refused] = _NONE
+    """Drawn clients with a refused update of this exchange. They are not drawn again for the round."""
     admitted: Sequence[tuple[str, bytes]] = ()
     """(client, digest) in order of arrival; any sequence becomes `Arrivals`."""
     accepted: Accepted = ()
@@ -112,10 +166,28 @@ class RoundState:
     """Whether this exchange was closed before, and reopened because an update was dropped."""
     awaited: frozenset[Source] = frozenset()
     """In EVALUATING: the evaluations of the previous round that are awaited."""
+    state_epoch: int = 0
+    """How often the client states were reset."""
+    epoch_rounds: int = 0
+    """Rounds that were committed since."""
+    lost: ByClient[Lost] = _NONE
+    """Clients that lost their state too early for a reset. They are not drawn before it."""
     states_lost: str = ""
     """Why the client states are reset after the commit of the current step; empty if they are not."""
+    judged: Judged = _NOT_JUDGED
+    """The evaluations since the run was created, resumed after a failure or extended, as the stop rules need them."""
+    judged_from: int = 0
+    """The first round of these evaluations."""
+    metric_seen: bool = False
+    """Whether an evaluation had the metric of the stop rules."""
+    wall_time_s: float = 0.0
+    """The run is complete after so much time; 0: no limit."""
+    elapsed_s: float = 0.0
+    """Time that it has used."""
     ending: tuple[EndStatus, str] | None = None
     """How and why the run ends after the current step, or has ended."""
+    failed_by: Literal["", "not_finite", "norm", "layout", "task"] = ""
+    """The fault of the run itself because of which it has ended; "task": an error in the task's code."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.admitted, Arrivals):
@@ -128,10 +200,41 @@ class RoundState:
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """Eligible clients that the population limit allows."""
+        """Eligible clients that the round and the population limit allow."""
+        eligible = self.eligible
+        if self.refused or self.lost or self.failed:
+            eligible = tuple(client for client in eligible if not self.barred(client))
         if not self.policy.population:
-            return self.eligible
-        return within_population(self.eligible, self.members | self.drawn, self.policy.population)
+            return eligible
+        return within_population(eligible, self.members | self.drawn, self.policy.population)
+
+    def barred(self, client: str) -> bool:
+        """Whether the client is not drawn before the next round, or before the client states are reset."""
+        failed = self.failed.get(client)
+        return client in self.refused or client in self.lost or (failed is not None and failed.repeats)
+
+    def may_return(self, client: str) -> bool:
+        """Whether a client of the cohort that has dropped out is asked once more when it is available again."""
+        if not self.collects or client not in self.out or self.barred(client):
+            return False
+        return client not in self.failed or self.failed[client].times < MOST_COMEBACKS
+
+    @property
+    def may_restart_states(self) -> bool:
+        """Whether enough rounds were committed in this epoch for another restart because of a lost state."""
+        return not self.state_epoch or self.epoch_rounds >= self.policy.rounds_between_restarts
+
+    def not_wanted(self, place: tuple[int, int], client: str) -> Literal["", "late", "not assigned"]:
+        """Why no update and no failure of the client counts for (round, exchange); empty if it would."""
+        if not self.collects or place != (self.round, self.exchange):
+            return "late"
+        return "" if client in self.drawn else "not assigned"
+
+    def undecided(self, place: tuple[int, int], client: str) -> bool:
+        """Whether no update of the client for (round, exchange) has its verdict yet."""
+        if not self.collects or place != (self.round, self.exchange):
+            return False
+        return client not in self.refused and not self.arrivals.has(client)
 
     @property
     def enough(self) -> bool:
@@ -183,8 +286,8 @@ class RoundState:
         return begun, {client for client in done if before.works(client)}
 
 
-Result = tuple[RoundState, tuple[Command, ...]]
-"""What a rule returns: the next state, and the commands to carry out in this order."""
+Result = tuple[RoundState, tuple[Effect, ...]]
+"""What a rule returns: the next state, and the effects to carry out in this order."""
 Rule = Callable[[RoundState, Any], Result]
 """What a phase does about one kind of event."""
 

@@ -7,10 +7,12 @@ absent, NaN or infinite is no value: it reaches no target and is never better, b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from fl_server.rounds.directions import BY_LOSS, Criterion
+from fl_server.rounds.client_metrics import EVALUATED, by_clients
+from fl_server.rounds.directions import BY_LOSS, Criterion, of_averaged
+from fl_server.rounds.events import Source
 
 Evaluation = tuple[int, Mapping[str, float]]
 """(round, metrics by name)."""
@@ -77,6 +79,29 @@ def stop_reason(policy: StopPolicy, evaluations: Sequence[Evaluation], earlier: 
     earlier: those of them that came before `evaluations`.
     """
     return _target_reached(policy, evaluations) or _patience_over(policy, evaluations, earlier)
+
+
+def missing_metric(metric: str, metrics: Mapping[str, float], by: Source) -> str:
+    """Why the stop rules cannot work: an evaluation of their source lacks their metric; empty if it has it.
+
+    An evaluation that no client answered, and one from before the first averaged model, tell nothing.
+    """
+    from_here = metrics.get(EVALUATED, 0.0) > 0 if by_clients(metric) else by == "server" and bool(metrics)
+    if not from_here or (of_averaged(metric) and not any(map(of_averaged, metrics))):
+        return ""
+    names = [name for name in metrics if name != EVALUATED]
+    return "" if metric in names else f"stop.metric: expected {reported_metrics(metric, names)}, got {metric}"
+
+
+_SHOWN = 20
+
+
+def reported_metrics(metric: str, names: Collection[str]) -> str:
+    """What a metric should be instead: one of those that its source reports."""
+    shown = sorted(names)[:_SHOWN]
+    more = f" and {len(names) - _SHOWN} others" if len(names) > _SHOWN else ""
+    reporters = "clients report" if by_clients(metric) else "the task reports"
+    return f"a metric that {reporters} ({', '.join(shown) or 'none'}{more})"
 
 
 def _target_reached(policy: StopPolicy, evaluations: Sequence[Evaluation]) -> str | None:

@@ -12,6 +12,7 @@ from typing import Any, ParamSpec
 
 import structlog
 
+from fl_server.rounds import effects
 from fl_server.rounds import events as ev
 from fl_server.runs.assignments.dispatch import AssignmentDispatch
 from fl_server.runs.client_states.lost_states import LostStates, restart_if_due
@@ -76,25 +77,25 @@ class CommandHandlers:
     def __init__(self, context: RunContext, control: RunControl, parts: RunParts) -> None:
         self._context, self._control, self._parts = context, control, parts
         self._handlers: Mapping[type, Callable[[Any], Awaitable[None]]] = {
-            ev.OpenAttempt: self._open_attempt,
-            ev.QuorumMissed: self._quorum_missed,
-            ev.AwaitClients: self._await_clients,
-            ev.RetryLater: self._retry_later,
-            ev.Cancel: self._cancel,
-            ev.RestartRound: self._restart_round,
-            ev.ReduceExchange: parts.computation.reduce_exchange,
-            ev.ComputeStep: parts.computation.compute_model,
-            ev.DropCulprits: parts.submissions.refuse_accepted,
-            ev.Commit: parts.computation.commit,
-            ev.Announce: self._announce,
-            ev.EndRun: self._end,
+            effects.OpenAttempt: self._open_attempt,
+            effects.QuorumMissed: self._quorum_missed,
+            effects.AwaitClients: self._await_clients,
+            effects.RetryLater: self._retry_later,
+            effects.Cancel: self._cancel,
+            effects.RestartRound: self._restart_round,
+            effects.ReduceExchange: parts.computation.reduce_exchange,
+            effects.ComputeStep: parts.computation.compute_model,
+            effects.DropCulprits: parts.submissions.refuse_accepted,
+            effects.Commit: parts.computation.commit,
+            effects.Announce: self._announce,
+            effects.EndRun: self._end,
         }
 
-    async def handle(self, command: ev.Command) -> None:
+    async def handle(self, command: effects.Effect) -> None:
         """Carry out a command."""
         await self._handlers[type(command)](command)
 
-    async def _open_attempt(self, command: ev.OpenAttempt) -> None:
+    async def _open_attempt(self, command: effects.OpenAttempt) -> None:
         """Write the cohort, start the deadline, send the assignments."""
         context, control, deadline_s = self._context, self._control, self._control.config.round.deadline_s
         record = AttemptRecord(
@@ -126,7 +127,7 @@ class CommandHandlers:
         detail = f"round {attempt.round}{exchange}, attempt {attempt.attempt}: {drawn} drawn{here}{without}"
         return HistoryRecord(attempt.opened_at, "coordinator", "attempt_opened", self._context.run_id, detail)
 
-    async def _quorum_missed(self, command: ev.QuorumMissed) -> None:
+    async def _quorum_missed(self, command: effects.QuorumMissed) -> None:
         """Count an attempt with too few updates. The next attempt has a line in the history."""
         self._context.counters.quorum_missed()
         log.warning(
@@ -134,7 +135,7 @@ class CommandHandlers:
             attempt=command.attempt, admitted=command.admitted, quorum=command.quorum,
         )  # fmt: skip
 
-    async def _await_clients(self, command: ev.AwaitClients) -> None:
+    async def _await_clients(self, command: effects.AwaitClients) -> None:
         """Report that too few clients are eligible."""
         control = self._control
         waiting = f"{command.present} of {command.needed} clients are here that could be drawn"
@@ -144,7 +145,7 @@ class CommandHandlers:
             await control.run_status.save("run_waits")
         restart_if_due(self._context, control, at_once=True)
 
-    async def _retry_later(self, command: ev.RetryLater) -> None:
+    async def _retry_later(self, command: effects.RetryLater) -> None:
         """Draw clients that failed again after a delay. If all had NaN or too large norms, the run fails."""
         del command
         state, submissions = self._control.state, self._parts.submissions
@@ -157,7 +158,7 @@ class CommandHandlers:
         else:
             self._control.tasks.set_timer(RETRY_S, ev.RetryDue())
 
-    async def _cancel(self, command: ev.Cancel) -> None:
+    async def _cancel(self, command: effects.Cancel) -> None:
         """Tell clients that their work is not needed any more."""
         context, control = self._context, self._control
         key = ExchangeKey(run_id=context.run_id, round=control.state.round, exchange=command.exchange)
@@ -167,7 +168,7 @@ class CommandHandlers:
             context.counters.assignment_ended("cancelled")
             context.fleet.push(client, message)
 
-    async def _restart_round(self, command: ev.RestartRound) -> None:
+    async def _restart_round(self, command: effects.RestartRound) -> None:
         """Forget what the round collected. If client states restart too, the server's sum of them restarts."""
         context, control = self._context, self._control
         record = control.record
@@ -189,7 +190,7 @@ class CommandHandlers:
         if context.model.loaded:
             await context.model.prepare(0)
 
-    async def _announce(self, command: ev.Announce) -> None:
+    async def _announce(self, command: effects.Announce) -> None:
         """Send the cohort its outcomes, remove what is not needed any more, start the evaluations that are due."""
         context, control = self._context, self._control
         record = context.log.recent[command.round]
@@ -212,7 +213,7 @@ class CommandHandlers:
         if command.evaluate:
             self._parts.server_evaluation.start()
 
-    async def _end(self, command: ev.EndRun) -> None:
+    async def _end(self, command: effects.EndRun) -> None:
         """Write that the run is over, and release what it held, also if it cannot be written."""
         context, control = self._context, self._control
         control.run_status.waiting_reason = ""

@@ -16,6 +16,7 @@ from fl_server.admission.culprits import Culprits, Measured, outliers, overflow_
 from fl_server.admission.epochs import mean_epochs
 from fl_server.admission.norms import norms_in_ledger, norms_of
 from fl_server.aggregation.server_update import Diverged, ServerUpdateStats
+from fl_server.rounds import effects
 from fl_server.rounds import events as ev
 from fl_server.runs.client_states.lost_states import restart_if_due
 from fl_server.runs.committed.lookup import draw_of
@@ -63,17 +64,17 @@ class RoundComputation:
             self._task.cancel()
         await asyncio.wait([self._task])
 
-    async def reduce_exchange(self, command: ev.ReduceExchange) -> None:
+    async def reduce_exchange(self, command: effects.ReduceExchange) -> None:
         """Fix the accepted list, then reduce the exchange."""
         await self._fix(command.accepted)
         self._start(self._reduce())
 
-    async def compute_model(self, command: ev.ComputeStep) -> None:
+    async def compute_model(self, command: effects.ComputeStep) -> None:
         """Fix the accepted list, then compute the next model."""
         await self._fix(command.accepted)
         self._start(self._compute_model())
 
-    async def commit(self, command: ev.Commit) -> None:
+    async def commit(self, command: effects.Commit) -> None:
         """Write the next model."""
         del command
         self._start(self._commit(), committing=True)

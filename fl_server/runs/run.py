@@ -22,6 +22,7 @@ from algorithms import AlgorithmError
 from fl_server.aggregation.sending.broadcast import Broadcast
 from fl_server.errors import RunBroke, WrongState
 from fl_server.metrics.runs import RunFigures
+from fl_server.rounds import effects
 from fl_server.rounds import events as ev
 from fl_server.rounds.machine import advance
 from fl_server.rounds.state import Phase, RoundState, UnexpectedEvent
@@ -247,7 +248,7 @@ class Run:
             self.watchers.publish(Progress("admitted", event.client))
         await self.run_status.save_if_changed()
 
-    def _advance(self, event: ev.Event) -> tuple[ev.Command, ...]:
+    def _advance(self, event: ev.Event) -> tuple[effects.Effect, ...]:
         before = self.state
         self.state, commands = advance(before, event)
         self.eligible.reserve()
@@ -264,7 +265,7 @@ class Run:
             return
         if self.ended:
             self.state = replace(self.state, ending=(end.status, end.reason))
-        commands = (ev.EndRun(end.status, end.reason),) if self.ended else self._advance(end)
+        commands = (effects.EndRun(end.status, end.reason),) if self.ended else self._advance(end)
         for command in commands:
             try:
                 await self._handlers.handle(command)

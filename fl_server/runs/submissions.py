@@ -17,6 +17,7 @@ from fl_server.admission.expected_work import registered_data
 from fl_server.admission.gate import AdmissionGate
 from fl_server.admission.round_gate import Collecting, build_gate
 from fl_server.errors import model_of
+from fl_server.rounds import effects
 from fl_server.rounds import events as ev
 from fl_server.runs.context import RunContext
 from fl_server.runs.control import RunControl
@@ -221,7 +222,7 @@ class Submissions:
 
     # Accepted updates that are refused when the exchange is reduced.
 
-    async def refuse_accepted(self, command: ev.DropCulprits) -> None:
+    async def refuse_accepted(self, command: effects.DropCulprits) -> None:
         """Refuse accepted updates that spoil their round, then tell their clients.
 
         The ledger has the refusals, their effect on the clients' records, and the removal of the accepted list in one

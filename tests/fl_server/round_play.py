@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from fl_server.rounds.effects import Effect
 from fl_server.rounds.events import (
     ClientDroppedOut,
-    Command,
     EndRequested,
     Evaluated,
     Event,
@@ -23,9 +23,9 @@ STOP = EndRequested("stopped", "stopped by an operator")
 COMMIT = (StepComputed(), ModelCommitted())
 
 
-def play(state: RoundState, *events: Event) -> tuple[RoundState, list[Command]]:
+def play(state: RoundState, *events: Event) -> tuple[RoundState, list[Effect]]:
     """Apply events in order. Returns the last state and all commands."""
-    commands: list[Command] = []
+    commands: list[Effect] = []
     for event in events:
         state, more = advance(state, event)
         commands += more

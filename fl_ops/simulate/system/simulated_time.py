@@ -11,6 +11,7 @@ from fl_ops.simulate.system.courses import Course
 from fl_ops.simulate.system.devices import Devices
 from fl_ops.simulate.system.workload import Workload
 from fl_ops.simulate.traffic import Names
+from fl_server.rounds import effects
 from fl_server.rounds import events as ev
 from fl_server.rounds.state import RoundState
 
@@ -54,7 +55,7 @@ class SimulatedTime:
         """Those of the clients that are there."""
         return self._devices.present(clients, self.now)
 
-    def open(self, attempt: ev.OpenAttempt) -> None:
+    def open(self, attempt: effects.OpenAttempt) -> None:
         """The cohort of an attempt begins its work, and the deadline starts."""
         self._waits = 0
         self._assigned |= dict.fromkeys(attempt.cohort, self._federation.bundles)

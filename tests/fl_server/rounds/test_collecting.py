@@ -7,23 +7,26 @@ from typing import Any
 
 import pytest
 
-from fl_server.rounds.events import (
+from fl_server.rounds.effects import (
     AwaitClients,
     Cancel,
-    ClientDroppedOut,
-    ClientReturned,
     ComputeStep,
-    DeadlinePassed,
-    Event,
-    ExchangeReduced,
+    DeadlineMissed,
     OpenAttempt,
-    PauseRequested,
     QuorumMissed,
     ReduceExchange,
     RestartRound,
+    RetryLater,
+)
+from fl_server.rounds.events import (
+    ClientDroppedOut,
+    ClientReturned,
+    DeadlinePassed,
+    Event,
+    ExchangeReduced,
+    PauseRequested,
     ResumeRequested,
     RetryDue,
-    RetryLater,
     RosterChanged,
     RoundRestored,
     UpdateAdmitted,
@@ -59,7 +62,7 @@ def test_a_round_with_quorum_waits_for_working_clients() -> None:
 def test_a_deadline_with_the_quorum_closes() -> None:
     """The deadline closes the round with the admitted updates and cancels the clients that still work."""
     state, commands = play(collecting(quorum=2), *arrive("cb"), DeadlinePassed())
-    assert commands == [ComputeStep(accepted("bc")), Cancel(("a",), 0)]
+    assert commands == [ComputeStep(accepted("bc")), Cancel(("a",), 0), DeadlineMissed(("a",))]
     assert state.outstanding == frozenset()
 
 
@@ -67,10 +70,11 @@ def test_a_deadline_below_the_quorum_keeps_and_replaces() -> None:
     """The next attempt keeps admitted updates, draws only the missing ones, and the straggler's update still counts."""
     state = play(collecting(quorum=3), *arrive("a"), *leave("b"), RosterChanged(ALL, settled=True))[0]
     state, commands = play(state, DeadlinePassed())
-    missed, opened = commands
+    missed, opened, late = commands
     assert missed == QuorumMissed(round=0, exchange=0, attempt=0, admitted=1, quorum=3)
     assert isinstance(opened, OpenAttempt)
     assert (opened.attempt, len(opened.cohort), state.admitted) == (1, 2, accepted("a"))
+    assert late == DeadlineMissed(("c",))
     assert set(opened.cohort) <= set("defgh")
     assert play(state, *arrive("c" + opened.cohort[0]))[0].phase is Phase.STEPPING
 
@@ -183,7 +187,8 @@ def test_a_fixed_list_that_cannot_be_completed_redraws_the_round(state: RoundSta
     after, commands = play(state, event)
     lost = f"the bytes of {missing} of its 3 accepted updates are lost, and did not come again"
     assert commands[0] == RestartRound(0, lost, states=False)
-    assert commands[-1] == OpenAttempt(round=0, exchange=0, attempt=1, cohort=("a", "b", "c"))
+    opened = [command for command in commands if not isinstance(command, DeadlineMissed)][-1]
+    assert opened == OpenAttempt(round=0, exchange=0, attempt=1, cohort=("a", "b", "c"))
     assert (after.admitted, after.fixed, after.first_attempt) == ((), (), 1)
 
 

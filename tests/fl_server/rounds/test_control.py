@@ -6,19 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from fl_server.rounds.effects import Announce, Cancel, EndRun, OpenAttempt, QuorumMissed, RestartRound
 from fl_server.rounds.events import (
-    Announce,
-    Cancel,
     EndRequested,
-    EndRun,
     EndStatus,
     Evaluated,
     Extended,
     ModelCommitted,
-    OpenAttempt,
     PauseRequested,
-    QuorumMissed,
-    RestartRound,
     ResumeRequested,
     RosterChanged,
 )
@@ -49,7 +44,8 @@ def test_a_resume_undoes_a_pause(phase: Phase) -> None:
 @pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.ENDED], ids=lambda phase: phase.value)
 def test_an_extension_sets_the_number_of_rounds(phase: Phase) -> None:
     """In every open phase the run gets the requested number of rounds, without a command."""
-    assert advance(SAMPLES[phase], Extended(9)) == (replace(SAMPLES[phase], rounds=9), ())
+    sample = SAMPLES[phase]
+    assert advance(sample, Extended(9)) == (replace(sample, rounds=9, judged_from=sample.round), ())
 
 
 def test_a_run_that_is_extended_in_its_last_evaluation_continues() -> None:

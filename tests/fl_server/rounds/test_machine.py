@@ -9,6 +9,7 @@ import pytest
 
 from fl_server.rounds.events import (
     ClientDroppedOut,
+    ClientReleased,
     ClientReturned,
     CulpritsFound,
     DeadlinePassed,
@@ -18,14 +19,19 @@ from fl_server.rounds.events import (
     ExchangeReduced,
     Extended,
     ModelCommitted,
+    ModelDiverged,
     PauseRequested,
     ResumeRequested,
     RetryDue,
     RosterChanged,
     RoundRestored,
+    StateLost,
     StatesLost,
     StepComputed,
+    TimeUsed,
     UpdateAdmitted,
+    UpdateRefused,
+    WorkFailed,
 )
 from fl_server.rounds.machine import RULES, advance
 from fl_server.rounds.state import Phase, UnexpectedEvent
@@ -35,7 +41,8 @@ EVENTS: tuple[Event, ...] = (
     RosterChanged(("a", "b", "c", "d"), settled=True), UpdateAdmitted("b", b"b"), ClientDroppedOut("b"),
     ClientReturned("c"), DeadlinePassed(), RoundRestored(), RetryDue(), ExchangeReduced(), StepComputed(),
     ModelCommitted(), Evaluated(), StatesLost("a: its disk is new"), PauseRequested(), ResumeRequested(), Extended(9),
-    STOP, CulpritsFound((("a", "too long"),)),
+    STOP, CulpritsFound((("a", "too long"),)), UpdateRefused("b", "norm", "too long"), WorkFailed("b", "no memory"),
+    StateLost("b", "its disk is new"), ClientReleased("b"), ModelDiverged("NaN"), TimeUsed(9.0),
 )  # fmt: skip
 NEXT = (
     {
@@ -45,6 +52,14 @@ NEXT = (
         (Phase.SELECTING, UpdateAdmitted): Phase.STEPPING,
         (Phase.SELECTING, EndRequested): Phase.ENDED,
         (Phase.SELECTING, StatesLost): Phase.COLLECTING,
+        (Phase.SELECTING, UpdateRefused): Phase.SELECTING,
+        (Phase.SELECTING, RoundRestored): Phase.SELECTING,
+        (Phase.EVALUATING, RoundRestored): Phase.EVALUATING,
+        (Phase.COLLECTING, UpdateRefused): Phase.SELECTING,
+        (Phase.COLLECTING, WorkFailed): Phase.SELECTING,
+        (Phase.COLLECTING, StateLost): Phase.COLLECTING,
+        (Phase.REDUCING, ModelDiverged): Phase.ENDED,
+        (Phase.STEPPING, ModelDiverged): Phase.ENDED,
         (Phase.COLLECTING, UpdateAdmitted): Phase.STEPPING,
         (Phase.COLLECTING, ClientDroppedOut): Phase.SELECTING,
         (Phase.COLLECTING, ClientReturned): Phase.COLLECTING,
@@ -67,9 +82,14 @@ NEXT = (
     | {
         (phase, event): phase
         for phase in Phase
-        for event in (RosterChanged, StatesLost, PauseRequested, ResumeRequested, Extended)
+        for event in (
+            RosterChanged, StatesLost, PauseRequested, ResumeRequested, Extended, Evaluated, TimeUsed, ClientReleased,
+        )
         if phase is not Phase.ENDED
-        and (phase, event) not in {(Phase.SELECTING, RosterChanged), (Phase.SELECTING, StatesLost)}
+        and (phase, event)
+        not in {
+            (Phase.SELECTING, RosterChanged), (Phase.SELECTING, StatesLost), (Phase.EVALUATING, Evaluated),
+        }
     }
     | {(Phase.ENDED, StatesLost): Phase.ENDED}
 )

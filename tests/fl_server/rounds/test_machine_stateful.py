@@ -10,15 +10,20 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fl_server.rounds.events import (
-    Accepted,
+from fl_server.rounds.effects import (
     Announce,
     Cancel,
-    ClientDroppedOut,
-    ClientReturned,
-    Command,
     Commit,
     ComputeStep,
+    Effect,
+    OpenAttempt,
+    ReduceExchange,
+    RestartRound,
+)
+from fl_server.rounds.events import (
+    Accepted,
+    ClientDroppedOut,
+    ClientReturned,
     CulpritsFound,
     DeadlinePassed,
     EndRequested,
@@ -27,10 +32,7 @@ from fl_server.rounds.events import (
     ExchangeReduced,
     Extended,
     ModelCommitted,
-    OpenAttempt,
     PauseRequested,
-    ReduceExchange,
-    RestartRound,
     ResumeRequested,
     RetryDue,
     RosterChanged,
@@ -197,7 +199,7 @@ class AnyOrder(RuleBasedStateMachine):
                 self.record(command, before)
         assert before == copy
 
-    def record(self, command: Command, before: RoundState) -> None:
+    def record(self, command: Effect, before: RoundState) -> None:
         if isinstance(command, OpenAttempt):
             self.record_attempt(command)
         elif isinstance(command, Cancel):

@@ -6,14 +6,14 @@ from itertools import permutations
 
 import pytest
 
-from fl_server.rounds.events import ClientDroppedOut, DeadlinePassed, Event, ResumeRequested, RosterChanged
+from fl_server.rounds.events import DeadlinePassed, Event, ResumeRequested, RosterChanged, WorkFailed
 from fl_server.rounds.state import Phase
 from tests.fl_server.round_play import arrive, collecting, leave, play
 
 
 def broken(clients: str, cause: str = "KeyError (x.py, line 3)") -> list[Event]:
     """A failure of each of these clients with one cause."""
-    return [ClientDroppedOut(client, cause, f"it broke on {client}") for client in clients]
+    return [WorkFailed(client, f"it broke on {client}", cause) for client in clients]
 
 
 @pytest.mark.parametrize(
@@ -59,6 +59,6 @@ def test_two_clients_fail_no_run_while_others_can_be_drawn() -> None:
 def test_a_resumed_run_begins_to_count_anew() -> None:
     """One failure after the repair does not fail it again."""
     state, _ = play(collecting("abc"), *broken("abc"), ResumeRequested())
-    assert (state.phase, state.failed) == (Phase.COLLECTING, ())
+    assert (state.phase, state.failed) == (Phase.COLLECTING, {})
     state, _ = play(state, *broken("a"), *leave("bc"))
     assert state.phase is Phase.SELECTING

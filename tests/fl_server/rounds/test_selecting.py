@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from fl_server.rounds.events import AwaitClients, OpenAttempt, ResumeRequested, RetryLater, RosterChanged
+from fl_server.rounds.effects import AwaitClients, OpenAttempt, RetryLater
+from fl_server.rounds.events import ResumeRequested, RosterChanged
 from fl_server.rounds.machine import advance
 from fl_server.rounds.state import Phase, RoundPolicy, RoundState
 from tests.fl_server.round_play import ALL, arrive, collecting, leave, play

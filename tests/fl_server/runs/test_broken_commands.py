@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from fl_server.errors import RunBroke
+from fl_server.rounds import effects
 from fl_server.rounds import events as ev
 from fl_server.runs.run import Run
 from fl_server.store.errors import StoreError
@@ -80,13 +81,13 @@ async def lose_states(case: Case) -> None:
 async def find_culprit(case: Case) -> None:
     """An accepted update spoils the round."""
     handlers: dict[type, Any] = case.run._handlers._handlers  # type: ignore[assignment]  # a mapping to all others
-    reduce = handlers[ev.ReduceExchange]
+    reduce = handlers[effects.ReduceExchange]
 
-    async def report(command: ev.ReduceExchange) -> None:
+    async def report(command: effects.ReduceExchange) -> None:
         case.run.post(ev.CulpritsFound((("a", "its norm"),)))
-        handlers[ev.ReduceExchange] = reduce
+        handlers[effects.ReduceExchange] = reduce
 
-    handlers[ev.ReduceExchange] = report
+    handlers[effects.ReduceExchange] = report
     await work(case)
 
 
@@ -95,27 +96,27 @@ async def nothing(case: Case) -> None:
 
 
 CASES: dict[type, Provoke] = {
-    ev.OpenAttempt: nothing,
-    ev.AwaitClients: wait_for_clients,
-    ev.QuorumMissed: all_fail,
-    ev.RetryLater: all_fail,
-    ev.Cancel: stop,
-    ev.RestartRound: lose_states,
-    ev.ReduceExchange: work,
-    ev.ComputeStep: work,
-    ev.DropCulprits: find_culprit,
-    ev.Commit: work,
-    ev.Announce: work,
-    ev.EndRun: work,
+    effects.OpenAttempt: nothing,
+    effects.AwaitClients: wait_for_clients,
+    effects.QuorumMissed: all_fail,
+    effects.RetryLater: all_fail,
+    effects.Cancel: stop,
+    effects.RestartRound: lose_states,
+    effects.ReduceExchange: work,
+    effects.ComputeStep: work,
+    effects.DropCulprits: find_culprit,
+    effects.Commit: work,
+    effects.Announce: work,
+    effects.EndRun: work,
 }
 
 
 def inject(run: Run, kind: type, done: bool) -> Callable[[], bool]:
     """Let the command fail the next time. Returns whether it has."""
     handlers: dict[type, Any] = run._handlers._handlers  # type: ignore[assignment]  # a mapping to all others
-    handle, failed = handlers[kind], list[ev.Command]()
+    handle, failed = handlers[kind], list[effects.Effect]()
 
-    async def fail_once(command: ev.Command) -> None:
+    async def fail_once(command: effects.Effect) -> None:
         if failed:
             await handle(command)
             return
@@ -151,7 +152,7 @@ async def broken(world: World, kind: type, done: bool, devices: list[Device]) ->
     """A run of which the command has failed."""
     for device in devices:
         await device.connect(world)
-    if kind is ev.AwaitClients:
+    if kind is effects.AwaitClients:
         for device in devices:
             await world.operators.drain(device.name, "repair", False, "admin")
     start = Run.start
@@ -172,13 +173,13 @@ async def broken(world: World, kind: type, done: bool, devices: list[Device]) ->
 
 def test_every_command_has_a_case() -> None:
     """A new command is tried too."""
-    assert set(CASES) == set(ev.Command.__args__)
+    assert set(CASES) == set(effects.Effect.__args__)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize(
-    "kind", slow_except(CASES, ev.OpenAttempt, ev.ComputeStep, ev.Commit), ids=lambda kind: kind.__name__
+    "kind", slow_except(CASES, effects.OpenAttempt, effects.ComputeStep, effects.Commit), ids=lambda kind: kind.__name__
 )
 async def test_a_command_that_fails_fails_the_run(tmp_path: Path, kind: type, done: bool, expected: list[str]) -> None:
     """The reason is shown and in the ledger, nothing is reserved, and a resumed run makes the models of the others."""
@@ -199,7 +200,7 @@ async def test_a_command_that_fails_fails_the_run(tmp_path: Path, kind: type, do
 
 @pytest.mark.parametrize(
     "kind",
-    slow_except([ev.OpenAttempt, ev.RestartRound, ev.Announce], ev.Announce),
+    slow_except([effects.OpenAttempt, effects.RestartRound, effects.Announce], effects.Announce),
     ids=lambda kind: kind.__name__,
 )
 async def test_a_restarted_coordinator_finds_the_same_failed_run(

@@ -1,0 +1,124 @@
+"""The state of a run after a restart, from what the ledger has of it. All that decides is in the ledger or follows.
+
+| field of `RoundState` | from |
+| --- | --- |
+| round, over_selection, epoch_rounds | the committed rounds |
+| attempt, exchange, goal, drawn | the attempts of the round under way |
+| admitted, refused, out | its updates with whole bytes, its refusals, and the clients that are present |
+| failed | the failures of its work, with how often and whether a value was not finite |
+| fixed | the accepted list, if the computation had begun |
+| lost, members, state_epoch | the clients' records of lost states, the updates that counted, and the run's record |
+| judged, metric_seen, awaited | the evaluations of the committed rounds |
+| elapsed_s, paused, rounds, wall_time_s | the run's record |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+
+from fl_server.rounds.collecting import close_if_done
+from fl_server.rounds.committing import awaited_evaluations, go_on
+from fl_server.rounds.effects import EndRun
+from fl_server.rounds.ending import end_by_fault
+from fl_server.rounds.events import Accepted, RoundRestored, Source
+from fl_server.rounds.failing import training_diverges
+from fl_server.rounds.selecting import goal_of, lost_states, restart_round
+from fl_server.rounds.state import ByClient, Failed, Phase, Refused, Result, RoundState
+from fl_server.rounds.stop_rules import Evaluation, Judged, stop_reason
+
+
+@dataclass(frozen=True, slots=True)
+class SavedRound:
+    """What the ledger has of the round under way. Without attempts it was not drawn yet."""
+
+    attempts: Sequence[tuple[int, int, tuple[str, ...]]]
+    """(exchange, attempt, the clients that were new in it), in order."""
+    admitted: Accepted = ()
+    """The admitted updates of the last exchange whose bytes are whole, in order of arrival."""
+    fixed: Accepted | None = None
+    """The accepted list of the last exchange, if it is in the ledger: its computation had begun."""
+    refused: Mapping[str, Refused] = field(default_factory=dict)
+    """The refused updates of the last exchange, by client."""
+    failed: Mapping[str, Failed] = field(default_factory=dict)
+    """The clients whose work in the last exchange failed."""
+
+    @property
+    def exchange(self) -> int:
+        """The exchange under way."""
+        return max((exchange for exchange, _, _ in self.attempts), default=0)
+
+
+def restored_round(state: RoundState, saved: SavedRound) -> RoundState:
+    """The state in the round under way. state: before the first draw of that round."""
+    if not saved.attempts:
+        return state
+    exchange = saved.exchange
+    cohorts = [(attempt, cohort) for number, attempt, cohort in saved.attempts if number == exchange]
+    first = cohorts[0][1]
+    delivered = {client for client, _ in saved.admitted}
+    state = replace(
+        state,
+        phase=Phase.COLLECTING,
+        first_attempt=min(attempt for _, attempt, _ in saved.attempts),
+        exchange=exchange,
+        attempt=cohorts[-1][0],
+        goal=len(first) if exchange else goal_of(state.policy, first),
+        drawn=frozenset(client for _, cohort in cohorts for client in cohort),
+        admitted=saved.admitted,
+        refused=ByClient(saved.refused),
+        failed=ByClient({client: each for client, each in saved.failed.items() if client not in delivered}),
+    )
+    if saved.fixed is not None:
+        # The list was fixed and the computation had begun: the exchange consists of these updates and no others.
+        members, entries = frozenset(client for client, _ in saved.fixed), set(saved.admitted)
+        admitted = tuple(entry for entry in saved.fixed if entry in entries)
+        state = replace(state, goal=len(saved.fixed), drawn=members, fixed=saved.fixed, admitted=admitted)
+    return state
+
+
+def without_absent(state: RoundState, present: AbstractSet[str]) -> RoundState:
+    """Wait for no client that was lost before the restart, that was refused, or that must not be drawn."""
+    waited_for = {client for client in present if not state.barred(client)}
+    return replace(state, out=state.outstanding - waited_for)
+
+
+def with_evaluations(
+    state: RoundState, evaluations: Sequence[Evaluation], earlier: Judged, missing: AbstractSet[Source]
+) -> RoundState:
+    """The state with what the evaluations so far say.
+
+    Args:
+        state: at the start of the round under way, or in it.
+        evaluations: of the source of the run's metric, since `state.judged_from`.
+        earlier: those of them that came before `evaluations`.
+        missing: evaluations of the latest committed round that were due, and that the ledger does not have.
+    """
+    stop, judged, ending = state.policy.stop, earlier, state.ending
+    if stop.uses_metrics and (reason := stop_reason(stop, evaluations, earlier)) is not None:
+        # The crash came between an evaluation and the end of the run that it causes.
+        return replace(state, phase=Phase.EVALUATING, ending=("completed", reason))
+    for evaluation in sorted(evaluations, key=lambda each: each[0]):
+        judged = judged.after(stop.criterion, evaluation)
+    state = replace(state, judged=judged)
+    awaited = awaited_evaluations(state, state.round - 1) & missing if state.round else frozenset()
+    if awaited and state.phase is Phase.SELECTING and ending is None:
+        return replace(state, phase=Phase.EVALUATING, awaited=awaited)
+    return state
+
+
+def carry_on(state: RoundState, event: RoundRestored) -> Result:
+    """Continue after a restart, with what the crash cut short."""
+    del event
+    if state.phase is Phase.EVALUATING:
+        if state.ending is None:
+            return state, ()
+        return replace(state, phase=Phase.ENDED), (EndRun(*state.ending),)
+    if state.phase is Phase.SELECTING:
+        return go_on(state)
+    if fault := training_diverges(state):
+        return end_by_fault(state, fault)
+    if state.lost and state.may_restart_states:
+        return restart_round(state, lost_states(state), states=True)
+    return close_if_done(state)
