@@ -297,6 +297,7 @@ class RunConfig(_Section):
             await_evaluation=self.stops_by_metric and not by_clients(self.stop.metric),
             ask_clients_every=self.evaluation.clients_every,
             await_clients=self.stops_by_metric and by_clients(self.stop.metric),
+            stop=self.stop.policy,
         )
 
     def base_id(self) -> str:

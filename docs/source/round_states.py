@@ -7,6 +7,7 @@ small runs can reach, so the page shows what the machine does.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -50,6 +51,14 @@ _EVENTS: tuple[e.Event, ...] = (
     *(kind(client) for kind in (e.ClientDroppedOut, e.ClientReturned) for client in "ab"),
     *(e.UpdateAdmitted(client, b"") for client in "ab"),
     *(
+        e.UpdateRefused("a", "norm", ""),
+        e.WorkFailed("a"),
+        e.StateLost("a", ""),
+        e.ClientReleased("a"),
+        e.ModelDiverged(""),
+        e.TimeUsed(1.0),
+    ),
+    *(
         kind()
         for kind in (
             e.DeadlinePassed,
@@ -65,13 +74,15 @@ _EVENTS: tuple[e.Event, ...] = (
     e.CulpritsFound((("a", ""),)),
     *(e.EndRequested("completed", ""), e.EndRequested("failed", "")),
 )
+_LIKE_A_DROP_OUT = (e.UpdateRefused, e.WorkFailed)
+"""Events that lead where ClientDroppedOut does."""
 _LAST_ATTEMPT = 1
 """Attempts never end; later ones add no transition."""
 
 _INTRO = """# The states of a round
 
 `python -m docs.source.round_states` generates this page from `fl_server/rounds/machine.py`; a test compares them.
-That file contains the commands of each transition and their reasons.
+The functions that it names contain the effects of each transition and their reasons.
 
 The diagram shows only events that change the phase; the table below shows all events.
 """
@@ -86,7 +97,7 @@ def transitions() -> frozenset[Edge]:
         state = front.pop()
         for event, after in _steps(state):
             edges.add((state.phase, type(event).__name__, after.phase))
-            if after not in seen and after.attempt <= _LAST_ATTEMPT:
+            if after not in seen and after.attempt <= _LAST_ATTEMPT and not isinstance(event, _LIKE_A_DROP_OUT):
                 seen.add(after)
                 front.append(after)
     return frozenset(edges)
@@ -95,7 +106,9 @@ def transitions() -> frozenset[Edge]:
 def _steps(state: RoundState) -> Iterator[tuple[e.Event, RoundState]]:
     for event in _EVENTS:
         try:
-            yield event, advance(state, event)[0]
+            after = advance(state, event)[0]
+            # What only grows adds no transition.
+            yield event, replace(after, state_epoch=0, epoch_rounds=0, judged_from=0, elapsed_s=0.0)
         except UnexpectedEvent:
             continue
 

@@ -1,18 +1,16 @@
-"""The evaluations of a simulated run: on the server's data, on clients, and the stop rules that read them."""
+"""The evaluations of a simulated run: on the server's data, and on clients."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from fl_ops.simulate.clients import has_held_out
 from fl_ops.simulate.federation import Federation
-from fl_ops.simulate.reports import RoundResult
 from fl_ops.simulate.system.simulated_time import SimulatedTime
 from fl_ops.simulate.updates import NotDelivered
 from fl_server.rounds import effects
-from fl_server.rounds.client_metrics import has_evaluation, summary, with_pooled
+from fl_server.rounds.client_metrics import summary, with_pooled
 from fl_server.rounds.sampling import by_id, draw_evaluators
-from fl_server.rounds.stop_rules import Evaluation, stop_reason
 from fl_tasks.summed_metrics import Pool
 
 
@@ -22,32 +20,16 @@ class Evaluations:
     def __init__(self, federation: Federation, members: Sequence[str], time: SimulatedTime | None) -> None:
         """members: all clients; time: who of them is there."""
         self._federation, self._members, self._time = federation, members, time
-        self._done: list[Evaluation] = []
-
-    def continue_from(self, earlier: Iterable[RoundResult]) -> None:
-        """Count the evaluations of an earlier process."""
-        for each in earlier:
-            self._add(each.round, each.metrics)
 
     def measure(self, announce: effects.Announce, *, awaited: bool) -> Mapping[str, float]:
         """Metrics of the latest model, by name; empty if nothing is due. Raises TaskError.
 
         awaited: the next round waits for the clients' metrics.
         """
-        metrics = {
+        return {
             **(self._federation.evaluate_on_server() if announce.evaluate else {}),
             **(self._on_clients(awaited=awaited) if announce.ask_clients else {}),
         }
-        self._add(self._federation.snapshot.round, metrics)
-        return metrics
-
-    def stop_reason(self) -> str | None:
-        """Why the run ends now by its metric. None: it goes on."""
-        return stop_reason(self._federation.config.stop.policy, self._done)
-
-    def _add(self, round_: int, metrics: Mapping[str, float]) -> None:
-        if has_evaluation(metrics, self._federation.config.stop.metric):
-            self._done.append((round_, metrics))
 
     def _on_clients(self, *, awaited: bool) -> Mapping[str, float]:
         """Metrics over the clients that have held-out data; a client that fails is skipped."""

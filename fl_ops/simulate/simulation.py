@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -24,9 +25,12 @@ from fl_server.aggregation.server_update import Diverged
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.rounds import effects
 from fl_server.rounds import events as ev
+from fl_server.rounds.client_metrics import has_evaluation
 from fl_server.rounds.machine import advance
+from fl_server.rounds.restoring import with_evaluations
 from fl_server.rounds.sampling import by_id
 from fl_server.rounds.state import Phase, RoundState
+from fl_server.rounds.stop_rules import Judged
 from fl_server.run_config import RunConfig
 from fl_tasks import Task
 
@@ -71,12 +75,14 @@ class Simulation:
         self._collection = Collection(self.federation, self._time)
         algorithm = self.federation.engine.algorithm
         population = self.config.population if algorithm.needs_population else 0
-        self._state = RoundState(self.config.policy(len(algorithm.exchanges), population), self.config.stop.rounds)
+        policy = self.config.policy(len(algorithm.exchanges), population)
+        self._state = RoundState(policy, self.config.stop.rounds, wall_time_s=self.config.stop.wall_time_s)
         self._evaluations = Evaluations(self.federation, self._members, self._time)
         self._finished: list[RoundResult] = []
         self._counted: list[Contribution] = []
         self._closed: RoundState = self._state
-        self._refused: set[str] = set()
+        self._metrics: Mapping[str, float] = {}
+        """Of the latest evaluation."""
         self._engine_report = ""
         self._roster_changed = False
         self._earlier_s = 0.0
@@ -86,8 +92,6 @@ class Simulation:
         """What to save now: the run after its last round, or after its end. None during a commit and its evaluation."""
         self.failures: list[str] = []
         """Why clients delivered no update, the latest last; at most FAILURES_KEPT."""
-        self._values_not_finite = False
-        """Whether the last failure, of a client or of the run, was a value that is not finite."""
 
     def __enter__(self) -> Self:
         self.federation.__enter__()
@@ -109,7 +113,7 @@ class Simulation:
     @property
     def diverged(self) -> bool:
         """Whether the run failed because values were not finite."""
-        return self.ending is not None and self.ending[0] == "failed" and self._values_not_finite
+        return self._state.failed_by == "not_finite"
 
     def model(self) -> dict[str, torch.Tensor]:
         """The latest model's whole state_dict."""
@@ -124,8 +128,10 @@ class Simulation:
         self._started = self._round_began = time.monotonic()
         self._began = self._started - self._earlier_s
         self._update_roster()
+        self._count_time()
         while self._state.phase is not Phase.ENDED:
-            self._apply(self._time_limit_reached() or self._do_phase())
+            self._apply(self._do_phase())
+            self._count_time()
             if self._finished:
                 self.point = self._point()
                 yield self._finished.pop()
@@ -135,7 +141,7 @@ class Simulation:
     @property
     def first_state(self) -> RoundState:
         """The state in which a run of these settings begins."""
-        return RoundState(self._state.policy, self._state.rounds)
+        return RoundState(self._state.policy, self._state.rounds, wall_time_s=self._state.wall_time_s)
 
     def continue_from(self, point: RunPoint, earlier: Sequence[RoundResult]) -> None:
         """Put a new simulation where another one was, whose results were `earlier`; before `rounds()`.
@@ -147,15 +153,17 @@ class Simulation:
         if self._time is not None and point.clock is not None:
             self._time.continue_from(point.clock)
             self._round_began_at = point.clock.now
-        self.failures, self._values_not_finite = [*point.failures], point.values_not_finite
-        self._evaluations.continue_from(earlier)
+        self.failures = [*point.failures]
         self.point = point
+        if self._state.phase is not Phase.ENDED:
+            self._state = _judged(self._state, earlier)
+        self._metrics = earlier[-1].metrics if earlier else {}
 
     def _point(self) -> RunPoint:
         seconds = time.monotonic() - self._began
         state = before_draw(self._state)
         clock = None if self._time is None else self._time.point
-        return RunPoint(self.federation.point, state, self.failures, self._values_not_finite, seconds, clock)
+        return RunPoint(self.federation.point, state, self.failures, seconds, clock)
 
     def profile(self) -> dict[str, float]:
         """Seconds of this process by what they were used for, so far."""
@@ -194,8 +202,7 @@ class Simulation:
                 self._commit(accepted)
                 return ev.ModelCommitted()
             case Phase.EVALUATING:
-                reason = self._evaluations.stop_reason()
-                return ev.EndRequested("completed", reason) if reason else ev.Evaluated(min(state.awaited))
+                return ev.Evaluated(min(state.awaited), metrics=self._metrics)
             case _:
                 again = None if self._time is None else self._time.wait(state, self._usable())
                 return again or ev.EndRequested("failed", self._too_few_clients())
@@ -207,7 +214,7 @@ class Simulation:
         happens = self._time.go_on()
         if isinstance(happens, ev.DeadlinePassed) or self._state.working == 1:
             self._update_roster()  # other clients may be drawn now
-        return self._result_of(happens) if isinstance(happens, str) else happens or self._time_is_over()
+        return self._result_of(happens) if isinstance(happens, str) else happens or ev.TimeUsed(self._time.now)
 
     def _result_of(self, client: str) -> ev.Event:
         """The result of one client's work."""
@@ -219,45 +226,38 @@ class Simulation:
             self._notify(Note(report))
         if isinstance(result, Contribution):
             return ev.UpdateAdmitted(client, result.digest)
-        if result.refused or self._time is not None:
-            # A refusal holds for the whole round: the client is not drawn for it again. With simulated time, clients
-            # that drop out are drawn again; one that failed would fail again.
-            self._refused.add(client)
-            self._update_roster()
-        self._record_failure(Failure(state.round, client, result.why, result.trace), not_finite=result.not_finite)
-        return ev.ClientDroppedOut(client, result.cause, result.why if result.cause else "")
+        self._record_failure(Failure(state.round, client, result.why, result.trace))
+        if result.refused:
+            return ev.UpdateRefused(client, result.fault, result.why)
+        # On the same data, with the same seed, the same work fails again.
+        return ev.WorkFailed(client, result.why, result.cause, result.not_finite, repeats=True)
 
     def _usable(self) -> tuple[str, ...]:
         """The clients that may be drawn for this round."""
-        return tuple(client for client in self._members if client not in self._refused)
+        return tuple(client for client in self._members if not self._state.barred(client))
 
     def _update_roster(self) -> None:
-        eligible = self._usable() if self._time is None else self._time.eligible(self._usable())
+        eligible = self._members if self._time is None else self._time.eligible(self._members)
         self._apply(ev.RosterChanged(eligible, settled=True))
 
     def _compute(self, accepted: list[str], compute: Callable[[], None]) -> ev.Event:
         """Reduce or step, unless an update spoils it."""
         exchange = self._state.exchange
         if found := self.federation.culprits(exchange, accepted):
-            self._values_not_finite = False
             return ev.CulpritsFound(found, relative=True)
         try:
             compute()
         except Diverged as error:
             found = self.federation.culprits(exchange, accepted, overflow=True)
-            self._values_not_finite = True
-            return ev.CulpritsFound(found) if found else ev.EndRequested("failed", str(error))
+            return ev.CulpritsFound(found) if found else ev.ModelDiverged(str(error))
         return ev.ExchangeReduced() if self._state.phase is Phase.REDUCING else ev.StepComputed()
 
     def _drop(self, command: effects.DropCulprits) -> None:
-        """Remove clients that spoiled the round: as after a refusal, they are not drawn for it again."""
+        """Report clients that spoiled the round."""
         for client, why in command.culprits:
-            self._refused.add(client)
-            self._record_failure(Failure(command.round, client, why), not_finite=self._values_not_finite)
-        self._roster_changed = True
+            self._record_failure(Failure(command.round, client, why))
 
-    def _record_failure(self, failure: Failure, *, not_finite: bool) -> None:
-        self._values_not_finite = not_finite
+    def _record_failure(self, failure: Failure) -> None:
         self.failures = [*self.failures, str(failure)][-FAILURES_KEPT:]
         self._notify(failure)
 
@@ -266,8 +266,6 @@ class Simulation:
         self._counted, self._closed = self.federation.commit(accepted), self._state
         if self._time is not None:
             self._time.commit()
-        if self._refused or self._time is not None:
-            self._refused.clear()
             self._update_roster()
 
     def _announce(self, announce: effects.Announce) -> None:
@@ -275,7 +273,7 @@ class Simulation:
         snapshot, closed = self.federation.snapshot, self._closed
         if announce.evaluate or announce.ask_clients:
             self._notify(Step(snapshot.round, "evaluation"))
-        metrics = self._evaluations.measure(announce, awaited="clients" in self._state.awaited)
+        metrics = self._metrics = self._evaluations.measure(announce, awaited="clients" in self._state.awaited)
         self._roster_changed = self._roster_changed or (self._time is not None and announce.ask_clients)
         losses = [one.training_loss for one in self._counted if one.training_loss is not None]
         down, up = self.federation.traffic.take()
@@ -303,13 +301,9 @@ class Simulation:
         before, self._round_began_at = self._round_began_at, self._time.now
         return {"simulated_s": self._time.now - before, "simulated_total_s": self._time.now}
 
-    def _time_limit_reached(self) -> ev.Event | None:
-        limit = self.config.stop.wall_time_s
-        seconds = time.monotonic() - self._began if self._time is None else self._time.now
-        return self._time_is_over() if limit and seconds >= limit and self._state.ending is None else None
-
-    def _time_is_over(self) -> ev.Event:
-        return ev.EndRequested("completed", f"its {self.config.stop.wall_time_s:g} s are over")
+    def _count_time(self) -> None:
+        if self._state.wall_time_s and self.ending is None:
+            self._apply(ev.TimeUsed(time.monotonic() - self._began if self._time is None else self._time.now))
 
     def _too_few_clients(self) -> str:
         """A coordinator would wait for more clients. A simulation has no others, so the run fails."""
@@ -321,3 +315,11 @@ class Simulation:
                 f"{len(self._members)} clients are available: too few, and none of the others comes back in time"
             )
         return f"expected {self._state.policy.min_clients} clients or more, there are {len(self._members)}"
+
+
+def _judged(state: RoundState, earlier: Sequence[RoundResult]) -> RoundState:
+    """The state with what the evaluations of earlier rounds say."""
+    metric = state.policy.stop.criterion.metric
+    evaluations = [(each.round, each.metrics) for each in earlier if has_evaluation(each.metrics, metric)]
+    state = replace(state, metric_seen=any(metric in metrics for _, metrics in evaluations))
+    return with_evaluations(state, evaluations, Judged(), frozenset())

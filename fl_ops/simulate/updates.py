@@ -11,10 +11,11 @@ from fl_ops.simulate.engines.engine import Failed, Trained
 from fl_server.admission.culprits import Measured
 from fl_server.admission.epochs import Epochs, epochs_of
 from fl_server.admission.expected_work import RegisteredData
-from fl_server.admission.gate import UpdateRefused
+from fl_server.admission.gate import UpdateRefused, fault_of
 from fl_server.admission.round_gate import Collecting, build_gate
 from fl_server.aggregation.blocks import Source
 from fl_server.aggregation.engine import Engine
+from fl_server.rounds.events import Fault
 from protos.codec import digest_bytes
 from protos.fl.v1.coordinator_pb2 import FailureReason
 from protos.fl.v1.training_pb2 import RefusalReason
@@ -56,6 +57,8 @@ class NotDelivered:
     """Whether the reason is a value that is not finite."""
     refused: bool = False
     """Whether the update was refused."""
+    fault: Fault = ""
+    """What was wrong with a refused update."""
     sent: bool = False
     """Whether the refused update was refused for its bytes. A wrong header is refused before they are sent."""
     trace: str = ""
@@ -88,8 +91,8 @@ def admit(engine: Engine, collecting: Collecting, trained: Trained) -> Contribut
             norms = gate.check_content(update, digest, trained.content)
         clip_factor = gate.clip_factor(next(iter(norms.values())))
     except UpdateRefused as refusal:
-        not_finite = refusal.reason == RefusalReason.REFUSAL_REASON_NOT_FINITE
-        return NotDelivered(trained.client, str(refusal), not_finite, refused=True, sent=sent)
+        fault = fault_of(RefusalReason.Name(refusal.reason))
+        return NotDelivered(trained.client, str(refusal), fault == "not_finite", refused=True, fault=fault, sent=sent)
     info = fl.UpdateInfo(trained.client, header.num_examples, header.num_steps, clip_factor)
     loss = header.training_loss if header.HasField("training_loss") else None
     return Contribution(info, digest, loss, update, norms, epochs_of(header))

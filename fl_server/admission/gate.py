@@ -17,13 +17,18 @@ from fl_server.aggregation.encoded.decoding import Decoding
 from fl_server.aggregation.encoded.encoded_update import EncodedUpdate
 from fl_server.aggregation.encoded.run_encodings import UpdateKeys
 from fl_server.aggregation.shapes import PayloadShape, UpdateShape
+from fl_server.rounds.events import Fault
 from protos.codec import Layout, LayoutError, digest_bytes, digest_text
 from protos.encodings import PLAIN
 from protos.fl.v1.training_pb2 import PayloadKind, RefusalReason, UpdateHeader
 from protos.wire import MAX_PAYLOAD_NAME
 
-NORM_REASONS = (RefusalReason.REFUSAL_REASON_NORM, RefusalReason.REFUSAL_REASON_RELATIVE_NORM)
-"""Reasons of updates that are too long."""
+_FAULTS: Mapping[str, Fault] = {
+    "REFUSAL_REASON_NOT_FINITE": "not_finite",
+    "REFUSAL_REASON_NORM": "norm",
+    "REFUSAL_REASON_RELATIVE_NORM": "norm",
+    "REFUSAL_REASON_LAYOUT": "layout",
+}
 _TIMES_TENSORS = 10
 """A manifest with this multiple of the model's tensors is refused without parsing them."""
 _MAX_EXAMPLES = 2**53
@@ -32,6 +37,11 @@ _MOST_SHOWN = 16
 """Payloads of a wrong update that the refusal lists."""
 _ANY_SIZE = 2**62
 _KEEP = "; parameters and buffers keep their shapes and types in training"
+
+
+def fault_of(reason: str) -> Fault:
+    """The fault that several clients may have in common. reason: the name of a RefusalReason."""
+    return _FAULTS.get(reason, "")
 
 
 class UpdateRefused(Exception):

@@ -19,8 +19,6 @@ from fl_server.coordinator.run_table import RunTable
 from fl_server.coordinator.task_versions import notify_of_other_version
 from fl_server.errors import InvalidInput, NoBestRound, NoSuchModel, NoSuchResource, NoSuchRun
 from fl_server.rounds import events as ev
-from fl_server.rounds.state import Phase
-from fl_server.runs.client_states.lost_states import restart_if_due
 from fl_server.runs.run import Run
 from fl_server.services import Services
 from fl_server.store.checkpoints import INITIAL
@@ -154,7 +152,7 @@ class Coordinator:
     def client_gone(self, client_id: str, reason: str) -> None:
         """A client is lost, banned or forgotten: do not wait for it any more."""
         for run in self.table.loaded.values():
-            run.submissions.client_out(client_id, "lost", reason)
+            run.submissions.client_gone(client_id, reason)
             run.client_evaluations.client_gone(client_id)
             if reason == "forgotten":
                 run.client_states.drop(client_id)
@@ -175,7 +173,7 @@ class Coordinator:
         for run in self.table.loaded.values():
             run.client_states.release(client_id)
             run.eligible.invalidate()
-            restart_if_due(run.context, run, at_once=run.state.phase is Phase.SELECTING)
+            run.post(ev.ClientReleased(client_id))
 
     def fleet_changed(self) -> None:
         """The set of clients that may be drawn may have changed."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from fl_server.errors import InvalidInput
 from fl_server.plain_values import MAX_COUNT, MAX_SECONDS
 from fl_server.run_config import RunConfig
-from fl_server.store.records import RunRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +19,7 @@ class Reconfiguration:
     detail: str
 
 
-def extended(config: RunConfig, record: RunRecord, rounds: int, wall_time_s: float) -> RunConfig:
+def extended(config: RunConfig, elapsed_s: float, rounds: int, wall_time_s: float) -> RunConfig:
     """The configuration with so many more rounds and seconds. Raises InvalidInput for more than a run can have.
 
     The seconds are added to the limit or, if the run went on beyond it, to the time that it has used.
@@ -29,7 +28,7 @@ def extended(config: RunConfig, record: RunRecord, rounds: int, wall_time_s: flo
         most = MAX_COUNT - config.stop.rounds
         raise InvalidInput("rounds", f"at most {most:,} more, for a run has {MAX_COUNT:,} at most", f"{rounds:,}")
     limit = config.stop.wall_time_s
-    used = max(limit, record.elapsed_s) if limit else 0.0
+    used = max(limit, elapsed_s) if limit else 0.0
     if not (math.isfinite(wall_time_s) and 0 <= wall_time_s <= MAX_SECONDS - used):
         raise InvalidInput("wall_time_s", f"0 to {MAX_SECONDS - used:g} seconds more", wall_time_s)
     more = {"rounds": config.stop.rounds + rounds, "wall_time_s": used + wall_time_s if limit else limit}

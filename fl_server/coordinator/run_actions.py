@@ -68,7 +68,7 @@ class RunActions:
         """Give the run more rounds and more time. A completed run continues."""
 
         def change() -> Reconfiguration:
-            longer = extended(run.config, run.record, rounds, wall_time_s)
+            longer = extended(run.config, run.state.elapsed_s, rounds, wall_time_s)
             total = longer.stop.rounds
             if total <= run.state.round:
                 raise InvalidInput("rounds", f"rounds over 0: all {run.state.round} of the run are done", rounds)
@@ -101,7 +101,7 @@ class RunActions:
             if ended and run.context.keeps_client_state:
                 lost = "the run was over, so its clients' states are gone"
                 await run.take_request(ev.StatesLost(lost), _why(run, actor, "run_reopened"))
-            event = event or ev.Extended(run.config.stop.rounds)
+            event = event or ev.Extended(run.config.stop.rounds, run.config.stop.wall_time_s)
             written = None if ended else run.record  # an ended run is written with its next state
             await run.take_request(event, _why(run, actor, change.event, change.detail), written)
         except (StoreError, WrongState, InvalidInput):

@@ -102,12 +102,13 @@ def _verdict(state: RoundState, event: Evaluated, round: int) -> EndRequested | 
 
 
 def _judged(state: RoundState, event: Evaluated, round: int) -> RoundState:
+    if not state.policy.stop.uses_metrics:
+        return state
     criterion, metrics = state.policy.stop.criterion, event.metrics
     seen = state.metric_seen or criterion.metric in metrics
-    judged = state.judged
     if round >= state.judged_from and has_evaluation(metrics, criterion.metric):
-        judged = judged.after(criterion, (round, metrics))
-    return replace(state, judged=judged, metric_seen=seen)
+        state = replace(state, judged=state.judged.after(criterion, (round, metrics)), judged_from=round + 1)
+    return replace(state, metric_seen=seen)
 
 
 def go_on(state: RoundState) -> Result:

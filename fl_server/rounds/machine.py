@@ -68,8 +68,6 @@ def advance(state: RoundState, event: ev.Event) -> Result:
 def applies(event: ev.Event, state: RoundState) -> bool:  # noqa: PLR0911 - a table
     """Whether an event that has waited for its turn still means something: the round may have moved on since."""
     match event:
-        case ev.RosterChanged():
-            return True
         case _ if (state.phase, type(event)) not in RULES or state.phase is Phase.ENDED:
             return False
         case ev.UpdateAdmitted(client):

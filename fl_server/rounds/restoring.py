@@ -90,8 +90,8 @@ def with_evaluations(
     """The state with what the evaluations so far say.
 
     Args:
-        state: at the start of the round under way, or in it.
-        evaluations: of the source of the run's metric, since `state.judged_from`.
+        state: at the start of the round under way, or in it. `judged_from` is the round of the last extension.
+        evaluations: of the source of the run's metric, from that round on.
         earlier: those of them that came before `evaluations`.
         missing: evaluations of the latest committed round that were due, and that the ledger does not have.
     """
@@ -101,7 +101,8 @@ def with_evaluations(
         return replace(state, phase=Phase.EVALUATING, ending=("completed", reason))
     for evaluation in sorted(evaluations, key=lambda each: each[0]):
         judged = judged.after(stop.criterion, evaluation)
-    state = replace(state, judged=judged)
+    newest = max((round_ + 1 for round_, _ in evaluations), default=0)
+    state = replace(state, judged=judged, judged_from=max(state.judged_from, newest))
     awaited = awaited_evaluations(state, state.round - 1) & missing if state.round else frozenset()
     if awaited and state.phase is Phase.SELECTING and ending is None:
         return replace(state, phase=Phase.EVALUATING, awaited=awaited)

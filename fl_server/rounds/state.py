@@ -177,7 +177,7 @@ class RoundState:
     judged: Judged = _NOT_JUDGED
     """The evaluations since the run was created, resumed after a failure or extended, as the stop rules need them."""
     judged_from: int = 0
-    """The first round of these evaluations."""
+    """The first round whose evaluation was not judged yet; each is judged once."""
     metric_seen: bool = False
     """Whether an evaluation had the metric of the stop rules."""
     wall_time_s: float = 0.0

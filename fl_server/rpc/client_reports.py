@@ -79,13 +79,13 @@ class Reports:
         reason = known_name(FailureReason, failure.reason).removeprefix("FAILURE_REASON_").lower()
         by_policy = failure.reason == pb.FAILURE_REASON_POLICY
         why = why.removeprefix("policy: ") if by_policy else why
-        words, finite = f"{reason}: {why}", failure.reason != pb.FAILURE_REASON_NOT_FINITE
+        words, not_finite = f"{reason}: {why}", failure.reason == pb.FAILURE_REASON_NOT_FINITE
         evaluates = run.client_evaluations.client_failed(failure.key, client)
         wanted = evaluates or (run.state.works(client) and run.submissions.refusal_for(failure.key, client) is None)
         if by_policy and wanted:  # a repeated report must not make the run check all clients
             await self._refused_by_policy(run, client, "evaluation" if evaluates else "training", why[:MAX_NOTE])
-        reason_here = Reason(words, "" if by_policy else _cause(failure))
-        works = await run.submissions.client_failed(failure.key, client, reason_here, finite=finite)
+        reason_here = Reason(words, "" if by_policy else _cause(failure), not_finite)
+        works = await run.submissions.client_failed(failure.key, client, reason_here)
         if not (evaluates or works):
             late = run.submissions.refusal_for(failure.key, client) == RefusalReason.REFUSAL_REASON_LATE
             self._refused("late" if late else "not_assigned")

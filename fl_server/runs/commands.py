@@ -15,7 +15,7 @@ import structlog
 from fl_server.rounds import effects
 from fl_server.rounds import events as ev
 from fl_server.runs.assignments.dispatch import AssignmentDispatch
-from fl_server.runs.client_states.lost_states import LostStates, restart_if_due
+from fl_server.runs.client_states.lost_states import LostStates
 from fl_server.runs.client_states.missing_members import warn_of_missing_members
 from fl_server.runs.committed.low_shares import warn_of_low_shares
 from fl_server.runs.computation import RoundComputation
@@ -25,6 +25,7 @@ from fl_server.runs.deadline import Deadline
 from fl_server.runs.evaluation.clients import ClientEvaluations
 from fl_server.runs.evaluation.results import prune_checkpoints
 from fl_server.runs.evaluation.server import ServerEvaluation
+from fl_server.runs.failures import Reason
 from fl_server.runs.outcomes import accepted_outcome, not_needed_outcome
 from fl_server.runs.progress import Progress
 from fl_server.runs.status.waiting import why_waiting
@@ -64,7 +65,7 @@ class RunParts:
             deadline=deadline,
             submissions=submissions,
             dispatch=dispatch,
-            lost_states=LostStates(context, control, submissions, dispatch),
+            lost_states=LostStates(context, control, submissions),
             computation=RoundComputation(context, control, submissions, evaluation),
             server_evaluation=evaluation,
             client_evaluations=ClientEvaluations(context, control),
@@ -81,6 +82,9 @@ class CommandHandlers:
             effects.QuorumMissed: self._quorum_missed,
             effects.AwaitClients: self._await_clients,
             effects.RetryLater: self._retry_later,
+            effects.SendWork: self._send_work,
+            effects.RecordFailure: self._record_failure,
+            effects.DeadlineMissed: parts.submissions.deadline_missed,
             effects.Cancel: self._cancel,
             effects.RestartRound: self._restart_round,
             effects.ReduceExchange: parts.computation.reduce_exchange,
@@ -143,20 +147,19 @@ class CommandHandlers:
             control.run_status.waiting_reason = waiting
             log.info("run_waits", run=self._context.run_id, why=why_waiting(self._context, control))
             await control.run_status.save("run_waits")
-        restart_if_due(self._context, control, at_once=True)
 
     async def _retry_later(self, command: effects.RetryLater) -> None:
-        """Draw clients that failed again after a delay. If all had NaN or too large norms, the run fails."""
+        """Draw clients that failed again after a delay."""
         del command
-        state, submissions = self._control.state, self._parts.submissions
-        if state.drawn <= submissions.not_finite.keys() and not state.admitted:
-            submissions.fail_as_diverged()
-        elif submissions.all_refused_for_norm():
-            submissions.fail_for_norms()
-        elif submissions.all_refused_for_layout():
-            submissions.fail_for_layout()
-        else:
-            self._control.tasks.set_timer(RETRY_S, ev.RetryDue())
+        self._control.tasks.set_timer(RETRY_S, ev.RetryDue())
+
+    async def _send_work(self, command: effects.SendWork) -> None:
+        """Send a client its assignment again."""
+        self._parts.dispatch.push(command.client)
+
+    async def _record_failure(self, command: effects.RecordFailure) -> None:
+        """Write and report a failure that the state machine concluded."""
+        await self._parts.submissions.record_failure(command.client, Reason(command.why))
 
     async def _cancel(self, command: effects.Cancel) -> None:
         """Tell clients that their work is not needed any more."""
@@ -171,9 +174,7 @@ class CommandHandlers:
     async def _restart_round(self, command: effects.RestartRound) -> None:
         """Forget what the round collected. If client states restart too, the server's sum of them restarts."""
         context, control = self._context, self._control
-        record = control.record
-        if command.states:
-            record = replace(record, state_epoch=record.state_epoch + 1)
+        record = replace(control.record, state_epoch=command.state_epoch)
         event = "states_restarted" if command.states else "round_restarted"
         detail = f"round {command.round}: {command.why}"
         why = HistoryRecord(time.time(), "coordinator", event, context.run_id, detail)
@@ -184,8 +185,6 @@ class CommandHandlers:
         context.log.transfers.clear()
         if command.states:
             context.client_states.restart_all()
-            control.eligible.invalidate()  # clients that waited for the restart may be drawn again
-            control.fleet_changed()
             await context.model.restart_states()
         if context.model.loaded:
             await context.model.prepare(0)
@@ -223,7 +222,7 @@ class CommandHandlers:
             await control.run_status.save(f"run_{command.status}")
             level = log.error if command.status == "failed" else log.info
             level(
-                "run_ended", run=context.run_id, status=command.status, reason=command.reason,
+                "run_ended", run=context.run_id, status=command.status, reason=control.end_reason,
                 rounds=control.state.round,
             )  # fmt: skip
             if control.state.goal:

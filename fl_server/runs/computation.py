@@ -18,7 +18,6 @@ from fl_server.admission.norms import norms_in_ledger, norms_of
 from fl_server.aggregation.server_update import Diverged, ServerUpdateStats
 from fl_server.rounds import effects
 from fl_server.rounds import events as ev
-from fl_server.runs.client_states.lost_states import restart_if_due
 from fl_server.runs.committed.lookup import draw_of
 from fl_server.runs.committed.short_rounds import why_short
 from fl_server.runs.context import RunContext
@@ -136,7 +135,7 @@ class RoundComputation:
         """Refuse the update that made a sum overflow. Without such an update the run fails and can be resumed."""
         if not self._report(overflow_culprit(_measured(updates))):
             log.error("run_diverged", run=self._context.run_id, round=self._control.state.round, error=str(error))
-            self._control.fail(f"{error}; `{self._submissions.remedy}` continues from there")
+            self._control.post(ev.ModelDiverged(str(error)))
 
     def _check_weights(self, norms: ServerUpdateStats, updates: int) -> None:
         """Log capped weights, and a client with more weight than all others together where nothing caps it."""
@@ -175,7 +174,6 @@ class RoundComputation:
             await control.write(context.store.put_totals, totals)
         if context.keeps_client_state:
             context.client_states.count(updates, record.state_epoch)
-            restart_if_due(context, control)
         control.post(ev.ModelCommitted(self._evaluation.under_way))
         # Ledger calls run in order, so this is known before the first update of the next round can be refused.
         standings = await control.read(context.store.quarantine_records)
@@ -199,7 +197,7 @@ class RoundComputation:
             bytes_down=log_.bytes_down,
             bytes_up=log_.bytes_up,
             model_digest="",
-            state_epoch=self._control.record.state_epoch,
+            state_epoch=self._control.state.state_epoch,
             over_selection=state.over_selection,
             statistics=log_.statistics.to_text(),
             epochs=mean_epochs((update.num_examples, update.epochs) for update in updates),

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Protocol, TypeVar
 
 from fl_server.rounds import events as ev
-from fl_server.rounds.state import Phase, RoundState
 from fl_server.runs.eligible import Drawing, EligibleClients
 from fl_server.runs.status.current import Described, RunStatus
 
@@ -59,25 +58,3 @@ async def with_turns(items: Iterable[T]) -> AsyncIterator[T]:
         yield item
         if number % TURN_ITEMS == 0:
             await asyncio.sleep(0)
-
-
-def still_applies(event: ev.Event, state: RoundState, state_epoch: int) -> bool:  # noqa: PLR0911 - a table
-    """Whether a queued event still means something: the round may have moved on since it was posted."""
-    if state.phase is Phase.ENDED:
-        return False
-    match event:
-        case ev.UpdateAdmitted(client):
-            return state.collects and client in state.drawn and not state.arrivals.has(client)
-        case ev.ClientDroppedOut(client):
-            return state.phase is Phase.COLLECTING and state.works(client)
-        case ev.ClientReturned(client):
-            return state.phase in (Phase.COLLECTING, Phase.SELECTING) and client in state.out
-        case ev.DeadlinePassed():
-            return state.phase is Phase.COLLECTING
-        case ev.RetryDue():
-            return state.phase is Phase.SELECTING and state.goal > 0
-        case ev.Evaluated():
-            return state.phase is Phase.EVALUATING
-        case ev.StatesLost(_, epoch):
-            return epoch in (None, state_epoch)
-    return True

@@ -90,21 +90,20 @@ async def save_time(context: RunContext, method: Callable[P, None], *args: P.arg
 async def save_usage(context: RunContext, control: RunControl) -> None:
     """Write the bytes that the run has sent and received, and the time that it has used."""
     down, up = context.log.total_bytes
-    counted = replace(control.record, bytes_down=down, bytes_up=up)
-    if counted != control.record or (control.config.stop.wall_time_s and not control.ended):
+    counted = replace(control.record, bytes_down=down, bytes_up=up, elapsed_s=control.state.elapsed_s)
+    if counted != control.record:
         control.record = counted
         await save_time(context, context.store.set_usage, context.run_id, counted.elapsed_s, down, up)
 
 
-async def limit_wall_time(control: RunControl) -> None:
-    """Count the time that the run is not paused; end the run at its limit."""
+async def count_wall_time(control: RunControl) -> None:
+    """Report the time that a run with a limit has used, without that of pauses."""
     began = time.monotonic()
-    while control.config.stop.wall_time_s and not control.ended:
-        await asyncio.sleep(min(1.0, max(0.01, control.config.stop.wall_time_s - control.record.elapsed_s)))
-        now = time.monotonic()
-        if not control.state.paused:
-            control.record = replace(control.record, elapsed_s=control.record.elapsed_s + now - began)
-        began = now
-        if control.record.elapsed_s >= control.config.stop.wall_time_s and control.state.ending is None:
-            control.post(ev.EndRequested("completed", f"its {control.config.stop.wall_time_s:g} s are over"))
-            return
+    while control.state.wall_time_s and not control.ended:
+        await asyncio.sleep(min(1.0, max(0.01, control.state.wall_time_s - control.state.elapsed_s)))
+        async with control.turn:
+            now = time.monotonic()
+            used = 0.0 if control.state.paused else now - began
+            began, event = now, ev.TimeUsed(control.state.elapsed_s + used)
+            if control.applies(event):
+                await control.take(event)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Protocol
 
 from fl_server.rounds import events as ev
@@ -43,9 +42,8 @@ class Drawing(Protocol):
 class EligibleClients:
     """Keeps the state machine's eligible clients and the fleet's reserved clients current. Lives on the event loop."""
 
-    def __init__(self, context: RunContext, run: Drawing, refused: Callable[[], set[str]]) -> None:
-        """`refused`: the clients that were refused in the round under way, which are not drawn for it again."""
-        self._context, self._run, self._refused = context, run, refused
+    def __init__(self, context: RunContext, run: Drawing) -> None:
+        self._context, self._run = context, run
         self._version = -1
         """The fleet's version that `state.eligible` was computed from; -1: compute it again."""
         self._reserved = run.state
@@ -70,7 +68,7 @@ class EligibleClients:
         while not run.ended and self._version != fleet.version:
             self._version = fleet.version
             eligible, settled = self.now(), fleet.settled and not run.draining
-            missing = self._shut_out(len(eligible))
+            missing = self._shut_out(sum(client not in run.state.lost for client in eligible))
             if (eligible, settled, missing) != (run.state.eligible, run.state.settled, run.state.shut_out):
                 await run.take(ev.RosterChanged(eligible, settled, missing))
 
@@ -90,11 +88,11 @@ class EligibleClients:
         return len(clients)
 
     def now(self) -> tuple[str, ...]:
-        """Clients that could be drawn now."""
+        """Clients that are here for the run. Which of them it draws is decided by the round state machine."""
         context, run = self._context, self._run
         eligible = context.fleet.eligibility.eligible(context.run_id, context.task, run.config.labels, context.method)
-        never = self._refused() | context.client_states.excluded(run.record.state_epoch)
-        return tuple(client for client in eligible if client not in never) if never else eligible
+        left_out = context.client_states.left_out
+        return tuple(client for client in eligible if client not in left_out) if left_out else eligible
 
     def reserve(self) -> None:
         """Reserve the cohort before anything is awaited: no other run may draw clients that work for this one."""

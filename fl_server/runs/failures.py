@@ -32,6 +32,8 @@ class Reason:
     """In words."""
     cause: str = ""
     """Type and place of the error, if the task's own code raised one."""
+    not_finite: bool = False
+    """Whether the client got a NaN or an infinity."""
 
 
 class Failures:
@@ -77,8 +79,9 @@ class Failures:
         """A client's work has failed."""
         before = self.of(client)
         failed = replace(
-            before, failures=before.failures + 1, cause=reason.cause, detail=reason.why, failed_at=time.time()
-        )
+            before, failures=before.failures + 1, cause=reason.cause, detail=reason.why, failed_at=time.time(),
+            not_finite=reason.not_finite,
+        )  # fmt: skip
         line, key = None, reason.cause or reason.why
         if key not in self._told and len(self._told) < MOST_LINES:
             self._told.add(key)
@@ -133,16 +136,6 @@ class Failures:
         self._processes[client] = process
 
     # Deadlines.
-
-    def late(self) -> tuple[str, ...]:
-        """The attached clients that miss the deadline that passes now, if at least as many delivered.
-
-        Otherwise the deadline is too short for all, which is no client's fault.
-        """
-        state = self._control.state
-        if state.working > len(state.admitted):
-            return ()
-        return tuple(sorted(client for client in state.outstanding if self._context.fleet.attached(client)))
 
     async def add_missed_deadline(self, late: tuple[str, ...]) -> list[tuple[str, str]]:
         """Count a deadline that these clients missed. Returns those that are in quarantine now, with the reason."""

@@ -24,13 +24,12 @@ from fl_server.errors import RunBroke, WrongState
 from fl_server.metrics.runs import RunFigures
 from fl_server.rounds import effects
 from fl_server.rounds import events as ev
-from fl_server.rounds.machine import advance
+from fl_server.rounds.machine import advance, applies
 from fl_server.rounds.state import Phase, RoundState, UnexpectedEvent
 from fl_server.run_config import RunConfig
 from fl_server.runs import deadline
 from fl_server.runs.commands import CommandHandlers, RunParts
 from fl_server.runs.context import RunContext, RunDependencies
-from fl_server.runs.control import still_applies
 from fl_server.runs.eligible import EligibleClients
 from fl_server.runs.progress import Progress
 from fl_server.runs.status.current import RunStatus
@@ -55,14 +54,24 @@ class Run:
         self.context = RunContext.create(services, record.run_id, config, dependencies)
         algorithm = dependencies.algorithm
         population = config.population if algorithm.needs_population else 0
-        self.state = RoundState(config.policy(len(algorithm.exchanges), population), config.stop.rounds)
+        policy = replace(
+            config.policy(len(algorithm.exchanges), population),
+            rounds_between_restarts=services.config.states.rounds_between_restarts,
+        )
+        self.state = RoundState(
+            policy,
+            config.stop.rounds,
+            state_epoch=record.state_epoch,
+            wall_time_s=config.stop.wall_time_s,
+            elapsed_s=record.elapsed_s,
+        )
         self.log, self.model, self.watchers = self.context.log, self.context.model, self.context.watchers
         self.client_states = self.context.client_states
         self.draining = False
         self.tasks = RunTasks(self._task_failed, self.post)
         self.run_status = RunStatus(self.context, self)
         self.turn = asyncio.Lock()
-        self.eligible = EligibleClients(self.context, self, lambda: self.submissions.refused)
+        self.eligible = EligibleClients(self.context, self)
         parts = RunParts.create(self.context, self)
         self.deadline, self.submissions, self.dispatch = parts.deadline, parts.submissions, parts.dispatch
         self.lost_states = parts.lost_states
@@ -98,6 +107,15 @@ class Run:
         return self.state.phase is Phase.ENDED
 
     @property
+    def end_reason(self) -> str:
+        """Why the run has ended, and the command that continues a diverged one; empty before its end."""
+        reason = self.state.ending[1] if self.ended and self.state.ending else ""
+        if self.state.failed_by not in ("not_finite", "norm"):
+            return reason
+        rate = self.config.local.learning_rate_in(self.state.round) / 2
+        return f"{reason}; `fl run resume {self.id} --learning-rate {rate:g}` continues from there with half the rate"
+
+    @property
     def computing(self) -> bool:
         """Whether a reduction, server step or commit is under way. A stopping coordinator waits for it."""
         return self.state.phase in (Phase.REDUCING, Phase.STEPPING, Phase.COMMITTING)
@@ -112,7 +130,7 @@ class Run:
         """Start processing events and counting time. Tasks that already run go on."""
         self.context.metrics.reported.started(self.id)
         self.tasks.ensure("events", self._process_events)
-        self.tasks.ensure("time", lambda: deadline.limit_wall_time(self))
+        self.tasks.ensure("time", lambda: deadline.count_wall_time(self))
         self.tasks.ensure("deadline", self._save_times_regularly)
         self.fleet_changed()
 
@@ -137,10 +155,7 @@ class Run:
                 try:
                     await self.eligible.update()
                     if event is not None and self.applies(event):
-                        late = self.submissions.failures.late() if isinstance(event, ev.DeadlinePassed) else ()
                         await self._take(event)
-                        if late:
-                            await self.submissions.deadline_missed(late)
                 except Exception as error:  # noqa: BLE001 - whatever went wrong, the run fails with it
                     await self._break_by(error)
         while not self._events.empty():
@@ -188,7 +203,7 @@ class Run:
             await ledger.do(store.update_run, record, why)
         log.info(why.event, run=self.id, actor=why.actor, detail=why.detail)
         if not await self.take(event):
-            raise RunBroke(self.id, self.state.ending[1] if self.state.ending else "")
+            raise RunBroke(self.id, self.end_reason)
 
     async def wait_until_ended(self, seconds: float) -> None:
         """Wait until the run has ended, at most so long."""
@@ -199,7 +214,7 @@ class Run:
 
     def applies(self, event: ev.Event) -> bool:
         """Whether the event still means something in the current state."""
-        return still_applies(event, self.state, self.record.state_epoch)
+        return applies(event, self.state)
 
     def post(self, event: ev.Event) -> None:
         """Queue an event. A run that has ended ignores it."""

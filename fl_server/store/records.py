@@ -113,6 +113,8 @@ class FailureRecord:
     """The latest reason in words; empty while it has not failed."""
     failed_at: float = 0.0
     """Unix seconds of the latest failure; 0: none."""
+    not_finite: bool = False
+    """Whether the latest failure was a NaN or an infinity."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from fl_server.admission.epochs import epochs_of
-from fl_server.admission.gate import NORM_REASONS, UpdateRefused
+from fl_server.admission.gate import UpdateRefused
 from fl_server.runs.run import Run
 from fl_server.services import Services
 from fl_server.store.records import UpdateRecord
@@ -98,10 +98,6 @@ class Verdicts:
             "update_refused", run=run.id, round=header.key.round, client=client, reason=reason, why=str(refusal)
         )
         receipt = await self._enter(submission, _record(header, client, refusal=refusal))
-        if refusal.reason == RefusalReason.REFUSAL_REASON_NOT_FINITE:
-            run.submissions.add_not_finite(client, str(refusal))
-        if refusal.reason in NORM_REASONS:
-            run.submissions.norm_refused.add(client)
         await self._services.fleet.note(client, f"update refused ({reason}): {refusal}"[:300])
         return receipt
 

@@ -24,9 +24,9 @@ def facts_of(point: RunPoint) -> dict[str, Any]:
             "over_selection": state.over_selection,
             "awaited": sorted(state.awaited),
             "ending": state.ending,
+            "failed_by": state.failed_by,
         },
         "failures": list(point.failures),
-        "values_not_finite": point.values_not_finite,
         "seconds": point.seconds,
         "clock": None if point.clock is None else asdict(point.clock),
         "state_epoch": federation.state_epoch,
@@ -47,12 +47,13 @@ def point_of(facts: Mapping[str, Any], snapshot: Snapshot, first: RoundState) ->
         over_selection=values["over_selection"],
         awaited=frozenset(values["awaited"]),
         ending=None if values["ending"] is None else tuple(values["ending"]),
+        failed_by=values["failed_by"],
     )
     # Folders of older versions have no differences.
     offers = {_name(name): (_name(base), size) for name, base, size in facts.get("offers", [])}
     federation = FederationPoint(snapshot, facts["state_epoch"], facts["norms"], _held(facts["held"]), offers)
     clock = None if facts["clock"] is None else ClockPoint(**facts["clock"])
-    return RunPoint(federation, state, facts["failures"], facts["values_not_finite"], facts["seconds"], clock)
+    return RunPoint(federation, state, facts["failures"], facts["seconds"], clock)
 
 
 def _held_facts(held: Mapping[str, Names]) -> dict[str, Any]:

@@ -33,8 +33,6 @@ class RunPoint:
     state: RoundState
     """See `before_draw`."""
     failures: Sequence[str]
-    values_not_finite: bool
-    """Whether the last failure was a value that is not finite."""
     seconds: float
     """Time that the run has used."""
     clock: ClockPoint | None = None
@@ -53,4 +51,6 @@ def before_draw(state: RoundState) -> RoundState:
         over_selection=state.over_selection,
         awaited=state.awaited,
         ending=state.ending,
+        failed_by=state.failed_by,
+        wall_time_s=state.wall_time_s,
     )

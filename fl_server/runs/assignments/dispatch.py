@@ -21,10 +21,6 @@ from protos.fl.v1.training_pb2 import Assignment
 
 log = structlog.get_logger()
 
-MOST_COMEBACKS = 3
-"""Failures of a client in one round after which it is not asked again when it becomes available: each time would start
-the attempt's whole deadline again. It may still be drawn at a retry."""
-
 BATCH = 16
 """Assignments that are pushed without a pause."""
 PAUSE_S, LATE_S, ON_TIME, LONGEST_S = 0.002, 0.001, 4, 1.0
@@ -86,7 +82,7 @@ class AssignmentDispatch:
         context, control = self._context, self._control
         work = RoundWork(
             context.run_id, control.config, context.algorithm, context.fingerprint, context.model.broadcasts,
-            context.services.config.limits.max_update_mib << 20, control.record.state_epoch,
+            context.services.config.limits.max_update_mib << 20, control.state.state_epoch,
             context.model.local_frozen,
         )  # fmt: skip
         state = control.state
@@ -102,15 +98,13 @@ class AssignmentDispatch:
         A client that may not train finishes what it began, or reports that it will not. Work that it gave up is not
         sent while it may not train.
         """
-        state, refused = self._control.state, self._submissions.refused
-        if state.phase not in (Phase.COLLECTING, Phase.SELECTING) or client not in state.drawn or client in refused:
-            return
-        if state.works(client):
+        state = self._control.state
+        if state.phase is Phase.COLLECTING and state.works(client):
             if self._submissions.failures.sent_to_another(client):
                 self._control.tasks.spawn(self._push_after_restart(client))
             else:
                 self.push(client)
-        elif client in state.out and self._may_return(client):
+        elif state.may_return(client) and self._may_be_asked(client):
             self._control.tasks.spawn(self._return(client))
 
     async def _push_after_restart(self, client: str) -> None:
@@ -138,15 +132,14 @@ class AssignmentDispatch:
                 if collecting:  # else the attempt that begins now has asked it
                     self.push(client)
 
-    def _may_return(self, client: str) -> bool:
-        """Whether a client that gave up its work is asked once more."""
+    def _may_be_asked(self, client: str) -> bool:
+        """Whether nothing outside of the round keeps a client that gave up its work from being asked once more."""
         fleet = self._context.fleet
         return (
             fleet.eligibility.availability(client).may_train
             and fleet.quarantine.of(client) is None
             and client not in fleet.eligibility.policy.of(self._context.run_id)
-            and client not in self._context.client_states.excluded(self._control.record.state_epoch)
-            and self._submissions.failures.of(client).failures < MOST_COMEBACKS
+            and client not in self._context.client_states.left_out
             and not self._submissions.failures.restarts_too_often(client)
         )
 

@@ -3,7 +3,7 @@
 If the server keeps the states' sum, all clients restart in the next state epoch. That costs every client, so one
 client can cause it only so often: the report must be about an assignment that named a state, it counts towards
 quarantine, a client that reports it too often is left out of the run, and some rounds are committed between two
-restarts. Everything that these rules need is in the ledger.
+restarts, which the round state machine counts. Everything that these rules need is in the ledger.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import time
 import structlog
 
 from fl_server.rounds import events as ev
-from fl_server.runs.assignments.dispatch import AssignmentDispatch
 from fl_server.runs.client_states.members import LossReport
 from fl_server.runs.context import RunContext
 from fl_server.runs.control import RunControl
@@ -30,29 +29,11 @@ class InvalidLossReport(Exception):
     """A report of a lost state that the client cannot have had. `str()` completes "expected ..., got STATE_LOST"."""
 
 
-def restart_if_due(context: RunContext, control: RunControl, *, at_once: bool = False) -> None:
-    """Restart the states for clients that lost theirs too early for a restart, if it is time for one now.
-
-    at_once: the run lacks clients, and those that wait for the restart may be the ones.
-    """
-    states, epoch = context.client_states, control.record.state_epoch
-    if not context.algorithm.needs_population or not (waiting := states.awaiting_restart(epoch)):
-        return
-    helps = any(not states.lost_too_often(each) for each in waiting)
-    if states.may_restart(context.log.rounds_of_epoch(epoch), epoch) or (at_once and helps):
-        first = waiting[0]
-        more = f", and {len(waiting) - 1} more" if len(waiting) > 1 else ""
-        control.post(ev.StatesLost(f"{first.client_id}: {first.reason}{more}", epoch))
-
-
 class LostStates:
     """Handles the reports of one run. Lives on the event loop."""
 
-    def __init__(
-        self, context: RunContext, control: RunControl, submissions: Submissions, dispatch: AssignmentDispatch
-    ) -> None:
-        self._context, self._control = context, control
-        self._submissions, self._dispatch = submissions, dispatch
+    def __init__(self, context: RunContext, control: RunControl, submissions: Submissions) -> None:
+        self._context, self._control, self._submissions = context, control, submissions
 
     async def report(self, client: str, key: ExchangeKey, why: str) -> None:
         """Act on a report for the round under way.
@@ -75,7 +56,7 @@ class LostStates:
             )
             raise InvalidLossReport("another reason, because the assignment named no client state")
         state = self._control.state
-        lost = await self._record(LossReport(client, self._control.record.state_epoch, state.round, why))
+        lost = await self._record(LossReport(client, self._control.state.state_epoch, state.round, why))
         await self._act(lost)
 
     async def _is_at_work(self, client: str, key: ExchangeKey, why: str) -> bool:
@@ -123,25 +104,13 @@ class LostStates:
         return now
 
     async def _act(self, lost: ClientStateRecord) -> None:
-        """Restart the states if it is time for that; else continue without the client."""
+        """Let the run decide: all states restart, this one does, or the run continues without the client."""
         context, control, client = self._context, self._control, lost.client_id
-        states = context.client_states
-        out = client in states.left_out
-        if context.algorithm.needs_population:
-            epoch = control.record.state_epoch
-            if states.may_restart(context.log.rounds_of_epoch(epoch), epoch):
-                if out:
-                    await control.eligible.refresh()  # before the round is redrawn
-                await control.take(ev.StatesLost(f"{client}: {lost.reason}"))
-                return
-            out = True  # until the restart
-        else:
-            states.restart_one(client)
-        if out:
-            await control.eligible.refresh()  # or it could be drawn as a replacement
-            await self._submissions.take_failure(client, Reason(f"state_lost: {lost.reason}"))
-        else:
-            self._dispatch.push(client)
+        if out := client in context.client_states.left_out:
+            await control.eligible.refresh()  # or it could be drawn when the round is redrawn
+        if not context.algorithm.needs_population:
+            context.client_states.restart_one(client)
+        await control.take(ev.StateLost(client, lost.reason, out))
 
     async def _count_fault(self, client: str, why: str) -> None:
         """Count an invalid report against the client. While the client is quarantined nothing more is written."""

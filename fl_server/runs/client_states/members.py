@@ -116,19 +116,8 @@ class ClientStates:
         return 0 < self._rules.losses <= standing.losses
 
     def awaiting_restart(self, state_epoch: int) -> tuple[ClientStateRecord, ...]:
-        """Clients with a lost state that is still in the server's sum."""
+        """Clients with a lost state that is still in the server's sum; after a restart of the coordinator."""
         return tuple(each for each in self._standings.values() if self._is_lost(each, state_epoch))
-
-    def excluded(self, state_epoch: int) -> frozenset[str]:
-        """Clients that must not be drawn now."""
-        return self.left_out | {each.client_id for each in self.awaiting_restart(state_epoch)}
-
-    def may_restart(self, rounds: int, state_epoch: int) -> bool:
-        """Whether enough rounds were committed in this epoch for another restart because of a lost state.
-
-        rounds: those committed in this epoch.
-        """
-        return not state_epoch or rounds >= self._rules.rounds_between_restarts
 
     def _is_lost(self, standing: ClientStateRecord, state_epoch: int) -> bool:
         """Whether the client has lost the state that is made of its latest update that counted."""

@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 from fl_server.errors import InvalidInput
 from fl_server.rounds.client_metrics import by_clients
 from fl_server.rounds.directions import AVERAGED, LOSS, PREFIX, WITHOUT_PERSONAL, Directions, as_averaged
+from fl_server.rounds.stop_rules import reported_metrics
 from fl_server.run_config import RunConfig
 
-_SHOWN = 20
 """Names in a message."""
 
 
@@ -53,10 +53,7 @@ def needs_metric(config: RunConfig) -> bool:
 def check_reported(metric: str, names: Collection[str]) -> None:
     """Raises InvalidInput for a metric that is not among those reported."""
     if metric not in names:
-        shown = sorted(names)[:_SHOWN]
-        more = f" and {len(names) - _SHOWN} others" if len(names) > _SHOWN else ""
-        reporters = "clients report" if by_clients(metric) else "the task reports"
-        raise InvalidInput("stop.metric", f"a metric that {reporters} ({', '.join(shown) or 'none'}{more})", metric)
+        raise InvalidInput("stop.metric", reported_metrics(metric, names), metric)
 
 
 def _reported(config: RunConfig, names: Collection[str]) -> list[str]:

@@ -6,12 +6,11 @@ from dataclasses import replace
 
 from fl_server.rounds import events as ev
 from fl_server.rounds.client_metrics import has_evaluation
-from fl_server.rounds.committing import awaited_evaluations, clients_due, evaluation_due
+from fl_server.rounds.committing import clients_due, evaluation_due
 from fl_server.rounds.directions import PREFIX
-from fl_server.rounds.state import Phase
+from fl_server.rounds.restoring import with_evaluations
 from fl_server.runs.committed.lookup import committed_round
 from fl_server.runs.deadline import time_after_restart
-from fl_server.runs.evaluation.results import reason_to_stop
 from fl_server.runs.run import Run
 
 _MADE_UP = 2
@@ -26,14 +25,8 @@ async def restore_evaluations(run: Run) -> None:
         return
     server = evaluation_due(state, latest.round) and not has_evaluation(latest.metrics, "")
     clients = clients_due(state, latest.round) and not has_evaluation(latest.metrics, PREFIX)
-    missing = {"server": server, "clients": clients}
-    awaited = frozenset(by for by in awaited_evaluations(state, latest.round) if missing[by])
-    if reason := reason_to_stop(run.context, run):
-        # The crash came between an evaluation and the end of the run that it causes.
-        run.state = replace(state, phase=Phase.EVALUATING)
-        run.post(ev.EndRequested("completed", reason))
-    elif awaited and state.phase is Phase.SELECTING:
-        run.state = replace(state, phase=Phase.EVALUATING, awaited=awaited)
+    missing: set[ev.Source] = {*(("server",) if server else ()), *(("clients",) if clients else ())}
+    run.state = with_evaluations(state, *run.log.evaluations(run.record.extended_at), missing)
     for earlier in await _not_evaluated(run):
         run.server_evaluation.make_up(earlier)
     if clients:

@@ -3,124 +3,98 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import structlog
 
-from fl_server.admission.gate import NORM_REASONS
-from fl_server.rounds.selecting import goal_of
-from fl_server.rounds.state import Failed, Phase, RoundState
+from fl_server.admission.gate import fault_of
+from fl_server.rounds.restoring import SavedRound, restored_round, without_absent
+from fl_server.rounds.state import Failed, Phase, Refused
 from fl_server.runs.computation import update_paths
 from fl_server.runs.run import Run
-from fl_server.runs.submissions import LAYOUT
 from fl_server.store.errors import NoOpenFiles, StoreError
 from fl_server.store.files import file_digest
 from fl_server.store.protocol import Store, accepted_updates
 from fl_server.store.records import AttemptRecord, HistoryRecord, UpdateRecord
 from fl_server.store.spool.spool import SpoolKey
-from protos.fl.v1.training_pb2 import RefusalReason
 
 log = structlog.get_logger()
 
-_NORMS = frozenset(RefusalReason.Name(reason) for reason in NORM_REASONS)
 IsWhole = Callable[[UpdateRecord], bool]
 
 
 async def restore_round_under_way(run: Run) -> None:
     """Restore the round under way in the exchange that it had reached."""
     ledger, store, fresh = run.context.services.ledger, run.context.store, run.state
-    run.state = await ledger.do(restore_round, store, run.id, fresh, partial(_is_whole, run))
+    saved = await ledger.do(read_round, store, run.id, fresh.round, partial(_is_whole, run))
+    run.state = restored_round(fresh, saved)
     if not await _reduce_earlier_exchanges(run):
         why = f"round {fresh.round}: bytes of an earlier exchange are torn or gone"
         entry = HistoryRecord(time.time(), "coordinator", "round_restarted", run.id, why)
         await ledger.do(store.restart_round, run.record, fresh.round, entry)
         await run.model.prepare(0)
         run.state = fresh
-    state, submissions = run.state, run.submissions
-    failures = await ledger.do(store.failures, run.id, state.round)
-    submissions.failures.restore(failures, submissions.failures.latest)
-    updates = await ledger.do(store.updates, run.id, state.round, state.exchange)
-    if state.phase is Phase.COLLECTING:
+    if run.state.phase is Phase.COLLECTING:
+        log.info(
+            "round_recovered", run=run.id, round=run.state.round, exchange=run.state.exchange,
+            attempt=run.state.attempt, cohort=len(run.state.drawn), admitted=len(run.state.admitted),
+        )  # fmt: skip
         await _restore_byte_counts(run)
+    failures = run.submissions.failures
+    failures.restore(await ledger.do(store.failures, run.id, run.state.round), failures.latest)
     run.log.resume_bytes(run.record.bytes_down, run.record.bytes_up)
-    submissions.refused = {update.client_id for update in updates if not update.admitted}
-    submissions.norm_refused = {
-        update.client_id for update in updates if not update.admitted and update.reason in _NORMS
-    }
-    submissions.layout_refused = {
-        update.client_id: update.detail for update in updates if not update.admitted and update.reason == LAYOUT
-    }
-    # Not waited for: clients that were lost before the restart, that were refused, or that must not be drawn.
-    never = submissions.refused | run.client_states.excluded(run.record.state_epoch)
-    run.state = replace(state, out=state.outstanding - (set(run.context.fleet.present()) - never))
+    present = {client for client in run.context.fleet.present() if client not in run.client_states.left_out}
+    run.state = without_absent(run.state, present)
 
 
-def restore_round(store: Store, run_id: str, fresh: RoundState, is_whole: IsWhole) -> RoundState:
-    """The round under way as the ledger has it; blocking.
+def read_round(store: Store, run_id: str, round_: int, is_whole: IsWhole) -> SavedRound:
+    """What the ledger has of a round; blocking.
 
     Args:
         store: the ledger.
         run_id: the run.
-        fresh: the run's state at the start of that round.
+        round_: its round under way.
         is_whole: whether an admitted update's bytes are on disk as the ledger says. An update with torn or missing
             bytes is dropped from the ledger, so that the client is asked for it again.
     """
-    attempts = store.attempts(run_id, fresh.round)
+    attempts = store.attempts(run_id, round_)
     if not attempts:
-        return fresh
+        return SavedRound(())
     exchange = max(attempt.exchange for attempt in attempts)
-    fresh = replace(fresh, first_attempt=min(attempt.attempt for attempt in attempts))
-    state = _collecting(fresh, [attempt for attempt in attempts if attempt.exchange == exchange])
-    admitted = [(update.client_id, update.digest) for update in _whole_updates(store, run_id, state, is_whole)]
-    fixed = store.accepted(run_id, state.round, exchange)
-    if fixed is not None:
-        # The list was fixed and the computation had begun: the exchange consists of these updates and no others.
-        members = frozenset(client for client, _ in fixed)
-        state = replace(state, goal=len(fixed), drawn=members, fixed=tuple(fixed))
-        admitted = [entry for entry in fixed if entry in admitted]
-    state = replace(state, admitted=tuple(admitted), failed=_failed(store, run_id, state, {who for who, _ in admitted}))
-    log.info(
-        "round_recovered", run=run_id, round=state.round, exchange=exchange, attempt=state.attempt,
-        cohort=len(state.drawn), admitted=len(admitted),
-    )  # fmt: skip
-    return state
-
-
-def _collecting(fresh: RoundState, attempts: Sequence[AttemptRecord]) -> RoundState:
-    """The state in phase COLLECTING, with every client of the attempts."""
-    first = attempts[0].cohort
-    exchange = attempts[0].exchange
-    return replace(
-        fresh,
-        phase=Phase.COLLECTING,
-        exchange=exchange,
-        attempt=attempts[-1].attempt,
-        goal=len(first) if exchange else goal_of(fresh.policy, first),
-        drawn=frozenset(client for attempt in attempts for client in attempt.cohort),
+    updates = store.updates(run_id, round_, exchange)
+    whole = _whole_updates(store, [update for update in updates if update.admitted], is_whole)
+    fixed = store.accepted(run_id, round_, exchange)
+    return SavedRound(
+        attempts=[(attempt.exchange, attempt.attempt, attempt.cohort) for attempt in attempts],
+        admitted=tuple((update.client_id, update.digest) for update in whole),
+        fixed=None if fixed is None else tuple(fixed),
+        refused={
+            update.client_id: Refused(fault_of(update.reason), update.detail)
+            for update in updates
+            if not update.admitted
+        },
+        failed={
+            each.client_id: Failed(each.detail, each.cause, each.not_finite, times=each.failures)
+            for each in store.failures(run_id, round_)
+            if each.exchange == exchange and each.failures
+        },
     )
 
 
-def _failed(store: Store, run_id: str, state: RoundState, delivered: Collection[str]) -> tuple[Failed, ...]:
-    """The clients whose work failed in the task's code, apart from those that have delivered since."""
-    records = [each for each in store.failures(run_id, state.round) if each.exchange == state.exchange and each.cause]
-    return tuple(Failed(each.client_id, each.cause, each.detail) for each in records if each.client_id not in delivered)
-
-
-def _whole_updates(store: Store, run_id: str, state: RoundState, is_whole: IsWhole) -> list[UpdateRecord]:
+def _whole_updates(store: Store, admitted: Sequence[UpdateRecord], is_whole: IsWhole) -> list[UpdateRecord]:
     """The admitted updates with whole bytes, in order of arrival."""
     whole = []
-    for update in store.updates(run_id, state.round, state.exchange):
-        if update.admitted and is_whole(update):
+    for update in admitted:
+        if is_whole(update):
             whole.append(update)
-        elif update.admitted:
-            why = HistoryRecord(
-                time.time(), "coordinator", "update_dropped", run_id,
-                f"round {state.round}, {update.client_id}: its bytes are torn or gone; it is asked for again",
-            )  # fmt: skip
-            log.warning("update_dropped", run=run_id, round=state.round, client=update.client_id)
-            store.drop_update(run_id, state.round, state.exchange, update.client_id, why)
+            continue
+        why = HistoryRecord(
+            time.time(), "coordinator", "update_dropped", update.run_id,
+            f"round {update.round}, {update.client_id}: its bytes are torn or gone; it is asked for again",
+        )  # fmt: skip
+        log.warning("update_dropped", run=update.run_id, round=update.round, client=update.client_id)
+        store.drop_update(update.run_id, update.round, update.exchange, update.client_id, why)
     return sorted(whole, key=lambda update: update.received_at)
 
 

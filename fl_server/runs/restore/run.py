@@ -11,8 +11,7 @@ import structlog
 from algorithms import AlgorithmError
 from fl_server.rounds import events as ev
 from fl_server.rounds.selecting import next_round
-from fl_server.rounds.state import Phase
-from fl_server.runs.client_states.lost_states import restart_if_due
+from fl_server.rounds.state import ByClient, Lost, Phase
 from fl_server.runs.client_states.missing_members import missing_members
 from fl_server.runs.commands import release_round
 from fl_server.runs.committed.lookup import draw_of, restore_log
@@ -37,8 +36,12 @@ async def restore_run(run: Run, add: Callable[[], None]) -> None:
     """
     context = run.context
     await restore_log(context, run.record.extended_at)
-    if run.log.latest is not None:
-        run.state = replace(run.state, over_selection=run.log.latest.over_selection)
+    run.state = replace(
+        run.state,
+        over_selection=0.0 if run.log.latest is None else run.log.latest.over_selection,
+        judged_from=run.record.extended_at,
+        metric_seen=run.log.newest_round_with(run.config.stop.metric) is not None,
+    )
     latest = await context.services.ledger.do(context.store.latest_failure, run.id)
     run.submissions.failures.restore((), latest)
     async with run.turn:
@@ -78,11 +81,10 @@ async def _continue(run: Run) -> None:
     await _record_restart(run)
     if run.state.phase is Phase.COLLECTING:
         await resume_deadline(run)
-        run.post(ev.RoundRestored())
+    run.post(ev.RoundRestored())
     if context.algorithm.needs_population and run.model.states_have_wrong_weights:
         why = 'an older version made them with weights by examples, against objective = "uniform"'
-        run.post(ev.StatesLost(why, run.record.state_epoch))
-    restart_if_due(context, run)
+        run.post(ev.StatesLost(why, run.state.state_epoch))
     run.client_states.missing = frozenset(missing_members(context, run))
     await warn_of_low_shares(context, run)
 
@@ -140,10 +142,14 @@ async def _restore_running(run: Run) -> None:
         epoch, population = run.record.state_epoch, run.state.policy.population
         rounds = range(run.log.rounds - run.log.rounds_of_epoch(epoch), run.log.rounds)
         await context.services.ledger.do(run.client_states.restore, context.store, rounds, epoch, population)
-    members = frozenset(run.client_states.members) if run.state.policy.population else frozenset()
-    run.state = replace(
-        run.state, round=run.model.snapshot.round + 1, paused=run.record.state == "paused", members=members
-    )
+    run.state = replace(run.state, round=run.model.snapshot.round + 1, paused=run.record.state == "paused")
+    if run.state.policy.population:
+        states = run.client_states
+        lost = {
+            each.client_id: Lost(each.reason, states.lost_too_often(each))
+            for each in states.awaiting_restart(run.record.state_epoch)
+        }
+        run.state = replace(run.state, members=frozenset(states.members), lost=ByClient(lost))
     await restore_round_under_way(run)
 
 
@@ -173,10 +179,15 @@ async def _load_model(run: Run) -> None:
         await ledger.do(store.commit, commit, why, newest.left_out)
         context.fleet.quarantine.restore(await ledger.do(store.quarantine_records))
         run.log.add(commit, run.record.extended_at, await draw_of(context, commit.round))
-        run.state = replace(run.state, over_selection=commit.over_selection)
     elif newest is not None and (kept := run.log.latest) is not None and kept.round == newest.record.round:
         _check_averaged(kept, newest.record)
-    context.norms.put_back(run.log.latest.norms if run.log.latest else "")
+    latest = run.log.latest
+    run.state = replace(
+        run.state,
+        over_selection=0.0 if latest is None else latest.over_selection,
+        epoch_rounds=run.log.rounds_of_epoch(run.record.state_epoch),
+    )
+    context.norms.put_back(latest.norms if latest else "")
     rounds = run.model.snapshot.round + 1
     if rounds != run.log.rounds:
         raise StoreError(

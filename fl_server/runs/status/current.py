@@ -29,6 +29,10 @@ class Described(RetriedCalls, Protocol):
         """The state of the round state machine."""
 
     @property
+    def end_reason(self) -> str:
+        """Why the run has ended, and how to go on; empty before its end."""
+
+    @property
     def tasks(self) -> RunTasks:
         """The run's tasks and timers."""
 
@@ -68,11 +72,11 @@ class RunStatus:
         """Write status and waiting reason to the ledger, with a line of history if `event` names one."""
         self._note()
         context, run, ended = self._context, self._run, self._run.state.phase is Phase.ENDED
-        reason = run.state.ending[1] if ended and run.state.ending else self.waiting_reason
+        reason = run.end_reason if ended else self.waiting_reason
         ended_at = time.time() if ended else None
         down, up = context.log.total_bytes
         record = replace(run.record, state=self._to_store, reason=reason, ended_at=ended_at)
-        run.record = replace(record, bytes_down=down, bytes_up=up)
+        run.record = replace(record, bytes_down=down, bytes_up=up, elapsed_s=run.state.elapsed_s)
         why = HistoryRecord(time.time(), "coordinator", event, context.run_id, reason) if event else None
         await run.write(context.store.update_run, run.record, why)
         context.watchers.publish(Progress("state", reason))

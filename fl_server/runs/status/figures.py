@@ -23,7 +23,7 @@ def run_figures(context: RunContext, control: RunControl) -> RunFigures:
         rounds=log.rounds,
         planned_rounds=state.rounds,
         clients_per_round=section.clients_per_round if section.sampling == "fixed" else None,
-        eligible=0 if control.ended else len(state.eligible),
+        eligible=0 if control.ended else sum(not state.barred(client) for client in state.eligible),
         over_selection=state.draws_per_update,
         deadline_s=section.deadline_s,
         last_commit=latest.committed_at if latest else None,

@@ -171,6 +171,7 @@ failures = Table(
     _text("cause"),
     _text("detail"),
     Column("failed_at", Double, nullable=False),
+    Column("not_finite", Boolean, nullable=False),
 )
 
 accepted = Table(

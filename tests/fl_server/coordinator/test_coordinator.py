@@ -120,7 +120,7 @@ async def test_no_client_is_left_to_draw(world: World) -> None:
     (a,) = await connect(world, "a")
     run = await world.create(round={"clients_per_round": 1}, **ONE_ROUND)
     await a.assigned()
-    run.submissions.client_out("a", "failed", "no memory")
+    run.post(ev.WorkFailed("a", "no memory"))
     await until(lambda: run.status == "waiting", "it waits")
     assert run.run_status.waiting_reason == "0 of 1 clients are here that could be drawn"
     run.post(ev.RetryDue())

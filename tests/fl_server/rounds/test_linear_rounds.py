@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 
 from fl_server.rounds.events import ClientDroppedOut, ClientReturned, Event, RosterChanged, UpdateAdmitted
-from fl_server.rounds.machine import advance
+from fl_server.rounds.machine import advance, applies
 from fl_server.rounds.state import Phase, RoundPolicy, RoundState
-from fl_server.runs.control import still_applies
 
 CLIENTS = 800
 
@@ -35,7 +34,7 @@ def uses_a_client(state: RoundState, events: Iterable[Event]) -> tuple[RoundStat
     reserved = set(state.outstanding)
     Id.uses = 0
     for event in events:
-        if still_applies(event, state, 0):
+        if applies(event, state):
             before, (state, _) = state, advance(state, event)
             begun, done = state.workers_since(before)
             reserved = (reserved | begun) - done if len(begun) + len(done) > 1 else reserved

@@ -83,12 +83,21 @@ NEXT = (
         (phase, event): phase
         for phase in Phase
         for event in (
-            RosterChanged, StatesLost, PauseRequested, ResumeRequested, Extended, Evaluated, TimeUsed, ClientReleased,
+            RosterChanged,
+            StatesLost,
+            PauseRequested,
+            ResumeRequested,
+            Extended,
+            Evaluated,
+            TimeUsed,
+            ClientReleased,
         )
         if phase is not Phase.ENDED
         and (phase, event)
         not in {
-            (Phase.SELECTING, RosterChanged), (Phase.SELECTING, StatesLost), (Phase.EVALUATING, Evaluated),
+            (Phase.SELECTING, RosterChanged),
+            (Phase.SELECTING, StatesLost),
+            (Phase.EVALUATING, Evaluated),
         }
     }
     | {(Phase.ENDED, StatesLost): Phase.ENDED}

@@ -62,7 +62,7 @@ async def all_fail(case: Case) -> None:
     """Both clients fail: the quorum is missed, and nobody is left to draw."""
     await case.assigned()
     for name in NAMES:
-        case.run.submissions.client_out(name, "failed", "no memory")
+        case.run.post(ev.WorkFailed(name, "no memory"))
 
 
 async def stop(case: Case) -> None:
@@ -76,6 +76,25 @@ async def lose_states(case: Case) -> None:
     """The round under way is restarted."""
     await case.assigned()
     case.run.post(ev.StatesLost("a client lost its state"))
+
+
+async def lose_one_state(case: Case) -> None:
+    """A client's state restarts alone."""
+    await case.assigned()
+    case.run.post(ev.StateLost("a", "its disk is new"))
+
+
+async def lose_too_many(case: Case) -> None:
+    """A client has lost its state too often."""
+    await case.assigned()
+    case.run.post(ev.StateLost("a", "its disk is new", left_out=True))
+
+
+async def miss_deadline(case: Case) -> None:
+    """One client delivers, the other one does not."""
+    await case.assigned()
+    await case.devices[0].contribute(case.world, await case.devices[0].assigned())
+    case.run.post(ev.DeadlinePassed())
 
 
 async def find_culprit(case: Case) -> None:
@@ -100,6 +119,9 @@ CASES: dict[type, Provoke] = {
     effects.AwaitClients: wait_for_clients,
     effects.QuorumMissed: all_fail,
     effects.RetryLater: all_fail,
+    effects.SendWork: lose_one_state,
+    effects.RecordFailure: lose_too_many,
+    effects.DeadlineMissed: miss_deadline,
     effects.Cancel: stop,
     effects.RestartRound: lose_states,
     effects.ReduceExchange: work,

@@ -115,7 +115,7 @@ async def test_the_wall_time_continues_after_a_restart(tmp_path: Path) -> None:
     """A coordinator that stops has written the elapsed time."""
     async with World(tmp_path) as world:
         run = await open_run(world, "a", "b", stop={"rounds": 2, "wall_time_s": 600.0})
-        run.record = replace(run.record, elapsed_s=400.0)
+        run.state = replace(run.state, elapsed_s=400.0)
     async with World(tmp_path) as world:
         assert 400.0 <= world.coordinator.run("r").record.elapsed_s < 500.0
 
@@ -125,7 +125,7 @@ async def test_a_killed_coordinator_has_counted_wall_time(tmp_path: Path, monkey
     monkeypatch.setattr(deadline, "SAVE_EVERY_S", 0.005)
     async with World(tmp_path) as world:
         run = await open_run(world, "a", "b", stop={"rounds": 2, "wall_time_s": 600.0})
-        run.record = replace(run.record, elapsed_s=400.0)
+        run.state = replace(run.state, elapsed_s=400.0)
         await until(lambda: world.store.runs()[0].elapsed_s >= 400.0, "it is written")
         world.journal.dead = True
     async with World(tmp_path) as world:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from fl_server.rounds.restoring import restored_round
 from fl_server.rounds.state import Phase, RoundPolicy, RoundState
-from fl_server.runs.restore.round import restore_round
+from fl_server.runs.restore.round import read_round
 from fl_server.store.database.opening import open_sqlite
 from fl_server.store.database.store import SqlStore
 from tests.fl_server.store.records import a_run, an_attempt, an_update, why
@@ -34,7 +35,9 @@ def initial_state(**changes: Any) -> RoundState:
 
 def restored(store: SqlStore, state: RoundState | None = None, torn: Collection[str] = ()) -> RoundState:
     """The restored round; the updates of `torn` clients are damaged."""
-    return restore_round(store, "r1", state or initial_state(), lambda update: update.client_id not in torn)
+    state = state or initial_state()
+    saved = read_round(store, "r1", state.round, lambda update: update.client_id not in torn)
+    return restored_round(state, saved)
 
 
 def test_nothing_was_drawn(store: SqlStore) -> None:

@@ -148,7 +148,7 @@ async def test_a_waiting_loss_is_kept_over_a_restart(tmp_path: Path) -> None:
         await until(lambda: world.journal.dead, "the coordinator is killed")
     async with World(tmp_path, quarantine=NEVER_QUARANTINED, states=states) as world:
         run = world.coordinator.run("r")
-        assert run.client_states.excluded(1) == {"m"}
+        assert set(run.state.lost) == {"m"}
         await connect_all(world, devices)
         await world.completed()
         epochs = [commit.state_epoch for commit in world.store.commits("r")]

@@ -131,7 +131,7 @@ async def test_a_run_that_is_over_does_not_wait_for_its_evaluation(tmp_path: Pat
     """Its time is over: it is completed at once, and can be extended."""
     async with coordinator(tmp_path, slow) as world:
         run = await two_rounds_later(world, stop={"rounds": 9, "wall_time_s": 1000.0})
-        run.record = replace(run.record, elapsed_s=1000.0)
+        run.state = replace(run.state, elapsed_s=1000.0)
         await until(lambda: run.status == "completed" and run.record.ended_at, "it is completed")
         assert not slow.released.is_set()
         await asyncio.wait_for(world.coordinator.actions.extend(run, 1, 1000.0, "admin"), TIMEOUT_S)
@@ -142,7 +142,7 @@ async def test_the_last_evaluation_of_a_run_that_is_over_is_made_up(tmp_path: Pa
     """The coordinator stops after the end of the run, and before the end of the evaluation."""
     async with coordinator(tmp_path, slow) as world:
         run = await two_rounds_later(world, stop={"rounds": 9, "wall_time_s": 1000.0})
-        run.record = replace(run.record, elapsed_s=1000.0)
+        run.state = replace(run.state, elapsed_s=1000.0)
         await until(lambda: run.status == "completed" and run.record.ended_at, "it is completed")
         await world.coordinator.close()
         slow.released.set()
