@@ -1,0 +1,124 @@
+"""The real coordinator as a simulated process: all parts of `app.Server` but its ports."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+from prometheus_client import CollectorRegistry
+
+from fl_server.aggregation.evaluation_slots import EvaluationSlots
+from fl_server.audit.log import AuditLog
+from fl_server.clients.fleet import Fleet
+from fl_server.clients.operator_actions import OperatorActions
+from fl_server.config import ServerConfig
+from fl_server.coordinator.coordinator import Coordinator
+from fl_server.enrollment.revocations import Revocations
+from fl_server.metrics import Metrics
+from fl_server.outside_calls import OutsideCalls
+from fl_server.rpc import service
+from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
+from fl_server.rpc.limits.open_calls import CallLimits
+from fl_server.services import Services
+from fl_server.store import checkpoints, ledger
+from fl_server.store.checkpoints import Checkpoints
+from fl_server.store.database.store import SqlStore
+from fl_server.store.ledger import Ledger
+from fl_server.store.spool.spool import Spool
+from fl_server.store.spool.unfinished import UnfinishedLimit
+from fl_server.store.state_directory import lock_directory
+from fl_server.store.uploaded_models import UploadedModels
+from fl_server.uploads.receiver import UploadReceiver
+from tests.deterministic.effects import Effects, ledger_engine
+from tests.deterministic.loop import AtOnce, Process, Threads
+from tests.deterministic.network import Details, Handlers
+
+TASK = "tests.processes.tiny_task:Tiny"
+
+checkpoints.ThreadPoolExecutor = AtOnce  # type: ignore[attr-defined, misc]
+ledger.ThreadPoolExecutor = Threads  # type: ignore[attr-defined, misc]
+
+
+def settings(folder: Path) -> ServerConfig:
+    """The coordinator's settings."""
+    return ServerConfig.model_validate(
+        {
+            "state_dir": folder, "insecure": True, "tasks": [TASK],
+            "limits": {"chunk_bytes": 1 << 16, "lost_after_s": 60.0},
+        }
+    )  # fmt: skip
+
+
+class CoordinatorProcess:
+    """One start of the coordinator. Made in the context of its process."""
+
+    def __init__(self, config: ServerConfig, process: Process, effects: Effects, recorded: Any) -> None:
+        folder = config.state_dir
+        metrics = Metrics(CollectorRegistry())
+        lock = lock_directory(folder)
+        process.on_kill.append(lock.release)
+        engine = ledger_engine(folder / "ledger.sqlite", effects, process)
+        store = SqlStore(engine, config.durability, lock.home)
+        lock.keep_ledger(store.coordinator_id)
+        log = Ledger(store)
+        held = UnfinishedLimit(config.transfers.kept_files, config.transfers.kept_mib << 20)
+        self.services = Services(
+            config=config,
+            ledger=log,
+            checkpoints=Checkpoints(folder / "checkpoints"),
+            uploaded=UploadedModels(folder / "uploaded"),
+            spool=Spool(folder / "spool", config.durability, held),
+            fleet=Fleet(log, config, metrics),
+            metrics=metrics,
+            compute=_pool("compute", 2),
+            evaluations=_pool("evaluation", 2),
+            building=_pool("building", 8),
+            slots=EvaluationSlots(2),
+            outside=OutsideCalls(folder / "outside-calls"),
+            io=_pool("io", 4),
+            reads=_pool("reads", 2),
+            audit=AuditLog(log, folder, 10, metrics.audit_rows.labels),
+            revocations=Revocations(log),
+        )
+        self.coordinator = Coordinator(self.services)
+        self.uploads = UploadReceiver(self.services)
+        self.operators = OperatorActions(log, self.services.fleet)
+        self.store = store
+
+    async def start(self) -> Handlers:
+        """Restore the state; returns the handlers of its calls."""
+        await self.services.revocations.load()
+        await self.services.audit.start()
+        await self.services.fleet.start()
+        await self.coordinator.start()
+        made = service.CoordinatorService(self.services, self.coordinator, self.uploads)
+        generic = service.handlers(made)
+        limits, fleet = self.services.config.limits, self.services.fleet
+        policy = CallPolicy(
+            self.services.metrics, CallLimits(64, 1000), "listen", fleet.refuse_holder,
+            self.services.revocations.denied, limits.stall_s, self.services.audit, trusts_everybody=True,
+        )  # fmt: skip
+        interceptor = CallInterceptor(policy)
+
+        async def found(details: Any) -> grpc.RpcMethodHandler[Any, Any] | None:
+            return generic.service(details)
+
+        handlers = {}
+        for name in ("Register", "Attend", "FetchModel", "SubmitUpdate", "QueryUpload", "ReportStatus",
+                     "ReportEvaluation"):  # fmt: skip
+            method = f"/{service.SERVICE}/{name}"
+            handlers[method] = await interceptor.intercept_service(found, Details(method))  # type: ignore[arg-type]
+        return handlers
+
+    async def stop(self) -> None:
+        """SIGTERM: drain and close."""
+        self.coordinator.drain()
+        await asyncio.sleep(0.05)
+        await self.coordinator.close()
+        self.services.ledger.close()
+
+
+def _pool(name: str, threads: int) -> Any:
+    return Threads(threads, name)

@@ -1,0 +1,95 @@
+"""The real daemon as a simulated process: all of `app.run` but its signals, with a task of a few numbers."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fl_client import app
+from fl_client.audit import log as audit_log
+from fl_client.app import Instruments, build
+from fl_client.connection.link import RetryDelays
+from fl_client.connection.transport import GrpcTransport
+from fl_client.monitoring.logs import Progress
+from fl_client.monitoring.metrics import Metrics
+from fl_client.settings.config import ClientConfig
+from fl_client.storage import disk
+from fl_client.storage.state import StateDir
+from fl_client.training import worker
+from fl_client.training.data import LocalTask, load_local_task
+from fl_client.training.trainer import Trainer
+from tests.deterministic.coordinator import TASK
+from tests.deterministic.loop import CURRENT, Threads
+from tests.deterministic.network import Channel, Network
+
+for module in (audit_log, disk, worker):
+    module.ThreadPoolExecutor = Threads  # type: ignore[attr-defined]
+
+CLIENTS = 8
+
+
+def settings(name: str, folder: Path, model: str) -> ClientConfig:
+    """A daemon's settings."""
+    index = int(name.rpartition("-")[2])
+    return ClientConfig.model_validate(
+        {
+            "client_id": name,
+            "server": "127.0.0.1:1",
+            "state_dir": folder,
+            "insecure": True,
+            "device": "cpu",
+            "task": {"name": TASK, "options": {"model": model, "kept": 4}},
+            "shard": {"partition": {"method": "iid", "clients": CLIENTS, "seed": 0}, "index": index},
+        }
+    )
+
+
+def _connect(*_: Any, **__: Any) -> Any:
+    """A connection of the daemon that runs now."""
+    process = CURRENT.get()
+    assert process is not None
+    assert process.connect is not None
+    return process.connect()
+
+
+class NoShard:
+    """Makes the shard without a directory."""
+
+    def shard(self, configured: dict[str, Any], make: Any) -> Any:
+        return make()
+
+
+@cache
+def local_task(name: str, model: str) -> LocalTask:
+    """The task with the client's data, the same for each of its starts."""
+    return load_local_task(settings(name, Path("unused"), model), NoShard(), torch.device("cpu"))
+
+
+class Transport(GrpcTransport):
+    """The product's transport over a simulated channel."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._proxy = None
+        self._channel = channel  # type: ignore[assignment]
+
+
+app.GrpcTransport = _connect  # type: ignore[misc, assignment]
+
+
+async def run_daemon(config: ClientConfig, model: str, network: Network) -> None:
+    """Run one daemon until it is killed. Runs in its process."""
+    process, name = CURRENT.get(), str(config.client_id)
+    assert process is not None
+    state = StateDir(config.state_dir)
+    state.__enter__()
+    process.on_kill.append(lambda: state.__exit__(None, None, None))
+    state.claim(name)
+    local = local_task(name, model)
+    instruments = Instruments(Metrics(), Progress(), RetryDelays(), trainer=Trainer(local))
+    process.connect = lambda: Transport(Channel(network, name, process))
+    daemon = build(config, local, state, instruments)
+    await daemon.run(asyncio.Event())

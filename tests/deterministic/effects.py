@@ -1,0 +1,220 @@
+"""Effects of a simulated process: writes to its disk and transactions of its ledger. Each is a place where faults happen.
+
+`installed` replaces the functions by which the product writes files. A process that is dead has no further effects. A
+file that was written but not flushed loses its buffer with the process, as a real one does.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import io
+import os
+import random
+import secrets
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, TypeVar
+from unittest import mock
+
+import safetensors.torch
+from sqlalchemy import Engine, event
+
+from fl_server.store import bundle_files
+from fl_server.store.database.connection import sqlite_engine
+from fl_server.store.errors import StoreUnavailable
+from tests.deterministic.loop import CURRENT, Killed, Process, VirtualLoop
+
+T = TypeVar("T")
+Directive = Literal["", "before", "after", "torn", "full", "away", "unknown"]
+"""What happens at an effect: nothing; a SIGKILL before it, after it or half way; a disk that is full; a database that
+is away before the transaction, or after it was committed, so that its result is unknown."""
+
+Watch = Callable[[Process, str], Directive]
+"""Called for each effect with its process and its name; says what happens to it."""
+
+_OS = ("pwrite", "ftruncate", "posix_fallocate", "rename", "replace", "unlink", "remove", "mkdir", "rmdir", "fsync",
+       "link")  # fmt: skip
+_NEVER_FULL = frozenset({"unlink", "remove", "rmdir", "ftruncate"})
+"""Calls that need no room."""
+_BUFFER = 1 << 16
+
+
+class Effects:
+    """The effects of all processes of one life."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+
+    def perform(self, name: str, work: Callable[[], T], torn: Callable[[], object] | None = None) -> T:
+        """Do the work of an effect, or what happens in place of it. torn: does half of it."""
+        process = CURRENT.get()
+        if process is None:
+            return work()
+        if not process.alive:
+            raise Killed
+        what = self.watch(process, name)
+        if what == "full" and name.partition(":")[2] not in _NEVER_FULL:
+            raise OSError(errno.ENOSPC, "no space left on the simulated device")
+        if what == "away":
+            raise StoreUnavailable("the simulated database is away")
+        if what in ("before", "torn"):
+            if what == "torn" and torn is not None:
+                torn()
+            process.kill()
+            raise Killed
+        result = work()
+        if what == "unknown":
+            raise StoreUnavailable("the simulated database went away during a commit")
+        if what == "after":
+            process.kill()
+            raise Killed
+        return result
+
+
+class _File:
+    """A file opened for writing. Its buffer reaches the disk as one effect."""
+
+    def __init__(self, file: Any, effects: Effects) -> None:
+        self._file, self._effects, self._buffer = file, effects, bytearray()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("fileno", "seek", "tell", "truncate", "read", "readinto"):
+            self.flush()
+        return getattr(self._file, name)
+
+    def __enter__(self) -> _File:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Any:
+        return iter(self._file)
+
+    def write(self, data: Any) -> int:
+        text = data.encode() if isinstance(data, str) else data
+        self._buffer += text
+        if len(self._buffer) >= _BUFFER:
+            self.flush()
+        return len(data)
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        if not self._buffer:
+            return
+        data, self._buffer = bytes(self._buffer), bytearray()
+        raw = getattr(self._file, "buffer", self._file)
+
+        def put(content: bytes) -> None:
+            raw.write(content)
+            self._file.flush()
+
+        self._effects.perform("file:write", lambda: put(data), lambda: put(data[: len(data) // 2]))
+
+    def close(self) -> None:
+        try:
+            self.flush()
+        finally:
+            self._file.close()
+
+
+def _opening(effects: Effects, opened: Callable[..., Any]) -> Callable[..., Any]:
+    def opening(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if CURRENT.get() is None or not set(mode) & set("wax+"):
+            return opened(file, mode, *args, **kwargs)
+        made = effects.perform("file:open", lambda: opened(file, mode, *args, **kwargs))
+        return _File(made, effects)
+
+    return opening
+
+
+def _calling(effects: Effects, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def calling(*args: Any, **kwargs: Any) -> Any:
+        torn = None
+        if name == "pwrite":
+            file, data, offset = args
+            half = bytes(data)[: len(data) // 2]
+
+            def torn() -> None:
+                call(file, half, offset)
+
+        return effects.perform(f"file:{name}", lambda: call(*args, **kwargs), torn)
+
+    return calling
+
+
+def _saving(effects: Effects, save: Callable[..., Any]) -> Callable[..., Any]:
+    def saving(tensors: Any, path: Any, **kwargs: Any) -> None:
+        def torn() -> None:
+            save(tensors, path, **kwargs)
+            os.truncate(path, os.path.getsize(path) // 2)
+
+        effects.perform("file:save", lambda: save(tensors, path, **kwargs), torn)
+
+    return saving
+
+
+def ledger_engine(path: Any, effects: Effects, process: Process) -> Engine:
+    """The engine of a process' ledger, whose write transactions are effects. Its connection ends with the process."""
+    engine = sqlite_engine(path)
+    connections: list[Any] = []
+    writes = [False]
+    commit = engine.dialect.do_commit
+
+    @event.listens_for(engine, "connect")
+    def connected(connection: Any, _: Any) -> None:
+        connections.append(connection)
+
+    @event.listens_for(engine, "commit")
+    def committing(connection: Any) -> None:
+        writes[0] = not connection.get_execution_options().get("reads")
+
+    def do_commit(connection: Any) -> None:
+        if writes[0]:
+            effects.perform("ledger:commit", lambda: commit(connection))
+        else:
+            commit(connection)
+
+    engine.dialect.do_commit = do_commit  # type: ignore[method-assign]  # of this engine alone
+
+    def end() -> None:
+        for connection in connections:
+            if connection.in_transaction:
+                connection.rollback()
+            connection.close()
+
+    process.on_kill.append(end)
+    return engine
+
+
+@contextmanager
+def installed(effects: Effects, loop: VirtualLoop, seed: int) -> Iterator[None]:
+    """Replace clocks, randomness and the functions that write files for the time of one life."""
+    draw = random.Random(f"secrets {seed}")
+
+    def wall() -> float:
+        process = CURRENT.get()
+        return loop.time() + (process.epoch if process else 0.0)
+
+    with mock.patch.multiple(
+        time, time=wall, monotonic=lambda: loop.time() + 1000.0, perf_counter=loop.time, sleep=lambda _: None
+    ), mock.patch.multiple(os, **{name: _calling(effects, name, getattr(os, name)) for name in _OS}):
+        with mock.patch.object(io, "open", _opening(effects, io.open)), mock.patch.object(
+            builtins, "open", _opening(effects, builtins.open)
+        ), mock.patch.object(os, "fdopen", _opening(effects, os.fdopen)), mock.patch.object(
+            bundle_files, "save_file", _saving(effects, safetensors.torch.save_file)
+        ), mock.patch.object(
+            secrets, "token_hex", lambda count=16: draw.randbytes(count).hex()
+        ), mock.patch.object(uuid, "uuid4", lambda: uuid.UUID(int=draw.getrandbits(128), version=4)):
+            state = random.getstate()
+            random.seed(f"jitter {seed}")
+            try:
+                yield
+            finally:
+                random.setstate(state)

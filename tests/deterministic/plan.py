@@ -1,0 +1,165 @@
+"""A life by its seed: the run that is trained, and the faults that meet it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+SERVER = "server"
+HEAL_S = 90.0
+"""No fault begins after this virtual time, and none lasts longer than `LONGEST_S`."""
+LONGEST_S = 40.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault. Which fields it uses depends on its kind."""
+
+    kind: str
+    who: str = SERVER
+    at: float = 0.0
+    """Virtual seconds after which it may happen."""
+    name: str = ""
+    """Of an effect or of a method."""
+    number: int = 0
+    """Of the effect after `at`, or of the client's call of the method."""
+    how: str = ""
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        values = {name: getattr(self, name) for name in ("who", "at", "name", "number", "how", "seconds")}
+        return f"{self.kind}({', '.join(f'{key}={value}' for key, value in values.items() if value)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The run of a life."""
+
+    name: str
+    sections: Mapping[str, Any]
+    exchanges: int = 1
+    keeps_states: bool = False
+    cohort: bool = True
+    """Whether the whole cohort closes a round, so that faults that take nothing away change no bit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A life: everything is a function of the seed."""
+
+    seed: int
+    job: Job
+    clients: tuple[str, ...]
+    faults: tuple[Fault, ...] = field(default=())
+
+
+def jobs() -> list[Job]:
+    """All kinds of runs."""
+    base: dict[str, Any] = {
+        "name": "r",
+        "local": {"steps": 2, "batch_size": 8},
+        "stop": {"rounds": 3},
+        "seed": 7,
+    }
+    round_ = {"clients_per_round": 3, "quorum": 1, "deadline_s": 60.0}
+
+    def job(name: str, algorithm: str, *, round_: Mapping[str, Any] = round_, **more: Any) -> Job:
+        kept = {key: more.pop(key) for key in ("exchanges", "keeps_states", "cohort") if key in more}
+        parameters = more.pop("parameters", {})
+        sections = {**base, "algorithm": {"name": algorithm, "parameters": parameters}, "round": round_, **more}
+        return Job(name, sections, **kept)
+
+    return [
+        job("fedcm", "fedcm", parameters={"alpha": 0.3}),
+        job("scaffold", "scaffold", keeps_states=True, population=8),
+        job("mime", "mime", exchanges=2),
+        job("first arrivals", "fedcm", cohort=False, round_={**round_, "clients_per_round": 2, "close": "goal",
+                                                             "over_selection": 1.5}),
+        job("clients evaluate", "fedavg", client_evaluation={"every_rounds": 1}),
+    ]  # fmt: skip
+
+
+_CALLS = ("Register", "Attend", "FetchModel", "SubmitUpdate", "QueryUpload", "ReportStatus")
+_SERVER_EFFECTS = ("ledger:commit", "file:rename", "file:replace", "file:pwrite", "file:save", "file:fsync",
+                   "file:unlink", "file:write", "file:mkdir", "file:open")  # fmt: skip
+_CLIENT_EFFECTS = ("file:replace", "file:write", "file:unlink", "file:fsync", "file:open")
+
+
+def plan_of(seed: int) -> Plan:
+    """The life of a seed."""
+    draw = random.Random(f"plan {seed}")
+    job = draw.choice(jobs())
+    clients = tuple(f"c-{number}" for number in range(draw.choice((4, 4, 5, 6, 8))))
+    count = draw.choice((1, 2, 3, 4, 6, 10))
+    return Plan(seed, job, clients, tuple(_fault(draw, clients) for _ in range(count)))
+
+
+def _fault(draw: random.Random, clients: tuple[str, ...]) -> Fault:
+    at, client = round(draw.uniform(0.0, 30.0), 3), draw.choice(clients)
+    short = round(draw.choice((0.1, 1.0, 3.0, 10.0, 30.0)) * draw.uniform(0.5, 1.0), 3)
+    kind = draw.choice(list(_KINDS))
+    return _KINDS[kind](draw, kind, client, at, short)
+
+
+def _kill_server(draw: random.Random, kind: str, client: str, at: float, short: float) -> Fault:
+    """At any effect, or at one of a kind: rare kinds are as likely as frequent ones."""
+    name = draw.choice(_SERVER_EFFECTS) if draw.random() < 0.6 else ""
+    number = int(draw.choice((3, 10, 40 if name else 400)) * draw.random())
+    return Fault("kill", SERVER, at, name, number, draw.choice(("before", "after", "torn")), short)
+
+
+def _kill_client(draw: random.Random, kind: str, client: str, at: float, short: float) -> Fault:
+    name = draw.choice(_CLIENT_EFFECTS) if draw.random() < 0.6 else ""
+    number = int(draw.choice((3, 10)) * draw.random())
+    return Fault("kill", client, at, name, number, draw.choice(("before", "after", "torn")), short)
+
+
+def _full(draw: random.Random, kind: str, client: str, at: float, short: float) -> Fault:
+    who = SERVER if draw.random() < 0.6 else client
+    return Fault("full", who, at, number=int(20 * draw.random()), seconds=min(short, 15.0))
+
+
+def _away(draw: random.Random, kind: str, client: str, at: float, short: float) -> Fault:
+    return Fault("away", SERVER, at, number=int(20 * draw.random()), seconds=min(short, 15.0))
+
+
+def _block(draw: random.Random, kind: str, client: str, at: float, short: float) -> Fault:
+    return Fault("block", client, at, seconds=short)
+
+
+def _call(draw: random.Random, kind: str, client: str, at: float, short: float) -> Fault:
+    how, method = draw.choice(("lost", "unanswered", "repeated", "late", "cut")), draw.choice(_CALLS)
+    number = int(draw.choice((1, 4)) * draw.random())
+    return Fault("call", client, 0.0, method, number, how, short)
+
+
+def _clock(draw: random.Random, kind: str, client: str, at: float, short: float) -> Fault:
+    who = SERVER if draw.random() < 0.6 else client
+    return Fault("clock", who, at, seconds=draw.choice((-86400.0, -3600.0, -30.0, 30.0, 3600.0, 86400.0)))
+
+
+def _term(draw: random.Random, kind: str, client: str, at: float, short: float) -> Fault:
+    return Fault("term", SERVER, at, seconds=short)
+
+
+def _wipe(draw: random.Random, kind: str, client: str, at: float, short: float) -> Fault:
+    return Fault("wipe", client, at, seconds=short)
+
+
+def _lie(draw: random.Random, kind: str, client: str, at: float, short: float) -> Fault:
+    how = draw.choice(("nan", "digest", "size", "huge", "steps"))
+    return Fault("lie", client, 0.0, number=int(3 * draw.random()), how=how)
+
+
+def _operator(draw: random.Random, kind: str, client: str, at: float, short: float) -> Fault:
+    how = draw.choice(("pause", "pause", "extend", "stop", "ban"))
+    return Fault("operator", client, at, how=how, seconds=short)
+
+
+_KINDS = {
+    "kill server": _kill_server, "kill server again": _kill_server, "kill client": _kill_client, "full": _full,
+    "away": _away, "block": _block, "call": _call, "call again": _call, "clock": _clock, "term": _term, "wipe": _wipe,
+    "lie": _lie, "operator": _operator,
+}  # fmt: skip
