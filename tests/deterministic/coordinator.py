@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from fl_server.store import checkpoints, ledger
 from fl_server.store.checkpoints import Checkpoints
 from fl_server.store.database.store import SqlStore
 from fl_server.store.ledger import Ledger
+from fl_server.store.records import CommitRecord, HistoryRecord
 from fl_server.store.spool.spool import Spool
 from fl_server.store.spool.unfinished import UnfinishedLimit
 from fl_server.store.state_directory import lock_directory
@@ -51,16 +53,37 @@ def settings(folder: Path) -> ServerConfig:
     )  # fmt: skip
 
 
+Committed = Callable[[int, str], None]
+"""Called with round and model digest of each commit."""
+
+
+class WatchedStore(SqlStore):
+    """The ledger, which tells of each commit, also of one whose process dies with it."""
+
+    committed: Committed = staticmethod(lambda round_, digest: None)
+
+    def commit(self, commit: CommitRecord, why: HistoryRecord, left_out: Sequence[str] = ()) -> None:
+        super().commit(commit, why, left_out)
+        self.committed(commit.round, commit.model_digest)
+
+    def commits(self, run_id: str, first: int = 0, limit: int | None = None) -> list[CommitRecord]:
+        found = super().commits(run_id, first, limit)
+        for commit in found:
+            self.committed(commit.round, commit.model_digest)
+        return found
+
+
 class CoordinatorProcess:
     """One start of the coordinator. Made in the context of its process."""
 
-    def __init__(self, config: ServerConfig, process: Process, effects: Effects, recorded: Any) -> None:
+    def __init__(self, config: ServerConfig, process: Process, effects: Effects, committed: Committed) -> None:
         folder = config.state_dir
         metrics = Metrics(CollectorRegistry())
         lock = lock_directory(folder)
         process.on_kill.append(lock.release)
         engine = ledger_engine(folder / "ledger.sqlite", effects, process)
-        store = SqlStore(engine, config.durability, lock.home)
+        store = WatchedStore(engine, config.durability, lock.home)
+        store.committed = committed
         lock.keep_ledger(store.coordinator_id)
         log = Ledger(store)
         held = UnfinishedLimit(config.transfers.kept_files, config.transfers.kept_mib << 20)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from fl_client import app
-from fl_client.audit import log as audit_log
 from fl_client.app import Instruments, build
+from fl_client.audit import log as audit_log
 from fl_client.connection.link import RetryDelays
 from fl_client.connection.transport import GrpcTransport
 from fl_client.monitoring.logs import Progress

@@ -1,4 +1,4 @@
-"""Effects of a simulated process: writes to its disk and transactions of its ledger. Each is a place where faults happen.
+"""Effects of a simulated process: writes to its disk and transactions of its ledger. At each of them faults happen.
 
 `installed` replaces the functions by which the product writes files. A process that is dead has no further effects. A
 file that was written but not flushed loses its buffer with the process, as a real one does.
@@ -12,11 +12,12 @@ import io
 import os
 import random
 import secrets
-import time
+import sqlite3
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Literal, TypeVar
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
 from unittest import mock
 
 import safetensors.torch
@@ -25,6 +26,7 @@ from sqlalchemy import Engine, event
 from fl_server.store import bundle_files
 from fl_server.store.database.connection import sqlite_engine
 from fl_server.store.errors import StoreUnavailable
+from tests.deterministic.clocks import VIRTUAL
 from tests.deterministic.loop import CURRENT, Killed, Process, VirtualLoop
 
 T = TypeVar("T")
@@ -85,7 +87,7 @@ class _File:
             self.flush()
         return getattr(self._file, name)
 
-    def __enter__(self) -> _File:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -153,7 +155,7 @@ def _saving(effects: Effects, save: Callable[..., Any]) -> Callable[..., Any]:
     def saving(tensors: Any, path: Any, **kwargs: Any) -> None:
         def torn() -> None:
             save(tensors, path, **kwargs)
-            os.truncate(path, os.path.getsize(path) // 2)
+            os.truncate(path, Path(path).stat().st_size // 2)
 
         effects.perform("file:save", lambda: save(tensors, path, **kwargs), torn)
 
@@ -185,9 +187,9 @@ def ledger_engine(path: Any, effects: Effects, process: Process) -> Engine:
 
     def end() -> None:
         for connection in connections:
-            if connection.in_transaction:
+            with suppress(sqlite3.ProgrammingError):  # it is closed already
                 connection.rollback()
-            connection.close()
+                connection.close()
 
     process.on_kill.append(end)
     return engine
@@ -202,19 +204,20 @@ def installed(effects: Effects, loop: VirtualLoop, seed: int) -> Iterator[None]:
         process = CURRENT.get()
         return loop.time() + (process.epoch if process else 0.0)
 
-    with mock.patch.multiple(
-        time, time=wall, monotonic=lambda: loop.time() + 1000.0, perf_counter=loop.time, sleep=lambda _: None
-    ), mock.patch.multiple(os, **{name: _calling(effects, name, getattr(os, name)) for name in _OS}):
-        with mock.patch.object(io, "open", _opening(effects, io.open)), mock.patch.object(
-            builtins, "open", _opening(effects, builtins.open)
-        ), mock.patch.object(os, "fdopen", _opening(effects, os.fdopen)), mock.patch.object(
-            bundle_files, "save_file", _saving(effects, safetensors.torch.save_file)
-        ), mock.patch.object(
-            secrets, "token_hex", lambda count=16: draw.randbytes(count).hex()
-        ), mock.patch.object(uuid, "uuid4", lambda: uuid.UUID(int=draw.getrandbits(128), version=4)):
-            state = random.getstate()
-            random.seed(f"jitter {seed}")
-            try:
-                yield
-            finally:
-                random.setstate(state)
+    clocks = {"time": wall, "monotonic": lambda: loop.time() + 1000.0, "perf_counter": loop.time}
+    with (
+        mock.patch.dict(VIRTUAL, clocks),
+        mock.patch.multiple(os, **{name: _calling(effects, name, getattr(os, name)) for name in _OS}),
+        mock.patch.object(io, "open", _opening(effects, io.open)),
+        mock.patch.object(builtins, "open", _opening(effects, builtins.open)),
+        mock.patch.object(os, "fdopen", _opening(effects, os.fdopen)),
+        mock.patch.object(bundle_files, "save_file", _saving(effects, safetensors.torch.save_file)),
+        mock.patch.object(secrets, "token_hex", lambda count=16: draw.randbytes(count).hex()),
+        mock.patch.object(uuid, "uuid4", lambda: uuid.UUID(int=draw.getrandbits(128), version=4)),
+    ):
+        state = random.getstate()
+        random.seed(f"jitter {seed}")
+        try:
+            yield
+        finally:
+            random.setstate(state)

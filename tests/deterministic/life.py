@@ -24,7 +24,7 @@ from fl_server.run_spec import from_values
 from fl_server.runs.run import Run
 from fl_server.store.errors import StoreError
 from tests.deterministic import coordinator, daemon
-from tests.deterministic.checks import check
+from tests.deterministic.checks import check, files_left
 from tests.deterministic.coordinator import TASK, CoordinatorProcess
 from tests.deterministic.effects import Directive, Effects, installed
 from tests.deterministic.loop import CURRENT, Killed, Process, StuckLoop, virtual_loop
@@ -35,7 +35,10 @@ EPOCH = 1_700_000_000.0
 RUN = "r"
 WITHIN_S = 900.0
 """A run completes within this virtual time after the last fault."""
-_FOLDERS = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
+CLEAN_S = 900.0
+"""No file of the run is left this long after its end. A device that was banned tries again every few minutes."""
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of its own is made there
+_FOLDERS = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
 _FAULTS_LOGGED = frozenset(
     {"rpc_failed", "run_failed", "work_broken", "attendance_broken", "event_broken", "change_broken",
      "state_dir_check_broken", "end_incomplete"}
@@ -51,8 +54,8 @@ class Violated(AssertionError):
 class Seen:
     """What a life has shown, for the checks at its end."""
 
-    acknowledged: dict[tuple[str, int, int], bytes] = field(default_factory=dict)
-    """(client, round, exchange) -> digest of each update with an admitted receipt."""
+    acknowledged: dict[tuple[str, int, int], list[bytes]] = field(default_factory=dict)
+    """(client, round, exchange) -> digests of the updates with an admitted receipt, in order."""
     fixed: dict[tuple[int, int], Any] = field(default_factory=dict)
     """(round, exchange) -> accepted list, as it was written last."""
     commits: dict[int, str] = field(default_factory=dict)
@@ -72,13 +75,13 @@ class Life:
         self.plan, self.folder, self.loop = plan, folder, loop
         self.seen = Seen()
         self.network = Network(plan.seed)
-        self.network.trouble = self._trouble
+        self.network.trouble, self.network.lies, self.network.answered = self._trouble, self._lie, self._answered
         self.effects = Effects(self._watch)
         self.config = coordinator.settings(folder / SERVER)
         self.model = "plain"
         self.processes: dict[str, Process] = {}
         self.server: CoordinatorProcess | None = None
-        self.epochs = {name: EPOCH for name in (SERVER, *plan.clients)}
+        self.epochs = dict.fromkeys((SERVER, *plan.clients), EPOCH)
         self.down_s: dict[str, float] = {}
         self.over = False
         self.created = False
@@ -143,6 +146,26 @@ class Life:
                         return Trouble(cuts_after=1 + number % 3)
         return None
 
+    def _lie(self, client: str, number: int) -> str:
+        for fault in self.plan.faults:
+            if fault.kind == "lie" and (fault.who, fault.number) == (client, number):
+                self._happened(fault)
+                return fault.how
+        return ""
+
+    def _answered(self, client: str, response: Any) -> None:
+        receipt = getattr(response, "receipt", None)
+        if receipt is not None and receipt.admitted and receipt.HasField("key"):
+            key = (client, receipt.key.round, receipt.key.exchange)
+            digest = receipt.digest.value
+            self.seen.acknowledged.setdefault(key, []).append(digest)
+
+    def _committed(self, round_: int, digest: str) -> None:
+        """A round is in the ledger."""
+        known = self.seen.commits.setdefault(round_, digest)
+        if known != digest:
+            self.seen.violations.append(f"round {round_} was committed with {known}, and again with {digest}")
+
     # Processes.
 
     async def _run_coordinator(self) -> None:
@@ -170,7 +193,7 @@ class Life:
             self.seen.restarts += 1
 
     async def _serve(self, process: Process) -> None:
-        started = CoordinatorProcess(self.config, process, self.effects, self._recorded)
+        started = CoordinatorProcess(self.config, process, self.effects, self._committed)
         handlers = await started.start()
         self.network.server = Server(process, handlers)
         self.server = started
@@ -324,23 +347,29 @@ class Life:
         try:
             await self._create()
             self.note("the run is created")
-            await self._until_ended()
-            await asyncio.sleep(30.0)
+            await self._until_ended(working)
+            for _ in range(int(CLEAN_S)):
+                await asyncio.sleep(1.0)
+                if not files_left(self):
+                    break
         finally:
             self.over = True
             for task in working:
                 task.cancel()
             await asyncio.gather(*working, return_exceptions=True)
 
-    async def _until_ended(self) -> None:
+    async def _until_ended(self, working: list[asyncio.Future[None]]) -> None:
         heal = HEAL_S if self.plan.faults else 0.0
         while True:
             run = self.run()
+            for task in working:
+                if task.done():
+                    task.result()
             if self.seen.violations:
                 return
-            if run is not None and run.ended and run.record.ended_at and run.status != "failed":
-                if self.loop.time() > heal or not self.plan.faults:
-                    return
+            over = run is not None and run.ended and run.record.ended_at and run.status != "failed"
+            if over and (self.loop.time() > heal or not self.plan.faults):
+                return
             if run is not None and run.status == "failed":
                 raise Violated(f"the run failed: {run.state.ending}")
             if self.loop.time() > heal + WITHIN_S:
@@ -358,6 +387,11 @@ class Life:
         if run is not None and run.status == "paused":
             await self._act("resume")
 
+    def loop_errors(self) -> list[str]:
+        """Exceptions that reached the event loop, apart from those of dead processes."""
+        errors = [(each.get("message"), each.get("exception")) for each in self.loop.errors]
+        return [f"{message}: {error!r}" for message, error in errors if not isinstance(error, Killed)]
+
     def _describe(self) -> str:
         run = self.run()
         if run is None:
@@ -367,9 +401,6 @@ class Life:
             f"{run.status}, {state.phase.value}, round {state.round}.{state.attempt}, eligible {state.eligible}, drawn"
             f" {sorted(state.drawn)}, out {sorted(state.out)}, waiting: {run.run_status.waiting_reason}"
         )
-
-    def _recorded(self, name: str, args: tuple[Any, ...], result: Any) -> None:
-        """A transaction of the ledger was committed."""
 
 
 @dataclass
@@ -382,14 +413,14 @@ class Result:
     trace: str = ""
 
 
-def live(plan: Plan, *, verbose: bool = False) -> Result:
+def live(plan: Plan) -> Result:
     """Live the life of a plan, and check it."""
     torch.set_num_threads(1)
     hook, before = sys.unraisablehook, structlog.get_config()
     sys.unraisablehook = lambda _: None  # of coroutines of dead processes, which are collected half way
     gc.disable()
     try:
-        return _live(plan, verbose=verbose)
+        return _live(plan)
     finally:
         structlog.configure(processors=[_dropped], cache_logger_on_first_use=False)
         if not gc.get_freeze_count():  # of the program itself, which need not be searched after each life
@@ -401,12 +432,12 @@ def live(plan: Plan, *, verbose: bool = False) -> Result:
         sys.unraisablehook = hook
 
 
-def _live(plan: Plan, *, verbose: bool) -> Result:
+def _live(plan: Plan) -> Result:
     folder = Path(tempfile.mkdtemp(prefix="life-", dir=_FOLDERS))
     try:
         with virtual_loop(plan.seed) as loop:
             life, error = Life(plan, folder, loop), ""
-            structlog.configure(processors=[partial(_keep, life, verbose)], cache_logger_on_first_use=False)
+            structlog.configure(processors=[partial(_keep, life)], cache_logger_on_first_use=False)
             with installed(life.effects, loop, plan.seed):
                 try:
                     loop.run_until_complete(life.live())
@@ -431,7 +462,7 @@ def _dropped(*_: Any) -> Any:
     raise structlog.DropEvent
 
 
-def _keep(life: Life, verbose: bool, _: Any, level: str, fields: Any) -> Any:
+def _keep(life: Life, _: Any, level: str, fields: Any) -> Any:
     """Keep a line of the log. Those that only a fault of the product writes are violations."""
     process = CURRENT.get()
     if process is not None and not process.alive:
@@ -443,8 +474,6 @@ def _keep(life: Life, verbose: bool, _: Any, level: str, fields: Any) -> Any:
     if name in _FAULTS_LOGGED and not isinstance(error, Killed):
         life.seen.violations.append(f"the log of {who} has {fields} {where}")
     life.note(f"{who} {level} {fields} {where}")
-    if verbose:
-        print(life.seen.lines[-1], flush=True)
     raise structlog.DropEvent
 
 

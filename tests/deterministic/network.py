@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from tests.deterministic.lies import lying
 from tests.deterministic.loop import CURRENT, Killed, Process
 
 WINDOW = 4
@@ -72,6 +73,10 @@ class Network:
         """Client -> virtual time until which nothing passes."""
         self.trouble: Callable[[str, str, int], Trouble | None] = lambda client, method, number: None
         """Called for each call with client, method and its number among the client's calls of the method."""
+        self.lies: Callable[[str, int], str] = lambda client, number: ""
+        """Called for each upload with client and its number; returns the kind of its lie."""
+        self.answered: Callable[[str, Any], None] = lambda client, response: None
+        """Called with each answer that the server sends."""
         self._numbers: dict[tuple[str, str], int] = {}
         self._draws: dict[str, random.Random] = {}
         self.calls: set[Call] = set()
@@ -108,7 +113,9 @@ class Call:
     def __init__(self, network: Network, channel: Channel, method: str) -> None:
         self.network, self.channel, self.method, self.client = network, channel, method, channel.client
         name = method.rpartition("/")[2]
-        self.trouble = network.trouble(self.client, name, network.number(self.client, name)) or Trouble()
+        self.number = network.number(self.client, name)
+        """Among the client's calls of the method, from 0."""
+        self.trouble = network.trouble(self.client, name, self.number) or Trouble()
         loop = asyncio.get_running_loop()
         self.answers: asyncio.Queue[Any] = asyncio.Queue()
         """Messages for the client; then EOF or an error."""
@@ -280,7 +287,9 @@ async def _handle(call: Call, server: Server) -> None:
                 call.answer(serialize(response))
             call.later("down", call.finish)
             return
-        response = serialize(await handler.stream_unary(requests(), context))
+        answer = await handler.stream_unary(requests(), context)
+        call.network.answered(call.client, answer)
+        response = serialize(answer)
         if call.trouble.loses_answer:
             call.fail_later("the connection was lost")
             return
@@ -354,6 +363,8 @@ class Channel:
         async def call(parts: AsyncIterator[bytes]) -> bytes:
             made = self._call(method)
             made.sent = []
+            if kind := self.network.lies(self.client, made.number):
+                parts = lying(kind, parts)
             made.begin()
             sending = asyncio.ensure_future(_send(made, parts))
             try:

@@ -77,7 +77,7 @@ def jobs() -> list[Job]:
         job("mime", "mime", exchanges=2),
         job("first arrivals", "fedcm", cohort=False, round_={**round_, "clients_per_round": 2, "close": "goal",
                                                              "over_selection": 1.5}),
-        job("clients evaluate", "fedavg", client_evaluation={"every_rounds": 1}),
+        job("clients evaluate", "fedavg", evaluation={"clients_every": 1}),
     ]  # fmt: skip
 
 
@@ -149,7 +149,7 @@ def _wipe(draw: random.Random, kind: str, client: str, at: float, short: float) 
 
 
 def _lie(draw: random.Random, kind: str, client: str, at: float, short: float) -> Fault:
-    how = draw.choice(("nan", "digest", "size", "huge", "steps"))
+    how = draw.choice(("nan", "infinity", "digest", "size", "examples", "epoch"))
     return Fault("lie", client, 0.0, number=int(3 * draw.random()), how=how)
 
 

@@ -1,0 +1,71 @@
+"""`python -m tests.deterministic --depth 2 --seeds 0:100`: live the lives of these seeds, and check each.
+
+A life that fails prints the command that repeats it, what was violated, and the fewest of its faults that are enough.
+The exit status is the number of failed lives, 99 at most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections import Counter
+
+HASH_SEED = "0"
+"""Sets of texts have one order in every process."""
+
+
+def main() -> int:
+    """Run the command. Times are of the processor."""
+    parser = argparse.ArgumentParser(prog="python -m tests.deterministic", description=__doc__)
+    parser.add_argument("--depth", type=int, choices=(2,), default=2)
+    parser.add_argument("--seeds", default="0:50", help="first:end, or one seed")
+    parser.add_argument("--log", action="store_true", help="print what happens, with virtual times")
+    options = parser.parse_args()
+    first, _, end = options.seeds.partition(":")
+    seeds = range(int(first), int(end) if end else int(first) + 1)
+    began, failed, happened = time.process_time(), 0, Counter[str]()
+    for seed in seeds:
+        lines, kinds = _life(seed, log=options.log)
+        happened += kinds
+        failed += bool(lines)
+        for line in lines:
+            print(line, flush=True)
+    seconds = time.process_time() - began
+    faults = ", ".join(f"{count} {kind}" for kind, count in sorted(happened.items()))
+    print(
+        f"{len(seeds)} lives of depth {options.depth} in {seconds:.0f} s of processor time, {failed} failed: {faults}"
+    )
+    return min(failed, 99)
+
+
+def _life(seed: int, *, log: bool) -> tuple[list[str], Counter[str]]:
+    """Live one life. Returns the lines about its failure, none if all is well, and its faults by kind."""
+    from dataclasses import replace
+
+    from tests.deterministic.life import live
+    from tests.deterministic.plan import plan_of
+    from tests.deterministic.shrinking import shrunk
+
+    plan = plan_of(seed)
+    result = live(plan)
+    if log:
+        print("\n".join(result.seen.lines))
+    if not result.error:
+        return [], result.seen.happened
+    few = shrunk(plan.faults, lambda faults: bool(live(replace(plan, faults=tuple(faults))).error))
+    return [
+        f"FAILED: python -m tests.deterministic --depth 2 --seeds {seed} --log",
+        f"    {plan.job.name}, {len(plan.clients)} clients: {result.error}",
+        f"    {len(few)} of {len(plan.faults)} faults are enough: {'; '.join(map(str, few)) or 'none'}",
+    ], result.seen.happened
+
+
+if __name__ == "__main__":
+    if os.environ.get("PYTHONHASHSEED") != HASH_SEED:
+        os.environ["PYTHONHASHSEED"] = HASH_SEED
+        os.execv(  # noqa: S606 - this program again
+            sys.executable, [sys.executable, "-m", "tests.deterministic", *sys.argv[1:]]
+        )
+    sys.exit(main())
