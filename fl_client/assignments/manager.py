@@ -190,9 +190,12 @@ class AssignmentManager:
         self._audit.note("cancelled", subject_of(key), reason.lower())
 
     def _settle(self, outcome: training_pb2.Outcome) -> None:
-        """Handle the outcome of an update, which ends its work."""
+        """Handle the outcome of an update, which ends its work.
+
+        Work that counts may have been assigned once more before, to a device that came back: it is over as well.
+        """
         key = checked_outcome(outcome)
-        if not outcome.counted and key in self._training:
+        if key in self._training:
             self._training[key].task.cancel()
         self._change_later(self._storage.settle, outcome)
         reason = None if outcome.counted else name_of(training_pb2.RefusalReason, outcome.reason)

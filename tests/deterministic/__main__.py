@@ -12,12 +12,15 @@ import sys
 import time
 from collections import Counter
 
+from tests.deterministic import clocks
+
 HASH_SEED = "0"
 """Sets of texts have one order in every process."""
 
 
 def main() -> int:
     """Run the command. Times are of the processor."""
+    clocks.require_first()
     parser = argparse.ArgumentParser(prog="python -m tests.deterministic", description=__doc__)
     parser.add_argument("--depth", type=int, choices=(2,), default=2)
     parser.add_argument("--seeds", default="0:50", help="first:end, or one seed")

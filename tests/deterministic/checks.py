@@ -6,11 +6,10 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from fl_tasks import load_task
-
 from fl_ops.simulate.federation import Federation
 from fl_ops.simulate.replay import Replay, config_of, find_run
 from fl_server.store.database.store import SqlStore
+from fl_tasks import load_task
 from tests.deterministic import daemon
 
 if TYPE_CHECKING:

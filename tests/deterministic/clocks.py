@@ -28,8 +28,15 @@ def _sleep(seconds: float) -> None:
 
 _SLEEP = time.sleep
 
-if early := sorted(name for name in sys.modules if name.partition(".")[0] in ("fl_server", "fl_client")):
-    raise RuntimeError(f"expected a process of its own for the simulation, got one with {early[0]} loaded already")
+_EARLY = sorted(name for name in sys.modules if name.partition(".")[0] in ("fl_server", "fl_client"))
+
+
+def require_first() -> None:
+    """Raise RuntimeError in a process that loaded the product before."""
+    if _EARLY:
+        raise RuntimeError(f"expected `python -m tests.deterministic`, got a process with {_EARLY[0]} loaded already")
+
+
 for _name in _REAL:
     setattr(time, _name, _clock(_name))
 time.sleep = _sleep

@@ -15,7 +15,7 @@ import secrets
 import sqlite3
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 from unittest import mock
@@ -39,6 +39,7 @@ Watch = Callable[[Process, str], Directive]
 
 _OS = ("pwrite", "ftruncate", "posix_fallocate", "rename", "replace", "unlink", "remove", "mkdir", "rmdir", "fsync",
        "link")  # fmt: skip
+_OPENERS: tuple[tuple[Any, str], ...] = ((io, "open"), (builtins, "open"), (os, "fdopen"))
 _NEVER_FULL = frozenset({"unlink", "remove", "rmdir", "ftruncate"})
 """Calls that need no room."""
 _BUFFER = 1 << 16
@@ -205,17 +206,18 @@ def installed(effects: Effects, loop: VirtualLoop, seed: int) -> Iterator[None]:
         return loop.time() + (process.epoch if process else 0.0)
 
     clocks = {"time": wall, "monotonic": lambda: loop.time() + 1000.0, "perf_counter": loop.time}
-    with (
-        mock.patch.dict(VIRTUAL, clocks),
-        mock.patch.multiple(os, **{name: _calling(effects, name, getattr(os, name)) for name in _OS}),
-        mock.patch.object(io, "open", _opening(effects, io.open)),
-        mock.patch.object(builtins, "open", _opening(effects, builtins.open)),
-        mock.patch.object(os, "fdopen", _opening(effects, os.fdopen)),
-        mock.patch.object(bundle_files, "save_file", _saving(effects, safetensors.torch.save_file)),
-        mock.patch.object(secrets, "token_hex", lambda count=16: draw.randbytes(count).hex()),
-        mock.patch.object(uuid, "uuid4", lambda: uuid.UUID(int=draw.getrandbits(128), version=4)),
-    ):
-        state = random.getstate()
+    changed: list[tuple[Any, str, Any]] = [
+        *((os, name, _calling(effects, name, getattr(os, name))) for name in _OS),
+        *((module, name, _opening(effects, getattr(module, name))) for module, name in _OPENERS),
+        (bundle_files, "save_file", _saving(effects, safetensors.torch.save_file)),
+        (secrets, "token_hex", lambda count=16: draw.randbytes(count).hex()),
+        (uuid, "uuid4", lambda: uuid.UUID(int=draw.getrandbits(128), version=4)),
+    ]
+    state = random.getstate()
+    with ExitStack() as patches:
+        patches.enter_context(mock.patch.dict(VIRTUAL, clocks))
+        for owner, name, replacement in changed:
+            patches.enter_context(mock.patch.object(owner, name, replacement))
         random.seed(f"jitter {seed}")
         try:
             yield

@@ -23,7 +23,7 @@ from fl_server.errors import InvalidInput, ServerError
 from fl_server.run_spec import from_values
 from fl_server.runs.run import Run
 from fl_server.store.errors import StoreError
-from tests.deterministic import coordinator, daemon
+from tests.deterministic import clocks, coordinator, daemon
 from tests.deterministic.checks import check, files_left
 from tests.deterministic.coordinator import TASK, CoordinatorProcess
 from tests.deterministic.effects import Directive, Effects, installed
@@ -415,6 +415,7 @@ class Result:
 
 def live(plan: Plan) -> Result:
     """Live the life of a plan, and check it."""
+    clocks.require_first()
     torch.set_num_threads(1)
     hook, before = sys.unraisablehook, structlog.get_config()
     sys.unraisablehook = lambda _: None  # of coroutines of dead processes, which are collected half way

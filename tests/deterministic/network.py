@@ -1,4 +1,4 @@
-"""A network in place of gRPC: calls of one process reach another as encoded messages, and may be lost, late or repeated.
+"""A network in place of gRPC: calls reach another process as encoded messages, and may be lost, late or repeated.
 
 The daemon's side is a channel with the calls of `grpc.aio`. The coordinator's side calls the product's own handlers
 behind its interceptor, so that every error becomes the status that a real client gets.
@@ -265,42 +265,45 @@ class Context:
         raise grpc.aio.AbortError
 
 
-async def _handle(call: Call, server: Server) -> None:
-    """Run the product's handler for a call."""
-    handler, context = server.handlers[call.method], Context(call)
-
-    async def requests() -> AsyncIterator[Any]:
-        while True:
-            message = await call.requests.get()
-            call.up_room.release()
-            if message is None:
-                raise asyncio.CancelledError
-            if message is grpc.aio.EOF:
-                return
-            yield message if handler.request_deserializer is None else handler.request_deserializer(message)
-
-    serialize = handler.response_serializer or (lambda message: message)
-    try:
-        if handler.response_streaming:
-            async for response in handler.stream_stream(requests(), context):
-                await call.room.acquire()
-                call.answer(serialize(response))
-            call.later("down", call.finish)
+async def _requests(call: Call, deserialize: Callable[[bytes], Any] | None) -> AsyncIterator[Any]:
+    """The messages of a call's request, as its handler gets them."""
+    while True:
+        message = await call.requests.get()
+        call.up_room.release()
+        if message is None:
+            raise asyncio.CancelledError
+        if message is grpc.aio.EOF:
             return
-        answer = await handler.stream_unary(requests(), context)
+        yield message if deserialize is None else deserialize(message)
+
+
+async def _respond(call: Call, server: Server) -> None:
+    """Run the product's handler for a call, and send what it answers."""
+    handler, context = server.handlers[call.method], Context(call)
+    requests = _requests(call, handler.request_deserializer)
+    serialize = handler.response_serializer or (lambda message: message)
+    if handler.response_streaming:
+        async for response in handler.stream_stream(requests, context):
+            await call.room.acquire()
+            call.answer(serialize(response))
+    else:
+        answer = await handler.stream_unary(requests, context)
         call.network.answered(call.client, answer)
-        response = serialize(answer)
         if call.trouble.loses_answer:
             call.fail_later("the connection was lost")
             return
-        call.answer(response)
-        call.later("down", call.finish)
+        call.answer(serialize(answer))
+    call.later("down", call.finish)
+
+
+async def _handle(call: Call, server: Server) -> None:
+    """Serve a call. An error of it reaches the client as grpc would send it."""
+    try:
+        await _respond(call, server)
     except grpc.aio.AbortError:
         pass
     except asyncio.CancelledError:
         call.fail_later("the server cancelled the call")
-        raise
-    except Killed:
         raise
     except Exception as failure:  # noqa: BLE001 - as grpc does for an error of a deserializer
         call.later("down", call.fail, repr(failure), grpc.StatusCode.UNKNOWN)
@@ -329,7 +332,7 @@ class Channel:
         self.calls.clear()
 
     def unary_unary(self, method: str, serialize: Any, _: Any) -> Callable[..., Awaitable[bytes]]:
-        async def call(request: Any, timeout: float | None = None) -> bytes:
+        async def call(request: Any, timeout: float | None = None) -> bytes:  # noqa: ASYNC109 - as in grpc.aio
             made = self._call(method)
             made.sent = [serialize(request)]
             made.begin()

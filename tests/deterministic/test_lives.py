@@ -19,5 +19,5 @@ def simulated(*arguments: str) -> str:
 
 
 def test_lives_of_the_whole_system_keep_every_promise() -> None:
-    """Coordinator and daemons complete a run among kills, cuts, full disks, lies and operators, with the replay's bits."""
+    """Each run is completed among kills, cuts, full disks, lies and operators, with the bits of its replay."""
     assert "20 lives of depth 2" in simulated("--depth", "2", "--seeds", "13:33")
