@@ -60,8 +60,12 @@ class RunActions:
         """End the run. The round under way is abandoned, unless its model is already being computed."""
         _require(run, "stopping", "running", "waiting", "paused")
         reason = one_line(reason) or "an operator stopped it"
-        stop = ev.EndRequested("stopped", reason)
-        await run.in_turn(lambda: run.take_request(stop, _why(run, actor, "run_stop_requested", reason)))
+
+        async def stop() -> None:
+            why = _why(run, actor, "run_stop_requested", reason)
+            await run.take_request(ev.EndRequested("stopped", reason), why, replace(run.record, stopping=reason))
+
+        await run.in_turn(stop)
         await run.wait_until_ended(_STOP_S)
 
     async def extend(self, run: Run, rounds: int, wall_time_s: float, actor: str) -> None:
@@ -97,7 +101,7 @@ class RunActions:
             if ended:
                 run.model.reconfigure(change.config)
             spec = run.config.model_dump(exclude_none=True)
-            run.record = replace(record, spec=spec, extended_at=run.state.round, load_failure="")
+            run.record = replace(record, spec=spec, extended_at=run.state.round, load_failure="", stopping="")
             if ended and run.context.keeps_client_state:
                 lost = "the run was over, so its clients' states are gone"
                 await run.take_request(ev.StatesLost(lost), _why(run, actor, "run_reopened"))

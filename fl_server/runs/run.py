@@ -201,6 +201,7 @@ class Run:
             await ledger.do(store.add_history, why)
         else:
             await ledger.do(store.update_run, record, why)
+            self.record = record
         log.info(why.event, run=self.id, actor=why.actor, detail=why.detail)
         if not await self.take(event):
             raise RunBroke(self.id, self.end_reason)

@@ -38,6 +38,8 @@ class RunRecord:
     bytes_down: int = 0
     """Tensor bytes since it was created, up to the last write; 0 in records of older versions."""
     bytes_up: int = 0
+    stopping: str = ""
+    """Why an operator stops it; empty if none does. It may still commit the model that it computes."""
     load_failure: str = ""
     """Why no start of a coordinator loads it: its code failed then. An operator who continues it has it loaded. Empty
     for all other runs."""

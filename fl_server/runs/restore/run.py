@@ -82,6 +82,13 @@ async def _continue(run: Run) -> None:
     if run.state.phase is Phase.COLLECTING:
         await resume_deadline(run)
     run.post(ev.RoundRestored())
+    if run.record.stopping:
+        run.post(ev.EndRequested("stopped", run.record.stopping))
+    for client in sorted(run.state.members):
+        if (known := context.fleet.known(client)) is None or known.banned:
+            # It was removed while a step was computed, after which the states were to restart.
+            why = f"{client} was {'forgotten' if known is None else 'banned'}, and with it its state"
+            run.post(ev.StatesLost(why, run.state.state_epoch))
     if context.algorithm.needs_population and run.model.states_have_wrong_weights:
         why = 'an older version made them with weights by examples, against objective = "uniform"'
         run.post(ev.StatesLost(why, run.state.state_epoch))

@@ -120,6 +120,7 @@ runs = Table(
     _number("extended_at"),
     Column("bytes_down", BigInteger, nullable=False),
     Column("bytes_up", BigInteger, nullable=False),
+    _text("stopping"),
     _text("load_failure"),
 )
 

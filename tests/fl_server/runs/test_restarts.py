@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fl_server.coordinator import run_actions
 from fl_server.rounds.state import Phase
 from fl_server.rpc.views import run_status
+from fl_server.runs.run import Run
 from tests.fl_server.devices import Device
 from tests.fl_server.harness import Journal, World, until
 from tests.fl_server.killed_runs import NAMES, Undisturbed, complete_run, run_with_kill
@@ -109,7 +112,13 @@ async def test_an_interrupted_end_is_finished_at_the_next_start(tmp_path: Path) 
             await device.connect(world)
         run = await world.create()
         await devices[0].contribute(world, await devices[0].assigned())
-        world.journal.dies_at = "update_run"
+        save = run.run_status.save
+
+        async def killed_in_save(event: str = "") -> None:
+            world.journal.dies_at = "update_run"
+            await save(event)
+
+        run.run_status.save = killed_in_save  # type: ignore[method-assign]
         stopping = world.spawn(world.coordinator.actions.stop(run, "", "admin"))
         await until(lambda: world.journal.dead, "the coordinator is killed")
         await asyncio.gather(stopping, return_exceptions=True)
@@ -136,3 +145,30 @@ async def test_a_paused_run_is_paused_after_a_restart(tmp_path: Path) -> None:
         await until(lambda: run.log.rounds == 1, "the open round is committed")
         await until(lambda: run.state.phase is Phase.SELECTING, "it is between two rounds")
         assert (run.status, run.state.drawn) == ("paused", frozenset())
+
+
+async def test_a_stop_during_the_step_is_kept_over_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator was answered: the next coordinator ends the run too, in place of another round."""
+    devices = [Device(name) for name in NAMES]
+    monkeypatch.setattr(run_actions, "_STOP_S", 0.0)
+    async with World(tmp_path) as world:
+        for device in devices:
+            await device.connect(world)
+        run = await world.create(stop={"rounds": 50})
+        spawn = run.tasks.spawn
+        monkeypatch.setattr(run.tasks, "spawn", lambda work: spawn(_stops(world, run, work)))
+        await until(lambda: world.journal.dead, "the coordinator is killed")
+    async with World(tmp_path) as world:
+        assert world.store.runs()[0].stopping == "enough"
+        run = await world.ended()
+        assert (run.status, run.record.reason) == ("stopped", "enough")
+
+
+async def _stops(world: World, run: Run, work: Coroutine[Any, Any, None]) -> None:
+    """Work of a run; the operator stops it during the step, and the coordinator is killed then."""
+    if run.state.phase is not Phase.STEPPING or world.journal.dead:
+        await work
+        return
+    await world.coordinator.actions.stop(run, "enough", "admin")
+    world.journal.dead = True
+    work.close()
