@@ -36,7 +36,9 @@ MEMORY_GOAL, LAG_GOAL_MS = 2.5, 50.0
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="The cost of a round of a large model.", parents=[_parser()])
-    case = parser.parse_args(arguments, namespace=argparse.Namespace(algorithm="fedavg", tls=False, ahead_mib=1))
+    case = parser.parse_args(
+        arguments, namespace=argparse.Namespace(algorithm="fedavg", averaging="none", tls=False, ahead_mib=1)
+    )
     with tempfile.TemporaryDirectory(prefix="large-model-") as folder, Processes(Path(folder)) as processes:
         watch = Watch()
         found = round_overhead.measure(case, Deployment(Path(folder), processes, tls=False), watch.during)

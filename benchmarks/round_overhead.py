@@ -51,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tensors", type=int, default=62)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--algorithm", choices=("fedavg", "fedcm"), default="fedavg")
+    parser.add_argument("--averaging", choices=("none", "ema", "window"), default="none")
     parser.add_argument("--tls", action="store_true", help="mTLS instead of plain text")
     parser.add_argument("--ahead-mib", type=float, default=1.0, help="the coordinator's transfers.ahead_mib")
     parser.add_argument("--no-floors", dest="floors", action="store_false", help="do not measure the lower bounds")
@@ -78,6 +79,7 @@ def measure(case: argparse.Namespace, deployment: Deployment, during: DuringRoun
         "params": case.params,
         "tensors": case.tensors,
         "algorithm": case.algorithm,
+        "averaging": case.averaging,
         "tls": case.tls,
         "ahead_mib": case.ahead_mib,
         "round_s": [round(each, 4) for each in seconds],
@@ -118,6 +120,10 @@ def _spec(case: argparse.Namespace) -> admin_pb2.RunSpec:
     spec.round.clients_per_round = spec.round.min_clients = case.clients
     spec.stop.rounds = case.rounds
     spec.evaluation.every = 0
+    if case.averaging != "none":
+        spec.averaging.method = case.averaging
+        key, value = {"ema": ("decay", 0.95), "window": ("window", 4)}[case.averaging]
+        setattr(spec.averaging, key, value)
     return spec
 
 
