@@ -86,7 +86,7 @@ def commits(run_id: str, rounds: int, digest: str) -> Iterator[CommitRecord]:
             run_id=run_id, round=round_, committed_at=CREATED + round_, seconds=3.21, attempts=1, accepted=10,
             dropped=0, training_loss=1.0 / (round_ + 1), bytes_down=44_700_000, bytes_up=44_700_000,
             model_digest=digest, metrics={"accuracy": 1 - 1 / (round_ + 2), "loss": 1 / (round_ + 2)},
-            account=statistics.to_text(),
+            statistics=statistics.to_text(),
         )  # fmt: skip
 
 
