@@ -26,9 +26,9 @@ from benchmarks.deployment import TASK, Deployment, Server, cpu_s, resident_mb
 from fl_ops.demo.processes import Processes
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import complete
+from fl_server.run.committed.statistics import RoundStatistics
 from fl_server.run_config import RunConfig
 from fl_server.run_spec import from_values
-from fl_server.runs.committed.statistics import RoundStatistics
 from fl_server.store.checkpoints import Checkpoints
 from fl_server.store.database.opening import open_ledger
 from fl_server.store.protocol import Store

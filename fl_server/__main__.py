@@ -78,8 +78,8 @@ def _serve(config: ServerConfig) -> int:
     from fl_common.settings import SettingsError
     from fl_server.aggregation.outside_task.forking import ForkServer, default_memory
     from fl_server.app import serve
-    from fl_server.coordinator.task_loading import outside_tasks
     from fl_server.logs import set_up_logs
+    from fl_server.runs.loading import outside_tasks
     from fl_server.store.errors import StoreError
 
     # The quarter of a million objects so far live as long as the process. Without this, each full garbage collection

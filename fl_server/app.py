@@ -23,10 +23,9 @@ from fl_server.aggregation.evaluation_slots import EvaluationSlots
 from fl_server.aggregation.outside_task.forking import ForkServer
 from fl_server.aggregation.outside_task.remote_task import TaskProcesses
 from fl_server.audit.log import AuditLog
+from fl_server.clients.denials import Denials
 from fl_server.clients.fleet import Fleet
 from fl_server.config import ServerConfig
-from fl_server.coordinator.coordinator import Coordinator
-from fl_server.coordinator.denials import Denials
 from fl_server.enrollment.authority import Authority
 from fl_server.enrollment.issuing import Checks, Issuer
 from fl_server.enrollment.revocations import Revocations
@@ -44,6 +43,7 @@ from fl_server.rpc.limits.open_files import Connections, allow_open_files
 from fl_server.rpc.listening import Callers, Listeners
 from fl_server.rpc.tls import Certificates
 from fl_server.rpc.web.serving import WebPage
+from fl_server.runs.coordinator import Coordinator
 from fl_server.services import Services
 from fl_server.shutdown import end_in_time, listen_to_signals
 from fl_server.store.checkpoints import Checkpoints

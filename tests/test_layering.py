@@ -40,9 +40,9 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "__main__",
         "app",
         "rpc",
-        "coordinator",
-        "uploads",
         "runs",
+        "uploads",
+        "run",
         "admission",
         "services",
         "outside_calls",
@@ -159,14 +159,14 @@ IMPORT_BY_NAME = {
 LOAD_TASKS = {
     "fl_client.training.data",
     "fl_server.aggregation.outside_task.child",
-    "fl_server.coordinator.task_loading",
+    "fl_server.runs.loading",
     "fl_tasks",
 }
 """Modules of the coordinator and the daemon that load a task by its name."""
 
 LOAD_METHODS = {
     "fl_client.training.methods",
-    "fl_server.coordinator.method_loading",
+    "fl_server.runs.loading",
     "fl_extensions.methods",
     "fl_extensions.optimizers",
 }

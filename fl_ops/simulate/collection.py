@@ -10,7 +10,7 @@ from fl_ops.simulate.system.simulated_time import SimulatedTime
 from fl_ops.simulate.updates import Contribution, NotDelivered
 from fl_server.rounds.sampling import tickets
 from fl_server.rounds.state import RoundState
-from fl_server.runs.assignments.messages import RoundPosition
+from fl_server.run.assignment import RoundPosition
 
 Result = Contribution | NotDelivered
 

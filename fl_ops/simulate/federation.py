@@ -40,9 +40,9 @@ from fl_server.aggregation.snapshot import Snapshot
 from fl_server.rounds.client_metrics import ClientMetrics, with_own
 from fl_server.rounds.directions import as_averaged
 from fl_server.rounds.sampling import training_seed
+from fl_server.run.assignment import RoundPosition, RoundWork, common_assignment
+from fl_server.run.evaluation.criterion import check_metric, directions_of, needs_metric, with_direction
 from fl_server.run_config import RunConfig
-from fl_server.runs.assignments.messages import RoundPosition, RoundWork, common_assignment
-from fl_server.runs.evaluation.criterion import check_metric, directions_of, needs_metric, with_direction
 from fl_tasks import Task
 from fl_tasks.metrics import declared_directions
 from fl_tasks.summed_metrics import PlainSum, without_personal

@@ -24,9 +24,9 @@ from fl_ops.simulate.seeds import as_usage_errors, interruptible
 from fl_ops.simulate.settings import SimulationConfig, read_simulation
 from fl_ops.simulate.updates import NotDelivered
 from fl_server.aggregation.server_update import Diverged
+from fl_server.run.assignment import RoundPosition
 from fl_server.run_config import RunConfig
 from fl_server.run_spec import from_stored
-from fl_server.runs.assignments.messages import RoundPosition
 from fl_server.store.checkpoints import start_file
 from fl_server.store.database.opening import LEDGER, open_postgres_read_only, open_sqlite_read_only
 from fl_server.store.errors import StoreError

@@ -31,8 +31,7 @@ from fl_server.rounds.events import (
     WorkFailed,
 )
 from fl_server.rounds.failing import same_failure, training_diverges
-from fl_server.rounds.over_selection import adapted
-from fl_server.rounds.sampling import by_id
+from fl_server.rounds.sampling import adapted, by_id
 from fl_server.rounds.selecting import cancel, draw_replacements, lost_states, restart_round, select
 from fl_server.rounds.state import ByClient, Failed, Lost, Phase, Refused, Result, RoundState, UnexpectedEvent
 

@@ -10,9 +10,8 @@ from typing import Any
 
 import grpc.aio
 
+from fl_server.clients.denials import Denials
 from fl_server.clients.operator_actions import OperatorActions
-from fl_server.coordinator.coordinator import Coordinator
-from fl_server.coordinator.denials import Denials
 from fl_server.errors import InvalidInput, NotConfigured
 from fl_server.identity import ANYBODY, actor, caller
 from fl_server.rpc.access.floors import with_floor
@@ -29,9 +28,10 @@ from fl_server.rpc.initial_models import InitialModels
 from fl_server.rpc.lists import Lists
 from fl_server.rpc.model_exports import ModelExports
 from fl_server.rpc.views import client_status, not_loaded_status, round_summary, run_status, timestamp
+from fl_server.run.progress import Progress
+from fl_server.run.run import Run
 from fl_server.run_spec import from_spec
-from fl_server.runs.progress import Progress
-from fl_server.runs.run import Run
+from fl_server.runs.coordinator import Coordinator
 from fl_server.services import Services
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1 import admin_pb2_grpc

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from fl_server.clients.contested_identities import Contest
 from fl_server.clients.fleet import Fleet
 from fl_server.clients.sessions import Origin
-from fl_server.coordinator.coordinator import Coordinator
 from fl_server.errors import NoSuchRun
 from fl_server.rpc.views import client_status, history_entry, timestamp
+from fl_server.runs.coordinator import Coordinator
 from fl_server.store.records import ClientRecord, HistoryRecord
 from protos.fl.v1 import admin_pb2 as pb
 

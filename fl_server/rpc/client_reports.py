@@ -12,12 +12,12 @@ import structlog
 from fl_server.audit.record import AuditRecord
 from fl_server.clients.eligibility import Work
 from fl_server.clients.registration_request import check_availability
-from fl_server.coordinator.coordinator import Coordinator
 from fl_server.errors import InvalidInput, NoSuchRun
 from fl_server.identity import address
-from fl_server.runs.client_states.lost_states import InvalidLossReport
-from fl_server.runs.failures import MAX_NOTE, Reason
-from fl_server.runs.run import Run
+from fl_server.run.client_states.lost_states import InvalidLossReport
+from fl_server.run.failures import MAX_NOTE, Reason
+from fl_server.run.run import Run
+from fl_server.runs.coordinator import Coordinator
 from fl_server.services import Services
 from fl_server.store.errors import StoreFull
 from protos.fl.v1 import coordinator_pb2 as pb

@@ -13,11 +13,11 @@ from io import FileIO
 from pathlib import Path
 
 from fl_common.names import check_id
-from fl_server.coordinator.run_creation import unusable
 from fl_server.errors import InvalidInput, NotNow, ServerError
 from fl_server.identity import caller
 from fl_server.rpc.access.owners import OwnedRuns
 from fl_server.rpc.model_exports import ModelExports
+from fl_server.runs.creation import unusable
 from fl_server.services import Services
 from fl_server.store.uploaded_models import Upload, WrongBytes, is_safetensors
 from fl_server.uploads.chunk_stream import StallTimeout

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from heapq import nsmallest
 
-from fl_server.coordinator.not_loaded import NotLoaded
 from fl_server.errors import InvalidInput
 from fl_server.rpc.access.owners import OwnedRuns
 from fl_server.rpc.pages import MOST_ENTRIES, PAGE_BYTES, Cursor, Entries, Page, Position
@@ -18,8 +17,9 @@ from fl_server.rpc.views import (
     runs_listed,
     shorten,
 )
-from fl_server.runs.committed.lookup import committed_round
-from fl_server.runs.run import Run
+from fl_server.run.committed.lookup import committed_round
+from fl_server.run.run import Run
+from fl_server.runs.table import NotLoaded
 from fl_server.services import Services
 from protos.fl.v1 import admin_pb2 as pb
 

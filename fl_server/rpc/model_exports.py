@@ -10,13 +10,13 @@ from collections.abc import AsyncGenerator
 from functools import partial
 from io import FileIO
 
-from fl_server.coordinator.coordinator import Coordinator
 from fl_server.errors import InvalidInput, NoSuchModel
 from fl_server.identity import actor
 from fl_server.rpc.access.floors import check_export
 from fl_server.rpc.views import round_summary
-from fl_server.runs.committed.lookup import committed_round
-from fl_server.runs.run import Run
+from fl_server.run.committed.lookup import committed_round
+from fl_server.run.run import Run
+from fl_server.runs.coordinator import Coordinator
 from fl_server.services import Services
 from fl_server.store.checkpoints import AVERAGED, COMMITTED, INITIAL
 from fl_server.store.errors import NoCheckpoint

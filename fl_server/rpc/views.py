@@ -10,15 +10,15 @@ import structlog
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from fl_server.clients.fleet import Fleet
-from fl_server.coordinator.not_loaded import NotLoaded
 from fl_server.errors import one_line
 from fl_server.rounds.sampling import by_id
 from fl_server.rounds.state import Phase
+from fl_server.run.committed.shares import Share
+from fl_server.run.committed.statistics import RoundStatistics
+from fl_server.run.run import Run
+from fl_server.run.status.waiting import awaited, lacking, policy_refusals, why_waiting
 from fl_server.run_spec import to_spec
-from fl_server.runs.committed.shares import Share
-from fl_server.runs.committed.statistics import RoundStatistics
-from fl_server.runs.run import Run
-from fl_server.runs.status.waiting import awaited, lacking, policy_refusals, why_waiting
+from fl_server.runs.table import NotLoaded
 from fl_server.store.records import (
     ClientEvaluation,
     ClientRecord,

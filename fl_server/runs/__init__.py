@@ -1,8 +1,5 @@
-"""The life of a run: its event loop, the commands of its rounds, restarts, evaluations and its records of progress.
+"""All runs of one coordinator, and the operators' and the fleet's calls on them.
 
-Below the run stand `context.py` (what never changes in a run) and `control.py` (what its parts may ask of it); the
-parts take these two, and `run.py` puts them together. `tasks.py`, `eligible.py` and `status/current.py` are below
-`control.py`: the parts reach them through it. Decisions about rounds belong to `fl_server.rounds`, arithmetic
-to `fl_server.aggregation`; calls of clients and operators enter through `fl_server.uploads`, `fl_server.coordinator`
-and `fl_server.rpc`.
+Enters here: creating, restoring, finding and changing runs, loading their tasks, and passing on what happens to
+clients. How a single run works belongs to `fl_server.run`, messages of the wire to `fl_server.rpc`.
 """

@@ -145,7 +145,7 @@ class CommitRecord:
     clients_seconds_left: float | None = None
     """Until its evaluation by clients ends, up to the last write; None before the first write."""
     statistics: str = ""
-    """Statistics of the round, as text that `fl_server.runs` writes."""
+    """Statistics of the round, as text that `fl_server.run` writes."""
     epochs: Sequence[Mapping[str, float]] = ()
     """Means over its updates' examples of what clients measured in each local epoch, by name; empty for none."""
     norms: str = ""
@@ -167,7 +167,7 @@ class TotalsRecord:
     rounds: int
     """The rounds 0 to this number - 1 are in it."""
     content: str
-    """Text that `fl_server.runs` writes."""
+    """Text that `fl_server.run` writes."""
 
 
 @dataclass(frozen=True, slots=True)

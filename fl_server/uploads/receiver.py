@@ -17,7 +17,7 @@ from fl_server.admission.gate import AdmissionGate, UpdateRefused, WrongDigest
 from fl_server.clients.transfer_limits import Excess
 from fl_server.clients.transfers import Transfer
 from fl_server.errors import Forbidden, NotNow, UploadBroken
-from fl_server.runs.run import Run
+from fl_server.run.run import Run
 from fl_server.services import Services
 from fl_server.store.errors import StoreError, StoreFull
 from fl_server.store.spool.part_file import PartFile

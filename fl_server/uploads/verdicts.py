@@ -15,7 +15,7 @@ import structlog
 
 from fl_server.admission.epochs import epochs_of
 from fl_server.admission.gate import UpdateRefused
-from fl_server.runs.run import Run
+from fl_server.run.run import Run
 from fl_server.services import Services
 from fl_server.store.records import UpdateRecord
 from protos.codec import digest_message

@@ -50,7 +50,7 @@ EVERY_ROUND = (
     # The complete files have a temporary name and get their final one.
     Write("checkpoint's rename", f"{CHECKPOINTS}:_put_in_place"),
     Write("commit", f"{STORE}.commit"),
-    Write("outcomes", "fl_server.runs.commands:send_outcomes"),
+    Write("outcomes", "fl_server.run.effects:send_outcomes"),
     Write("spool's removal", f"{SPOOL}.remove_round"),
     Write("old checkpoint's removal", f"{CHECKPOINTS}:Checkpoints.prune"),
     Write("metrics", f"{STORE}.set_metrics"),

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from fl_server.__main__ import main
-from fl_server.runs import submissions
+from fl_server.run import submissions
 from tests.chaos.points import KillPoints, order_path
 
 if __name__ == "__main__":

@@ -15,13 +15,13 @@ from fl_server.audit.log import AuditLog
 from fl_server.clients.fleet import Fleet
 from fl_server.clients.operator_actions import OperatorActions
 from fl_server.config import ServerConfig
-from fl_server.coordinator.coordinator import Coordinator
 from fl_server.enrollment.revocations import Revocations
 from fl_server.metrics import Metrics
 from fl_server.outside_calls import OutsideCalls
 from fl_server.rpc import service
 from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
 from fl_server.rpc.limits.open_calls import CallLimits
+from fl_server.runs.coordinator import Coordinator
 from fl_server.services import Services
 from fl_server.store import checkpoints, ledger
 from fl_server.store.checkpoints import Checkpoints

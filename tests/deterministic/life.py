@@ -20,8 +20,8 @@ import structlog
 import torch
 
 from fl_server.errors import InvalidInput, ServerError
+from fl_server.run.run import Run
 from fl_server.run_spec import from_values
-from fl_server.runs.run import Run
 from fl_server.store.errors import StoreError
 from tests.deterministic import clocks, coordinator, daemon
 from tests.deterministic.checks import check, files_left

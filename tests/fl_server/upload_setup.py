@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import pytest
 
-from fl_server.runs.run import Run
+from fl_server.run.run import Run
 from fl_server.store.records import UpdateRecord
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import Receipt, UpdateHeader

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from fl_common import units
 from fl_ops.render.runs.criterion import criterion_of
-from fl_server.rounds.target import Reached, rounds_to_target
+from fl_server.rounds.stop_rules import Reached, rounds_to_target
 from protos.fl.v1 import admin_pb2
 
 

@@ -7,12 +7,12 @@ is the same as for an id that never existed.
 
 from __future__ import annotations
 
-from fl_server.coordinator.coordinator import Coordinator
-from fl_server.coordinator.not_loaded import NotLoaded
 from fl_server.errors import Forbidden, NoSuchRun
 from fl_server.identity import ANYBODY, Identity, caller
+from fl_server.run.run import Run
 from fl_server.run_config import RunConfig
-from fl_server.runs.run import Run
+from fl_server.runs.coordinator import Coordinator
+from fl_server.runs.table import NotLoaded
 from fl_server.store.records import HistoryRecord
 
 HIDDEN = "-"

@@ -9,14 +9,14 @@ from heapq import nlargest
 from fl_common.program import impetus_version
 from fl_server.clients.fleet import Fleet
 from fl_server.clients.roster import Presence
-from fl_server.coordinator.not_loaded import NotLoaded
 from fl_server.errors import InvalidInput
 from fl_server.rounds.state import Phase
 from fl_server.rpc.access.owners import OwnedRuns
 from fl_server.rpc.browsing.clients import SEARCH_CHARS
 from fl_server.rpc.pages import Cursor, Entries, Position
 from fl_server.rpc.views import run_reason, timestamp
-from fl_server.runs.run import Run
+from fl_server.run.run import Run
+from fl_server.runs.table import NotLoaded
 from fl_server.services import Services
 from protos.fl.v1 import admin_pb2 as pb
 

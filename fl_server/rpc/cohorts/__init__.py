@@ -1,13 +1,13 @@
 """ListCohort: the clients of a round under way as messages, page by page.
 
-What a client's phase is belongs to `fl_server.runs.status`; here it becomes messages of admin.proto.
+What a client's phase is belongs to `fl_server.run.status`; here it becomes messages of admin.proto.
 """
 
 from __future__ import annotations
 
 from fl_server.rpc.pages import MOST_ENTRIES, Cursor, Entries, Position
-from fl_server.runs.run import Run
-from fl_server.runs.status.cohort import HasAll, Member, by_phase, drawn, members
+from fl_server.run.run import Run
+from fl_server.run.status.cohort import HasAll, Member, by_phase, drawn, members
 from protos.digests import digest_bytes
 from protos.fl.v1 import admin_pb2 as pb
 

@@ -9,7 +9,6 @@ import grpc.aio
 
 from fl_common.settings import SettingsError
 from fl_server.config import ServerConfig
-from fl_server.coordinator.coordinator import Coordinator
 from fl_server.rpc.access.method_roles import METHOD_ROLES, WEB_METHODS
 from fl_server.rpc.admin import AdminService
 from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
@@ -17,6 +16,7 @@ from fl_server.rpc.limits.listeners import WEB_CALLS, web_options
 from fl_server.rpc.limits.open_calls import CallLimits
 from fl_server.rpc.tls import Certificates
 from fl_server.rpc.web.logins import WebLoginService
+from fl_server.runs.coordinator import Coordinator
 from fl_server.services import Services
 from fl_server.web.certificate import PageCertificate
 from fl_server.web.process import WebProcess

@@ -10,7 +10,7 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from fl_server.rpc.views import client_status, run_status
-from fl_server.runs import commands
+from fl_server.run import effects
 from protos.fl.v1 import coordinator_pb2 as pb
 from tests.fl_server.devices import NO_CONTEXT, Device
 from tests.fl_server.harness import World, until
@@ -100,7 +100,7 @@ async def test_a_client_that_abandoned_is_drawn_again_once_available(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No other client is present: the round waits for it, without a new registration and without the usual retry."""
-    monkeypatch.setattr(commands, "RETRY_S", 3600.0)
+    monkeypatch.setattr(effects, "RETRY_S", 3600.0)
     devices = {name: await Device(name, works=False).connect(world) for name in "ab"}
     run = await world.create(**BOTH)
     await report_availability(world, devices["a"], ON_BATTERY, await devices["a"].assigned())

@@ -42,8 +42,7 @@ from fl_server.rounds.events import (
     UpdateAdmitted,
 )
 from fl_server.rounds.machine import RULES, advance
-from fl_server.rounds.over_selection import bounds
-from fl_server.rounds.sampling import by_id
+from fl_server.rounds.sampling import bounds, by_id
 from fl_server.rounds.state import Phase, RoundPolicy, RoundState, UnexpectedEvent
 
 CLIENTS = ("a", "B", "c", "é", "z", "10")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_server.rounds.over_selection import HIGHEST, LOWEST, WEIGHT, adapted, bounds
+from fl_server.rounds.sampling import HIGHEST, LOWEST, WEIGHT, adapted, bounds
 
 
 def after(rounds: int, in_time: int, dropped: int, start: float = 1.3) -> float:

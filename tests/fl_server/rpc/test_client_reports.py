@@ -11,7 +11,7 @@ import pytest
 
 from fl_server.errors import InvalidInput
 from fl_server.rpc.views import client_status
-from fl_server.runs import commands
+from fl_server.run import effects
 from fl_server.store.errors import StoreFull
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import Assignment, ExchangeKey
@@ -165,7 +165,7 @@ async def test_a_counted_update_resets_the_failures(tmp_path: Path) -> None:
 
 async def test_repeated_abandoning_does_not_renew_the_deadline(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one round a client gets work three times that it abandons; then it must wait for the retry."""
-    monkeypatch.setattr(commands, "RETRY_S", 3600.0)
+    monkeypatch.setattr(effects, "RETRY_S", 3600.0)
     a, b = await Device("a", works=False).connect(world), await Device("b").connect(world)
     run = await world.create(round={"clients_per_round": 2, "quorum": 2}, stop={"rounds": 1})
     for times in range(1, 6):

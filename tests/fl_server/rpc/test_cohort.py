@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fl_server.rpc.cohorts import cohort_page
-from fl_server.runs.run import Run
+from fl_server.run.run import Run
 from protos.fl.v1 import admin_pb2
 from tests.fl_server.devices import NO_CONTEXT, Device
 from tests.fl_server.harness import World, until

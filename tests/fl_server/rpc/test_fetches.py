@@ -11,7 +11,7 @@ import pytest
 
 from fl_server.aggregation.sending.broadcast import RECENT, Broadcast
 from fl_server.errors import Forbidden, InvalidInput, NoSuchResource, UnknownSessionError
-from fl_server.runs.run import Run
+from fl_server.run.run import Run
 from protos.fl.v1 import coordinator_pb2 as pb
 from tests.fl_server.devices import NO_CONTEXT, Device
 from tests.fl_server.harness import TASK, World, until

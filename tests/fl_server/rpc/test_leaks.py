@@ -10,8 +10,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from fl_server.metrics import Metrics, per_run
-from fl_server.runs import deadline
-from fl_server.runs.run import Run
+from fl_server.run import deadline
+from fl_server.run.run import Run
 from tests.fl_server.devices import Device
 from tests.fl_server.harness import World, until
 

@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 from blake3 import blake3
 
-from fl_server.runs.run import Run
+from fl_server.run.run import Run
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1 import admin_pb2_grpc
 from tests.fl_server.admin_stack import admin_channel

@@ -1,16 +1,17 @@
-"""A run that nothing disturbs, to compare with."""
+"""A coordinator without clients."""
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
-from tests.fl_server.killed_runs import Undisturbed, run_with_kill
+from tests.fl_server.harness import World
 
 
-@pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    """The outcome and the writes of a run without a kill."""
-    outcome, _, writes = asyncio.run(run_with_kill(tmp_path_factory.mktemp("undisturbed")))
-    return outcome, writes
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    """A coordinator without clients."""
+    async with World(tmp_path) as world:
+        yield world

@@ -14,9 +14,9 @@ from sqlalchemy import insert
 
 from fl_ops.errors import NotFound
 from fl_server.rounds.client_metrics import EVALUATED, STATISTICS
+from fl_server.run.committed.statistics import RoundStatistics
 from fl_server.run_config import RunConfig
 from fl_server.run_spec import from_values
-from fl_server.runs.committed.statistics import RoundStatistics
 from fl_server.store.database import rows, schema
 from fl_server.store.database.opening import open_ledger, open_sqlite_read_only
 from fl_server.store.records import AttemptRecord, ClientRecord, CommitRecord, HistoryRecord, RunRecord

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fl_server.aggregation.blocks import by_block
-from fl_server.runs.model_store import ModelStore
+from fl_server.run.models import ModelStore
 from fl_server.store import ledger as ledger_module
 from fl_server.store.checkpoints import Checkpoint, Checkpoints
 from fl_server.store.errors import NoOpenFiles

@@ -1,0 +1,331 @@
+"""The committed rounds of a run and the statistics of the round under way. Nothing is decided by the statistics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+
+from fl_server.aggregation.server_update import ServerUpdateStats
+from fl_server.metrics import Metrics
+from fl_server.rounds.client_metrics import has_evaluation
+from fl_server.rounds.directions import Criterion
+from fl_server.rounds.state import Phase
+from fl_server.rounds.stop_rules import Best, Evaluation, Judged, best_round
+from fl_server.run.committed.shares import ClientShares, Draw
+from fl_server.run.committed.statistics import MOST_STALE, RoundStatistics
+from fl_server.run.committed.totals import RoundSums, SettledRounds, criteria
+from fl_server.run.status.client_transfers import ClientTransfers
+from fl_server.store.records import CommitRecord, TotalsRecord, UpdateRecord
+
+RECENT = 16
+"""Newest commits in memory; older ones are in the ledger only. The totals are written to the ledger after as many
+rounds."""
+
+
+@dataclass
+class RoundLog:
+    """The committed rounds of a run, and the transferred bytes and statistics of the one under way."""
+
+    criterion: Criterion
+    """It selects the best round."""
+    recent: dict[int, CommitRecord] = field(default_factory=dict)
+    """The newest commits by round, and those since the oldest round that is being evaluated."""
+    began: float | None = None
+    """Time of the first draw of the round under way, by the monotonic clock; None before it."""
+    statistics: RoundStatistics = field(default_factory=RoundStatistics)
+    """Of the round under way."""
+    latest_statistics: RoundStatistics = field(default_factory=RoundStatistics)
+    """Of the newest committed round."""
+    being_evaluated: Counter[int] = field(default_factory=Counter)
+    """Rounds that are evaluated now, with the number of evaluations: one of them may still become the best."""
+    transfers: ClientTransfers = field(default_factory=ClientTransfers)
+    """Of the clients of the round under way."""
+    shares: ClientShares = field(default_factory=ClientShares)
+    """Counted updates by client."""
+    changes: int = 0
+    """Increases with each commit and each evaluation."""
+    _sums: RoundSums = field(default_factory=RoundSums)
+    """Over all committed rounds."""
+    _settled: SettledRounds = field(init=False)
+    """Of the rounds that are not in `recent` any more."""
+    _draws: dict[int, Draw] = field(default_factory=dict)
+    """Of the rounds in `recent`."""
+    _written: int = 0
+    """Settled rounds of which the ledger has the totals."""
+    _downloading: set[str] = field(default_factory=set)
+    """Clients that fetch the model of the round under way from this process."""
+    _uploading: set[str] = field(default_factory=set)
+    """Clients that send their update of it to this process."""
+    _bytes_per_client: int = 0
+    """Bytes down to a client for the exchange under way, if that exchange began before the last start; else 0."""
+    _best: dict[str, Best] = field(default_factory=dict)
+    """The best evaluated round, by the run's metric and by the loss."""
+    _newest: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """The newest (round, value) of each metric."""
+    _down: int = 0
+    """Bytes since the run was created."""
+    _up: int = 0
+    _recorded_down: int = 0
+    """Bytes of the exchange under way that the last stop recorded and that no client's progress accounts for yet."""
+    _recorded_up: int = 0
+
+    def __post_init__(self) -> None:
+        self._settled = SettledRounds(self.criterion)
+
+    def restore(self, totals: TotalsRecord) -> None:
+        """Begin with the totals in the ledger, before any commit is added. Totals that cannot be used are ignored."""
+        if (settled := SettledRounds.from_text(self.criterion, totals.content)) is not None:
+            self._settled, self._written = settled, settled.sums.rounds
+            self._sums, self.shares = RoundSums.from_values(settled.sums.to_values()), settled.shares.copy()
+            self._best, self._newest = dict(settled.best), dict(settled.newest)
+            self._down, self._up = self._sums.bytes_down, self._sums.bytes_up
+
+    def add(self, commit: CommitRecord, extended_at: int = 0, draw: Draw | None = None) -> None:
+        """Add the next committed round; the counts of the round under way start at zero.
+
+        Bytes that came after the round's record was made belong to the next round.
+
+        extended_at: the run's committed rounds at its last extension. draw: None if the ledger has it no more.
+        """
+        self.changes += 1
+        if draw is not None:
+            self._draws[commit.round] = draw
+            self.shares.add(draw)
+        self.recent[commit.round] = commit
+        self.latest_statistics, self.statistics = RoundStatistics.from_text(commit.statistics), RoundStatistics()
+        self._sums.add(commit, self.latest_statistics)
+        self._down, self._up = max(self._down, self._sums.bytes_down), max(self._up, self._sums.bytes_up)
+        self._update_best(commit)
+        self._settle(extended_at)
+        self._bytes_per_client = self._recorded_down = self._recorded_up = 0
+        self._downloading.clear()
+        self._uploading.clear()
+        self.transfers.clear()
+
+    def _settle(self, extended_at: int) -> None:
+        """Keep only the totals of the rounds before the newest ones and before all that are being evaluated."""
+        before = min([self.rounds - RECENT, *(+self.being_evaluated)])
+        for round_ in [each for each in self.recent if each < before]:
+            self._settled.add(self.recent[round_], extended_at)
+            if (draw := self._draws.pop(round_, None)) is not None:
+                self._settled.shares.add(draw)
+            del self.recent[round_]
+
+    def totals_due(self, run_id: str) -> TotalsRecord | None:
+        """The totals of the settled rounds, if it is time to write them; the caller writes them."""
+        rounds = self._settled.sums.rounds
+        if rounds - self._written < RECENT:
+            return None
+        self._written = rounds
+        return TotalsRecord(run_id, rounds, self._settled.to_text())
+
+    def resume_exchange(self, bytes_per_client: int, delivered: Iterable[UpdateRecord]) -> None:
+        """Count an exchange that was under way when the coordinator stopped.
+
+        A client that has delivered had also fetched `bytes_per_client` before.
+        """
+        self._bytes_per_client = bytes_per_client
+        for update in delivered:
+            self._count_up(update.size_bytes)
+            self.upload_completed(update.client_id)
+
+    def resume_bytes(self, down: int, up: int) -> None:
+        """Count at least the bytes that the run's record has, after those that the ledger's updates account for.
+
+        A record is written at a stop and every few seconds. Bytes that a client's progress shows are a part of them.
+        """
+        self._recorded_down, self._recorded_up = max(0, down - self._down), max(0, up - self._up)
+        self._down += self._recorded_down
+        self._up += self._recorded_up
+
+    def download_started(self, client: str, offset: int) -> None:
+        """A client fetches the model from an offset on. What it fetched before a restart is counted here."""
+        self._count_down(offset if self._bytes_per_client and client not in self._downloading else 0)
+        self._downloading.add(client)
+
+    def upload_started(self, client: str, offset: int) -> None:
+        """A client sends its update from an offset on. What it sent before a restart is counted here."""
+        self._count_up(offset if self._bytes_per_client and client not in self._uploading else 0)
+        self._uploading.add(client)
+
+    def upload_completed(self, client: str) -> None:
+        """A client has sent its whole update. If it fetched nothing since a restart, it fetched before it."""
+        self._count_down(self._bytes_per_client if client not in self._downloading else 0)
+        self._downloading.add(client)
+
+    def _count_down(self, before: int) -> None:
+        """Count bytes from before a restart, unless they are among the recorded ones."""
+        known = min(before, self._recorded_down)
+        self._recorded_down -= known
+        self._down += before - known
+
+    def _count_up(self, before: int) -> None:
+        known = min(before, self._recorded_up)
+        self._recorded_up -= known
+        self._up += before - known
+
+    def add_metrics(self, commit: CommitRecord, metrics: Mapping[str, float]) -> CommitRecord:
+        """Add the metrics of an evaluation to a committed round; other metrics of the round stay."""
+        self.changes += 1
+        commit = self.recent.get(commit.round, commit)
+        commit = replace(commit, metrics={**commit.metrics, **metrics})
+        if commit.round in self.recent:
+            self.recent[commit.round] = commit
+        else:
+            self._settled.add_metrics(commit)
+        self._update_best(commit)
+        return commit
+
+    def _update_best(self, commit: CommitRecord) -> None:
+        for name, value in commit.metrics.items():
+            if commit.round >= self._newest.get(name, (-1, 0.0))[0]:
+                self._newest[name] = (commit.round, value)
+        for criterion in criteria(self.criterion):
+            self._update_best_by(criterion, commit)
+
+    def _update_best_by(self, criterion: Criterion, commit: CommitRecord) -> None:
+        """Compare with the best round so far. If the best round itself became worse, compare all rounds."""
+        metric = criterion.metric
+        best, rivals = self._best.get(metric), [(commit.round, commit.metrics)]
+        if best is not None and best.round == commit.round and commit.metrics.get(metric) != best.value:
+            rivals = [(each.round, each.metrics) for each in self.recent.values()]
+            best = self._settled.best.get(metric)
+        if best is not None and best.round != commit.round:
+            rivals.append((best.round, {metric: best.value}))
+        if (found := best_round(criterion, rivals)) is not None:
+            self._best[metric] = found
+        else:
+            self._best.pop(metric, None)
+
+    @property
+    def rounds(self) -> int:
+        """The number of committed rounds: 0 to this number - 1 are committed."""
+        return self._sums.rounds
+
+    def rounds_of_epoch(self, state_epoch: int) -> int:
+        """How many of the newest rounds are of this epoch of the client states."""
+        return self._sums.of_epoch if self._sums.epoch == state_epoch else 0
+
+    @property
+    def latest(self) -> CommitRecord | None:
+        """The newest committed round."""
+        return self.recent.get(self.rounds - 1)
+
+    @property
+    def best(self) -> Best | None:
+        """The best evaluated round by the run's metric."""
+        return self._best.get(self.criterion.metric)
+
+    @property
+    def best_commit(self) -> CommitRecord | None:
+        """The commit of the best round."""
+        return None if self.best is None else self.recent.get(self.best.round, self._settled.best_commit)
+
+    def best_values(self) -> dict[str, Best]:
+        """The best values so far, by each metric of `criteria`."""
+        return dict(self._best)
+
+    def newest_metrics(self) -> dict[str, float]:
+        """The newest value of each metric, from the server's and the clients' evaluations."""
+        return {name: value for name, (_, value) in dict(self._newest).items()}
+
+    def newest_round_with(self, metric: str) -> int | None:
+        """The newest round with a value of this metric."""
+        return self._newest[metric][0] if metric in self._newest else None
+
+    def totals(self) -> RoundStatistics:
+        """Sums over all committed rounds and the one under way."""
+        totals = RoundStatistics()
+        totals.add(self._sums.statistics)
+        totals.add(self.statistics)
+        return totals
+
+    def evaluations(self, since: int) -> tuple[list[Evaluation], Judged]:
+        """The evaluations from a round on by the source of the run's metric: the recent ones, and those before them."""
+        commits = [commit for commit in self.recent.values() if commit.round >= since]
+        recent = [
+            (commit.round, commit.metrics)
+            for commit in commits
+            if has_evaluation(commit.metrics, self.criterion.metric)
+        ]
+        return recent, self._settled.judged_since(since)
+
+    @property
+    def total_bytes(self) -> tuple[int, int]:
+        """Tensor bytes down and up since the run was created, including the round under way. They never fall."""
+        return self._down, self._up
+
+    @property
+    def bytes_down(self) -> int:
+        """Tensor bytes down since the last commit."""
+        return self._down - self._sums.bytes_down
+
+    @bytes_down.setter
+    def bytes_down(self, count: int) -> None:
+        self._down = self._sums.bytes_down + count
+
+    @property
+    def bytes_up(self) -> int:
+        """Tensor bytes up since the last commit."""
+        return self._up - self._sums.bytes_up
+
+    @bytes_up.setter
+    def bytes_up(self, count: int) -> None:
+        self._up = self._sums.bytes_up + count
+
+
+class RunCounters:
+    """Counts events of one run in the Prometheus metrics and in the statistics of the round under way."""
+
+    def __init__(self, metrics: Metrics, run_id: str, log: RoundLog) -> None:
+        self._metrics, self._run_id, self._log = metrics, run_id, log
+
+    def assignment_ended(self, state: str) -> None:
+        """An assignment ended: "admitted", "refused", "failed", "lost" or "cancelled"."""
+        self._metrics.assignments.labels(self._run_id, state).inc()
+        self._log.statistics.assignments[state] += 1
+
+    def update_refused(self, reason: str) -> None:
+        """An update was refused."""
+        self._metrics.updates_refused.labels(self._run_id, reason).inc()
+        self._log.statistics.refused[reason] += 1
+
+    def staleness(self, rounds: int) -> None:
+        """An update was decided that was made from the model of so many rounds ago."""
+        self._metrics.staleness.labels(self._run_id).observe(rounds)
+        self._log.statistics.staleness[min(rounds, MOST_STALE)] += 1
+
+    def weights_capped(self, clients: int) -> None:
+        """The weights of so many clients were capped."""
+        self._metrics.weights_capped.labels(self._run_id).inc(clients)
+
+    def quorum_missed(self) -> None:
+        """An attempt closed with fewer updates than the quorum."""
+        self._metrics.quorum_missed.labels(self._run_id).inc()
+        self._log.statistics.quorum_missed += 1
+
+    def round_short(self, why: str) -> None:
+        """The round under way is committed with fewer updates than it wanted."""
+        self._metrics.rounds_short.labels(self._run_id).inc()
+        self._log.statistics.short, self._log.statistics.why_short = 1, why
+
+    def phase_ended(self, phase: Phase, seconds: float) -> None:
+        """A phase ended. Time between the end of a run and its extension is not counted."""
+        if phase is not Phase.ENDED:
+            self._metrics.phase_seconds.labels(self._run_id, phase.value).observe(seconds)
+            spent = self._log.statistics.seconds
+            spent[phase.value] = round(spent.get(phase.value, 0.0) + seconds, 3)
+
+    def model_computed(self, norms: ServerUpdateStats, updates: Sequence[float]) -> None:
+        """The round's model was computed. updates: the norms of the accepted updates as they came."""
+        statistics = self._log.statistics
+        statistics.norms = {
+            "update": fmean(updates),
+            "update_smallest": min(updates),
+            "update_largest": max(updates),
+            "aggregate": norms.aggregate,
+            "direction": norms.direction,
+        }
+        statistics.cosine = norms.cosine if norms.direction else None

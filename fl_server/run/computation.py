@@ -1,0 +1,215 @@
+"""The long computations of a round: the sums of an exchange, the next model, and its commit."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from fl_server.admission.culprits import Culprits, Measured, outliers, overflow_culprit
+from fl_server.admission.epochs import mean_epochs
+from fl_server.admission.norms import norms_in_ledger, norms_of
+from fl_server.aggregation.server_update import Diverged, ServerUpdateStats
+from fl_server.rounds import effects
+from fl_server.rounds import events as ev
+from fl_server.run.committed.lookup import draw_of
+from fl_server.run.committed.statistics import why_short
+from fl_server.run.context import RunContext
+from fl_server.run.control import RunControl
+from fl_server.run.evaluation.server import ServerEvaluation
+from fl_server.run.submissions import Submissions
+from fl_server.store.errors import StoreError
+from fl_server.store.protocol import accepted_updates
+from fl_server.store.records import CommitRecord, HistoryRecord, UpdateRecord
+from fl_server.store.spool.spool import Spool, SpoolKey
+
+log = structlog.get_logger()
+
+DOMINANT_WEIGHT, FEW_UPDATES = 0.5, 2
+"""A weight over the first is logged in a round of more updates than the second."""
+
+
+class RoundComputation:
+    """Computes the rounds of one run. Its methods start tasks; the results come as events."""
+
+    def __init__(
+        self, context: RunContext, control: RunControl, submissions: Submissions, evaluation: ServerEvaluation
+    ) -> None:
+        self._context, self._control, self._submissions = context, control, submissions
+        self._updates: list[UpdateRecord] = []
+        """The accepted updates of the exchange that is computed, until its round is committed."""
+        self._evaluation = evaluation
+        self._task: asyncio.Task[None] | None = None
+        """The latest computation."""
+        self._committing = False
+
+    def _start(self, work: Coroutine[Any, Any, None], *, committing: bool = False) -> None:
+        self._task, self._committing = self._control.tasks.spawn(work), committing
+
+    async def stop(self) -> None:
+        """Give up the computation under way, so that the run's model can be released.
+
+        A commit is not given up, because its checkpoint may be durable already.
+        """
+        if self._task is None or self._task.done():
+            return
+        if not self._committing:
+            self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def reduce_exchange(self, command: effects.ReduceExchange) -> None:
+        """Fix the accepted list, then reduce the exchange."""
+        await self._fix(command.accepted)
+        self._start(self._reduce())
+
+    async def compute_model(self, command: effects.ComputeStep) -> None:
+        """Fix the accepted list, then compute the next model."""
+        await self._fix(command.accepted)
+        self._start(self._compute_model())
+
+    async def commit(self, command: effects.Commit) -> None:
+        """Write the next model."""
+        del command
+        self._start(self._commit(), committing=True)
+
+    async def _fix(self, accepted: ev.Accepted) -> None:
+        state, context = self._control.state, self._context
+        await self._control.write(context.store.fix_accepted, context.run_id, state.round, state.exchange, accepted)
+
+    async def _accepted_updates(self) -> list[UpdateRecord]:
+        """The accepted updates of the exchange under way, in the order of client id bytes."""
+        state, context = self._control.state, self._context
+        return await self._control.read(accepted_updates, context.store, context.run_id, state.round, state.exchange)
+
+    async def _reduce(self) -> None:
+        model, exchange = self._context.model, self._control.state.exchange
+        updates = self._updates = await self._accepted_updates()
+        services = self._context.services
+        if self._report(await services.in_compute(self._outliers, updates), relative=True):
+            return
+        try:
+            paths = await services.in_compute(update_paths, services.spool, updates)
+            await self._control.retry(lambda: model.reduce(exchange, updates, paths))
+        except Diverged as error:
+            self._diverged(updates, error)
+            return
+        self._control.post(ev.ExchangeReduced())
+
+    async def _compute_model(self) -> None:
+        model = self._context.model
+        updates = self._updates = await self._accepted_updates()
+        services = self._context.services
+        if self._report(await services.in_compute(self._outliers, updates), relative=True):
+            return
+        try:
+            paths = await services.in_compute(update_paths, services.spool, updates)
+            norms = await self._control.retry(lambda: model.compute_next(updates, paths))
+        except Diverged as error:
+            self._diverged(updates, error)
+            return
+        if norms.left_out:
+            log.info(
+                "updates_left_out", run=self._context.run_id, round=self._control.state.round, clients=norms.left_out
+            )
+        self._check_weights(norms, len(updates))
+        self._context.counters.model_computed(norms, [update.norm for update in updates])
+        self._control.post(ev.StepComputed())
+
+    def _outliers(self, updates: Iterable[UpdateRecord]) -> Culprits:
+        context = self._context
+        return outliers(self._control.config.round, context.norms, _measured(updates), context.model.snapshot.norm)
+
+    def _report(self, culprits: Culprits, *, relative: bool = False) -> bool:
+        """Have updates refused that spoil the exchange. Returns whether there are any."""
+        if culprits:
+            self._control.post(ev.CulpritsFound(culprits, relative))
+        return bool(culprits)
+
+    def _diverged(self, updates: Iterable[UpdateRecord], error: Diverged) -> None:
+        """Refuse the update that made a sum overflow. Without such an update the run fails and can be resumed."""
+        if not self._report(overflow_culprit(_measured(updates))):
+            log.error("run_diverged", run=self._context.run_id, round=self._control.state.round, error=str(error))
+            self._control.post(ev.ModelDiverged(str(error)))
+
+    def _check_weights(self, norms: ServerUpdateStats, updates: int) -> None:
+        """Log capped weights, and a client with more weight than all others together where nothing caps it."""
+        run_id, state = self._context.run_id, self._control.state
+        if norms.capped:
+            self._context.counters.weights_capped(len(norms.capped))
+            log.info("weights_capped", run=run_id, round=state.round, clients=norms.capped)
+        client, weight = norms.largest
+        uncapped = not self._control.config.round.max_client_share
+        if weight > DOMINANT_WEIGHT and updates > FEW_UPDATES and uncapped:
+            log.warning(
+                "client_outweighs", run=run_id, round=state.round, client=client, share=round(weight, 4),
+                why="it has more weight than all other clients together; round.max_client_share limits it",
+            )  # fmt: skip
+
+    async def _commit(self) -> None:
+        context, control = self._context, self._control
+        state, now = control.state, time.time()
+        updates, self._updates = self._updates, []
+        if exchanges := state.exchange:
+            norms = await control.read(norms_in_ledger, context.store, context.run_id, state.round, exchanges + 1)
+        else:
+            norms = [norms_of(update) for update in updates]
+        if reason := why_short(state, context.log.transfers.outs, control.eligible.without):
+            context.counters.round_short(reason)
+            log.warning("round_short", run=context.run_id, round=state.round, why=reason)
+        record = replace(self._commit_record(updates, now), norms=context.norms.after(norms).to_text())
+        why = HistoryRecord(now, "coordinator", "round_committed", context.run_id, reason or f"round {state.round}")
+        record = await context.model.commit(record, why, control)
+        context.norms.put_back(record.norms)
+        control.run_status.waiting_reason = ""
+        context.log.began = None
+        self._submissions.clear()
+        context.log.add(record, control.record.extended_at, await draw_of(context, record.round))
+        if (totals := context.log.totals_due(context.run_id)) is not None:
+            await control.write(context.store.put_totals, totals)
+        if context.keeps_client_state:
+            context.client_states.count(updates, record.state_epoch)
+        control.post(ev.ModelCommitted(self._evaluation.under_way))
+        # Ledger calls run in order, so this is known before the first update of the next round can be refused.
+        standings = await control.read(context.store.quarantine_records)
+        context.fleet.quarantine.restore(standings)
+        with suppress(StoreError):  # the next write of the run reports it
+            counted = {update.client_id for update in updates}
+            await context.fleet.clear_notes(sorted(counted - context.label_order.suspected))
+
+    def _commit_record(self, updates: Iterable[UpdateRecord], now: float) -> CommitRecord:
+        state, log_ = self._control.state, self._context.log
+        losses = [update.training_loss for update in updates if update.training_loss is not None]
+        return CommitRecord(
+            run_id=self._context.run_id,
+            round=state.round,
+            committed_at=now,
+            seconds=0.0 if log_.began is None else time.monotonic() - log_.began,
+            attempts=state.attempt + 1,
+            accepted=len(state.accepted),
+            dropped=len(state.drawn) - len(state.accepted),
+            training_loss=sum(losses) / len(losses) if losses else None,
+            bytes_down=log_.bytes_down,
+            bytes_up=log_.bytes_up,
+            model_digest="",
+            state_epoch=self._control.state.state_epoch,
+            over_selection=state.over_selection,
+            statistics=log_.statistics.to_text(),
+            epochs=mean_epochs((update.num_examples, update.epochs) for update in updates),
+        )
+
+
+def _measured(updates: Iterable[UpdateRecord]) -> list[Measured]:
+    return [Measured(each.client_id, norms_of(each), each.clip_factor) for each in updates]
+
+
+def update_paths(spool: Spool, updates: Iterable[UpdateRecord]) -> list[Path]:
+    """The files of admitted updates."""
+    return [
+        spool.path(SpoolKey(each.run_id, each.round, each.exchange, each.client_id), each.digest) for each in updates
+    ]

@@ -1,0 +1,125 @@
+"""What a run has for its whole life: identity, algorithm, the coordinator's services, and the records it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import algorithms as fl
+from fl_server.admission.norms import NormHistory
+from fl_server.aggregation.engine import Engine
+from fl_server.aggregation.methods import keeps_client_state
+from fl_server.clients.fleet import Fleet
+from fl_server.metrics import Metrics
+from fl_server.rounds.directions import Directions
+from fl_server.run.client_states.members import ClientStates
+from fl_server.run.committed.round_log import RoundLog, RunCounters
+from fl_server.run.evaluation.label_order import LabelOrder
+from fl_server.run.models import ModelStore
+from fl_server.run.progress import RoundTrace, Watchers
+from fl_server.run_config import AlgorithmSection, RunConfig
+from fl_server.services import Services
+from fl_server.store.protocol import Store
+from protos.frozen import frozen_text
+from protos.wire import OWN_WORK_PROTOCOL
+
+
+@dataclass(frozen=True, slots=True)
+class RunDependencies:
+    """What a run's task and algorithm provide."""
+
+    fingerprint: tuple[str, str]
+    """(version, source) of the task that clients must have."""
+    algorithm: fl.Algorithm
+    make_engine: Callable[[RunConfig], Engine]
+    directions: Directions
+    """Of the run's file and its task."""
+    task: object
+    """It computes the values of metrics from the sums of clients."""
+
+
+def _method(section: AlgorithmSection) -> dict[str, str]:
+    return {} if section.fingerprint is None else {"name": section.name, **dict(section.fingerprint)}
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """The parts of a run that are never replaced. The configuration may be: `RunControl.config` is the current one."""
+
+    run_id: str
+    services: Services
+    algorithm: fl.Algorithm
+    code: Mapping[str, str]
+    """Name, version and source of the task that clients must have."""
+    method: Mapping[str, str]
+    """Name, version and source of the method that clients must have; empty for a built-in one, which all have."""
+    encodings: frozenset[str]
+    """Those that clients must know; fixed for the whole run."""
+    log: RoundLog
+    directions: Directions
+    """Which of the metrics are better when lower."""
+    task_code: object
+    """The task, for the values of metrics that are computed from the sums of clients."""
+    counters: RunCounters
+    watchers: Watchers
+    trace: RoundTrace
+    model: ModelStore
+    norms: NormHistory
+    label_order: LabelOrder
+    client_states: ClientStates
+    keeps_client_state: bool
+    """Whether each client keeps a state of its own from round to round, for the method or with personal parameters."""
+
+    @classmethod
+    def create(cls, services: Services, run_id: str, config: RunConfig, dependencies: RunDependencies) -> RunContext:
+        """A context without committed rounds."""
+        version, source = dependencies.fingerprint
+        algorithm, log = dependencies.algorithm, RoundLog(config.stop.criterion)
+        return cls(
+            run_id=run_id,
+            services=services,
+            algorithm=algorithm,
+            code={"name": config.task.name, "version": version, "source": source},
+            method=_method(config.algorithm),
+            encodings=config.encodings.needed,
+            log=log,
+            directions=dependencies.directions,
+            task_code=dependencies.task,
+            counters=RunCounters(services.metrics, run_id, log),
+            watchers=Watchers(),
+            trace=RoundTrace(services.traces, run_id),
+            model=ModelStore(services, run_id, dependencies.make_engine),
+            norms=NormHistory(),
+            label_order=LabelOrder(),
+            client_states=ClientStates(run_id, services.config.states, summed=algorithm.needs_population),
+            keeps_client_state=keeps_client_state(config, algorithm),
+        )
+
+    @property
+    def task(self) -> Mapping[str, str]:
+        """What clients must offer: `code`, the digest of frozen parameters that are not sent, encodings, a protocol."""
+        frozen = self.model.local_frozen
+        wanted = self.code if frozen is None else {**self.code, "frozen": frozen_text(frozen)}
+        if self.encodings:
+            wanted = {**wanted, "encodings": " ".join(sorted(self.encodings))}
+        return {**wanted, "protocol": str(OWN_WORK_PROTOCOL)} if self.model.own_work else wanted
+
+    @property
+    def fingerprint(self) -> tuple[str, str]:
+        """(version, source) of the task that clients must have."""
+        return self.code["version"], self.code["source"]
+
+    @property
+    def fleet(self) -> Fleet:
+        """The coordinator's clients."""
+        return self.services.fleet
+
+    @property
+    def metrics(self) -> Metrics:
+        """The coordinator's metrics."""
+        return self.services.metrics
+
+    @property
+    def store(self) -> Store:
+        """The ledger's methods, for `RunControl.write` and `read`."""
+        return self.services.ledger.store

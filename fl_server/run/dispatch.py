@@ -1,0 +1,157 @@
+"""Sends assignments to the clients of the cohort: when an attempt opens, and when a client comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import structlog
+
+from fl_server.rounds import events as ev
+from fl_server.rounds.sampling import training_seed
+from fl_server.rounds.state import Phase
+from fl_server.run.assignment import RoundPosition, RoundWork, common_assignment, for_client
+from fl_server.run.context import RunContext
+from fl_server.run.control import RunControl
+from fl_server.run.deadline import Deadline
+from fl_server.run.failures import RESTARTED, Reason
+from fl_server.run.submissions import Submissions
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1.training_pb2 import Assignment
+
+log = structlog.get_logger()
+
+BATCH = 16
+"""Assignments that are pushed without a pause."""
+PAUSE_S, LATE_S, ON_TIME, LONGEST_S = 0.002, 0.001, 4, 1.0
+"""The event loop has time if it wakes a task that pauses so many times in a row at most this late; the longest wait."""
+
+_Position = tuple[Phase, int, int, int]
+"""Phase, round, exchange and attempt."""
+
+
+class AssignmentDispatch:
+    """Sends the assignments of one run. Lives on the event loop."""
+
+    def __init__(self, context: RunContext, control: RunControl, deadline: Deadline, submissions: Submissions) -> None:
+        self._context, self._control = context, control
+        self._deadline, self._submissions = deadline, submissions
+
+    def push_all(self, clients: Sequence[str]) -> None:
+        """Send these clients of the cohort their work: the first ones now, the others as fast as the loop keeps up.
+
+        A thousand clients that fetch the model and send their updates at the same time would be a thousand transfers
+        in memory, and the event loop would handle hundreds of messages before it comes to anything else.
+        """
+        common = self._common()
+        for client in clients[:BATCH]:
+            self._push(common, client)
+        if len(clients) > BATCH:
+            self._control.tasks.spawn(self._push_paced(self._position(), clients[BATCH:]))
+
+    async def _push_paced(self, began: _Position, clients: Sequence[str]) -> None:
+        """Stops when the attempt is over: the next one pushes to all clients that still work."""
+        for first in range(0, len(clients), BATCH):
+            await _idle_loop()
+            if self._position() != began:
+                return
+            common = self._common()
+            for client in clients[first : first + BATCH]:
+                if self._control.state.works(client):
+                    self._push(common, client)
+
+    def _position(self) -> _Position:
+        state = self._control.state
+        return state.phase, state.round, state.exchange, state.attempt
+
+    def push(self, client: str) -> None:
+        """Send a client of the cohort its work if it is attached. After a drain the next coordinator sends it."""
+        self._push(self._common(), client)
+
+    def _push(self, common: Assignment, client: str) -> None:
+        context, control = self._context, self._control
+        if control.draining:
+            return
+        seed = training_seed(control.config.seed, common.key.round, client)
+        message = for_client(common, seed, context.client_states.counted(client))
+        self._submissions.failures.sent(client)
+        context.fleet.push(client, pb.AttendResponse(assignment=message))
+
+    def _common(self) -> Assignment:
+        """What is the same for all clients of the attempt under way."""
+        context, control = self._context, self._control
+        work = RoundWork(
+            context.run_id, control.config, context.algorithm, context.fingerprint, context.model.broadcasts,
+            context.services.config.limits.max_update_mib << 20, control.state.state_epoch,
+            context.model.local_frozen,
+        )  # fmt: skip
+        state = control.state
+        # Between two attempts no deadline runs; the next one begins with the whole time.
+        left = self._deadline.seconds_left if state.phase is Phase.COLLECTING else control.config.round.deadline_s
+        message = common_assignment(work, RoundPosition(state.round, state.exchange, state.attempt, left))
+        message.traceparent = context.trace.parent_for(state)
+        return message
+
+    def client_back(self, client: str) -> None:
+        """A client attached again or may train again: send it the work it still has.
+
+        A client that may not train finishes what it began, or reports that it will not. Work that it gave up is not
+        sent while it may not train.
+        """
+        state = self._control.state
+        if state.phase is Phase.COLLECTING and state.works(client):
+            if self._submissions.failures.sent_to_another(client):
+                self._control.tasks.spawn(self._push_after_restart(client))
+            else:
+                self.push(client)
+        elif state.may_return(client) and self._may_be_asked(client):
+            self._control.tasks.spawn(self._return(client))
+
+    async def _push_after_restart(self, client: str) -> None:
+        """Send a client its work again that another process of its daemon had, unless too many had it."""
+        failures = self._submissions.failures
+        async with self._control.turn:
+            if not self._control.state.works(client) or not failures.sent_to_another(client):
+                return
+            await failures.add_restart(client)
+            if not failures.restarts_too_often(client):
+                self.push(client)
+                return
+            why = f"{RESTARTED}: {failures.most_processes} processes of it had the assignment, and none answered"
+            await self._submissions.take_failure(client, Reason(why))
+        log.warning("client_failed", run=self._context.run_id, client=client, why=why)
+        await failures.count(client, why)
+
+    async def _return(self, client: str) -> None:
+        """Expect the client again before it is asked: a failure that it reports at once must be about wanted work."""
+        async with self._control.turn:
+            event = ev.ClientReturned(client)
+            if self._control.applies(event):
+                collecting = self._control.state.phase is Phase.COLLECTING
+                await self._control.take(event)
+                if collecting:  # else the attempt that begins now has asked it
+                    self.push(client)
+
+    def _may_be_asked(self, client: str) -> bool:
+        """Whether nothing outside of the round keeps a client that gave up its work from being asked once more."""
+        fleet = self._context.fleet
+        return (
+            fleet.eligibility.availability(client).may_train
+            and fleet.quarantine.of(client) is None
+            and client not in fleet.eligibility.policy.of(self._context.run_id)
+            and client not in self._context.client_states.left_out
+            and not self._submissions.failures.restarts_too_often(client)
+        )
+
+
+async def _idle_loop() -> None:
+    """Wait until the event loop has time, so that the transfers under way are done first."""
+    loop = asyncio.get_running_loop()
+    ends, on_time = loop.time() + LONGEST_S, 0
+    while on_time < ON_TIME:
+        due = loop.time() + PAUSE_S
+        await asyncio.sleep(PAUSE_S)
+        now = loop.time()
+        if now > ends:
+            return
+        on_time = on_time + 1 if now - due < LATE_S else 0

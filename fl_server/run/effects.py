@@ -1,0 +1,306 @@
+"""Carries out the commands of the round state machine: one handler for each command.
+
+Each handler keeps the order that makes a crash harmless: write to the ledger, then act, then tell the clients.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ParamSpec
+
+import structlog
+
+from fl_server.rounds import effects
+from fl_server.rounds import events as ev
+from fl_server.run.client_states.lost_states import LostStates
+from fl_server.run.client_states.missing_members import warn_of_missing_members
+from fl_server.run.committed.low_shares import warn_of_low_shares
+from fl_server.run.computation import RoundComputation
+from fl_server.run.context import RunContext
+from fl_server.run.control import RunControl, with_turns
+from fl_server.run.deadline import Deadline
+from fl_server.run.dispatch import AssignmentDispatch
+from fl_server.run.evaluation.clients import ClientEvaluations
+from fl_server.run.evaluation.results import prune_checkpoints
+from fl_server.run.evaluation.server import ServerEvaluation
+from fl_server.run.failures import Reason
+from fl_server.run.outcomes import accepted_outcome, not_needed_outcome
+from fl_server.run.progress import Progress
+from fl_server.run.status.waiting import why_waiting
+from fl_server.run.submissions import Submissions
+from fl_server.store.errors import StoreError
+from fl_server.store.protocol import accepted_updates
+from fl_server.store.records import AttemptRecord, HistoryRecord
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1.training_pb2 import ExchangeKey, RefusalReason
+
+log = structlog.get_logger()
+P = ParamSpec("P")
+
+RETRY_S = 10.0
+"""Delay before clients that failed in a round are drawn for it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunParts:
+    """The parts of a run that act on its events and on clients' calls."""
+
+    deadline: Deadline
+    submissions: Submissions
+    dispatch: AssignmentDispatch
+    lost_states: LostStates
+    computation: RoundComputation
+    server_evaluation: ServerEvaluation
+    client_evaluations: ClientEvaluations
+
+    @classmethod
+    def create(cls, context: RunContext, control: RunControl) -> RunParts:
+        """All parts of one run."""
+        deadline, submissions = Deadline(context, control), Submissions(context, control)
+        dispatch = AssignmentDispatch(context, control, deadline, submissions)
+        evaluation = ServerEvaluation(context, control)
+        return cls(
+            deadline=deadline,
+            submissions=submissions,
+            dispatch=dispatch,
+            lost_states=LostStates(context, control, submissions),
+            computation=RoundComputation(context, control, submissions, evaluation),
+            server_evaluation=evaluation,
+            client_evaluations=ClientEvaluations(context, control),
+        )
+
+
+class CommandHandlers:
+    """Handles the commands of one run. Lives on the event loop."""
+
+    def __init__(self, context: RunContext, control: RunControl, parts: RunParts) -> None:
+        self._context, self._control, self._parts = context, control, parts
+        self._handlers: Mapping[type, Callable[[Any], Awaitable[None]]] = {
+            effects.OpenAttempt: self._open_attempt,
+            effects.QuorumMissed: self._quorum_missed,
+            effects.AwaitClients: self._await_clients,
+            effects.RetryLater: self._retry_later,
+            effects.SendWork: self._send_work,
+            effects.RecordFailure: self._record_failure,
+            effects.DeadlineMissed: parts.submissions.deadline_missed,
+            effects.Cancel: self._cancel,
+            effects.RestartRound: self._restart_round,
+            effects.ReduceExchange: parts.computation.reduce_exchange,
+            effects.ComputeStep: parts.computation.compute_model,
+            effects.DropCulprits: parts.submissions.refuse_accepted,
+            effects.Commit: parts.computation.commit,
+            effects.Announce: self._announce,
+            effects.EndRun: self._end,
+        }
+
+    async def handle(self, command: effects.Effect) -> None:
+        """Carry out a command."""
+        await self._handlers[type(command)](command)
+
+    async def _open_attempt(self, command: effects.OpenAttempt) -> None:
+        """Write the cohort, start the deadline, send the assignments."""
+        context, control, deadline_s = self._context, self._control, self._control.config.round.deadline_s
+        record = AttemptRecord(
+            context.run_id, command.round, command.exchange, command.attempt, command.cohort, time.time(), deadline_s
+        )
+        await control.write(context.store.open_attempt, record, self._opened(record))
+        if command.exchange == 0 and context.log.began is None:
+            context.log.began = time.monotonic()
+        context.log.transfers.begin(command.round, command.exchange)
+        if control.run_status.waiting_reason:
+            control.run_status.waiting_reason = ""
+            await control.run_status.save("run_goes_on")
+        context.metrics.attempts.labels(context.run_id).inc()
+        log.info(
+            "attempt_opened", run=context.run_id, round=command.round, exchange=command.exchange,
+            attempt=command.attempt, clients=len(command.cohort),
+        )  # fmt: skip
+        self._parts.deadline.start(deadline_s)
+        # Clients of earlier attempts continue. Without a new assignment they would stop at their earlier deadline.
+        stragglers = sorted(control.state.outstanding - set(command.cohort))
+        self._parts.dispatch.push_all((*command.cohort, *stragglers))
+
+    def _opened(self, attempt: AttemptRecord) -> HistoryRecord:
+        exchange = f", exchange {attempt.exchange}" if attempt.exchange else ""
+        admitted = len(self._control.state.admitted)
+        here = f", {_are(admitted, 'update')} here" if admitted else ""
+        drawn = _are(len(attempt.cohort), "client")
+        without = f"; it {self._control.eligible.without}" if self._control.eligible.without else ""
+        detail = f"round {attempt.round}{exchange}, attempt {attempt.attempt}: {drawn} drawn{here}{without}"
+        return HistoryRecord(attempt.opened_at, "coordinator", "attempt_opened", self._context.run_id, detail)
+
+    async def _quorum_missed(self, command: effects.QuorumMissed) -> None:
+        """Count an attempt with too few updates. The next attempt has a line in the history."""
+        self._context.counters.quorum_missed()
+        log.warning(
+            "quorum_missed", run=self._context.run_id, round=command.round, exchange=command.exchange,
+            attempt=command.attempt, admitted=command.admitted, quorum=command.quorum,
+        )  # fmt: skip
+
+    async def _await_clients(self, command: effects.AwaitClients) -> None:
+        """Report that too few clients are eligible."""
+        control = self._control
+        waiting = f"{command.present} of {command.needed} clients are here that could be drawn"
+        if waiting != control.run_status.waiting_reason:
+            control.run_status.waiting_reason = waiting
+            log.info("run_waits", run=self._context.run_id, why=why_waiting(self._context, control))
+            await control.run_status.save("run_waits")
+
+    async def _retry_later(self, command: effects.RetryLater) -> None:
+        """Draw clients that failed again after a delay."""
+        del command
+        self._control.tasks.set_timer(RETRY_S, ev.RetryDue())
+
+    async def _send_work(self, command: effects.SendWork) -> None:
+        """Send a client its assignment again."""
+        self._parts.dispatch.push(command.client)
+
+    async def _record_failure(self, command: effects.RecordFailure) -> None:
+        """Write and report a failure that the state machine concluded."""
+        await self._parts.submissions.record_failure(command.client, Reason(command.why))
+
+    async def _cancel(self, command: effects.Cancel) -> None:
+        """Tell clients that their work is not needed any more."""
+        context, control = self._context, self._control
+        key = ExchangeKey(run_id=context.run_id, round=control.state.round, exchange=command.exchange)
+        reason = RefusalReason.REFUSAL_REASON_ABANDONED if control.ended else RefusalReason.REFUSAL_REASON_NOT_NEEDED
+        message = pb.AttendResponse(cancel=pb.Cancel(key=key, reason=reason))
+        async for client in with_turns(command.clients):
+            context.counters.assignment_ended("cancelled")
+            context.fleet.push(client, message)
+
+    async def _restart_round(self, command: effects.RestartRound) -> None:
+        """Forget what the round collected. If client states restart too, the server's sum of them restarts."""
+        context, control = self._context, self._control
+        record = replace(control.record, state_epoch=command.state_epoch)
+        event = "states_restarted" if command.states else "round_restarted"
+        detail = f"round {command.round}: {command.why}"
+        why = HistoryRecord(time.time(), "coordinator", event, context.run_id, detail)
+        await control.write(context.store.restart_round, record, command.round, why)
+        log.warning(event, run=context.run_id, round=command.round, why=command.why, state_epoch=record.state_epoch)
+        control.record = record
+        self._parts.submissions.clear()
+        context.log.transfers.clear()
+        if command.states:
+            context.client_states.restart_all()
+            await context.model.restart_states()
+        if context.model.loaded:
+            await context.model.prepare(0)
+
+    async def _announce(self, command: effects.Announce) -> None:
+        """Send the cohort its outcomes, remove what is not needed any more, start the evaluations that are due."""
+        context, control = self._context, self._control
+        record = context.log.recent[command.round]
+        context.metrics.rounds.labels(context.run_id, "committed").inc()
+        context.metrics.round_seconds.labels(context.run_id).observe(record.seconds)
+        log.info(
+            "round_committed", run=context.run_id, round=command.round, accepted=record.accepted,
+            dropped=record.dropped, attempts=record.attempts, seconds=round(record.seconds, 3),
+            training_loss=record.training_loss, bytes_down=record.bytes_down, bytes_up=record.bytes_up,
+            model=record.model_digest,
+        )  # fmt: skip
+        await send_outcomes(context, control, command.round)
+        await warn_of_missing_members(context, control)
+        await warn_of_low_shares(context, control)
+        context.watchers.publish(Progress("committed", commit=record))
+        await _remove(context, context.services.spool.remove_round, context.run_id, command.round)
+        await prune_checkpoints(context, control)
+        if command.ask_clients:
+            await self._parts.client_evaluations.start(command.round, control.config.evaluation.clients_deadline_s)
+        if command.evaluate:
+            self._parts.server_evaluation.start()
+
+    async def _end(self, command: effects.EndRun) -> None:
+        """Write that the run is over, and release what it held, also if it cannot be written."""
+        context, control = self._context, self._control
+        control.run_status.waiting_reason = ""
+        await self._parts.computation.stop()
+        context.services.outside.forget_ends(context.run_id)
+        try:
+            await control.run_status.save(f"run_{command.status}")
+            level = log.error if command.status == "failed" else log.info
+            level(
+                "run_ended", run=context.run_id, status=command.status, reason=control.end_reason,
+                rounds=control.state.round,
+            )  # fmt: skip
+            if control.state.goal:
+                context.metrics.rounds.labels(context.run_id, "abandoned").inc()
+            await self._release_files()
+        finally:
+            self._release()
+
+    async def _release_files(self) -> None:
+        """Remove files and rows that are not needed any more. A failure leaves them to the next start."""
+        context, control = self._context, self._control
+        try:
+            await release_round(context, control)
+        except StoreError as error:
+            log.warning("round_not_released", run=context.run_id, round=control.state.round, error=str(error))
+        if context.model.loaded:  # a run that could not be read keeps all checkpoints, for a repair
+            await prune_checkpoints(context, control)
+
+    def _release(self) -> None:
+        """Release the memory of the run that is over, and tell its clients and watchers."""
+        context, control = self._context, self._control
+        context.metrics.reported.ended(context.run_id, control.record.ended_at or time.time())
+        context.model.unload()
+        context.client_states.missing = frozenset()
+        if context.keeps_client_state:
+            evaluations = self._parts.client_evaluations
+            # A client that still evaluates needs its state. It is told when that is over.
+            evaluations.send_run_ended(each for each in context.fleet.present() if not evaluations.awaits(each))
+        if self._parts.server_evaluation.under_way:
+            control.tasks.spawn(self._end_watching())
+        else:
+            context.watchers.end()
+
+    async def _end_watching(self) -> None:
+        """Watchers of a run that is over still see the evaluation under way."""
+        await self._parts.server_evaluation.finish()
+        if self._control.ended:
+            self._context.watchers.end()
+
+
+def _are(count: int, what: str) -> str:
+    return f"1 {what} is" if count == 1 else f"{count} {what}s are"
+
+
+async def send_outcomes(context: RunContext, control: RunControl, round_: int) -> None:
+    """Send the outcome of a committed round to every client that was asked in any of its exchanges."""
+    run_id, store, epoch = context.run_id, context.store, context.log.recent[round_].state_epoch
+    asked: dict[int, set[str]] = {}
+    for attempt in await control.read(store.attempts, run_id, round_):
+        asked.setdefault(attempt.exchange, set()).update(attempt.cohort)
+    for exchange, clients in asked.items():
+        key = ExchangeKey(run_id=run_id, round=round_, exchange=exchange)
+        updates = await control.read(accepted_updates, store, run_id, round_, exchange)
+        by_client = {update.client_id: update for update in updates}
+        async for client in with_turns(clients):
+            update = by_client.get(client)
+            outcome = not_needed_outcome(key, epoch) if update is None else accepted_outcome(update, epoch)
+            context.fleet.push(client, pb.AttendResponse(outcome=outcome))
+
+
+async def release_round(context: RunContext, control: RunControl) -> None:
+    """Remove what an ended run had of its last round. Repeated after a restart: a crash may have come in between.
+
+    The admitted updates of a round that the end cut short will not count. If the run is extended, they are asked for
+    again.
+    """
+    run_id, state, store = context.run_id, control.state, context.store
+    if state.round < context.log.rounds:
+        return  # the end came while the round was committed
+    why = HistoryRecord(time.time(), "coordinator", "update_given_up", run_id, f"round {state.round}: the run ended")
+    for update in await control.read(store.updates, run_id, state.round, state.exchange):
+        await control.write(store.drop_update, run_id, state.round, state.exchange, update.client_id, why)
+    await _remove(context, context.services.spool.remove_run, run_id)
+
+
+async def _remove(context: RunContext, method: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Remove files that are not needed any more. A failure is logged and has no other effect."""
+    try:
+        await context.services.in_io(method, *args, **kwargs)
+    except StoreError as error:
+        log.warning("not_removed", run=context.run_id, error=str(error))

@@ -1,0 +1,84 @@
+"""The sums from which metrics of many clients are computed: their check, and the values over all clients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import structlog
+
+from fl_server.aggregation.outside_task.remote_task import RemoteTask
+from fl_server.errors import InvalidInput
+from fl_server.rounds.client_metrics import with_pooled
+from fl_server.run.context import RunContext
+from fl_server.run.control import RunControl
+from fl_tasks.metrics import wrong_name
+from fl_tasks.summed_metrics import MAX_SUM_VALUES, PlainSum, Pool, without_personal
+from protos.fl.v1 import coordinator_pb2 as pb
+
+log = structlog.get_logger()
+
+MAX_SUM = 1e100
+"""A larger number is no sum, and those of many clients would not be finite."""
+MAX_DIMENSIONS = 8
+_AT_ONCE = 64
+"""Clients whose sums are in memory."""
+
+
+def check_sums(request: pb.ReportEvaluationRequest, *, personal: bool) -> None:
+    """Raises InvalidInput for sums that no device sends. personal: whether the run has personal parameters."""
+    for field, sums in (("sums", request.sums), ("sums_without_personal", request.sums_without_personal)):
+        if (count := sum(len(each.values) for each in sums)) > MAX_SUM_VALUES or len(sums) > MAX_SUM_VALUES:
+            raise InvalidInput(field, f"at most {MAX_SUM_VALUES:,} numbers", f"{max(count, len(sums)):,}")
+        for number, each in enumerate(sums):
+            _check_sum(f"{field}[{number}]", each)
+        names = [(each.metric, each.name) for each in sums]
+        if len(set(names)) < len(names):
+            raise InvalidInput(field, "each sum once", "one of them twice")
+    expected = [_kind(each) for each in request.sums] if personal else []
+    if [_kind(each) for each in request.sums_without_personal] != expected:
+        raise InvalidInput("sums_without_personal", f"{len(expected)} sums, those of `sums`", "others")
+
+
+def plain_sums(request: pb.ReportEvaluationRequest) -> list[PlainSum]:
+    """The sums of a report as they are stored."""
+    return [*map(_plain, request.sums), *without_personal(map(_plain, request.sums_without_personal))]
+
+
+async def with_sums(
+    context: RunContext, control: RunControl, round_: int, summary: Mapping[str, float]
+) -> dict[str, float]:
+    """The summary of a round's evaluations with the values that the sums of all clients have."""
+    pool, after, ledger = Pool(), "", context.services.ledger
+    read = context.store.evaluation_sums
+    while page := await control.retry(lambda: ledger.do(read, context.run_id, round_, after, _AT_ONCE)):  # noqa: B023 - awaited here
+        for _, sums in page:
+            pool.add(sums)
+        after = page[-1][0]
+    values, problems = await context.services.in_building(_values, pool, context.task_code)
+    if problems or pool.left_out:
+        log.warning("sums_not_used", run=context.run_id, round=round_, clients=pool.left_out, problems=problems)
+    return with_pooled(summary, pool.metrics, values)
+
+
+def _values(pool: Pool, task: object) -> tuple[dict[str, float], list[str]]:
+    return task.pooled(pool) if isinstance(task, RemoteTask) else pool.values(task)
+
+
+def _check_sum(field: str, given: pb.MetricSum) -> None:
+    for name in (given.metric, given.name):
+        if (rule := wrong_name(name)) is not None:
+            raise InvalidInput(field, rule, repr(name[:100]))
+    if len(given.shape) > MAX_DIMENSIONS or math.prod(given.shape) != len(given.values):
+        came = f"the shape {list(given.shape)[:MAX_DIMENSIONS]} and {len(given.values)} values"
+        raise InvalidInput(field, f"at most {MAX_DIMENSIONS} dimensions, and as many values as the shape has", came)
+    if bad := [value for value in given.values if not abs(value) <= MAX_SUM]:
+        raise InvalidInput(field, f"finite values, at most {MAX_SUM:g} in size", bad[0])
+
+
+def _kind(given: pb.MetricSum) -> tuple[str, str, Sequence[int]]:
+    return given.metric, given.name, list(given.shape)
+
+
+def _plain(given: pb.MetricSum) -> PlainSum:
+    return given.metric, given.name, list(given.shape), list(given.values)

@@ -1,0 +1,118 @@
+"""Evaluation on the server's held-out data, at the same time as the next round. No event of the run waits for it.
+
+One model is evaluated at a time, in the order of the rounds. An evaluation goes on after the run's end. One that a
+restart cut short is made up from the checkpoint of its round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import structlog
+
+from fl_server.aggregation.engine import Engine
+from fl_server.aggregation.evaluation_slots import Place
+from fl_server.aggregation.snapshot import Snapshot
+from fl_server.run.context import RunContext
+from fl_server.run.control import RunControl
+from fl_server.run.evaluation.results import prune_checkpoints, record_metrics
+from fl_tasks import TaskError
+from fl_tasks.evaluation import EvaluationLeft
+
+log = structlog.get_logger()
+
+Evaluated = tuple[Engine, Snapshot]
+
+
+class ServerEvaluation:
+    """The server's evaluations of one run. Lives on the event loop."""
+
+    def __init__(self, context: RunContext, control: RunControl) -> None:
+        self._context, self._control = context, control
+        self._task: asyncio.Task[None] | None = None
+        """The newest evaluation; the ones before it are done first."""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a model is evaluated now."""
+        return self._task is not None and not self._task.done()
+
+    @property
+    def waits_for(self) -> str:
+        """Why an evaluation of the run does not begin; empty if none waits for another run's."""
+        return self._context.services.slots.waits_for(self._context.run_id)
+
+    def start(self) -> None:
+        """Evaluate the latest model, after an evaluation that is still under way."""
+        engine, snapshot = self._context.model.latest()
+
+        async def latest() -> Evaluated:
+            return engine, snapshot
+
+        self._begin(snapshot.round, latest)
+
+    def make_up(self, round_: int) -> None:
+        """Evaluate the model of an earlier round from its checkpoint, if that is kept."""
+        self._begin(round_, lambda: self._context.model.kept(self._control.config, round_))
+
+    async def finish(self) -> None:
+        """Wait for the evaluations under way."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    def _begin(self, round_: int, model: Callable[[], Awaitable[Evaluated | None]]) -> None:
+        self._context.log.being_evaluated[round_] += 1  # its checkpoint is kept
+        before = self._task if self.under_way else None
+        self._task = self._control.tasks.spawn(self._evaluate(round_, model, before))
+
+    async def _metrics(self, place: Place, engine: Engine, snapshot: Snapshot) -> dict[str, float]:
+        """Of the committed model, and of the averaged one if there is one."""
+        metrics = await self._limited(place, engine, partial(engine.evaluate, snapshot))
+        if snapshot.averaged is not None:
+            metrics |= await self._limited(place, engine, partial(engine.evaluate_averaged, snapshot))
+        return metrics
+
+    async def _limited(
+        self, place: Place, engine: Engine, evaluate: Callable[[], dict[str, float]]
+    ) -> dict[str, float]:
+        """One evaluation, which has limits.evaluation_s."""
+        services = self._context.services
+        place.engine = engine
+        most = services.config.limits.evaluation_s
+        why = f"the evaluation did not end within {most:g} s (limits.evaluation_s)"
+        limit = asyncio.get_running_loop().call_later(most, engine.leave_evaluation, why)
+        try:
+            return await services.in_evaluations(evaluate)
+        finally:
+            limit.cancel()
+            place.engine = None
+
+    def _failed(self, round_: int, error: TaskError) -> None:
+        log.error("evaluation_failed", run=self._context.run_id, round=round_, error=str(error), exc_info=error)
+        self._control.fail(f"evaluation of round {round_} failed: {error}")
+
+    async def _evaluate(
+        self, round_: int, model: Callable[[], Awaitable[Evaluated | None]], before: asyncio.Task[None] | None
+    ) -> None:
+        context = self._context
+        if before is not None:
+            await asyncio.wait([before])
+        async with context.services.slots.place(context.run_id, lambda: self._control.ended) as place:
+            try:
+                metrics = None if (found := await model()) is None else await self._metrics(place, *found)
+            except EvaluationLeft as left:
+                metrics = None
+                if not self._control.ended:
+                    self._failed(round_, left)
+                    return
+                log.info("evaluation_left", run=context.run_id, round=round_, reason=str(left))
+            except TaskError as error:
+                self._failed(round_, error)
+                return
+        if metrics is not None:
+            await record_metrics(context, self._control, round_, metrics, "server")
+        context.log.being_evaluated[round_] -= 1
+        if self._control.ended:
+            await prune_checkpoints(context, self._control)

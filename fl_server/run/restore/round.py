@@ -1,0 +1,148 @@
+"""Restores the round under way: its cohort and updates as the ledger has them, checked against the bytes on disk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import structlog
+
+from fl_server.admission.gate import fault_of
+from fl_server.rounds.restoring import SavedRound, restored_round, without_absent
+from fl_server.rounds.state import Failed, Phase, Refused
+from fl_server.run.computation import update_paths
+from fl_server.run.run import Run
+from fl_server.store.errors import NoOpenFiles, StoreError
+from fl_server.store.files import file_digest
+from fl_server.store.protocol import Store, accepted_updates
+from fl_server.store.records import AttemptRecord, HistoryRecord, UpdateRecord
+from fl_server.store.spool.spool import SpoolKey
+
+log = structlog.get_logger()
+
+IsWhole = Callable[[UpdateRecord], bool]
+
+
+async def restore_round_under_way(run: Run) -> None:
+    """Restore the round under way in the exchange that it had reached."""
+    ledger, store, fresh = run.context.services.ledger, run.context.store, run.state
+    saved = await ledger.do(read_round, store, run.id, fresh.round, partial(_is_whole, run))
+    run.state = restored_round(fresh, saved)
+    if not await _reduce_earlier_exchanges(run):
+        why = f"round {fresh.round}: bytes of an earlier exchange are torn or gone"
+        entry = HistoryRecord(time.time(), "coordinator", "round_restarted", run.id, why)
+        await ledger.do(store.restart_round, run.record, fresh.round, entry)
+        await run.model.prepare(0)
+        run.state = fresh
+    if run.state.phase is Phase.COLLECTING:
+        log.info(
+            "round_recovered", run=run.id, round=run.state.round, exchange=run.state.exchange,
+            attempt=run.state.attempt, cohort=len(run.state.drawn), admitted=len(run.state.admitted),
+        )  # fmt: skip
+        await _restore_byte_counts(run)
+    failures = run.submissions.failures
+    failures.restore(await ledger.do(store.failures, run.id, run.state.round), failures.latest)
+    run.log.resume_bytes(run.record.bytes_down, run.record.bytes_up)
+    present = {client for client in run.context.fleet.present() if client not in run.client_states.left_out}
+    run.state = without_absent(run.state, present)
+
+
+def read_round(store: Store, run_id: str, round_: int, is_whole: IsWhole) -> SavedRound:
+    """What the ledger has of a round; blocking.
+
+    Args:
+        store: the ledger.
+        run_id: the run.
+        round_: its round under way.
+        is_whole: whether an admitted update's bytes are on disk as the ledger says. An update with torn or missing
+            bytes is dropped from the ledger, so that the client is asked for it again.
+    """
+    attempts = store.attempts(run_id, round_)
+    if not attempts:
+        return SavedRound(())
+    exchange = max(attempt.exchange for attempt in attempts)
+    updates = store.updates(run_id, round_, exchange)
+    whole = _whole_updates(store, [update for update in updates if update.admitted], is_whole)
+    fixed = store.accepted(run_id, round_, exchange)
+    return SavedRound(
+        attempts=[(attempt.exchange, attempt.attempt, attempt.cohort) for attempt in attempts],
+        admitted=tuple((update.client_id, update.digest) for update in whole),
+        fixed=None if fixed is None else tuple(fixed),
+        refused={
+            update.client_id: Refused(fault_of(update.reason), update.detail)
+            for update in updates
+            if not update.admitted
+        },
+        failed={
+            each.client_id: Failed(each.detail, each.cause, each.not_finite, times=each.failures)
+            for each in store.failures(run_id, round_)
+            if each.exchange == exchange and each.failures
+        },
+    )
+
+
+def _whole_updates(store: Store, admitted: Sequence[UpdateRecord], is_whole: IsWhole) -> list[UpdateRecord]:
+    """The admitted updates with whole bytes, in order of arrival."""
+    whole = []
+    for update in admitted:
+        if is_whole(update):
+            whole.append(update)
+            continue
+        why = HistoryRecord(
+            time.time(), "coordinator", "update_dropped", update.run_id,
+            f"round {update.round}, {update.client_id}: its bytes are torn or gone; it is asked for again",
+        )  # fmt: skip
+        log.warning("update_dropped", run=update.run_id, round=update.round, client=update.client_id)
+        store.drop_update(update.run_id, update.round, update.exchange, update.client_id, why)
+    return sorted(whole, key=lambda update: update.received_at)
+
+
+async def _restore_byte_counts(run: Run) -> None:
+    """Count the bytes of the round under way, as far as the ledger has them."""
+    context, state = run.context, run.state
+    for exchange in range(state.exchange + 1):
+        updates = await context.services.ledger.do(context.store.updates, run.id, state.round, exchange)
+        run.log.resume_exchange(run.model.bytes_down, [update for update in updates if update.admitted])
+    run.log.transfers.resume(state.round, state.exchange, state.outstanding)
+
+
+async def resume_deadline(run: Run) -> None:
+    """Continue the deadline of the round under way, and the count of the time that it takes."""
+    context = run.context
+    attempts = await context.services.ledger.do(context.store.attempts, run.id, run.state.round)
+    run.log.began = time.monotonic() - _seconds_before(run, attempts)
+    run.deadline.resume(attempts[-1].seconds_left)
+
+
+def _seconds_before(run: Run, attempts: Sequence[AttemptRecord]) -> float:
+    """Seconds that the round under way took before the restart, without the time in which no coordinator ran.
+
+    By its deadlines: the ledger has the time left of each attempt up to its last write.
+    """
+    whole = run.config.round.deadline_s
+    return sum(max(0.0, whole - (whole if each.seconds_left is None else each.seconds_left)) for each in attempts)
+
+
+async def _reduce_earlier_exchanges(run: Run) -> bool:
+    """Reduce the exchanges before the one under way again, because it sends their result.
+
+    Returns False if the bytes of one of their updates are torn or gone.
+    """
+    context = run.context
+    for exchange in range(run.state.exchange):
+        updates = await context.services.ledger.do(accepted_updates, context.store, run.id, run.state.round, exchange)
+        if not all([await context.services.in_io(_is_whole, run, update) for update in updates]):
+            return False
+        await run.model.reduce(exchange, updates, update_paths(context.services.spool, updates))
+    return True
+
+
+def _is_whole(run: Run, update: UpdateRecord) -> bool:
+    key = SpoolKey(update.run_id, update.round, update.exchange, update.client_id)
+    try:
+        return file_digest(run.context.services.spool.path(key, update.digest)) == update.digest
+    except NoOpenFiles:
+        raise  # nothing is known about the update
+    except (OSError, StoreError):
+        return False

@@ -1,0 +1,220 @@
+"""Restores a run after a restart: its models, the limits of norms, and where it continues."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import structlog
+
+from algorithms import AlgorithmError
+from fl_server.rounds import events as ev
+from fl_server.rounds.selecting import next_round
+from fl_server.rounds.state import ByClient, Lost, Phase
+from fl_server.run.client_states.missing_members import missing_members
+from fl_server.run.committed.lookup import draw_of, restore_log
+from fl_server.run.committed.low_shares import warn_of_low_shares
+from fl_server.run.effects import release_round
+from fl_server.run.evaluation.results import prune_checkpoints
+from fl_server.run.restore.evaluations import make_up_last_evaluations, restore_evaluations
+from fl_server.run.restore.round import restore_round_under_way, resume_deadline
+from fl_server.run.run import Run
+from fl_server.store.errors import NoOpenFiles, StoreError, StoreFull, StoreUnavailable
+from fl_server.store.records import ENDED, CommitRecord, HistoryRecord
+from fl_tasks import TaskError
+from fl_tasks.errors import is_own_fault
+
+log = structlog.get_logger()
+
+
+async def restore_run(run: Run, add: Callable[[], None]) -> None:
+    """Continue at the point that the ledger records. A run with an unreadable state fails, or with code that does.
+
+    add: called as soon as calls about the run can be answered. Raises TaskError, AlgorithmError if the machine lacks
+    something, or if its code did not end in its time.
+    """
+    context = run.context
+    await restore_log(context, run.record.extended_at)
+    run.state = replace(
+        run.state,
+        over_selection=0.0 if run.log.latest is None else run.log.latest.over_selection,
+        judged_from=run.record.extended_at,
+        metric_seen=run.log.newest_round_with(run.config.stop.metric) is not None,
+    )
+    latest = await context.services.ledger.do(context.store.latest_failure, run.id)
+    run.submissions.failures.restore((), latest)
+    async with run.turn:
+        if run.record.state in ENDED:
+            await _restore_ended(run)
+            add()
+            return
+        try:
+            await _restore_running(run)
+            add()
+            await restore_evaluations(run)
+        except (StoreUnavailable, NoOpenFiles):
+            raise  # nothing is wrong with the run: the next start reads it
+        except StoreError as error:
+            log.error("run_not_readable", run=run.id, error=str(error))
+            _fail(run, add, f"its state cannot be read: {error}")
+            return
+        except (TaskError, AlgorithmError) as error:
+            if not is_own_fault(error):
+                raise
+            log.error("run_code_failed", run=run.id, error=str(error))
+            _fail(run, add, str(error))
+            return
+        await _continue(run)
+
+
+def _fail(run: Run, add: Callable[[], None], why: str) -> None:
+    add()
+    run.start()
+    run.fail(why)
+
+
+async def _continue(run: Run) -> None:
+    """Start a run that is restored."""
+    context = run.context
+    run.start()
+    await _record_restart(run)
+    if run.state.phase is Phase.COLLECTING:
+        await resume_deadline(run)
+    run.post(ev.RoundRestored())
+    if run.record.stopping:
+        run.post(ev.EndRequested("stopped", run.record.stopping))
+    for client in sorted(run.state.members):
+        if (known := context.fleet.known(client)) is None or known.banned:
+            # It was removed while a step was computed, after which the states were to restart.
+            why = f"{client} was {'forgotten' if known is None else 'banned'}, and with it its state"
+            run.post(ev.StatesLost(why, run.state.state_epoch))
+    if context.algorithm.needs_population and run.model.states_have_wrong_weights:
+        why = 'an older version made them with weights by examples, against objective = "uniform"'
+        run.post(ev.StatesLost(why, run.state.state_epoch))
+    run.client_states.missing = frozenset(missing_members(context, run))
+    await warn_of_low_shares(context, run)
+
+
+async def reload_ended(run: Run) -> None:
+    """Load what an ended run needs to continue: its models, checked against the ledger, and its norms.
+
+    The caller holds the run's turn. Raises StoreError if what was committed cannot be read.
+    """
+    if run.ended and not run.model.loaded:
+        await _load_model(run)
+        # From the ledger, as after a restart: a run that failed may have left a command half done.
+        await _restore_ended_state(run)
+
+
+async def _restore_ended(run: Run) -> None:
+    """An ended run has no tensors in memory."""
+    context = run.context
+    ending = (run.record.state, run.record.reason)
+    run.state = replace(run.state, ending=ending)  # type: ignore[arg-type]  # ENDED has the values of EndStatus
+    await _restore_ended_state(run)
+    await release_round(context, run)
+    await run.client_evaluations.backfill()
+    if run.status != "failed":
+        await make_up_last_evaluations(run)
+    if run.status == "completed":
+        await prune_checkpoints(context, run)
+    await warn_of_low_shares(context, run)
+    context.metrics.reported.ended(run.id, run.record.ended_at or run.record.created_at)
+
+
+async def _restore_ended_state(run: Run) -> None:
+    """The state after the last commit. Of a round that the end cut short, only its draw is restored."""
+    context, done = run.context, run.log.rounds
+    attempts = await context.services.ledger.do(context.store.attempts, run.id, done)
+    run.state = replace(
+        next_round(run.state),
+        round=done,
+        attempt=max((attempt.attempt for attempt in attempts), default=0),
+        goal=1 if attempts else 0,
+        phase=Phase.ENDED,
+        awaited=frozenset(),
+        states_lost="",
+    )
+    run.log.began = None
+    run.log.resume_bytes(run.record.bytes_down, run.record.bytes_up)
+
+
+async def _restore_running(run: Run) -> None:
+    """Restore tensors and the round under way. Raises StoreError, TaskError, AlgorithmError."""
+    context = run.context
+    await _load_model(run)
+    await _remove_committed_uploads(run)
+    if context.keeps_client_state:
+        epoch, population = run.record.state_epoch, run.state.policy.population
+        rounds = range(run.log.rounds - run.log.rounds_of_epoch(epoch), run.log.rounds)
+        await context.services.ledger.do(run.client_states.restore, context.store, rounds, epoch, population)
+    run.state = replace(run.state, round=run.model.snapshot.round + 1, paused=run.record.state == "paused")
+    if run.state.policy.population:
+        states = run.client_states
+        lost = {
+            each.client_id: Lost(each.reason, states.lost_too_often(each))
+            for each in states.awaiting_restart(run.record.state_epoch)
+        }
+        run.state = replace(run.state, members=frozenset(states.members), lost=ByClient(lost))
+    await restore_round_under_way(run)
+
+
+async def _record_restart(run: Run) -> None:
+    """Write to the history where the run continues."""
+    state, where = run.state, "between two rounds"
+    if state.phase is Phase.COLLECTING:
+        where = f"{len(state.admitted)} updates of {len(state.drawn)} clients are here"
+    entry = HistoryRecord(time.time(), "coordinator", "run_recovered", run.id, f"round {state.round}: {where}")
+    try:
+        await run.context.services.ledger.do(run.context.store.add_history, entry)
+    except StoreFull as error:
+        log.warning("not_told", run=run.id, error=str(error))  # no reason not to continue
+
+
+# Models and norms.
+
+
+async def _load_model(run: Run) -> None:
+    """Load the newest checkpoint. The ledger must have as many commits, or one less."""
+    context, store = run.context, run.context.store
+    ledger = context.services.ledger
+    newest = await run.model.load(run.config, run.record.state_epoch)
+    if newest is not None and (commit := newest.record).round >= run.log.rounds:
+        # The crash came between the checkpoint and its row in the ledger.
+        why = HistoryRecord(time.time(), "coordinator", "round_committed", run.id, f"round {commit.round}, recovered")
+        await ledger.do(store.commit, commit, why, newest.left_out)
+        context.fleet.quarantine.restore(await ledger.do(store.quarantine_records))
+        run.log.add(commit, run.record.extended_at, await draw_of(context, commit.round))
+    elif newest is not None and (kept := run.log.latest) is not None and kept.round == newest.record.round:
+        _check_averaged(kept, newest.record)
+    latest = run.log.latest
+    run.state = replace(
+        run.state,
+        over_selection=0.0 if latest is None else latest.over_selection,
+        epoch_rounds=run.log.rounds_of_epoch(run.record.state_epoch),
+    )
+    context.norms.put_back(latest.norms if latest else "")
+    rounds = run.model.snapshot.round + 1
+    if rounds != run.log.rounds:
+        raise StoreError(
+            f"the ledger has {run.log.rounds} committed rounds, the newest valid checkpoint is of round "
+            f"{rounds - 1}: restore the state directory from a backup"
+        )
+
+
+def _check_averaged(kept: CommitRecord, loaded: CommitRecord) -> None:
+    """Raises StoreError if the sums in the checkpoint make another averaged model than the ledger has."""
+    if loaded.averaged_digest != kept.averaged_digest:
+        raise StoreError(
+            f"the averaged model of round {kept.round} is {kept.averaged_digest} in the ledger, and the checkpoint has"
+            f" {loaded.averaged_digest}: restore the state directory from a backup"
+        )
+
+
+async def _remove_committed_uploads(run: Run) -> None:
+    """Remove the files of committed rounds from the spool."""
+    services = run.context.services
+    for leftover in await services.in_io(services.spool.sweep, run.id):
+        if leftover.key.round <= run.model.snapshot.round:
+            await services.in_io(services.spool.remove_round, run.id, leftover.key.round)

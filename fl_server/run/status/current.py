@@ -1,0 +1,129 @@
+"""The current status of a run, with the reasons for which it makes no progress."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Protocol
+
+import structlog
+
+from fl_server.rounds.state import Phase, RoundState
+from fl_server.run.context import RunContext
+from fl_server.run.progress import Progress
+from fl_server.run.tasks import RunTasks
+from fl_server.store.ledger import RetriedCalls
+from fl_server.store.records import HistoryRecord, RunRecord
+
+log = structlog.get_logger()
+
+
+class Described(RetriedCalls, Protocol):
+    """The run that the status is of."""
+
+    record: RunRecord
+    """The run's row in the ledger. A part that replaces it has written the new row first."""
+
+    @property
+    def state(self) -> RoundState:
+        """The state of the round state machine."""
+
+    @property
+    def end_reason(self) -> str:
+        """Why the run has ended, and how to go on; empty before its end."""
+
+    @property
+    def tasks(self) -> RunTasks:
+        """The run's tasks and timers."""
+
+
+class RunStatus:
+    """Follows the run's state, and what cannot be written. Lives on the event loop."""
+
+    def __init__(self, context: RunContext, run: Described) -> None:
+        self._context, self._run = context, run
+        self.waiting_reason = ""
+        """Why the run makes no progress; empty while it does."""
+        self.write_failure = self._reason_before_failure = ""
+        """Why nothing can be written, empty while it can; and the `waiting_reason` from before."""
+        self.upload_failure = ""
+        """Why an upload could not be stored; empty once one is, or when no upload is wanted any more."""
+        self.since = time.time()
+        """Unix time at which the run came into its status, or was restored in it."""
+        self._noted = self.current
+
+    @property
+    def current(self) -> str:
+        """One of "waiting", "running", "paused", "completed", "stopped" or "failed"."""
+        status = self._to_store
+        return "waiting" if status == "running" and self.upload_failure else status
+
+    @property
+    def _to_store(self) -> str:
+        """The status without the failures of uploads: nothing is written about a full disk."""
+        state = self._run.state
+        if state.phase is Phase.ENDED and state.ending is not None:
+            return state.ending[0]
+        if state.paused:
+            return "paused"
+        return "waiting" if self.waiting_reason else "running"
+
+    async def save(self, event: str = "") -> None:
+        """Write status and waiting reason to the ledger, with a line of history if `event` names one."""
+        self._note()
+        context, run, ended = self._context, self._run, self._run.state.phase is Phase.ENDED
+        reason = run.end_reason if ended else self.waiting_reason
+        ended_at = time.time() if ended else None
+        down, up = context.log.total_bytes
+        record = replace(run.record, state=self._to_store, reason=reason, ended_at=ended_at)
+        run.record = replace(record, bytes_down=down, bytes_up=up, elapsed_s=run.state.elapsed_s)
+        why = HistoryRecord(time.time(), "coordinator", event, context.run_id, reason) if event else None
+        await run.write(context.store.update_run, run.record, why)
+        context.watchers.publish(Progress("state", reason))
+
+    async def save_if_changed(self) -> None:
+        """Write the status to the ledger if the ledger has another one."""
+        if self._run.record.state != self._to_store:
+            await self.save()
+
+    def writing_failed(self, why: str) -> None:
+        """The disk is full or read-only, or the database is away; `why` is "" once it works again.
+
+        The work is tried again, and nothing is lost.
+        """
+        context, run = self._context, self._run
+        if why:
+            if not self.write_failure:
+                self._reason_before_failure = self.waiting_reason
+            self.write_failure, self.waiting_reason = why, f"the coordinator cannot write: {why}"
+            log.error("no_room", run=context.run_id, round=run.state.round, error=why)
+            run.tasks.spawn(context.services.free_disk_space())
+        elif self.write_failure:
+            log.info("room_again", run=context.run_id, round=run.state.round)
+            detail = f"before: {self.waiting_reason}"
+            self.write_failure, self.waiting_reason = "", self._reason_before_failure
+            entry = HistoryRecord(time.time(), "coordinator", "run_goes_on", context.run_id, detail)
+            run.tasks.spawn(run.write(context.store.add_history, entry))
+        self._note()
+        context.watchers.publish(Progress("state", self.waiting_reason))
+
+    def upload_failed(self, why: str) -> None:
+        """An upload could not be stored. The client sends it again, so nothing of the run waits for the disk."""
+        if not (self.upload_failure or self.write_failure):
+            log.warning("uploads_not_stored", run=self._context.run_id, round=self._run.state.round, error=why)
+            self._set_upload_failure(f"the coordinator cannot store updates: {why}")
+
+    def upload_stored(self) -> None:
+        """An upload was stored, or no upload is wanted any more."""
+        if self.upload_failure:
+            log.info("uploads_stored_again", run=self._context.run_id, round=self._run.state.round)
+            self._set_upload_failure("")
+
+    def _set_upload_failure(self, why: str) -> None:
+        self.upload_failure = why
+        self._note()
+        self._context.watchers.publish(Progress("state", why or self.waiting_reason))
+
+    def _note(self) -> None:
+        if self.current != self._noted:
+            self._noted, self.since = self.current, time.time()

@@ -1,0 +1,205 @@
+"""What operators do to runs: pause, resume, stop, extend, delete. Each is written to the ledger with its actor."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import structlog
+
+from algorithms import AlgorithmError
+from fl_server.errors import InvalidInput, NoSuchRun, WrongState, one_line
+from fl_server.plain_values import MAX_COUNT, MAX_SECONDS
+from fl_server.rounds import events as ev
+from fl_server.run.restore.run import reload_ended
+from fl_server.run.run import Run
+from fl_server.run_config import RunConfig
+from fl_server.runs.deletion import Deletions
+from fl_server.runs.loading import RunLoading
+from fl_server.runs.table import RunTable
+from fl_server.services import Services
+from fl_server.store.errors import StoreError, StoreFull
+from fl_server.store.records import DELETING, ENDED, HistoryRecord, RunRecord
+from fl_tasks import TaskError
+
+
+@dataclass(frozen=True, slots=True)
+class Reconfiguration:
+    """The configuration that a run continues with, and its line of history."""
+
+    config: RunConfig
+    event: str
+    detail: str
+
+
+def extended(config: RunConfig, elapsed_s: float, rounds: int, wall_time_s: float) -> RunConfig:
+    """The configuration with so many more rounds and seconds. Raises InvalidInput for more than a run can have.
+
+    The seconds are added to the limit or, if the run went on beyond it, to the time that it has used.
+    """
+    if rounds > MAX_COUNT - config.stop.rounds:
+        most = MAX_COUNT - config.stop.rounds
+        raise InvalidInput("rounds", f"at most {most:,} more, for a run has {MAX_COUNT:,} at most", f"{rounds:,}")
+    limit = config.stop.wall_time_s
+    used = max(limit, elapsed_s) if limit else 0.0
+    if not (math.isfinite(wall_time_s) and 0 <= wall_time_s <= MAX_SECONDS - used):
+        raise InvalidInput("wall_time_s", f"0 to {MAX_SECONDS - used:g} seconds more", wall_time_s)
+    more = {"rounds": config.stop.rounds + rounds, "wall_time_s": used + wall_time_s if limit else limit}
+    return config.model_copy(update={"stop": config.stop.model_copy(update=more)})
+
+
+def resumed(config: RunConfig, round_: int, learning_rate: float) -> Reconfiguration:
+    """The configuration of a failed run that continues from a round on. learning_rate: 0 to leave it as it is."""
+    if not learning_rate:
+        return Reconfiguration(config, "run_resumed", f"from round {round_} on")
+    local = config.local.with_rate(learning_rate, round_)
+    detail = f"from round {round_} on, with learning rate {learning_rate:g}"
+    return Reconfiguration(config.model_copy(update={"local": local}), "run_resumed", detail)
+
+
+log = structlog.get_logger()
+
+_STOP_S = 10.0
+"""How long a call that stops a run waits for a model that is being computed to be committed."""
+
+
+class RunActions:
+    """Actions on the runs of one coordinator. `actor` is the operator, as history shows it."""
+
+    def __init__(self, services: Services, table: RunTable, loading: RunLoading, deletions: Deletions) -> None:
+        self._services, self._table, self._loading, self._deletions = services, table, loading, deletions
+
+    async def pause(self, run: Run, actor: str) -> None:
+        """Start no new round after the one under way."""
+        _require(run, "pausing", "running", "waiting")
+        await run.in_turn(lambda: run.take_request(ev.PauseRequested(), _why(run, actor, "run_paused")))
+
+    async def resume(self, run: Run, actor: str, learning_rate: float = 0.0) -> None:
+        """Continue the rounds; a failed run from its last committed model. learning_rate: 0 to keep the run's own."""
+
+        async def resume() -> None:
+            _require(run, "resuming", "paused", "failed")
+            if run.ended:
+                await self._continue(
+                    run, ev.ResumeRequested(), lambda: resumed(run.config, run.state.round, learning_rate), actor
+                )
+            elif learning_rate:
+                expected = "none for a run that is paused: only a failed one gets another"
+                raise InvalidInput("learning_rate", expected, f"{learning_rate:g}")
+            else:
+                await run.take_request(ev.ResumeRequested(), _why(run, actor, "run_resumed"))
+
+        await run.in_turn(resume)
+
+    async def stop(self, run: Run, reason: str, actor: str) -> None:
+        """End the run. The round under way is abandoned, unless its model is already being computed."""
+        _require(run, "stopping", "running", "waiting", "paused")
+        reason = one_line(reason) or "an operator stopped it"
+
+        async def stop() -> None:
+            why = _why(run, actor, "run_stop_requested", reason)
+            await run.take_request(ev.EndRequested("stopped", reason), why, replace(run.record, stopping=reason))
+
+        await run.in_turn(stop)
+        await run.wait_until_ended(_STOP_S)
+
+    async def extend(self, run: Run, rounds: int, wall_time_s: float, actor: str) -> None:
+        """Give the run more rounds and more time. A completed run continues."""
+
+        def change() -> Reconfiguration:
+            longer = extended(run.config, run.state.elapsed_s, rounds, wall_time_s)
+            total = longer.stop.rounds
+            if total <= run.state.round:
+                raise InvalidInput("rounds", f"rounds over 0: all {run.state.round} of the run are done", rounds)
+            return Reconfiguration(longer, "run_extended", f"to {total} rounds")
+
+        async def extend() -> None:
+            _require(run, "extending", "running", "waiting", "paused", "completed")
+            await self._continue(run, None, change, actor)
+
+        await run.in_turn(extend)  # from reading the configuration to writing it: a second call adds to the first
+
+    async def _continue(
+        self, run: Run, event: ev.Event | None, change_of: Callable[[], Reconfiguration], actor: str
+    ) -> None:
+        """Process an event with another configuration; an extension if it is None. The caller holds the run's turn.
+
+        A run that has ended starts again.
+        """
+        self._table.require(run)
+        config, record, ended = run.config, run.record, run.ended
+        try:
+            await self._loading.code(run.id, config)
+            await _reload(run)
+            change = change_of()
+            run.config = change.config
+            if ended:
+                run.model.reconfigure(change.config)
+            spec = run.config.model_dump(exclude_none=True)
+            run.record = replace(record, spec=spec, extended_at=run.state.round, load_failure="", stopping="")
+            if ended and run.context.keeps_client_state:
+                lost = "the run was over, so its clients' states are gone"
+                await run.take_request(ev.StatesLost(lost), _why(run, actor, "run_reopened"))
+            event = event or ev.Extended(run.config.stop.rounds, run.config.stop.wall_time_s)
+            written = None if ended else run.record  # an ended run is written with its next state
+            await run.take_request(event, _why(run, actor, change.event, change.detail), written)
+        except (StoreError, WrongState, InvalidInput):
+            run.config = config
+            run.record = replace(
+                run.record, spec=record.spec, extended_at=record.extended_at, load_failure=record.load_failure
+            )
+            if run.ended:
+                run.model.unload()
+            raise
+        run.start()
+
+    async def delete(self, run_id: str, reason: str, actor: str) -> bool:
+        """Delete a run that has ended, or that cannot be loaded. Returns False if its data is still being removed."""
+        if (problem := self._table.not_loaded.get(run_id)) is not None:
+            if problem.loading:
+                raise WrongState(run_id, "loading", ENDED, "deleting")
+            await self._mark_deleted(problem.record, reason, actor)
+            self._table.not_loaded.remove(run_id)
+        else:
+            if (run := self._table.loaded.get(run_id)) is None:
+                raise NoSuchRun(run_id)
+
+            async def mark() -> None:
+                self._table.require(run)
+                _require(run, "deleting", *ENDED)
+                await self._mark_deleted(run.record, reason, actor)
+                del self._table.loaded[run_id]
+
+            await run.in_turn(mark)
+            await run.close()
+        self._services.metrics.reported.removed(run_id)
+        return await self._deletions.finish(run_id)
+
+    async def _mark_deleted(self, record: RunRecord, reason: str, actor: str) -> None:
+        why = HistoryRecord(time.time(), actor, "run_deleted", record.run_id, one_line(reason))
+        ledger = self._services.ledger
+        await ledger.do(ledger.store.update_run, replace(record, state=DELETING), why)
+        log.info("run_deleted", run=record.run_id, actor=actor, reason=one_line(reason))
+
+
+async def _reload(run: Run) -> None:
+    """Raises InvalidInput if the models of an ended run cannot be read any more, or its code fails."""
+    try:
+        await reload_ended(run)
+    except StoreFull:
+        raise
+    except StoreError as error:
+        raise InvalidInput("run_id", "a run whose committed models can be read", str(error)) from error
+    except (TaskError, AlgorithmError) as error:
+        raise InvalidInput("run_id", "a run whose code can be loaded", str(error)) from error
+
+
+def _require(run: Run, what: str, *allowed: str) -> None:
+    if run.status not in allowed:
+        raise WrongState(run.id, run.status, allowed, what)
+
+
+def _why(run: Run, actor: str, event: str, detail: str = "") -> HistoryRecord:
+    return HistoryRecord(time.time(), actor, event, run.id, detail)

@@ -1,0 +1,181 @@
+"""All runs of one coordinator: finds them, holds the parts that act on them, and passes on the fleet's events."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from fl_server.aggregation.sending.broadcast import Broadcast
+from fl_server.errors import InvalidInput, NoBestRound, NoSuchModel, NoSuchResource, NoSuchRun
+from fl_server.rounds import events as ev
+from fl_server.run.run import Run
+from fl_server.runs.actions import RunActions
+from fl_server.runs.creation import RunCreation
+from fl_server.runs.deletion import Deletions, Retention
+from fl_server.runs.history import Audit
+from fl_server.runs.loading import RunLoading
+from fl_server.runs.outcomes import Outcomes
+from fl_server.runs.restoration import Restoration
+from fl_server.runs.table import RunTable
+from fl_server.runs.task_versions import notify_of_other_version
+from fl_server.services import Services
+from fl_server.store.checkpoints import INITIAL
+from fl_server.store.errors import StoreError
+from protos.codec import digest_text
+
+log = structlog.get_logger()
+
+_DIGITS = 9
+"""Digits of a round's number."""
+_PERMANENT = ("banned", "forgotten")
+
+
+class Coordinator:
+    """The runs, by id. Lives on the event loop; the fleet's listener."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self.table = RunTable()
+        self.audit = Audit(services.ledger)
+        self._deletions = Deletions(services)
+        loading = RunLoading(services)
+        self.creation = RunCreation(services, self.table, loading, self._deletions)
+        self.actions = RunActions(services, self.table, loading, self._deletions)
+        self._restoration = Restoration(services, self.table, loading, self._deletions)
+        self.outcomes = Outcomes(services.ledger, self.table)
+        self.retention = Retention(services.config.retention, services.ledger, self.runs, self.actions.delete)
+        self._retaining: asyncio.Task[None] | None = None
+        services.metrics.watch_runs(self.runs)
+
+    async def start(self) -> None:
+        """Restore every run, and continue those that had not ended. Some may still be loaded when it returns."""
+        self._services.fleet.changes.listener = self
+        await self._restoration.restore_all(self._run_restored)
+        self._retaining = asyncio.create_task(self.retention.apply_regularly())
+
+    async def close(self) -> None:
+        """Stop all runs where they are."""
+        if self._retaining is not None:
+            self._retaining.cancel()
+        await self._restoration.close()
+        await self._deletions.close()
+        await asyncio.gather(*(run.close() for run in self.table.loaded.values()))
+
+    def drain(self) -> None:
+        """Give no client new work, and load no more runs."""
+        self._restoration.drain()
+        for run in self.runs():
+            run.drain()
+
+    async def load_again(self, run_id: str) -> None:
+        """Load a run whose code failed, if it is one. Raises InvalidInput if it fails again."""
+        await self._restoration.load_again(run_id, self._run_restored)
+
+    def _run_restored(self, run: Run) -> None:
+        """A run was restored: clients that attached before are sent the work that they still have."""
+        for client_id in self._services.fleet.present():
+            if self._services.fleet.attached(client_id):
+                self._attached_to(run, client_id)
+
+    def runs(self) -> list[Run]:
+        """All runs, oldest first."""
+        return list(self.table.loaded.values())
+
+    def run(self, run_id: str) -> Run:
+        """A run by id. Raises NoSuchRun."""
+        run = self.table.loaded.get(run_id)
+        if run is None:
+            self.table.not_loaded.refuse(run_id)
+            raise NoSuchRun(run_id)
+        return run
+
+    def resource(self, digest: bytes, run_id: str, client_id: str) -> tuple[Run, Broadcast]:
+        """The broadcast with a digest, and its run. Raises NoSuchResource.
+
+        Several runs may have it: then that with `run_id`, else one that the client works for, else the first.
+        """
+        named = self.table.loaded.get(run_id)
+        if named is not None and (broadcast := named.broadcast(digest)):
+            return named, broadcast
+        found = [(run, broadcast) for run in self.table.loaded.values() if (broadcast := run.broadcast(digest))]
+        if not found:
+            raise NoSuchResource(digest_text(digest))
+        return next((each for each in found if each[0].state.works(client_id)), found[0])
+
+    async def model_round(self, run: Run, wanted: str) -> int:
+        """The round that "latest", "best" or a number means. Raises InvalidInput, NoSuchModel, NoBestRound."""
+        latest = run.log.latest
+        if wanted == "best":
+            return self._best_round(run)
+        if wanted == "latest":
+            return latest.round if latest else INITIAL
+        kept = await self._services.in_compute(self._services.checkpoints.rounds, run.id)
+        # Compared as text: a number of a million digits is no number to Python, and none of these.
+        if (found := {str(round_): round_ for round_ in kept if round_ >= 0}.get(wanted)) is not None:
+            return found
+        if len(wanted) <= _DIGITS and wanted.isdecimal() and int(wanted) < run.state.round:
+            raise NoSuchModel(run.id, int(wanted), kept)
+        shown = ", ".join(str(round_) for round_ in kept if round_ >= 0) or "none yet"
+        raise InvalidInput("round", f'"latest", "best" or a kept round ({shown})', repr(wanted[:100]))
+
+    @staticmethod
+    def _best_round(run: Run) -> int:
+        """The best round. Raises NoBestRound."""
+        if (best := run.log.best) is None:
+            raise NoBestRound(run.id, run.config.stop.metric, [*run.log.newest_metrics()])
+        return best.round
+
+    # For the fleet.
+
+    def client_attached(self, client_id: str) -> None:
+        """A client attached: send it the work that it still has."""
+        for run in self.table.loaded.values():
+            self._attached_to(run, client_id)
+
+    @staticmethod
+    def _attached_to(run: Run, client_id: str) -> None:
+        run.client_evaluations.client_attached(client_id)
+        if not run.ended:
+            run.dispatch.client_back(client_id)
+            notify_of_other_version(run, client_id)
+        elif client_id in run.client_states.members and not run.client_evaluations.awaits(client_id):
+            run.client_evaluations.send_run_ended([client_id])
+
+    def client_available(self, client_id: str) -> None:
+        """A client may train again: ask it once more for work that it gave up and that is still wanted."""
+        for run in self.table.loaded.values():
+            if not run.ended:
+                run.dispatch.client_back(client_id)
+
+    def client_gone(self, client_id: str, reason: str) -> None:
+        """A client is lost, banned or forgotten: do not wait for it any more."""
+        for run in self.table.loaded.values():
+            run.submissions.client_gone(client_id, reason)
+            run.client_evaluations.client_gone(client_id)
+            if reason == "forgotten":
+                run.client_states.drop(client_id)
+            if reason in _PERMANENT and not run.ended and client_id in run.state.members:
+                run.post(ev.StatesLost(f"{client_id} was {reason}, and with it its state"))
+        if reason in _PERMANENT:
+            self._services.io.submit(self._remove_unfinished, client_id)
+
+    def _remove_unfinished(self, client_id: str) -> None:
+        """Remove the unfinished uploads of a client that will not come back; in a worker thread."""
+        try:
+            self._services.spool.remove_unfinished(client_id)
+        except StoreError as error:
+            log.warning("not_removed", client=client_id, error=str(error))
+
+    def client_released(self, client_id: str) -> None:
+        """An operator lets a client take part again, also in runs that it was left out of."""
+        for run in self.table.loaded.values():
+            run.client_states.release(client_id)
+            run.eligible.invalidate()
+            run.post(ev.ClientReleased(client_id))
+
+    def fleet_changed(self) -> None:
+        """The set of clients that may be drawn may have changed."""
+        for run in self.table.loaded.values():
+            if not run.ended:
+                run.fleet_changed()

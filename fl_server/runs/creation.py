@@ -1,0 +1,168 @@
+"""Creates runs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Set as AbstractSet
+from contextlib import nullcontext
+from io import FileIO
+
+import structlog
+
+from algorithms import AlgorithmError
+from fl_common.allocator import free_what_failed
+from fl_common.units import size
+from fl_server.aggregation.methods import complete
+from fl_server.aggregation.outside import outside_names
+from fl_server.errors import InvalidInput, RunExists
+from fl_server.outside_calls import OutsideCode
+from fl_server.run.evaluation.criterion import check_metric, directions_of, needs_metric, with_direction
+from fl_server.run.run import Run
+from fl_server.run_config import RunConfig
+from fl_server.runs.deletion import Deletions
+from fl_server.runs.history import Audit
+from fl_server.runs.loading import LoadedTask, RunLoading, not_loadable
+from fl_server.runs.table import RunTable
+from fl_server.runs.task_versions import notify_of_other_version
+from fl_server.services import Services
+from fl_server.store.records import HistoryRecord, RunRecord
+from fl_tasks import TaskError
+from protos.digests import digest_text
+
+log = structlog.get_logger()
+
+
+class RunCreation:
+    """Puts runs into the coordinator's table. Lives on the event loop."""
+
+    def __init__(self, services: Services, table: RunTable, loading: RunLoading, deletions: Deletions) -> None:
+        self._services, self._table, self._loading, self._deletions = services, table, loading, deletions
+        self._audit = Audit(services.ledger)
+        self._creating: dict[str, int] = {}
+        """Runs that are being created, with the bytes that their models may take. A slow one holds up no other."""
+
+    @property
+    def deleted_ids(self) -> AbstractSet[str]:
+        """Ids of runs that were or are being deleted."""
+        return self._deletions.ids
+
+    async def create(self, config: RunConfig, actor: str, start: FileIO | None = None) -> Run:
+        """Check and store a run, and start it.
+
+        start: the open file that `initial_model` means, which is closed here; None for a run without one.
+        """
+
+        async def create() -> Run:
+            with start or nullcontext():
+                run_id = self._free_id(config)
+                self._creating[run_id] = 0  # a call at the same time must not take it
+                try:
+                    return await self._create(run_id, config, actor, start)
+                except Exception as error:
+                    if self._creating[run_id]:  # what there is of its model goes before another may take the room
+                        free_what_failed(error)
+                    raise
+                finally:
+                    del self._creating[run_id]
+
+        # If its call is cancelled, a run that is in the ledger starts all the same.
+        return await asyncio.shield(create())
+
+    async def _create(self, run_id: str, config: RunConfig, actor: str, start: FileIO | None) -> Run:
+        named, checkpoints = config.initial_model, self._services.checkpoints
+        if named and start is None:
+            raise unusable(named)
+        log.info("run_being_created", run=run_id, actor=actor, task=config.task.name)
+        try:
+            config = await self._code_for(run_id, config, actor)
+            config = await self._services.in_code(OutsideCode(run_id, outside_names(config)), complete, config)
+            task = await self._task_for(run_id, config, actor)
+            config = with_direction(config, directions_of(config, task.directions))
+            # A crash before `create_run` may have left files under the id.
+            await self._services.in_compute(checkpoints.remove_run, run_id)
+            if start is not None:
+                digest = await self._services.in_compute(checkpoints.keep_start, run_id, start)
+                config = config.model_copy(update={"initial_model": digest_text(digest)})
+            record = RunRecord(run_id, config.model_dump(exclude_none=True), "waiting", "", time.time())
+            try:
+                run = await self._loading.build(record, config, task, self._model_room(run_id))
+                await run.model.load(config)
+                await self._check_metric(run, config)
+            except (InvalidInput, TaskError, AlgorithmError):
+                await self._services.in_compute(checkpoints.remove_run, run_id)
+                raise
+        except TaskError as error:
+            raise not_loadable(error) from error
+        except AlgorithmError as error:
+            raise _invalid_algorithm(error) from error
+        what = ", ".join(filter(None, (config.task.name, config.algorithm.name, named and f"from {named}")))
+        why = HistoryRecord(time.time(), actor, "run_created", run_id, what)
+        await self._services.ledger.do(self._services.ledger.store.create_run, record, why)
+        self._table.loaded[run_id] = run
+        for client_id in self._services.fleet.present():
+            notify_of_other_version(run, client_id)
+        log.info("run_created", run=run_id, actor=actor, task=config.task.name, algorithm=config.algorithm.name)
+        run.start()
+        return run
+
+    async def _check_metric(self, run: Run, config: RunConfig) -> None:
+        """Raises InvalidInput for a metric that the run cannot use."""
+        check_metric(config, await run.model.reported_metrics() if needs_metric(config) else None)
+
+    def _free_id(self, config: RunConfig) -> str:
+        taken = {*self._table.loaded, *self._table.not_loaded, *self._deletions.ids, *self._creating}
+        if config.name in taken:
+            raise RunExists(config.name, deleted=config.name in self._deletions.ids)
+        if config.name:
+            return config.name
+        base, number = config.base_id(), 1
+        while f"{base}-{number}" in taken:
+            number += 1
+        return f"{base}-{number}"
+
+    async def _task_for(self, run_id: str, config: RunConfig, actor: str) -> LoadedTask:
+        """The task of a run that an operator creates; a refusal goes into the history."""
+        try:
+            return await self._loading.task(config)
+        except InvalidInput as error:
+            await self._audit.run_refused(actor, run_id, config.task.name, str(error))
+            raise
+
+    async def _code_for(self, run_id: str, config: RunConfig, actor: str) -> RunConfig:
+        """The configuration with the code of its method and reducer; a refusal goes into the history."""
+        try:
+            return await self._loading.code(run_id, config)
+        except InvalidInput as error:
+            await self._audit.run_refused(actor, run_id, config.task.name, str(error))
+            raise
+
+    def _model_room(self, run_id: str) -> int:
+        """Bytes that building another model may take, which it then has. Raises InvalidInput if there is no room."""
+        limits, runs = self._services.config.limits, self._table.loaded.values()
+        used = sum(run.model.size_bytes for run in runs if not run.ended) + sum(self._creating.values())
+        if (left := (limits.max_models_mib << 20) - used) <= 0:
+            raise InvalidInput(
+                "task",
+                f"room for another model: those of all runs under way have at most {limits.max_models_mib} MiB"
+                " (limits.max_models_mib in server.toml)",
+                f"{size(used)} in use: stop a run, or raise the limit",
+            )
+        self._creating[run_id] = min(limits.max_model_mib << 20, left)
+        return self._creating[run_id]
+
+
+def unusable(named: str) -> InvalidInput:
+    """The one error for every initial model that the caller cannot use, whatever the reason: it tells of no file."""
+    return InvalidInput(
+        "initial_model",
+        'one that you may use: "run:ID:ROUND" with a run whose models you may export, "upload:DIGEST" with a file that'
+        ' you sent (fl run create --initial-model FILE), or "file:NAME" with a file in the models_dir of server.toml',
+        repr(named[:100]),
+    )
+
+
+def _invalid_algorithm(error: AlgorithmError) -> InvalidInput:
+    """The error for the creator of a run, which names the wrong field."""
+    field = ".".join(filter(None, ("algorithm.parameters", error.parameter)))
+    return InvalidInput(field, "a value that the algorithm takes", error)
