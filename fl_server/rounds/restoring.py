@@ -72,9 +72,10 @@ def restored_round(state: RoundState, saved: SavedRound) -> RoundState:
     )
     if saved.fixed is not None:
         # The list was fixed and the computation had begun: the exchange consists of these updates and no others.
+        # The goal stays: the quorum follows from it if one of them is dropped.
         members, entries = frozenset(client for client, _ in saved.fixed), set(saved.admitted)
         admitted = tuple(entry for entry in saved.fixed if entry in entries)
-        state = replace(state, goal=len(saved.fixed), drawn=members, fixed=saved.fixed, admitted=admitted)
+        state = replace(state, drawn=members, fixed=saved.fixed, admitted=admitted)
     return state
 
 

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 
 from tests.deterministic import clocks
 
@@ -22,7 +23,7 @@ def main() -> int:
     """Run the command. Times are of the processor."""
     clocks.require_first()
     parser = argparse.ArgumentParser(prog="python -m tests.deterministic", description=__doc__)
-    parser.add_argument("--depth", type=int, choices=(2,), default=2)
+    parser.add_argument("--depth", type=int, choices=(1, 2), default=2, help="1: the core; 2: the whole system")
     parser.add_argument("--seeds", default="0:50", help="first:end, or one seed")
     parser.add_argument("--log", action="store_true", help="print what happens, with virtual times")
     options = parser.parse_args()
@@ -30,7 +31,7 @@ def main() -> int:
     seeds = range(int(first), int(end) if end else int(first) + 1)
     began, failed, happened = time.process_time(), 0, Counter[str]()
     for seed in seeds:
-        lines, kinds = _life(seed, log=options.log)
+        lines, kinds = (_core if options.depth == 1 else _whole)(seed, log=options.log)
         happened += kinds
         failed += bool(lines)
         for line in lines:
@@ -43,10 +44,8 @@ def main() -> int:
     return min(failed, 99)
 
 
-def _life(seed: int, *, log: bool) -> tuple[list[str], Counter[str]]:
-    """Live one life. Returns the lines about its failure, none if all is well, and its faults by kind."""
-    from dataclasses import replace
-
+def _whole(seed: int, *, log: bool) -> tuple[list[str], Counter[str]]:
+    """Live one life of depth 2. Returns the lines about its failure, none if all is well, and its faults by kind."""
     from tests.deterministic.life import live
     from tests.deterministic.plan import plan_of
     from tests.deterministic.shrinking import shrunk
@@ -63,6 +62,25 @@ def _life(seed: int, *, log: bool) -> tuple[list[str], Counter[str]]:
         f"    {plan.job.name}, {len(plan.clients)} clients: {result.error}",
         f"    {len(few)} of {len(plan.faults)} faults are enough: {'; '.join(map(str, few)) or 'none'}",
     ], result.seen.happened
+
+
+def _core(seed: int, *, log: bool) -> tuple[list[str], Counter[str]]:
+    """The same for a life of depth 1."""
+    from tests.deterministic.core_life import CoreLife, live_core
+    from tests.deterministic.shrinking import shrunk
+
+    error, happened = live_core(seed)
+    kinds = Counter(fault.what for fault in happened)
+    if log:
+        print(CoreLife(seed).policy, *happened, sep="\n")
+    if not error:
+        return [], kinds
+    few = shrunk(happened, lambda faults: bool(live_core(seed, tuple(fault.step for fault in faults))[0]))
+    return [
+        f"FAILED: python -m tests.deterministic --depth 1 --seeds {seed} --log",
+        f"    {error}",
+        f"    {len(few)} of {len(happened)} faults are enough: {'; '.join(map(str, few)) or 'none'}",
+    ], kinds
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ RUN = "r"
 WITHIN_S = 900.0
 """A run completes within this virtual time after the last fault."""
 CLEAN_S = 900.0
-"""No file of the run is left this long after its end. A device that was banned tries again every few minutes."""
+"""No file of the run is left this long after its end and a registration of each device."""
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of its own is made there
 _FOLDERS = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
 _FAULTS_LOGGED = frozenset(
@@ -348,10 +348,14 @@ class Life:
             await self._create()
             self.note("the run is created")
             await self._until_ended(working)
+            await asyncio.sleep(60.0)
+            if files_left(self):  # a device asks for the outcomes that it missed when it registers
+                for name in self.plan.clients:
+                    self._kill(name, 1.0)
             for _ in range(int(CLEAN_S)):
-                await asyncio.sleep(1.0)
                 if not files_left(self):
                     break
+                await asyncio.sleep(1.0)
         finally:
             self.over = True
             for task in working:

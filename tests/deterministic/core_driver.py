@@ -1,0 +1,334 @@
+"""A driver of the core without tensors, files and sessions. It keeps the contract of order: write, act, send.
+
+Its ledger is a few dictionaries, and its steps are a generator: a kill between any two of them drops the generator and
+all that is in memory. A model is the digest of the model before it and of its accepted list.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import Any
+
+from fl_server.rounds import effects as fx
+from fl_server.rounds import events as ev
+from fl_server.rounds import machine, restoring
+from fl_server.rounds.committing import clients_due, evaluation_due
+from fl_server.rounds.restoring import SavedRound
+from fl_server.rounds.state import ByClient, Failed, Lost, Phase, Refused, RoundPolicy, RoundState
+from fl_server.rounds.stop_rules import Judged
+
+Place = tuple[int, int]
+"""(round, exchange)."""
+
+
+class Broken(AssertionError):
+    """An invariant does not hold."""
+
+
+def digest(*parts: object) -> bytes:
+    """A digest of values by their text."""
+    return blake2b(repr(parts).encode(), digest_size=8).digest()
+
+
+def require(true: object, why: str) -> None:
+    """Raise Broken with the reason unless the condition holds."""
+    if not true:
+        raise Broken(why)
+
+
+@dataclass
+class Ledger:
+    """What is durable."""
+
+    rounds: int
+    status: str = "running"
+    paused: bool = False
+    reason: str = ""
+    epoch: int = 0
+    attempts: dict[int, list[tuple[int, int, tuple[str, ...]]]] = field(default_factory=dict)
+    """Round -> (exchange, attempt, cohort)."""
+    updates: dict[Place, dict[str, bytes]] = field(default_factory=dict)
+    """Admitted updates in order of arrival."""
+    refused: dict[Place, dict[str, Refused]] = field(default_factory=dict)
+    failed: dict[Place, dict[str, Failed]] = field(default_factory=dict)
+    fixed: dict[Place, ev.Accepted] = field(default_factory=dict)
+    commits: list[tuple[bytes, ev.Accepted, int, float]] = field(default_factory=list)
+    """(model, accepted list, epoch, over-selection factor) by round."""
+    metrics: dict[int, dict[str, float]] = field(default_factory=dict)
+    by_clients: set[int] = field(default_factory=set)
+    lost: dict[str, Lost] = field(default_factory=dict)
+    """States that wait for a reset."""
+    judged_from: int = 0
+    restarts: set[int] = field(default_factory=set)
+    """Rounds that were redrawn."""
+
+    @property
+    def model(self) -> bytes:
+        """The latest model."""
+        return self.commits[-1][0] if self.commits else b"first"
+
+
+@dataclass
+class Told:
+    """What has left the coordinator, and so cannot be taken back."""
+
+    assigned: dict[str, tuple[int, int, int, bytes]] = field(default_factory=dict)
+    """Client -> (round, exchange, epoch, model) of its work."""
+    acknowledged: dict[tuple[int, int, str], bytes] = field(default_factory=dict)
+    announced: int = 0
+    """Rounds whose outcomes were sent."""
+
+
+class Driver:
+    """One process of the coordinator."""
+
+    def __init__(self, policy: RoundPolicy, ledger: Ledger, told: Told) -> None:
+        self.ledger, self.told = ledger, told
+        self.state = RoundState(policy, ledger.rounds)
+        self.work: deque[str] = deque()
+        """Long work under way: "reduce", "step", "commit", "evaluate 3", "ask 3"."""
+        self.deadline = self.retries = False
+        self.carrying = False
+        """Whether the effects of an event are being carried out."""
+        self.counted: dict[int, Any] = {}
+
+    # The start.
+
+    def restore(self, present: frozenset[str]) -> Iterator[str]:
+        """Restore the state, and continue."""
+        ledger, policy = self.ledger, self.state.policy
+        done = len(ledger.commits)
+        epochs = [commit[2] for commit in ledger.commits]
+        of_epoch = [number for number, epoch in enumerate(epochs) if epoch == ledger.epoch]
+        members = frozenset(client for number in of_epoch for client, _ in ledger.commits[number][1])
+        state = replace(
+            self.state, rounds=ledger.rounds, round=done, paused=ledger.paused, state_epoch=ledger.epoch,
+            epoch_rounds=len(of_epoch), over_selection=ledger.commits[-1][3] if done else 0.0,
+            members=members if policy.population else frozenset(), judged_from=ledger.judged_from,
+            lost=ByClient(ledger.lost) if policy.population else ByClient(),
+        )  # fmt: skip
+        if ledger.status != "running":
+            attempts = ledger.attempts.get(done, [])
+            self.state = replace(
+                state, phase=Phase.ENDED, ending=(ledger.status, ledger.reason), goal=1 if attempts else 0,
+                attempt=max((attempt for _, attempt, _ in attempts), default=0),
+            )  # fmt: skip
+            if policy.evaluate_every and done and done - 1 not in ledger.metrics:
+                self.work.append(f"evaluate {done - 1}")
+            return
+        state = restoring.restored_round(state, self.saved(done))
+        state = restoring.without_absent(state, present)
+        evaluations = [(round_, found) for round_, found in ledger.metrics.items() if round_ >= ledger.judged_from]
+        missing: set[ev.Source] = set()
+        for round_ in range(done):
+            if evaluation_due(state, round_) and round_ not in ledger.metrics:
+                self.work.append(f"evaluate {round_}")
+                missing |= {"server"} if round_ == done - 1 else set()
+        if done and clients_due(state, done - 1) and done - 1 not in ledger.by_clients:
+            missing.add("clients")
+            self.work.append(f"ask {done - 1}")
+        self.state = restoring.with_evaluations(state, evaluations, Judged(), missing)
+        self.deadline = self.state.phase is Phase.COLLECTING
+        yield "restored"
+        yield from self.take(ev.RoundRestored())
+
+    def saved(self, round_: int) -> SavedRound:
+        """What the ledger has of a round."""
+        attempts = self.ledger.attempts.get(round_, [])
+        place = (round_, max((exchange for exchange, _, _ in attempts), default=0))
+        admitted = tuple(self.ledger.updates.get(place, {}).items())
+        refused, failed = self.ledger.refused.get(place, {}), self.ledger.failed.get(place, {})
+        return SavedRound(list(attempts), admitted, self.ledger.fixed.get(place), dict(refused), dict(failed))
+
+    # Events.
+
+    def take(self, event: ev.Event) -> Iterator[str]:
+        """Process an event, if it still means something, and carry out its effects."""
+        require(not self.carrying, f"{event} came while effects were carried out")
+        if not isinstance(event, ev.RoundRestored) and not machine.applies(event, self.state):
+            return
+        before = self.state
+        self.state, effects = machine.advance(self.state, event)
+        if before.phase is Phase.COLLECTING and self.state.phase is not Phase.COLLECTING:
+            self.deadline = False
+        if before.phase is Phase.SELECTING and self.state.phase is not Phase.SELECTING:
+            self.retries = False
+        self.carrying = True
+        for effect in effects:
+            yield from self.carry_out(effect)
+        self.carrying = False
+
+    def admit(self, client: str, place: Place, made: bytes) -> Iterator[str]:
+        """An upload: written, acknowledged, and then an event."""
+        known = self.ledger.updates.get(place, {}).get(client)
+        if known is None and self.state.undecided(place, client) and not self.state.not_wanted(place, client):
+            for step in self.order_of_uploads:
+                rows: Any = self.ledger.updates.setdefault(place, {}) if step == "write" else self.told.acknowledged
+                rows[client if step == "write" else (*place, client)] = made
+                yield f"update: {step}"
+            yield from self.take(ev.UpdateAdmitted(client, made))
+        elif known is not None and place[0] >= len(self.ledger.commits):
+            self.told.acknowledged.setdefault((*place, client), known)
+
+    def refuse(self, client: str, place: Place, fault: ev.Fault) -> Iterator[str]:
+        """An upload that is refused."""
+        if self.state.undecided(place, client) and not self.state.not_wanted(place, client):
+            self.ledger.refused.setdefault(place, {})[client] = Refused(fault, "bad")
+            self.ledger.failed.get(place, {}).pop(client, None)
+            yield "refusal written"
+            yield from self.take(ev.UpdateRefused(client, fault, "bad"))
+
+    def fail(self, client: str, place: Place, *, not_finite: bool) -> Iterator[str]:
+        """The work of a client failed."""
+        if place == (self.state.round, self.state.exchange) and self.state.works(client):
+            event = ev.WorkFailed(client, "it failed", not_finite=not_finite)
+            self._write_failure(client, "it failed", not_finite=not_finite)
+            yield "failure written"
+            yield from self.take(event)
+
+    def lose_state(self, client: str, place: Place) -> Iterator[str]:
+        """A client at work has lost its state."""
+        if place == (self.state.round, self.state.exchange) and self.state.works(client):
+            if self.state.policy.population:
+                self.ledger.lost[client] = Lost("its disk is new", left_out=False)
+                yield "lost state written"
+            yield from self.take(ev.StateLost(client, "its disk is new"))
+
+    def _write_failure(self, client: str, why: str, *, not_finite: bool = False) -> None:
+        place = (self.state.round, self.state.exchange)
+        known = self.ledger.failed.setdefault(place, {}).pop(client, None)
+        times = known.times + 1 if known else 1
+        self.ledger.failed[place][client] = Failed(why, "", not_finite, times=times)
+
+    # Long work. Each piece ends with an event.
+
+    def finish(self, work: str) -> Iterator[str]:
+        """The end of a piece of long work."""
+        ledger, state = self.ledger, self.state
+        kind, _, number = work.partition(" ")
+        if kind == "reduce":
+            yield from self.take(ev.ExchangeReduced())
+        elif kind == "step":
+            self.counted[state.round] = digest(ledger.model, ledger.fixed[state.round, state.exchange])
+            yield from self.take(ev.StepComputed())
+        elif kind == "commit":
+            require(state.phase is Phase.COMMITTING, "a model is committed in another phase")
+            yield "checkpoint written"
+            fixed = ledger.fixed[state.round, state.exchange]
+            require(fixed == state.accepted, "the accepted list of the state is not that of the ledger")
+            require(state.round == len(ledger.commits), f"round {state.round} is committed again or too early")
+            require(state.state_epoch == ledger.epoch, "the epoch of the state is not that of the ledger")
+            ledger.commits.append((self.counted[state.round], fixed, ledger.epoch, state.over_selection))
+            for client, _ in fixed:
+                ledger.lost.pop(client, None)
+            yield "commit written"
+            yield from self.take(ev.ModelCommitted(any(each.startswith("evaluate") for each in self.work)))
+        elif kind == "evaluate":
+            metrics = {"loss": int.from_bytes(digest("loss", number)) % 1000 / 1000}
+            ledger.metrics[int(number)] = metrics
+            yield "metrics written"
+            yield from self.take(ev.Evaluated("server", int(number), metrics))
+        else:
+            ledger.by_clients.add(int(number))
+            yield "clients' metrics written"
+            yield from self.take(ev.Evaluated("clients", int(number)))
+
+    # Effects.
+
+    order, order_of_uploads = ("write", "act", "send"), ("write", "acknowledge")
+
+    def carry_out(self, effect: fx.Effect) -> Iterator[str]:
+        """Write, act, send."""
+        for step in self.order:
+            getattr(self, step)(effect)
+            yield f"{type(effect).__name__}: {step}"
+
+    def write(self, effect: fx.Effect) -> None:
+        ledger, place = self.ledger, (self.state.round, self.state.exchange)
+        match effect:
+            case fx.OpenAttempt(round_, exchange, attempt, cohort):
+                rows = ledger.attempts.setdefault(round_, [])
+                require(rows or not ledger.paused, f"round {round_} was begun in a pause")
+                if (exchange, attempt) not in [row[:2] for row in rows]:
+                    rows.append((exchange, attempt, cohort))
+            case fx.RecordFailure(client, why):
+                self._write_failure(client, why)
+            case fx.ReduceExchange(accepted) | fx.ComputeStep(accepted):
+                known = ledger.fixed.get(place)
+                require(known in (None, accepted), f"another list of {place} is accepted: {accepted}, not {known}")
+                ledger.fixed[place] = accepted
+            case fx.DropCulprits(round_, exchange, culprits):
+                for client, why in culprits:
+                    ledger.updates[round_, exchange].pop(client)
+                    ledger.refused.setdefault((round_, exchange), {})[client] = Refused("not_finite", why)
+                    self.told.acknowledged.pop((round_, exchange, client), None)
+                ledger.fixed.pop((round_, exchange))
+            case fx.RestartRound(round_, _, states, epoch):
+                self._forget_round(round_)
+                require(epoch == ledger.epoch + states, f"epoch {epoch} follows {ledger.epoch}")
+                if states:
+                    ledger.epoch = epoch
+                    ledger.lost.clear()
+            case fx.EndRun(status, reason):
+                ledger.status, ledger.reason = status, reason
+
+    def _forget_round(self, round_: int) -> None:
+        ledger = self.ledger
+        ledger.restarts.add(round_)
+        ledger.attempts.pop(round_, None)
+        for rows in (ledger.updates, ledger.refused, ledger.failed, ledger.fixed):
+            for place in [place for place in rows if place[0] == round_]:
+                rows.pop(place)  # type: ignore[attr-defined]
+        for key in [key for key in self.told.acknowledged if key[0] == round_]:
+            del self.told.acknowledged[key]
+
+    def act(self, effect: fx.Effect) -> None:
+        match effect:
+            case fx.OpenAttempt():
+                self.deadline = True
+            case fx.RetryLater():
+                self.retries = True
+            case fx.ReduceExchange():
+                self.work.append("reduce")
+            case fx.ComputeStep():
+                self.work.append("step")
+            case fx.Commit():
+                self.work.append("commit")
+            case fx.DropCulprits() | fx.RestartRound():
+                self._stop_computing()
+            case fx.Announce(round_, evaluate, ask):
+                self.work.extend([f"evaluate {round_}"] * evaluate + [f"ask {round_}"] * ask)
+            case fx.EndRun():
+                self.deadline = self.retries = False
+                self._stop_computing()
+
+    def _stop_computing(self) -> None:
+        self.work = deque(each for each in self.work if each.partition(" ")[0] in ("evaluate", "ask"))
+
+    def send(self, effect: fx.Effect) -> None:
+        match effect:
+            case fx.OpenAttempt():
+                for client in self.state.outstanding:
+                    self.assign(client)
+            case fx.SendWork(client):
+                self.assign(client)
+            case fx.Cancel(clients):
+                for client in clients:
+                    self.told.assigned.pop(client, None)
+            case fx.Announce(round_):
+                require(round_ < len(self.ledger.commits), f"round {round_} is announced and not committed")
+                self.told.announced = round_ + 1
+            case fx.EndRun():
+                self.told.assigned.clear()
+
+    def assign(self, client: str) -> None:
+        """Send a client its work."""
+        state, ledger = self.state, self.ledger
+        if not state.works(client) or state.phase is not Phase.COLLECTING:
+            return
+        cohorts = [cohort for exchange, _, cohort in ledger.attempts.get(state.round, []) if exchange == state.exchange]
+        require(any(client in cohort for cohort in cohorts), f"{client} got work of {state.round} before it is written")
+        self.told.assigned[client] = (state.round, state.exchange, state.state_epoch, ledger.model)

@@ -1,0 +1,209 @@
+"""Planted faults: small mutations of the core and of its driver, each of which the simulation must find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+from fl_server.rounds import collecting, committing, effects, events, restoring, selecting
+from fl_server.rounds import state as states
+from fl_server.rounds.machine import RULES
+from fl_server.rounds.state import ByClient, Phase, RoundState
+from tests.deterministic.core_driver import Driver
+
+Patch = tuple[Any, str, Any]
+"""(module or class, name, what stands in its place)."""
+
+
+def _quorum_of_one() -> Patch:
+    return RoundState, "quorum", property(lambda state: 1)
+
+
+def _close_accepts_all() -> Patch:
+    def close(state: RoundState) -> Any:
+        return _CLOSE(replace(state, goal=len(state.admitted)))
+
+    return collecting, "close", close
+
+
+def _close_in_order_of_arrival() -> Patch:
+    def close(state: RoundState) -> Any:
+        closed, (first, *more) = _CLOSE(state)
+        accepted = tuple(state.admitted[: state.goal])
+        return replace(closed, accepted=accepted), (replace(first, accepted=accepted), *more)
+
+    return collecting, "close", close
+
+
+def _refusals_do_not_stand() -> Patch:
+    def undecided(state: RoundState, place: tuple[int, int], client: str) -> bool:
+        return state.collects and place == (state.round, state.exchange) and not state.arrivals.has(client)
+
+    return RoundState, "undecided", undecided
+
+
+def _redraw_keeps_updates() -> Patch:
+    return selecting, "redraw", lambda state: replace(_REDRAW(state), admitted=state.admitted)
+
+
+def _refusals_stand_for_ever() -> Patch:
+    return committing, "next_round", lambda state: replace(_NEXT_ROUND(state), refused=state.refused)
+
+
+def _epoch_stays() -> Patch:
+    def reset(state: RoundState, why: str) -> Any:
+        after, restart = _RESET(state, why)
+        return replace(after, state_epoch=state.state_epoch), replace(restart, state_epoch=state.state_epoch)
+
+    return selecting, "reset_states", reset
+
+
+def _lost_states_stay() -> Patch:
+    def reset(state: RoundState, why: str) -> Any:
+        after, restart = _RESET(state, why)
+        return replace(after, lost=state.lost), restart
+
+    return selecting, "reset_states", reset
+
+
+def _restored(**changes: Any) -> Callable[[], Patch]:
+    def planted() -> Patch:
+        return restoring, "restored_round", lambda state, saved: _RESTORED(state, replace(saved, **changes))
+
+    return planted
+
+
+def _population_ignored() -> Patch:
+    return states, "within_population", lambda eligible, members, population: tuple(eligible)
+
+
+def _not_judged() -> Patch:
+    return committing, "_judged", lambda state, event, round: state
+
+
+def _not_awaited() -> Patch:
+    return committing, "awaited_evaluations", lambda state, round: frozenset()
+
+
+def _draws_in_a_pause() -> Patch:
+    return committing, "select", lambda state: _SELECT(replace(state, paused=False))
+
+
+def _no_retry() -> Patch:
+    def wait(state: RoundState, waits: effects.AwaitClients) -> Any:
+        after, found = _WAIT(state, waits)
+        return after, tuple(each for each in found if not isinstance(each, effects.RetryLater))
+
+    return selecting, "wait_for_clients", wait
+
+
+def _no_members() -> Patch:
+    def committed(state: RoundState, event: events.ModelCommitted) -> Any:
+        after, found = _COMMITTED(state, event)
+        return replace(after, members=state.members), found
+
+    return RULES, (Phase.COMMITTING, events.ModelCommitted), committed  # type: ignore[return-value]
+
+
+def _next_exchange_keeps_updates() -> Patch:
+    def reduced(state: RoundState, event: events.ExchangeReduced) -> Any:
+        after, found = _NEXT_EXCHANGE(state, event)
+        kept = () if after.phase is not Phase.COLLECTING else state.admitted[:1]
+        return replace(after, admitted=kept), found
+
+    return RULES, (Phase.REDUCING, events.ExchangeReduced), reduced  # type: ignore[return-value]
+
+
+def _culprits_stay() -> Patch:
+    def drop(state: RoundState, event: events.CulpritsFound) -> Any:
+        after, found = _DROP(state, event)
+        return replace(after, admitted=state.admitted), found
+
+    return RULES, (Phase.STEPPING, events.CulpritsFound), drop  # type: ignore[return-value]
+
+
+def _deadline_without_quorum() -> Patch:
+    def passed(state: RoundState, event: events.DeadlinePassed) -> Any:
+        return _CLOSE(state) if state.admitted and not state.fixed else _DEADLINE(state, event)
+
+    return RULES, (Phase.COLLECTING, events.DeadlinePassed), passed  # type: ignore[return-value]
+
+
+def _goal_shrinks_at_restart() -> Patch:
+    def restored(state: RoundState, saved: restoring.SavedRound) -> RoundState:
+        after = _RESTORED(state, saved)
+        return replace(after, goal=len(after.fixed)) if after.fixed else after
+
+    return restoring, "restored_round", restored
+
+
+def _driver(**changes: Any) -> Callable[[], Patch]:
+    name, value = next(iter(changes.items()))
+    return lambda: (Driver, name, value)
+
+
+def _no_deadline() -> Patch:
+    act = Driver.act
+    return Driver, "act", lambda self, effect: None if isinstance(effect, effects.OpenAttempt) else act(self, effect)
+
+
+_CLOSE, _DEADLINE, _DROP, _NEXT_EXCHANGE = (
+    collecting.close, collecting.deadline, collecting.drop_culprits, collecting.next_exchange,
+)  # fmt: skip
+_REDRAW, _NEXT_ROUND, _RESET, _WAIT, _SELECT = (
+    selecting.redraw, selecting.next_round, selecting.reset_states, selecting.wait_for_clients, selecting.select,
+)  # fmt: skip
+_RESTORED, _COMMITTED = restoring.restored_round, committing.committed
+
+PLANTED: dict[str, Callable[[], Patch]] = {
+    "one update is a quorum": _quorum_of_one,
+    "a deadline closes a round below its quorum": _deadline_without_quorum,
+    "more updates than the goal are accepted": _close_accepts_all,
+    "the accepted list is in order of arrival": _close_in_order_of_arrival,
+    "a refused client may deliver again": _refusals_do_not_stand,
+    "a redrawn round keeps its updates": _redraw_keeps_updates,
+    "refusals last for more than a round": _refusals_stand_for_ever,
+    "a reset of states stays in its epoch": _epoch_stays,
+    "lost states are kept after the reset": _lost_states_stay,
+    "a restart forgets refusals": _restored(refused=ByClient()),
+    "a restart forgets failures": _restored(failed=ByClient()),
+    "a restart forgets the fixed list": _restored(fixed=None),
+    "a restart lowers the goal to the fixed list": _goal_shrinks_at_restart,
+    "the population has no limit": _population_ignored,
+    "evaluations are not judged": _not_judged,
+    "no evaluation is awaited": _not_awaited,
+    "a pause does not stop new rounds": _draws_in_a_pause,
+    "a run that waits for clients never tries again": _no_retry,
+    "clients do not join the population": _no_members,
+    "the next exchange begins with an update of the last": _next_exchange_keeps_updates,
+    "a culprit stays among the updates": _culprits_stay,
+    "work is sent before its cohort is written": _driver(order=("send", "write", "act")),
+    "an update is acknowledged before it is written": _driver(order_of_uploads=("acknowledge", "write")),
+    "an attempt has no deadline": _no_deadline,
+}
+
+FOUND_BY = {
+    "a refused client may deliver again": 52,
+    "a restart forgets refusals": 40,
+    "a restart forgets failures": 35,
+    "a restart lowers the goal to the fixed list": 163,
+    "no evaluation is awaited": 72,
+    "clients do not join the population": 40,
+    "an update is acknowledged before it is written": 19,
+}
+"""The first seed that finds a fault, where it is over 9."""
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """The core or its driver with one of the faults."""
+    owner, attribute, replacement = PLANTED[name]()
+    if isinstance(owner, dict):
+        with mock.patch.dict(owner, {attribute: replacement}):
+            yield
+    else:
+        with mock.patch.object(owner, attribute, replacement):
+            yield
