@@ -36,8 +36,7 @@ from fl_client.gates.gate_set import GateSet
 from fl_client.monitoring.logs import Progress
 from fl_client.monitoring.metrics import Metrics
 from fl_client.policy.budget import Budget
-from fl_client.policy.file import CHECK_S, PolicyFile
-from fl_client.policy.gate import PolicyGate
+from fl_client.policy.file import CHECK_S, PolicyFile, PolicyGate
 from fl_client.policy.site import SitePolicy
 from fl_client.policy.usage import FILE, DailyUsage
 from fl_client.settings import device as devices

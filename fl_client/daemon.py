@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import structlog
 
-from fl_client.assignments import hung_training
+from fl_client.assignments import deadline
 from fl_client.assignments.executor import Services
 from fl_client.assignments.manager import AssignmentManager
 from fl_client.connection.session_manager import SessionManager
@@ -47,7 +47,7 @@ class Daemon:
                     tasks.create_task(each)
                     for each in (availability.run(), availability.report_changes(link), state.watch(), policy.run())
                 ]
-                reporting.append(tasks.create_task(hung_training.watch(self._services.worker, availability)))
+                reporting.append(tasks.create_task(deadline.watch(self._services.worker, availability)))
                 if self._renewal is not None:
                     reporting.append(tasks.create_task(self._renewal.run()))
                 await stop.wait()

@@ -113,10 +113,8 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "admin",
         "certificates",
         "render",
-        "environment",
         "files",
         "environment",
-        "user_code",
         "worker_process",
         "errors",
     ),
@@ -151,7 +149,7 @@ NO_EFFECTS = {"asyncio", "datetime", "grpc", "http", "io", "os", "pathlib", "pic
 
 
 IMPORT_BY_NAME = {
-    "fl_client.gates.nvml",
+    "fl_client.gates.gpu",
     "fl_extensions.importing",
 }
 """Modules that import a module by a computed name. Only `fl_extensions.importing` gets the name from outside."""

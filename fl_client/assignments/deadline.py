@@ -1,15 +1,16 @@
-"""The time limit of one assignment: the coordinator's deadline, and at most what this device's owner allows.
-
-Time counts only while the coordinator is attended, because a coordinator's deadlines stop while it is down.
-"""
+"""The time limit of one assignment, and a step of training that does not end."""
 
 from __future__ import annotations
 
 import asyncio
 from types import TracebackType
 
+import structlog
+
+from fl_client.assignments.availability import AvailabilityMonitor
 from fl_client.connection.messages import seconds_of
 from fl_client.errors import WorkFailed
+from fl_client.training.worker import Worker
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
 
@@ -78,3 +79,29 @@ class DeadlineTimer:
             self._ends = now + self._left
         if self._scope is not None and not self._scope.expired():
             self._scope.reschedule(self._ends)
+
+
+log = structlog.get_logger()
+
+HANGS_S = 30.0
+"""A step that goes on for so long after its cancellation or deadline hangs. Any other ends the work when it ends."""
+CHECK_S = 5.0
+
+
+async def watch(worker: Worker, availability: AvailabilityMonitor) -> None:
+    """Report to the coordinator that the device may not train while a step hangs; until cancelled."""
+    hangs = False
+    while True:
+        await asyncio.sleep(CHECK_S)
+        seconds = worker.hangs_for()
+        if (seconds >= HANGS_S) == hangs:
+            continue
+        hangs = not hangs
+        if not hangs:
+            log.info("training_goes_on")
+            availability.set_training(None)
+            continue
+        at = f" at {place}" if (place := worker.place) else ""
+        problem = f"a step has not ended {seconds:.0f} s after its work was cancelled{at}: restart the daemon"
+        log.error("training_hangs", detail=problem)
+        availability.set_training(problem)

@@ -15,8 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from fl_client.storage.state import AUDIT
-from fl_common.audit.rows import START, AuditRow, Head, limited
-from fl_common.audit.verify import rows_of_lines
+from fl_common.audit import START, AuditRow, Head, limited, rows_of_lines
 
 NAME = AUDIT[0]
 MOST_BYTES = 8 << 20

@@ -10,8 +10,7 @@ from zoneinfo import ZoneInfo
 import torch
 
 from fl_client.gates.base import Gate
-from fl_client.gates.gpu import GpuGate, LoadMeter, TegraMeter
-from fl_client.gates.nvml import NvmlMeter
+from fl_client.gates.gpu import GpuGate, LoadMeter, NvmlMeter, TegraMeter
 from fl_client.gates.power import PowerGate
 from fl_client.gates.temperature import Limits, TemperatureGate
 from fl_client.gates.window import WindowGate

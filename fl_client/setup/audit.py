@@ -14,8 +14,7 @@ from fl_client.audit.file import rows_in
 from fl_client.errors import ConfigError, UsageError
 from fl_client.settings.config import load_config
 from fl_client.setup.units import CONFIG
-from fl_common.audit.rows import AuditRow, Head
-from fl_common.audit.verify import ChainCheck
+from fl_common.audit import AuditRow, ChainCheck, Head
 from fl_common.command_help import Group, examples
 from fl_common.logs import escaped
 

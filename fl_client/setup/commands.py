@@ -12,13 +12,12 @@ import typer
 
 from fl_client.errors import UsageError
 from fl_client.setup.audit import app as audit_app
-from fl_client.setup.doctor.checks import run_checks
-from fl_client.setup.doctor.report import report
+from fl_client.setup.doctor.checks import report, run_checks
 from fl_client.setup.enrolling import EnrollFlags, enroll, target_of, write_settings
+from fl_client.setup.enrolling import follow_token as follow
 from fl_client.setup.policy import app as policy_app
 from fl_client.setup.questions import DefaultAnswers, Flags, TerminalPrompts, collect_values, parse_pairs
 from fl_client.setup.settings_file import save, settings_text
-from fl_client.setup.token_following import follow_token as follow
 from fl_client.setup.units import CONFIG, UnitOptions, systemd_version, unit_files, write
 from fl_common.command_help import Group, examples
 

@@ -26,12 +26,11 @@ from fl_client.settings.device import DEFAULT_COMPUTE, Compute
 from fl_client.training import error_feedback, model_values, packing, payloads
 from fl_client.training import personal as own
 from fl_client.training.data import LocalTask
-from fl_client.training.failures import task_failures
 from fl_client.training.local_model import LocalModel
 from fl_client.training.local_steps import settings_of
 from fl_client.training.model_values import Bundles
 from fl_client.training.own_loop import OnStep, OwnTraining, Round, work_of
-from fl_client.training.results import PreparedWork, TrainingResult, result_of
+from fl_client.training.results import PreparedWork, TrainingResult, result_of, task_failures
 from fl_tasks.batches import count_steps, ordered_batches, raw_batches, seed_everything
 from fl_tasks.building.new_model import new_model
 from fl_tasks.data.forms import forward_of

@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 
 from algorithms.outside_code import place_of_thread
-from fl_client.training.failures import Interrupted, failure_of
+from fl_client.training.results import Interrupted, failure_of
 
 T = TypeVar("T")
 

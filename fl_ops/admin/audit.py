@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fl_common.audit.rows import START, AuditRow, Head
-from fl_common.audit.verify import rows_of_lines
+from fl_common.audit import START, AuditRow, Head, rows_of_lines
 from fl_ops.admin.client import AdminClient
 from fl_ops.errors import Refused, UsageError
 from protos.fl.v1 import admin_pb2

@@ -1,12 +1,14 @@
-"""Watches a run across lost connections: a coordinator that restarts continues its runs, and so does the watch."""
+"""Watches a run across lost connections, and reads the clients of its round again and again."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-from fl_ops.errors import Unreachable
-from fl_ops.render.runs.progress import Lost, exit_code
+from fl_ops.errors import OpsError, Unreachable
+from fl_ops.render.runs.progress import Lost, RunProgress, exit_code
 from protos.fl.v1 import admin_pb2
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 10.0
@@ -52,3 +54,35 @@ def watch(
             yield Lost(why)
         wait(min(_FIRST_WAIT_S * 2**attempts, _LONGEST_WAIT_S))
         attempts = min(attempts + 1, 10)
+
+
+EVERY_S = 2.0
+"""Between two readings."""
+_END_S = 1.0
+"""A reading under way is waited for so long, before the caller closes the connection."""
+
+
+@contextmanager
+def cohort_read(read: Callable[[], admin_pb2.ListCohortResponse], progress: RunProgress) -> Iterator[None]:
+    """Keep `progress.cohort` up to date while the run collects, in a thread, for as long as the block lasts.
+
+    read: the clients of the round; raises OpsError.
+    """
+    ended = threading.Event()
+
+    def read_on() -> None:
+        while not ended.is_set():
+            if progress.run.phase == "collecting":
+                try:
+                    progress.cohort = read()
+                except OpsError:
+                    progress.cohort = None  # the watch of the run reports a lost connection
+            ended.wait(EVERY_S)
+
+    thread = threading.Thread(target=read_on, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(_END_S)

@@ -15,9 +15,8 @@ import typer
 from fl_common.program import raised_interrupts
 from fl_ops.admin import settings
 from fl_ops.admin.client import AdminClient
-from fl_ops.errors import Exit, OpsError, Refused, UsageError
+from fl_ops.errors import Exit, OpsError, Refused, UsageError, traceback_of
 from fl_ops.render import output
-from fl_ops.user_code import traceback_of
 
 Workers = Annotated[
     int | None,

@@ -7,9 +7,8 @@ from datetime import UTC, datetime
 from statistics import fmean
 from typing import Any, Self
 
-from fl_ops.demo.grid_search import read_grid
 from fl_ops.demo.partitioning import METRIC, PartitionedData
-from fl_ops.demo.settings import BATCH_SIZE, DIRICHLET_ALPHA, EPOCHS, LAST, TARGET, DemoSettings, Method
+from fl_ops.demo.settings import BATCH_SIZE, DIRICHLET_ALPHA, EPOCHS, LAST, TARGET, DemoSettings, Method, read_grid
 from fl_ops.environment import machine, versions
 from protos.fl.v1 import admin_pb2
 

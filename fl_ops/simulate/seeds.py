@@ -17,7 +17,7 @@ from types import FrameType
 from algorithms import AlgorithmError
 from algorithms.batched.refusals import NotBatched
 from fl_common.allocator import keep_freed_memory
-from fl_ops.errors import OpsError, Refused, UsageError
+from fl_ops.errors import OpsError, Refused, UsageError, traceback_of
 from fl_ops.simulate.clients import prepare
 from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions, make_engine
 from fl_ops.simulate.output.results import SeedResult, settings_of, write_end, write_rounds
@@ -26,7 +26,6 @@ from fl_ops.simulate.reports import Failure, Note, RoundResult, Step
 from fl_ops.simulate.saving.save import SAVE_EVERY_S, RunSave
 from fl_ops.simulate.settings import SimulationConfig
 from fl_ops.simulate.simulation import Simulation
-from fl_ops.user_code import traceback_of
 from fl_server.errors import InvalidInput
 from fl_tasks import TaskError
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import blake3
 import torch
 
-from fl_server.aggregation.encoded.encoded_update import EncodedUpdate, Part
+from fl_server.aggregation.encoded_update import EncodedUpdate, Part
 from fl_server.aggregation.shapes import PayloadShape
 from fl_server.store.spool.update_file import UpdateFile
 from protos.encodings import EncodingError

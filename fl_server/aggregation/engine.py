@@ -23,10 +23,7 @@ from algorithms.precision import master_dtype, widened
 from fl_server.aggregation.blocks import CPU, Source
 from fl_server.aggregation.bundles import blank, laid_out, master_layout
 from fl_server.aggregation.client_share import capped, left_out, lighter
-from fl_server.aggregation.encoded.decoding import Decoding
-from fl_server.aggregation.encoded.encoded_update import opened
-from fl_server.aggregation.encoded.references import References, check_reference
-from fl_server.aggregation.encoded.run_encodings import UpdateKeys, update_encoding
+from fl_server.aggregation.encoded_update import Decoding, opened
 from fl_server.aggregation.evaluation import ServerEvaluation
 from fl_server.aggregation.mean import SumUpdates, sum_updates
 from fl_server.aggregation.methods import (
@@ -38,6 +35,7 @@ from fl_server.aggregation.methods import (
 )
 from fl_server.aggregation.outside_task.remote_task import RemoteModel, RemoteTask
 from fl_server.aggregation.reduction import Reduction, reduce_buffers, select_updates
+from fl_server.aggregation.run_encodings import References, UpdateKeys, check_reference, update_encoding
 from fl_server.aggregation.sending.exchange import ExchangeBundles, direction_of, dtype_names
 from fl_server.aggregation.sending.outgoing import Outgoing, in_encoding
 from fl_server.aggregation.server_update import ServerUpdateStats, apply_server_update, check_finite

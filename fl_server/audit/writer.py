@@ -19,8 +19,7 @@ from typing import Protocol
 import structlog
 
 from fl_common.atomic_files import atomic_writer
-from fl_common.audit.rows import START, AuditRow, Head, limited
-from fl_common.audit.verify import missing
+from fl_common.audit import START, AuditRow, Head, limited, missing
 from fl_server.audit.record import AuditRecord
 from fl_server.store.errors import StoreFull
 from fl_server.store.ledger import RETRY_S, Ledger

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from fl_common.audit.rows import AuditRow, Head
+from fl_common.audit import AuditRow, Head
 
 SCANNED = 5000
 """Rows that one call looks at: other calls of the ledger need their turn."""

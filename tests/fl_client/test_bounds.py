@@ -28,7 +28,7 @@ from fl_client.errors import WorkFailed
 from fl_client.monitoring.logs import LogRate
 from fl_client.storage.disk import DiskThread, StorageLimits
 from fl_client.storage.pending_updates import PendingUpdate
-from fl_client.training.failures import Interrupted
+from fl_client.training.results import Interrupted
 from fl_client.training.worker import Worker
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import errors_pb2, training_pb2

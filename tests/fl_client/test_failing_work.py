@@ -12,7 +12,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from fl_client.assignments import hung_training
+from fl_client.assignments import deadline
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
 from tests.fl_client.fake_coordinator import FakeCoordinator
@@ -134,8 +134,8 @@ async def test_a_device_whose_step_never_ends_takes_no_work(
     fleet: Fleet, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the deadline it reports that it may not train, and where its code is; once the step ends it may again."""
-    monkeypatch.setattr(hung_training, "CHECK_S", 0.01)
-    monkeypatch.setattr(hung_training, "HANGS_S", 0.05)
+    monkeypatch.setattr(deadline, "CHECK_S", 0.01)
+    monkeypatch.setattr(deadline, "HANGS_S", 0.05)
     fleet.task.block, calls = threading.Event(), coordinator.calls["ReportStatus"]
     first = coordinator.assignment()
     first.deadline.FromMilliseconds(10)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from fl_client.assignments import hung_training
+from fl_client.assignments import deadline
 
 if __name__ == "__main__":
     from fl_client.__main__ import main
 
-    hung_training.CHECK_S, hung_training.HANGS_S = 0.1, 0.5
+    deadline.CHECK_S, deadline.HANGS_S = 0.1, 0.5
     sys.exit(main())

@@ -1,16 +1,52 @@
-"""All checks of `fl-client doctor`, in their order. See the package for what a check must not do."""
+"""All checks of `fl-client doctor` in their order, and their findings as text or JSON."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+import typer
 
 from fl_client.errors import ConfigError
 from fl_client.settings.config import ClientConfig, load_config
-from fl_client.setup.doctor import certificates, clock, handshake, network, policy, state_directory
+from fl_client.setup.doctor import certificates, handshake, network, policy, state_directory
 from fl_client.setup.doctor.findings import Finding, Level, fail, ok
 from fl_common.certificates.tls_version import set_oldest_tls
+
+HEALTHY, UNFIT = 0, 1
+_COLOURS = {Level.OK: typer.colors.GREEN, Level.WARN: typer.colors.YELLOW, Level.FAIL: typer.colors.RED}
+_CHECK = 12
+"""Width of the column with the check's name."""
+
+
+def report(findings: Iterable[Finding], as_json: bool) -> int:
+    """Print the findings. Returns the exit code: 1 if a check failed."""
+    seen: list[Finding] = []
+    for finding in findings:
+        seen.append(finding)
+        if not as_json:
+            _show(finding)
+    counts = {level: sum(finding.level is level for finding in seen) for level in Level}
+    healthy = counts[Level.FAIL] == 0
+    if as_json:
+        print(json.dumps({"healthy": healthy, "findings": [_as_json(finding) for finding in seen]}, indent=2))
+    else:
+        verdict = "a daemon can work here" if healthy else "a daemon cannot work here yet"
+        print(f"{verdict}: {', '.join(f'{count} {level}' for level, count in counts.items())}")
+    return HEALTHY if healthy else UNFIT
+
+
+def _as_json(finding: Finding) -> dict[str, str]:
+    return {"level": finding.level, "check": finding.check, "said": finding.message, "mend": finding.fix}
+
+
+def _show(finding: Finding) -> None:
+    level = typer.style(f"{finding.level:<4}", fg=_COLOURS[finding.level], bold=finding.level is Level.FAIL)
+    typer.echo(f"{level} {finding.check:<{_CHECK}} {finding.message}")
+    if finding.fix:
+        typer.echo(f"     {'':<{_CHECK}} fix: {finding.fix}")
 
 
 def run_checks(path: Path) -> Iterator[Finding]:
@@ -21,7 +57,7 @@ def run_checks(path: Path) -> Iterator[Finding]:
         yield fail("settings", str(error), "`fl-client init --force` writes a new file")
         return
     yield ok("settings", f"{path} is valid")
-    yield clock.check(config)
+    yield network.check_clock(config)
     own = certificates.check(config)
     yield from own
     yield from policy.check(config)
@@ -46,14 +82,14 @@ def _connection(config: ClientConfig) -> Iterator[Finding]:
 
 def _training(config: ClientConfig) -> Iterator[Finding]:
     """The device, the task with its data, and space for the model. Only here torch is loaded."""
-    from fl_client.setup.doctor import device, disk_space, gates, training_step
+    from fl_client.setup.doctor import device
 
     yield from (found := device.check(config))
     if any(finding.level is Level.FAIL for finding in found):
         return
-    trial = training_step.check(config)
+    trial = device.check_training_step(config)
     yield from trial.findings
-    yield from gates.check(config, trial.device)
+    yield from device.check_gates(config, trial.device)
     if trial.model_bytes is not None:
-        yield disk_space.on_disk(config.state_dir, trial.model_bytes)
-        yield from disk_space.in_memory(trial.device, trial.model_bytes)
+        yield device.on_disk(config.state_dir, trial.model_bytes)
+        yield from device.in_memory(trial.device, trial.model_bytes)

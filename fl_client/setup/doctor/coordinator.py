@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from fl_client.connection.acceptance import ask
+from fl_client.connection.registration import ask
 from fl_client.errors import NotAllowed, ProtocolMismatch, Revoked, TransportError
 from fl_client.settings.config import ClientConfig
 from fl_client.settings.identity import identity_of

@@ -1,17 +1,31 @@
-"""Checks the training device, and explains why CUDA is missing on a device with a GPU."""
+"""Checks of the training device: CUDA, sensors of the gates, a step of training, and space for the model."""
 
 from __future__ import annotations
 
+import math
 import os
+import resource
+import time
 import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from fl_client.errors import DeviceError
+from fl_client.errors import ConfigError, DeviceError, StartError, StateError
+from fl_client.gates.base import Gate, SensorError
+from fl_client.gates.factory import HostState, make_gates
 from fl_client.settings import device as devices
 from fl_client.settings.config import ClientConfig
 from fl_client.setup.doctor.findings import Finding, fail, ok, size, warn
+from fl_client.setup.doctor.state_directory import USER, nearest
+from fl_client.storage.state import StateDir
+from fl_client.training.data import LocalTask, load_local_task
+from fl_client.training.trial import trial_step
+from fl_tasks.building.new_model import new_model
+from fl_tasks.errors import TaskError
 
 _NODES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvmap", "/dev/nvhost-ctrl", "/dev/nvgpu")
 _TEGRA = Path("/etc/nv_tegra_release")
@@ -71,3 +85,147 @@ def _fix(why: str) -> str:
     if "driver" in why:
         return "nvidia-smi must work first: install or upgrade the driver, and reboot the device"
     return "check the permissions: ls -l /dev/nvidia* /dev/nvmap; a Jetson's nodes need the groups video and render"
+
+
+def check_gates(config: ClientConfig, device: torch.device) -> Iterator[Finding]:
+    """One finding for each gate. A closed gate is no failure."""
+    host = HostState(device, idle_for=lambda: math.inf, clock=time.time)
+    try:
+        gates = make_gates(config.gates, host)
+    except ConfigError as error:
+        yield fail("gates", str(error))
+        return
+    yield from map(_checked, gates)
+
+
+def _checked(gate: Gate) -> Finding:
+    try:
+        reading = gate.check()
+    except SensorError as error:
+        return fail(
+            "gates", f"{gate.name}: {error}", "run this as the service's user: sudo -u impetus fl-client doctor"
+        )
+    if reading is None or reading.open:
+        return ok("gates", f"{gate.name} is open")
+    return ok("gates", f"{gate.name} is closed now: {reading.detail}")
+
+
+@dataclass(frozen=True, slots=True)
+class TrialResult:
+    """The findings, and what other checks need."""
+
+    findings: list[Finding]
+    device: torch.device
+    model_bytes: int | None = None
+    """Size of the model's state. None where there is no model."""
+
+
+class _ReadOnlyShard:
+    """Reads the shard of a state directory, and writes nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def shard(self, configured: dict[str, Any], make: Callable[[], list[int] | None]) -> list[int] | None:
+        """See StateDir.shard."""
+        if (self._folder / "shard.json").exists():
+            return StateDir(self._folder).shard(configured, make)
+        return make()
+
+
+def check_training_step(config: ClientConfig) -> TrialResult:
+    """Load the task and its data, and train on one batch as a daemon does."""
+    device = devices.choose(config.device)
+    torch.set_num_threads(config.threads)
+    try:
+        local = load_local_task(config, _ReadOnlyShard(config.state_dir), device)
+    except StateError as error:
+        return TrialResult([fail("shard", str(error))], device)
+    except (ConfigError, StartError, OSError) as error:
+        return TrialResult([fail("task", str(error), _WHERE)], device)
+    except RuntimeError as error:
+        return TrialResult([fail("task", f"expected its data on {device}, got: {_first_line(error)}", _KERNEL)], device)
+    own = f" in {local.train.own_batches} batches" if local.train.own_batches else ""
+    data = f"{local.name}: {len(local.train)} examples{own} to train on, {len(local.held_out)} to evaluate on"
+    return _step(config, local, ok("task", data))
+
+
+def _step(config: ClientConfig, local: LocalTask, loaded: Finding) -> TrialResult:
+    device = local.device
+    try:
+        torch.manual_seed(0)
+        model = devices.Compute(config.precision, config.memory_format).prepared(new_model(local.task), device)
+        trial = trial_step(local.task, local.train, model, device)
+    except TaskError as error:
+        return TrialResult([loaded, fail("step", str(error))], device)
+    except Exception as error:  # noqa: BLE001 - any error of the task's code or the driver is a finding
+        message = f"expected a step of training on {device}, got: {_first_line(error)}"
+        return TrialResult([loaded, fail("step", message, _KERNEL)], device)
+    took = 1000 * trial.seconds
+    message = (
+        f"a model of {size(trial.model_bytes)}; the first batch of {trial.examples} took {took:.0f} ms on {device}"
+    )
+    if math.isfinite(trial.loss):
+        return TrialResult([loaded, ok("step", message)], device, trial.model_bytes)
+    odd = warn("step", f"expected a finite loss of the first batch, got {trial.loss}", "check the data, and precision")
+    return TrialResult([loaded, odd], device, trial.model_bytes)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
+_WHERE = "relative paths are relative to the daemon's working directory: /var/lib/impetus as a service"
+_KERNEL = (
+    "'no kernel image': torch is not built for this GPU, so install another torch, or set device = \"cpu\";"
+    " 'out of memory': another program uses it; otherwise it is the task's code"
+)
+
+
+ON_DISK = 4
+"""Models on disk: an update, its next client state, the older state, and a file being written."""
+IN_MEMORY = 6
+"""Models in memory: the model, its bundle, gradients, a direction, a client state, and the update."""
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def on_disk(state_dir: Path, model_bytes: int) -> Finding:
+    """Check the free space for the files of one run."""
+    try:
+        found = os.statvfs(nearest(state_dir.absolute()))
+    except OSError as error:
+        return fail("disk", f"expected to read the free space of {state_dir}, got {error}", USER)
+    free, need = found.f_bavail * found.f_frsize, ON_DISK * model_bytes
+    if found.f_files and not found.f_favail:
+        return fail("disk", f"expected free inodes for {state_dir}, got none: df -i", "delete small files")
+    return _compared("disk", free, need, f"free for {state_dir}", "free space, or set a state_dir on a larger disk")
+
+
+def in_memory(device: torch.device, model_bytes: int) -> Iterator[Finding]:
+    """Check the memory that is free now, while torch, the task and its data are loaded."""
+    need = IN_MEMORY * model_bytes
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+        yield _compared("gpu memory", free, need, f"free on {device}", "end other programs on the GPU: nvidia-smi")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    fix = "end other programs, add swap, or give the service more: fl-client unit --memory"
+    yield _compared("memory", available_memory(), need, f"free in addition to the {size(peak)} of this check", fix)
+
+
+def available_memory() -> int:
+    """Free bytes by the kernel, and at most those that the control group allows."""
+    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines())
+    free = int(lines["MemAvailable"].split()[0]) * 1024
+    try:
+        limit, used = ((_CGROUP / f"memory.{name}").read_text(encoding="utf-8") for name in ("max", "current"))
+        return min(free, int(limit) - int(used))
+    except (OSError, ValueError):  # an older control group, or no limit
+        return free
+
+
+def _compared(check: str, free: int, need: int, where: str, fix: str) -> Finding:
+    """OK for twice the need, a warning for less, a failure for less than the need."""
+    if free >= 2 * need:
+        return ok(check, f"{size(free)} {where}, a run needs about {size(need)}")
+    message = f"expected {size(2 * need)} {where}, twice the need of a run, got {size(free)}"
+    return (fail if free < need else warn)(check, message, fix)

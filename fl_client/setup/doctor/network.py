@@ -1,4 +1,4 @@
-"""Checks the coordinator's name and port."""
+"""Checks of the coordinator's name and port, and of the device's clock, without which no certificate is valid."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import errno
 import socket
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
 
 from fl_client.settings.config import ClientConfig
+from fl_client.setup.doctor.certificates import read
 from fl_client.setup.doctor.findings import Finding, fail, ok
 from fl_common import proxies
 from fl_common.proxies import proxy_for
@@ -64,3 +67,21 @@ def _fix(error: OSError) -> str:
 
 
 _NO_PROXY = "use_proxy = false in the settings, or the host in no_proxy, connects without it"
+
+
+def check_clock(config: ClientConfig) -> Finding:
+    """Compare the clock with the dates of this program's files, the device's certificate, and its CA's."""
+    earliest = {"this program was installed": datetime.fromtimestamp(Path(__file__).stat().st_mtime, UTC)}
+    if config.tls is not None:
+        for path in (config.tls.ca, config.tls.cert):
+            if certificate := read(path):
+                earliest[f"{path} was made"] = certificate.not_valid_before_utc
+    now = datetime.now(UTC)
+    what, when = max(earliest.items(), key=lambda item: item[1])
+    if now < when:
+        return fail(
+            "clock",
+            f"expected a time after {when:%Y-%m-%d %H:%M} UTC, when {what}, got {now:%Y-%m-%d %H:%M} UTC",
+            "set the clock: sudo timedatectl set-ntp true, and check with timedatectl that it is synchronized",
+        )
+    return ok("clock", f"{now:%Y-%m-%d %H:%M} UTC, plausible")

@@ -11,8 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fl_common.audit.rows import START, AuditRow, Head
-from fl_common.audit.verify import ChainCheck
+from fl_common.audit import START, AuditRow, ChainCheck, Head
 from fl_common.command_help import Group, examples
 from fl_ops.admin import audit
 from fl_ops.commands.options import Context, admin_command

@@ -18,8 +18,7 @@ from fl_ops.admin.run_file import read_run
 from fl_ops.commands import completion
 from fl_ops.commands.options import Context, admin_command
 from fl_ops.errors import UsageError
-from fl_ops.exports.download import receive
-from fl_ops.exports.header import frozen_digest
+from fl_ops.exports.download import frozen_digest, receive
 from fl_ops.files import Target, check_free
 from fl_ops.render import output
 from protos.digests import digest_bytes, digest_text
@@ -114,7 +113,7 @@ class _Request:
 
     def task(self, client: AdminClient) -> Task:
         """The run's task, as the user's file or the coordinator names it."""
-        from fl_ops.exports.whole_model import task_of  # imported here: it loads torch
+        from fl_ops.exports.formats import task_of  # imported here: it loads torch
 
         spec = client.runs.get_run(self.run, 0).run.spec.task if self.config is None else read_run(self.config).task
         return task_of(spec.name, MessageToDict(spec.options), trusted=self.config is not None)

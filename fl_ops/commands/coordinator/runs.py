@@ -12,13 +12,13 @@ import typer
 from fl_common.command_help import Group, examples
 from fl_common.units import plain
 from fl_ops.admin import watching
-from fl_ops.admin.cohorts import cohort_read
 from fl_ops.admin.run_file import read_run
+from fl_ops.admin.watching import cohort_read
 from fl_ops.commands import completion
 from fl_ops.commands.coordinator.plot import plot
 from fl_ops.commands.options import Context, admin_command, confirm
 from fl_ops.errors import UsageError
-from fl_ops.exports.header import opened_model
+from fl_ops.exports.download import opened_model
 from fl_ops.render import output, tables
 from fl_ops.render.live.view import show_until_end
 from fl_ops.render.runs.cohort import MOST_NAMED

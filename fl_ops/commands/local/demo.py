@@ -18,7 +18,7 @@ from fl_common.units import duration, plain
 from fl_ops.commands import completion
 from fl_ops.commands.interrupts import interruptible
 from fl_ops.commands.options import Context, command
-from fl_ops.demo import conclusions, plot, report
+from fl_ops.demo import plot, report
 from fl_ops.demo.fleet import Fleet
 from fl_ops.demo.processes import ChildEnded, Processes
 from fl_ops.demo.results import Demo, as_json
@@ -125,7 +125,7 @@ def _write_results(done: Demo, console: Console, context: Context) -> None:
         output.show(facts, "", as_json=True)
         return
     console.print(report.comparison_table(done.results))
-    for sentence in conclusions.sentences(done):
+    for sentence in report.sentences(done):
         console.print(plain(sentence), markup=False, highlight=False)
     files = f"{settings.out / PAGE} has the results, with {PLOT} and {NUMBERS}; done in {duration(done.seconds)}."
     console.print(f"\n{plain(files)}", markup=False, highlight=False, soft_wrap=True)

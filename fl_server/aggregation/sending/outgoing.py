@@ -10,7 +10,7 @@ import torch
 
 import algorithms as fl
 from fl_server.aggregation.bundles import packed
-from fl_server.aggregation.encoded.run_encodings import bundle_key, kind_name
+from fl_server.aggregation.run_encodings import bundle_key, kind_name
 from fl_server.aggregation.server_update import Diverged
 from fl_server.errors import model_of
 from fl_server.run_config import EDEN, RunConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-from fl_common.audit.rows import AuditRow
+from fl_common.audit import AuditRow
 from fl_server.errors import InvalidInput
 from fl_server.rpc.pages import Cursor, Entries, Position
 from fl_server.store.audit_rows import SCANNED

@@ -12,8 +12,7 @@ import pytest
 
 from fl_client.audit.file import RECOVERED, AuditFile, Entry, rows_in
 from fl_client.storage.state import AUDIT
-from fl_common.audit.rows import AuditRow
-from fl_common.audit.verify import ChainCheck
+from fl_common.audit import AuditRow, ChainCheck
 
 
 def entries(*methods: str) -> list[Entry]:

@@ -15,15 +15,15 @@ import pytest
 import torch
 
 from fl_client.errors import ConfigError
-from fl_client.gates import nvml
-from fl_client.gates.nvml import NvmlMeter
+from fl_client.gates import gpu
+from fl_client.gates.gpu import NvmlMeter
 
 PACKAGE = importlib.util.find_spec("pynvml") is not None
 ASKS = """
 import sys, torch
 from fl_client.errors import ConfigError
 from fl_client.gates.base import SensorError
-from fl_client.gates.nvml import NvmlMeter
+from fl_client.gates.gpu import NvmlMeter
 def reading(case, host_pids):
     open(case_file, "w").write(case.replace(";", "\\n"))
     try:
@@ -104,7 +104,7 @@ def test_a_container_is_known_by_its_namespace(monkeypatch: pytest.MonkeyPatch, 
     for number, expected in (("4026531836", True), ("4026532201", False)):
         link = tmp_path / number
         link.symlink_to(f"pid:[{number}]")
-        monkeypatch.setattr(nvml, "_NAMESPACE", link)
-        assert nvml.host_pids() is expected
-    monkeypatch.setattr(nvml, "_NAMESPACE", tmp_path / "no-proc")
-    assert nvml.host_pids() is False
+        monkeypatch.setattr(gpu, "_NAMESPACE", link)
+        assert gpu.host_pids() is expected
+    monkeypatch.setattr(gpu, "_NAMESPACE", tmp_path / "no-proc")
+    assert gpu.host_pids() is False

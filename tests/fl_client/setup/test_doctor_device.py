@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from fl_client.settings.config import ClientConfig, TaskConfig
-from fl_client.setup.doctor import device, disk_space, state_directory
+from fl_client.setup.doctor import device, state_directory
 from fl_client.setup.doctor.findings import Level, size
 from fl_client.storage.state import StateDir
 from tests.fl_client.setup.conftest import TASK, Doctor, DoctorReport, Site
@@ -258,23 +258,23 @@ def test_a_clock_from_before_the_certificates(doctor: Doctor, site: Site, monkey
 )
 def test_enough_space_is_twice_the_need(free: int, level: Level) -> None:
     """Of 100 needed, 200 are well, 100 a warning, 99 a fault."""
-    assert disk_space._compared("disk", free, 100, "free", "free some").level is level
+    assert device._compared("disk", free, 100, "free", "free some").level is level
 
 
 def test_a_control_groups_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 1000 bytes allowed 400 are used: 600 are left, whatever the machine has."""
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("400\n")
-    monkeypatch.setattr(disk_space, "_CGROUP", tmp_path)
-    assert disk_space.available_memory() == 600
+    monkeypatch.setattr(device, "_CGROUP", tmp_path)
+    assert device.available_memory() == 600
 
 
 def test_no_limit_is_the_machines_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For `max` the kernel's value counts."""
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.current").write_text("400\n")
-    monkeypatch.setattr(disk_space, "_CGROUP", tmp_path)
-    assert disk_space.available_memory() > 1 << 20
+    monkeypatch.setattr(device, "_CGROUP", tmp_path)
+    assert device.available_memory() > 1 << 20
 
 
 @pytest.mark.parametrize(

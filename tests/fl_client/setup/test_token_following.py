@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from fl_client.errors import UsageError
-from fl_client.setup import token_following
-from fl_client.setup.enrolling import EnrollFlags, Target, target_of
-from fl_client.setup.token_following import follow_token
+from fl_client.setup import enrolling
+from fl_client.setup.enrolling import EnrollFlags, Target, follow_token, target_of
 
 
 class _Stopped(Exception):
@@ -35,7 +34,7 @@ def test_a_new_token_is_used_at_once_while_the_one_before_waits_for_its_next_try
     later = iter(["first", "second", "second"])
 
     def fails(flags: EnrollFlags, _target: Target) -> bool:
-        tried.append(token_following._content(file))
+        tried.append(enrolling._content(file))
         return False
 
     def sleep(_seconds: float) -> None:
@@ -44,7 +43,7 @@ def test_a_new_token_is_used_at_once_while_the_one_before_waits_for_its_next_try
             raise _Stopped
         file.write_text(content, encoding="utf-8")
 
-    monkeypatch.setattr(token_following, "_is_done", fails)
+    monkeypatch.setattr(enrolling, "_is_done", fails)
     monkeypatch.setattr("time.sleep", sleep)
     monkeypatch.setattr("time.monotonic", lambda: 0.0)
     monkeypatch.setattr("signal.signal", lambda *_: None)

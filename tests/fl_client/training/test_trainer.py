@@ -14,9 +14,8 @@ from algorithms import tree
 from algorithms.base import Memory
 from fl_client.connection.bundles.bundle import Bundle
 from fl_client.errors import WorkFailed
-from fl_client.training.failures import Interrupted
 from fl_client.training.own_loop import OnStep
-from fl_client.training.results import TrainingResult
+from fl_client.training.results import Interrupted, TrainingResult
 from fl_client.training.trainer import Trainer, _state_of
 from fl_tasks.batches import batches, ordered_batches, seed_everything
 from fl_tasks.data.samples import Samples

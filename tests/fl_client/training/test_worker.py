@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fl_client.training.failures import Interrupted
+from fl_client.training.results import Interrupted
 from fl_client.training.worker import Worker
 
 

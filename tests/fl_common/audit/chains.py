@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fl_common.audit.rows import START, AuditRow, Head
+from fl_common.audit import START, AuditRow, Head
 
 
 def a_row(number: int, subject: str = "edge-3") -> AuditRow:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_common.audit.rows import FIELDS, START, AuditRow, Head, limited
+from fl_common.audit import FIELDS, START, AuditRow, Head, limited
 from tests.fl_common.audit.chains import a_chain, a_row
 
 TEXT = {name: st.text(max_size=6) for name in FIELDS[2:]}

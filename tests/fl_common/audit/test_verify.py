@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from fl_common.audit.rows import AuditRow, Head
-from fl_common.audit.verify import MOST_PROBLEMS, ChainCheck, Problem, rows_of_lines
+from fl_common.audit import MOST_PROBLEMS, AuditRow, ChainCheck, Head, Problem, rows_of_lines
 from tests.fl_common.audit.chains import a_chain, a_row, linked
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fl_ops.demo import conclusions, plot, report
+from fl_ops.demo import plot, report
 from fl_ops.demo.results import as_json
 from fl_ops.demo.settings import DemoSettings
 from tests.fl_ops.demo.conftest import Finished
@@ -33,19 +33,19 @@ def test_only_the_last_ten_rounds_count_for_mean_and_worst(finished: Finished) -
 def test_the_better_algorithm_is_named(finished: Finished) -> None:
     """Means 0.7 and 0.5: 20 points, 72 of 360 examples; the sentence depends on the numbers, not on the names."""
     for first, second, ahead, behind in ((HIGH, LOW, "FedCM", "FedAvg"), (LOW, HIGH, "FedAvg", "FedCM")):
-        text = conclusions.sentences(finished(DemoSettings(), first, second))[0]
+        text = report.sentences(finished(DemoSettings(), first, second))[0]
         assert f"mean accuracy of {ahead} is 20.0 points, or 72.0 of 360 examples, above that of {behind}" in text
 
 
 def test_a_tie_is_a_tie(finished: Finished) -> None:
     """With equal numbers, no algorithm is better."""
-    text = conclusions.sentences(finished(DemoSettings(), HIGH, HIGH))[0]
+    text = report.sentences(finished(DemoSettings(), HIGH, HIGH))[0]
     assert "FedCM and FedAvg have the same mean accuracy" in text
 
 
 def test_the_sentences_have_the_spread_over_seeds(finished: Finished) -> None:
     """The spread over other seeds, and that FedCM had more cells to choose from."""
-    text = " ".join(conclusions.sentences(finished(DemoSettings(), HIGH, LOW)))
+    text = " ".join(report.sentences(finished(DemoSettings(), HIGH, LOW)))
     assert "one run is one sample" in text
     assert "On 20 other seeds (201 to 220" in text
     assert "FedCM 15, FedAvg 5" in text
@@ -65,13 +65,13 @@ def test_a_caveat_where_the_grid_search_does_not_fit(
     finished: Finished, settings: DemoSettings, reservation: str
 ) -> None:
     """Another setting than the grid's, or a seed of the grid itself; the usual demo has no such sentence."""
-    assert reservation in " ".join(conclusions.sentences(finished(settings, HIGH, LOW)))
-    assert reservation not in " ".join(conclusions.sentences(finished(DemoSettings(), HIGH, LOW)))
+    assert reservation in " ".join(report.sentences(finished(settings, HIGH, LOW)))
+    assert reservation not in " ".join(report.sentences(finished(DemoSettings(), HIGH, LOW)))
 
 
 def test_one_algorithm_is_compared_with_nothing(finished: Finished) -> None:
     """No sentence about a gap."""
-    assert conclusions.sentences(finished(DemoSettings(algorithms=("fedcm",)), HIGH)) == []
+    assert report.sentences(finished(DemoSettings(algorithms=("fedcm",)), HIGH)) == []
 
 
 def test_the_table_fits_a_terminal_and_has_all_numbers(finished: Finished) -> None:

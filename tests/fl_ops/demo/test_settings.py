@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import demo_grid
-from fl_ops.demo.grid_search import at_edge, difference, read_grid
-from fl_ops.demo.settings import DemoSettings
+from fl_ops.demo.settings import DemoSettings, at_edge, difference, read_grid
 from protos.run_file import parse_run
 
 

@@ -13,9 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from fl_ops.errors import Refused, UsageError
-from fl_ops.exports.formats import write_adapter, write_estimated, write_trained, write_whole
-from fl_ops.exports.header import frozen_digest
-from fl_ops.exports.whole_model import task_of
+from fl_ops.exports.download import frozen_digest
+from fl_ops.exports.formats import task_of, write_adapter, write_estimated, write_trained, write_whole
 from fl_ops.files import Target
 from fl_server.aggregation.engine import Engine
 from fl_server.run_spec import from_values

@@ -12,11 +12,10 @@ import torch
 import algorithms as fl
 from algorithms.reducers.robust import trimmed_mean
 from fl_server.aggregation.blocks import Source, by_block, joined, neighbours
-from fl_server.aggregation.encoded.decoding import Decoding
-from fl_server.aggregation.encoded.encoded_update import EncodedUpdate
-from fl_server.aggregation.encoded.run_encodings import UpdateKeys
+from fl_server.aggregation.encoded_update import Decoding, EncodedUpdate
 from fl_server.aggregation.mean import average_buffers, sum_updates
 from fl_server.aggregation.robust import centre_updates
+from fl_server.aggregation.run_encodings import UpdateKeys
 from fl_server.aggregation.shapes import UpdateShape
 from fl_server.store.errors import StoreError
 from protos.codec import Layout, pack
@@ -150,7 +149,7 @@ def test_a_read_decodes_only_the_blocks_that_it_needs(tmp_path: Path, monkeypatc
         read.append(size)
         return pread(descriptor, size, offset)
 
-    monkeypatch.setattr("fl_server.aggregation.encoded.encoded_update.os.pread", recorded)
+    monkeypatch.setattr("fl_server.aggregation.encoded_update.os.pread", recorded)
     entry = encoded.shape.layout_of("delta").entries[0]
     assert len(encoded.read(entry, 300, 10)) == 10
     assert read == [4 + 256]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from fl_common.audit.rows import AuditRow
+from fl_common.audit import AuditRow
 from fl_server.audit import log as log_module
 from fl_server.audit.log import READS, REFUSALS, AuditLog
 from fl_server.audit.record import AuditRecord

@@ -12,8 +12,7 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy import text
 from structlog.testing import capture_logs
 
-from fl_common.audit.rows import AuditRow, Head
-from fl_common.audit.verify import ChainCheck
+from fl_common.audit import AuditRow, ChainCheck, Head
 from fl_server.audit import writer as writer_module
 from fl_server.audit.record import AuditRecord
 from fl_server.audit.writer import ALTERED, HEAD_FILE, HEAD_MISSING, AuditWriter

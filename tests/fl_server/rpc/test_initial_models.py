@@ -14,7 +14,7 @@ import torch
 from blake3 import blake3
 from safetensors.torch import load_file, save
 
-from fl_ops.admin.model_parts import model_parts
+from fl_ops.admin.client import model_parts
 from fl_server.errors import InvalidInput
 from fl_server.identity import Identity, caller
 from fl_server.rpc.access.owners import OwnedRuns

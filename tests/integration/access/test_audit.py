@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from fl_client.audit.file import RECOVERED, rows_in
 from fl_client.setup.commands import app as fl_client
-from fl_common.audit.rows import AuditRow
+from fl_common.audit import AuditRow
 from fl_ops.admin.audit import CoordinatorLog
 from fl_ops.admin.settings import Certificates
 from fl_ops.commands.cli import app as fl

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, RowMapping, insert, select
 
-from fl_common.audit.rows import START, AuditRow, Head
+from fl_common.audit import START, AuditRow, Head
 from fl_server.store.audit_rows import SCANNED, AuditPage
 from fl_server.store.database.connection import database_errors
 from fl_server.store.database.security.schema import audit

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_common.audit.rows import AuditRow
+from fl_common.audit import AuditRow
 from fl_ops.commands.access.audit import since_us
 from fl_ops.errors import UsageError
 from protos.fl.v1 import admin_pb2

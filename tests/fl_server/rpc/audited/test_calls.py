@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from fl_common.audit.rows import AuditRow
+from fl_common.audit import AuditRow
 from fl_server import errors, identity
 from fl_server.identity import Identity
 from fl_server.rpc.audited import calls as calls_module

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from fl_common.audit.rows import START, AuditRow, Head
-from fl_common.audit.verify import ChainCheck, Problem
+from fl_common.audit import START, AuditRow, ChainCheck, Head, Problem
 from fl_server.store import audit_rows
 from fl_server.store.database.security import ledger_audit
 from fl_server.store.protocol import Store

@@ -1,4 +1,4 @@
-"""An update in a file, in an encoding, that is decoded where it is read."""
+"""What is needed to decode one client's update, besides its bytes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,22 @@ from typing import NamedTuple
 
 import torch
 
+from algorithms.reference import KnownPart
 from fl_server.aggregation.blocks import CPU, Source
-from fl_server.aggregation.encoded.decoding import Decoding
+from fl_server.aggregation.run_encodings import UpdateKeys
 from fl_server.aggregation.shapes import PayloadShape, UpdateShape
 from fl_server.store.files import disk_errors
 from protos.codec import Entry
 from protos.encodings import decode_range
+
+
+class Decoding(NamedTuple):
+    """The keys of its payloads, and the part of the delta that was not sent."""
+
+    keys: UpdateKeys
+    known: KnownPart | None = None
+    """None: the whole delta was sent."""
+
 
 Read = Callable[[int, int], bytes | memoryview]
 """(offset in the file, size) -> bytes of it."""
