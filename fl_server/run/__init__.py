@@ -1,8 +1,7 @@
 """The life of a run: its event loop, the effects of its rounds, restarts, evaluations and its records of progress.
 
-Below the run stand `context.py` (what never changes in a run) and `control.py` (what its parts may ask of it); the
-parts take these two, and `run.py` puts them together. `tasks.py`, `eligible.py` and `status/current.py` are below
-`control.py`: the parts reach them through it. Decisions about rounds belong to `fl_server.rounds`, arithmetic
-to `fl_server.aggregation`; calls of clients and operators enter through `fl_server.uploads`, `fl_server.runs`
-and `fl_server.rpc`.
+`control.py` is what the parts share: state, turn, events, tasks and ledger calls. `run.py` adds the parts.
+`context.py` is what never changes in a run, `record.py` the only writer of its row in the ledger. Decisions about
+rounds belong to `fl_server.rounds`, arithmetic to `fl_server.aggregation`; calls of clients and operators enter through
+`fl_server.uploads`, `fl_server.runs` and `fl_server.rpc`.
 """

@@ -166,7 +166,7 @@ class RoundComputation:
         why = HistoryRecord(now, "coordinator", "round_committed", context.run_id, reason or f"round {state.round}")
         record = await context.model.commit(record, why, control)
         context.norms.put_back(record.norms)
-        control.run_status.waiting_reason = ""
+        control.run_status.committed()
         context.log.began = None
         self._submissions.clear()
         context.log.add(record, control.record.extended_at, await draw_of(context, record.round))

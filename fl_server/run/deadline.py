@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import ParamSpec
 
 import structlog
@@ -85,15 +84,6 @@ async def save_time(context: RunContext, method: Callable[P, None], *args: P.arg
         await context.services.ledger.do(method, *args, **kwargs)
     except StoreError as error:
         log.warning("time_left_not_written", run=context.run_id, error=str(error))
-
-
-async def save_usage(context: RunContext, control: RunControl) -> None:
-    """Write the bytes that the run has sent and received, and the time that it has used."""
-    down, up = context.log.total_bytes
-    counted = replace(control.record, bytes_down=down, bytes_up=up, elapsed_s=control.state.elapsed_s)
-    if counted != control.record:
-        control.record = counted
-        await save_time(context, context.store.set_usage, context.run_id, counted.elapsed_s, down, up)
 
 
 async def count_wall_time(control: RunControl) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ParamSpec
 
 import structlog
@@ -72,7 +72,7 @@ class RunParts:
         )
 
 
-class CommandHandlers:
+class Effects:
     """Handles the commands of one run. Lives on the event loop."""
 
     def __init__(self, context: RunContext, control: RunControl, parts: RunParts) -> None:
@@ -109,9 +109,7 @@ class CommandHandlers:
         if command.exchange == 0 and context.log.began is None:
             context.log.began = time.monotonic()
         context.log.transfers.begin(command.round, command.exchange)
-        if control.run_status.waiting_reason:
-            control.run_status.waiting_reason = ""
-            await control.run_status.save("run_goes_on")
+        await control.run_status.goes_on()
         context.metrics.attempts.labels(context.run_id).inc()
         log.info(
             "attempt_opened", run=context.run_id, round=command.round, exchange=command.exchange,
@@ -143,8 +141,7 @@ class CommandHandlers:
         """Report that too few clients are eligible."""
         control = self._control
         waiting = f"{command.present} of {command.needed} clients are here that could be drawn"
-        if waiting != control.run_status.waiting_reason:
-            control.run_status.waiting_reason = waiting
+        if control.run_status.waits(waiting):
             log.info("run_waits", run=self._context.run_id, why=why_waiting(self._context, control))
             await control.run_status.save("run_waits")
 
@@ -174,13 +171,11 @@ class CommandHandlers:
     async def _restart_round(self, command: effects.RestartRound) -> None:
         """Forget what the round collected. If client states restart too, the server's sum of them restarts."""
         context, control = self._context, self._control
-        record = replace(control.record, state_epoch=command.state_epoch)
         event = "states_restarted" if command.states else "round_restarted"
         detail = f"round {command.round}: {command.why}"
         why = HistoryRecord(time.time(), "coordinator", event, context.run_id, detail)
-        await control.write(context.store.restart_round, record, command.round, why)
-        log.warning(event, run=context.run_id, round=command.round, why=command.why, state_epoch=record.state_epoch)
-        control.record = record
+        await control.run_status.restart_round(command, why)
+        log.warning(event, run=context.run_id, round=command.round, why=command.why, state_epoch=command.state_epoch)
         self._parts.submissions.clear()
         context.log.transfers.clear()
         if command.states:
@@ -215,11 +210,10 @@ class CommandHandlers:
     async def _end(self, command: effects.EndRun) -> None:
         """Write that the run is over, and release what it held, also if it cannot be written."""
         context, control = self._context, self._control
-        control.run_status.waiting_reason = ""
         await self._parts.computation.stop()
         context.services.outside.forget_ends(context.run_id)
         try:
-            await control.run_status.save(f"run_{command.status}")
+            await control.run_status.ended(command.status)
             level = log.error if command.status == "failed" else log.info
             level(
                 "run_ended", run=context.run_id, status=command.status, reason=control.end_reason,

@@ -6,14 +6,13 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Protocol
 
 from fl_server.clients.eligibility import fits
 from fl_server.rounds import events as ev
 from fl_server.rounds.state import RoundState
 from fl_server.run.context import RunContext
 from fl_server.run_config import RunConfig
-from fl_server.store.records import ClientRecord, RunRecord
+from fl_server.store.records import ClientRecord
 
 
 def shut_out(context: RunContext, config: RunConfig, lost_since: float | None) -> dict[str, str]:
@@ -56,40 +55,15 @@ def described(clients: Mapping[str, str]) -> str:
     return f"goes on without {len(clients)} of its clients: {counts}; first {client}, {why}"
 
 
-class Drawing(Protocol):
-    """The run that draws."""
-
-    record: RunRecord
-    """The run's row in the ledger. A part that replaces it has written the new row first."""
-
-    @property
-    def config(self) -> RunConfig:
-        """The current configuration. Extending or resuming a run replaces it, so it is read at each use."""
-
-    @property
-    def state(self) -> RoundState:
-        """The state of the round state machine."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether the run is over."""
-
-    @property
-    def draining(self) -> bool:
-        """Whether the coordinator is about to stop: no client gets new work."""
-
-    async def take(self, event: ev.Event) -> bool:
-        """Process an event that applies at once. The caller holds the run's turn. Returns False if the run failed."""
-
-
 class EligibleClients:
     """Keeps the state machine's eligible clients and the fleet's reserved clients current. Lives on the event loop."""
 
-    def __init__(self, context: RunContext, run: Drawing) -> None:
-        self._context, self._run = context, run
+    def __init__(self, context: RunContext, config: RunConfig, state: RoundState) -> None:
+        """config: its labels and its task stay the same for the life of the run."""
+        self._context, self._config = context, config
         self._version = -1
         """The fleet's version that `state.eligible` was computed from; -1: compute it again."""
-        self._reserved = run.state
+        self._reserved = state
         """The state whose working clients are reserved."""
         self._began = time.time()
         """No client was lost for longer: before, the coordinator or the run was not here to be found."""
@@ -100,46 +74,46 @@ class EligibleClients:
         """Compute the eligible clients again before the next event."""
         self._version = -1
 
-    async def refresh(self) -> None:
-        """Compute the eligible clients now. The caller holds the run's turn."""
-        self.invalidate()
-        await self.update()
+    def changed(self, state: RoundState, *, draining: bool) -> ev.RosterChanged | None:
+        """The event for the state machine if other clients can be drawn since the last call; None if not.
 
-    async def update(self) -> None:
-        """Pass the eligible clients to the state machine until they are current: other runs draw during each wait."""
-        run, fleet = self._run, self._context.fleet
-        while not run.ended and self._version != fleet.version:
-            self._version = fleet.version
-            eligible, settled = self.now(), fleet.settled and not run.draining
-            missing = self._shut_out(sum(client not in run.state.lost for client in eligible))
-            if (eligible, settled, missing) != (run.state.eligible, run.state.settled, run.state.shut_out):
-                await run.take(ev.RosterChanged(eligible, settled, missing))
+        draining: the coordinator is about to stop, and no client gets new work.
+        """
+        fleet = self._context.fleet
+        if self._version == fleet.version:
+            return None
+        self._version = fleet.version
+        eligible, settled = self.now(), fleet.settled and not draining
+        missing = self._shut_out(state, sum(client not in state.lost for client in eligible))
+        if (eligible, settled, missing) == (state.eligible, state.settled, state.shut_out):
+            return None
+        return ev.RosterChanged(eligible, settled, missing)
 
-    def _shut_out(self, here: int) -> int:
+    def _shut_out(self, state: RoundState, here: int) -> int:
         """The number of clients that the run lacks and does not wait for; 0 if it lacks none.
 
         A client that is lost counts from the second round on: to begin, a run waits for those that are not here yet.
         """
-        run, after = self._run, self._context.services.config.limits.lost_after_s
-        if here >= run.state.policy.min_clients:
+        after = self._context.services.config.limits.lost_after_s
+        if here >= state.policy.min_clients:
             self.without = ""
             return 0
         long_ago = time.time() - after
-        since = long_ago if run.state.round and long_ago >= self._began else None
-        clients = shut_out(self._context, run.config, since)
+        since = long_ago if state.round and long_ago >= self._began else None
+        clients = shut_out(self._context, self._config, since)
         self.without = described(clients)
         return len(clients)
 
     def now(self) -> tuple[str, ...]:
         """Clients that are here for the run. Which of them it draws is decided by the round state machine."""
-        context, run = self._context, self._run
-        eligible = context.fleet.eligibility.eligible(context.run_id, context.task, run.config.labels, context.method)
+        context, labels = self._context, self._config.labels
+        eligible = context.fleet.eligibility.eligible(context.run_id, context.task, labels, context.method)
         left_out = context.client_states.left_out
         return tuple(client for client in eligible if client not in left_out) if left_out else eligible
 
-    def reserve(self) -> None:
+    def reserve(self, state: RoundState) -> None:
         """Reserve the cohort before anything is awaited: no other run may draw clients that work for this one."""
-        state, fleet = self._run.state, self._context.fleet
+        fleet = self._context.fleet
         up_to_date = self._version == fleet.version
         begun, done = state.workers_since(self._reserved)
         fleet.eligibility.change_workers(self._context.run_id, begun, done)

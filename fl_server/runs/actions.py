@@ -138,7 +138,7 @@ class RunActions:
             if ended:
                 run.model.reconfigure(change.config)
             spec = run.config.model_dump(exclude_none=True)
-            run.record = replace(record, spec=spec, extended_at=run.state.round, load_failure="", stopping="")
+            run.run_status.change(spec=spec, extended_at=run.state.round, load_failure="", stopping="")
             if ended and run.context.keeps_client_state:
                 lost = "the run was over, so its clients' states are gone"
                 await run.take_request(ev.StatesLost(lost), _why(run, actor, "run_reopened"))
@@ -147,9 +147,7 @@ class RunActions:
             await run.take_request(event, _why(run, actor, change.event, change.detail), written)
         except (StoreError, WrongState, InvalidInput):
             run.config = config
-            run.record = replace(
-                run.record, spec=record.spec, extended_at=record.extended_at, load_failure=record.load_failure
-            )
+            run.run_status.change(spec=record.spec, extended_at=record.extended_at, load_failure=record.load_failure)
             if run.ended:
                 run.model.unload()
             raise

@@ -107,7 +107,7 @@ class LostStates:
         """Let the run decide: all states restart, this one does, or the run continues without the client."""
         context, control, client = self._context, self._control, lost.client_id
         if out := client in context.client_states.left_out:
-            await control.eligible.refresh()  # or it could be drawn when the round is redrawn
+            await control.refresh_roster()  # or it could be drawn when the round is redrawn
         if not context.algorithm.needs_population:
             context.client_states.restart_one(client)
         await control.take(ev.StateLost(client, lost.reason, out))

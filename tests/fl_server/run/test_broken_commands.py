@@ -99,7 +99,7 @@ async def miss_deadline(case: Case) -> None:
 
 async def find_culprit(case: Case) -> None:
     """An accepted update spoils the round."""
-    handlers: dict[type, Any] = case.run._handlers._handlers  # type: ignore[assignment]  # a mapping to all others
+    handlers: dict[type, Any] = case.run._effects._handlers  # type: ignore[assignment]  # a mapping to all others
     reduce = handlers[effects.ReduceExchange]
 
     async def report(command: effects.ReduceExchange) -> None:
@@ -135,7 +135,7 @@ CASES: dict[type, Provoke] = {
 
 def inject(run: Run, kind: type, done: bool) -> Callable[[], bool]:
     """Let the command fail the next time. Returns whether it has."""
-    handlers: dict[type, Any] = run._handlers._handlers  # type: ignore[assignment]  # a mapping to all others
+    handlers: dict[type, Any] = run._effects._handlers  # type: ignore[assignment]  # a mapping to all others
     handle, failed = handlers[kind], list[effects.Effect]()
 
     async def fail_once(command: effects.Effect) -> None:

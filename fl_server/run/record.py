@@ -1,17 +1,19 @@
-"""The current status of a run, with the reasons for which it makes no progress."""
+"""The run's row in the ledger, which only this module replaces, and why the run makes no progress."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
+from fl_server.rounds.effects import RestartRound
 from fl_server.rounds.state import Phase, RoundState
 from fl_server.run.context import RunContext
 from fl_server.run.progress import Progress
 from fl_server.run.tasks import RunTasks
+from fl_server.store.errors import StoreError
 from fl_server.store.ledger import RetriedCalls
 from fl_server.store.records import HistoryRecord, RunRecord
 
@@ -20,9 +22,6 @@ log = structlog.get_logger()
 
 class Described(RetriedCalls, Protocol):
     """The run that the status is of."""
-
-    record: RunRecord
-    """The run's row in the ledger. A part that replaces it has written the new row first."""
 
     @property
     def state(self) -> RoundState:
@@ -40,8 +39,10 @@ class Described(RetriedCalls, Protocol):
 class RunStatus:
     """Follows the run's state, and what cannot be written. Lives on the event loop."""
 
-    def __init__(self, context: RunContext, run: Described) -> None:
+    def __init__(self, context: RunContext, run: Described, record: RunRecord) -> None:
         self._context, self._run = context, run
+        self.record = record
+        """The run's row in the ledger, as it is written next."""
         self.waiting_reason = ""
         """Why the run makes no progress; empty while it does."""
         self.write_failure = self._reason_before_failure = ""
@@ -75,16 +76,67 @@ class RunStatus:
         reason = run.end_reason if ended else self.waiting_reason
         ended_at = time.time() if ended else None
         down, up = context.log.total_bytes
-        record = replace(run.record, state=self._to_store, reason=reason, ended_at=ended_at)
-        run.record = replace(record, bytes_down=down, bytes_up=up, elapsed_s=run.state.elapsed_s)
+        record = replace(self.record, state=self._to_store, reason=reason, ended_at=ended_at)
+        self.record = replace(record, bytes_down=down, bytes_up=up, elapsed_s=run.state.elapsed_s)
         why = HistoryRecord(time.time(), "coordinator", event, context.run_id, reason) if event else None
-        await run.write(context.store.update_run, run.record, why)
+        await run.write(context.store.update_run, self.record, why)
         context.watchers.publish(Progress("state", reason))
 
     async def save_if_changed(self) -> None:
         """Write the status to the ledger if the ledger has another one."""
-        if self._run.record.state != self._to_store:
+        if self.record.state != self._to_store:
             await self.save()
+
+    async def save_usage(self) -> None:
+        """Write the bytes that the run has sent and received, and the time that it has used; without retries."""
+        down, up = self._context.log.total_bytes
+        counted = replace(self.record, bytes_down=down, bytes_up=up, elapsed_s=self._run.state.elapsed_s)
+        if counted == self.record:
+            return
+        self.record, ledger, store = counted, self._context.services.ledger, self._context.store
+        try:
+            await ledger.do(store.set_usage, counted.run_id, counted.elapsed_s, down, up)
+        except StoreError as error:
+            log.warning("usage_not_written", run=counted.run_id, error=str(error))
+
+    async def restart_round(self, effect: RestartRound, why: HistoryRecord) -> None:
+        """Write that a round is redrawn, and the epoch of the client states."""
+        record = replace(self.record, state_epoch=effect.state_epoch)
+        await self._run.write(self._context.store.restart_round, record, effect.round, why)
+        self.record = record
+
+    async def request(self, why: HistoryRecord, record: RunRecord | None = None) -> None:
+        """Write an operator's request, with the row that it changes; without retries. Raises StoreError."""
+        ledger, store = self._context.services.ledger, self._context.store
+        if record is None:
+            await ledger.do(store.add_history, why)
+        else:
+            await ledger.do(store.update_run, record, why)
+            self.record = record
+
+    def change(self, **changes: Any) -> None:
+        """Change fields that the next write of the row has."""
+        self.record = replace(self.record, **changes)
+
+    def waits(self, reason: str) -> bool:
+        """The run makes no progress. Returns False if that is known; else the caller saves it."""
+        known, self.waiting_reason = self.waiting_reason, reason
+        return reason != known
+
+    async def goes_on(self) -> None:
+        """The run makes progress."""
+        if self.waiting_reason:
+            self.waiting_reason = ""
+            await self.save("run_goes_on")
+
+    def committed(self) -> None:
+        """A round is committed. The status is written with the next event."""
+        self.waiting_reason = ""
+
+    async def ended(self, status: str) -> None:
+        """Write the end of the run."""
+        self.waiting_reason = ""
+        await self.save(f"run_{status}")
 
     def writing_failed(self, why: str) -> None:
         """The disk is full or read-only, or the database is away; `why` is "" once it works again.
