@@ -11,6 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.docs.pages import DOCS, ROOT, Command, follow, on_free_ports, read_page, steps
+from tests.test_layering import LAYERS, MAY_IMPORT
 
 README = read_page("README.md")
 INDEX = read_page("docs/README.md")
@@ -62,11 +63,24 @@ def test_the_index_has_every_page_once() -> None:
     assert [(heading, link) for heading, link in rows if not link.startswith(f"{heading}/")] == []
 
 
+def test_the_architecture_page_is_true() -> None:
+    """It names every package with what it may import, and every package in coordinator and daemon, in layer order."""
+    page = read_page("docs/development/architecture.md")
+    rows = dict(re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \|$", page, re.MULTILINE))
+    named = {package: set(re.findall(r"`(\w+)`", text)) for package, text in rows.items()}
+    named["fl_ops"] = MAY_IMPORT["fl_ops"]  # "all of the above"
+    assert named == {package: used for package, used in MAY_IMPORT.items() if package != "benchmarks"}
+    for package in ("fl_server", "fl_client"):
+        table = page[page.index(f"| part of `{package}` |") :].partition("\n\n")[0]
+        folders = [layer for layer in LAYERS[package] if (ROOT / package / layer).is_dir()]
+        assert re.findall(r"^\| `(\w+)/` \|", table, re.MULTILINE) == folders
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_no_link_is_dead(page: str) -> None:
     """A relative link, and a path in code that looks like one of the repository's files, is there."""
     text, folder = read_page(page), (ROOT / page).parent
     for link in re.findall(r"\]\((?!https?:)([^)#]+)", text):
         assert (folder / link).exists(), link
-    for path in re.findall(r"`((?:protos|algorithms|tasks|fl_server|fl_client|fl_ops|tests|docs)/[\w./-]+)`", text):
+    for path in re.findall(r"`((?:protos|algorithms|fl_\w+|tests|docs|benchmarks|k8s)/[\w./-]+)`", text):
         assert (ROOT / path).exists() or "NAME" in path, path
