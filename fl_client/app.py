@@ -192,7 +192,7 @@ def _certificates(config: ClientConfig, instruments: Instruments) -> Certificate
 
 
 def _endpoint(config: ClientConfig, certificates: Certificates | None, services: Services) -> Endpoint:
-    """How to connect."""
+    """The address of the coordinator, and how the daemon connects to it."""
     site, audit, traces = services.policy, services.audit, services.traces
     if certificates is None:
 

@@ -118,7 +118,7 @@ class Problem(NamedTuple):
     """A place where the chain is broken."""
 
     number: int
-    """Of the row."""
+    """The number of the row that is wrong."""
     what: str
 
 

@@ -146,7 +146,7 @@ class Run:
 
     @property
     def rounds_done(self) -> int:
-        """Committed rounds."""
+        """The number of committed rounds."""
         return self.status.rounds_done
 
     @property

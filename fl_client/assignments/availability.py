@@ -25,7 +25,7 @@ MAX_CHARS = 256
 """Longest detail that a coordinator accepts."""
 
 Round = tuple[str, int]
-"""(run, round)."""
+"""The id of a run and the number of a round."""
 
 
 class AvailabilityMonitor:

@@ -24,7 +24,7 @@ from protos.fl.v1 import coordinator_pb2, training_pb2
 
 
 def subject_of(key: tuple[str, int, int]) -> str:
-    """run/round/exchange."""
+    """The key of an assignment as the text run/round/exchange."""
     return "/".join(map(str, key))
 
 

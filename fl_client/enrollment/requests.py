@@ -42,7 +42,7 @@ class Issued:
     """A certificate with its key and authority, as they go to the disk."""
 
     name: str
-    """The client id."""
+    """The id that the client will have."""
     cert: bytes
     """PEM: the certificate, then intermediate authorities."""
     key: bytes

@@ -23,7 +23,7 @@ class HostState:
     """The inputs of the gates in addition to the device's sensors."""
 
     device: torch.device
-    """The training device."""
+    """The device that trains."""
     idle_for: Callable[[], float]
     """Seconds since this daemon computed, 0 while it does."""
     clock: Callable[[], float]

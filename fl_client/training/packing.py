@@ -37,7 +37,7 @@ class PlacedPayload(NamedTuple):
     payload: Payload
     tensors: Tensors
     layout: Layout
-    """Without an encoding."""
+    """The layout of the tensors without an encoding."""
     encoded: EncodedLayout
 
 

@@ -22,12 +22,12 @@ _BATCH = 8
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What was found."""
+    """The result of the trial step."""
 
     model_bytes: int
-    """Of all values of the model."""
+    """The size of all values of the model."""
     examples: int
-    """Of the batch."""
+    """The number of examples in the batch."""
     seconds: float
     loss: float
 

@@ -82,7 +82,7 @@ class Feed:
         self._watched: set[str] = set()
 
     def start(self) -> None:
-        """Begin."""
+        """Start the threads that read the coordinator."""
         for work in (self._read_on, self._watch_history):
             threading.Thread(target=work, daemon=True).start()
 

@@ -57,7 +57,7 @@ def watch(
 
 
 EVERY_S = 2.0
-"""Between two readings."""
+"""Seconds between two readings."""
 _END_S = 1.0
 """A reading under way is waited for so long, before the caller closes the connection."""
 

@@ -49,7 +49,7 @@ def cell_of(table: Table, experiment: Experiment, choice: Choice, stage: Stage, 
 
 
 class Done(NamedTuple):
-    """A finished cell."""
+    """A finished cell and what it gave."""
 
     choice: Choice
     cell: Cell

@@ -40,7 +40,7 @@ class Means:
 
 @dataclass(frozen=True)
 class RunCell:
-    """Simulates cells."""
+    """Simulates one cell in each call."""
 
     data_location: Mapping[str, Any] = field(default_factory=dict)
     """Options of the task for the location of its data; they change no number."""

@@ -96,7 +96,7 @@ class MlflowRun:
         self._try(lambda: self._client.set_tag(self._id, tag, digest))
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: no connection is open."""
 
     @property
     def _id(self) -> str:

@@ -58,7 +58,7 @@ class References:
         self._config = config
         self._round = -1
         self._known: dict[int, Reference | None] = {}
-        """By exchange."""
+        """The known part of the deltas, by exchange."""
 
     def prepare(self, algorithm: fl.Algorithm, round_: int, exchange: int, direction: fl.Tensors | None) -> None:
         """Compute the reference of an exchange.

@@ -36,7 +36,7 @@ class Model(StrEnum):
 
 
 class Format(StrEnum):
-    """What is written."""
+    """The formats in which a model can be exported."""
 
     WHOLE = "whole"
     ADAPTER = "adapter"
