@@ -28,6 +28,7 @@ def client_details(details: admin_pb2.GetClientResponse) -> RenderableType:
         ("note", client.note),
         ("works on", details.work),
         ("refuses", refused_runs(client)),
+        *((f"not drawn by {one.run_id}", f"{one.why}; {one.remedy}") for one in details.not_drawn),
         *_session_rows(details),
         ("standing", details.standing.reason if details.HasField("standing") else ""),
         ("updates", f"{client.updates_counted:,} counted, {client.updates_refused:,} refused"),

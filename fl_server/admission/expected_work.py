@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fl_server.clients.eligibility import offers_task
+from fl_server.clients.draw_rules import offers_task
 from fl_server.round_config import LocalSection
 from fl_server.store.records import ClientRecord
 from fl_tasks.batches import count_steps

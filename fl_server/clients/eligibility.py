@@ -9,28 +9,23 @@ from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 import structlog
 
 from fl_server.clients.client_records import ClientRecords
+from fl_server.clients.draw_rules import Candidate, Requirements, Selection, able, offers_task
 from fl_server.clients.quarantine import Quarantine
 from fl_server.clients.rate_limits import ClientRate
 from fl_server.clients.roster import Roster
 from fl_server.store.records import ClientRecord
 from protos.fl.v1 import coordinator_pb2 as pb
-from protos.wire import PROTOCOL_MIN
 
 log = structlog.get_logger()
 _MAY_TRAIN = pb.Availability(may_train=True)
-Wanted = tuple[tuple[tuple[str, str], ...], ...]
-"""A task, labels and a method, as items."""
 Pairs = Mapping[str, str]
-Check = Callable[[str, Pairs, Pairs, Pairs], bool]
-"""Whether a client is able to work for a task with labels and a method."""
-BUILT_IN: Pairs = MappingProxyType({})
-"""A built-in method, which every client has. One from outside is its name, version and source."""
-
+_Key = tuple[tuple[tuple[str, str], ...], ...]
+"""Requirements that can be hashed."""
 Work = Literal["training", "evaluation"]
 
 MOST_KINDS = 64
@@ -65,17 +60,24 @@ class Eligibility:
         records.watch(self._able.changed)
         roster.watch(self._able.changed)
 
-    def eligible(self, run_id: str, task: Pairs, labels: Pairs, method: Pairs = BUILT_IN) -> tuple[str, ...]:
-        """Clients that a run may draw now, in the order of id bytes.
+    def selection(
+        self, run_id: str, requires: Requirements, own: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+    ) -> Selection:
+        """What a run asks of clients now. own: the clients that the run itself keeps out, by reason, with details."""
+        quarantined = {
+            client: f"for {self._quarantine.seconds_left(client):.0f} s more" for client in self._quarantine.clients()
+        }
+        others = len(self._run_of) > len(self._workers.get(run_id, ()))
+        at_work = {client: f"run {of}" for client, of in self._run_of.items() if of != run_id} if others else {}
+        kept_out = {"quarantined": quarantined, "policy": self.policy.of(run_id), "at_work": at_work, **own}
+        return Selection(requires, run_id, {reason: clients for reason, clients in kept_out.items() if clients})
 
-        task, method: name, version and source of the fingerprint that a client must have.
-        """
-        able = self.able_clients(task, labels, method)
-        if refusing := self.policy.of(run_id):
-            able = tuple(client_id for client_id in able if client_id not in refusing)
-        if len(self._run_of) == len(self._workers.get(run_id, ())):  # no other run has workers
-            return able
-        return tuple(client_id for client_id in able if self._run_of.get(client_id, run_id) == run_id)
+    def eligible(self, selection: Selection) -> tuple[str, ...]:
+        """Clients that a run may draw now, in the order of id bytes: no rule of client or run keeps them out."""
+        able_now, kept_out = self._able.of(selection.requires), selection.kept_out.values()
+        if not kept_out:
+            return able_now
+        return tuple(client for client in able_now if not any(client in clients for clients in kept_out))
 
     def evaluators(self, task: Pairs, labels: Pairs) -> tuple[str, ...]:
         """Clients with held-out examples of the task, whichever run they work for, in the order of id bytes."""
@@ -84,17 +86,22 @@ class Eligibility:
             offers = self._records[client_id].tasks
             return max(int(offer["eval_examples"]) for offer in offers if offers_task(offer, task))
 
-        return tuple(client_id for client_id in self.able_clients(task, labels) if examples(client_id))
+        return tuple(client_id for client_id in self.able_clients(Requirements(task, labels)) if examples(client_id))
 
-    def able_clients(self, task: Pairs, labels: Pairs, method: Pairs = BUILT_IN) -> tuple[str, ...]:
-        """Clients that are present, may train, and have task, labels and method, in the order of id bytes."""
-        able, quarantined = self._able.of(task, labels, method), set(self._quarantine.clients())
-        return tuple(client_id for client_id in able if client_id not in quarantined) if quarantined else able
+    def able_clients(self, requires: Requirements) -> tuple[str, ...]:
+        """Clients that could be drawn if they worked for no other run, in the order of id bytes."""
+        clients, quarantined = self._able.of(requires), set(self._quarantine.clients())
+        return tuple(client_id for client_id in clients if client_id not in quarantined) if quarantined else clients
 
-    def _is_able(self, client_id: str, task: Pairs, labels: Pairs, method: Pairs) -> bool:
-        """All of it but the quarantine, which ends by itself."""
-        here = client_id in self._roster and self.availability(client_id).may_train
-        return here and fits(self._records[client_id], task, labels, method)
+    def candidate(self, record: ClientRecord, last_seen: float = 0.0) -> Candidate:
+        """A registered client as the rules see it."""
+        client_id = record.client_id
+        return Candidate(record, client_id in self._roster, self.availability(client_id), last_seen)
+
+    def _is_able(self, client_id: str, requires: Requirements) -> bool:
+        """By all rules about the client alone."""
+        record = self._records.get(client_id)
+        return record is not None and able(Selection(requires), self.candidate(record))
 
     def set_workers(self, run_id: str, clients: AbstractSet[str]) -> None:
         """From now on exactly these clients work for the run."""
@@ -227,32 +234,6 @@ class PolicyRefusals:
         return bool(kept)
 
 
-def fits(record: ClientRecord, task: Pairs, labels: Pairs, method: Pairs = BUILT_IN) -> bool:
-    """Whether the client offers this task and method, has these labels, and is neither draining nor banned."""
-    if record.draining or record.banned or not labels.items() <= record.labels.items():
-        return False
-    return any(offers_task(offer, task) for offer in record.tasks) and has_method(record, method)
-
-
-def has_method(record: ClientRecord, method: Pairs) -> bool:
-    """Whether the client has this code of a method. Every client has the built-in ones."""
-    return not method or any(offers_task(offer, method) for offer in record.methods)
-
-
-def offers_task(offer: Mapping[str, Any], task: Pairs) -> bool:
-    """Whether an offer of a client is of this task or method: name, version and source, protocol and encodings."""
-    if "protocol" in task and int(offer.get("protocol", PROTOCOL_MIN)) < int(task["protocol"]):
-        return False
-    if "encodings" in task and lacking_encodings(offer, task):
-        return False
-    return all(offer.get(key) == value for key, value in task.items() if key not in {"protocol", "encodings"})
-
-
-def lacking_encodings(offer: Mapping[str, Any], task: Pairs) -> list[str]:
-    """The encodings of a run that the client of an offer does not know."""
-    return sorted(set(task.get("encodings", "").split()) - set(offer.get("encodings", "").split()))
-
-
 class AbleClients:
     """The clients that are able to work for a task, in the order of id bytes, kept up to date client by client.
 
@@ -260,28 +241,26 @@ class AbleClients:
     check them all, and a microsecond to check the one that changed.
     """
 
-    def __init__(self, present: Callable[[], tuple[str, ...]], check: Check) -> None:
+    def __init__(self, present: Callable[[], tuple[str, ...]], check: Callable[[str, Requirements], bool]) -> None:
         """present: all clients that may be able, in the order of id bytes. check: whether one of them is."""
         self._present, self._check = present, check
-        self._kinds: OrderedDict[Wanted, _Kind] = OrderedDict()
+        self._kinds: OrderedDict[_Key, _Kind] = OrderedDict()
 
     def changed(self, client_id: str) -> None:
         """Something about a client changed: its presence, its record, or what it reports."""
         for kind in self._kinds.values():
             kind.changed.add(client_id)
 
-    def of(self, task: Pairs, labels: Pairs, method: Pairs = BUILT_IN) -> tuple[str, ...]:
+    def of(self, requires: Requirements) -> tuple[str, ...]:
         """The clients that are able now, in the order of id bytes."""
-        wanted = tuple(tuple(sorted(each.items())) for each in (task, labels, method))
-        kind = self._kinds.get(wanted)
+        key = tuple(tuple(sorted(pairs.items())) for pairs in requires)
+        kind = self._kinds.get(key)
         if kind is None:
-            kind = self._kinds[wanted] = _Kind(
-                [client for client in self._present() if self._check(client, task, labels, method)]
-            )
+            kind = self._kinds[key] = _Kind([client for client in self._present() if self._check(client, requires)])
             if len(self._kinds) > MOST_KINDS:
                 self._kinds.popitem(last=False)
-        self._kinds.move_to_end(wanted)
-        return kind.current(lambda client: self._check(client, task, labels, method))
+        self._kinds.move_to_end(key)
+        return kind.current(lambda client: self._check(client, requires))
 
 
 class _Kind:

@@ -17,6 +17,7 @@ import structlog
 
 from fl_server.clients.client_records import ClientRecords
 from fl_server.clients.contested_identities import ContestedIdentities
+from fl_server.clients.draw_rules import Candidate
 from fl_server.clients.eligibility import Eligibility
 from fl_server.clients.fleet_changes import FleetChanges
 from fl_server.clients.quarantine import Quarantine
@@ -273,6 +274,11 @@ class Fleet:
     def record(self, client_id: str) -> ClientRecord:
         """A client's record. Raises NoSuchClient."""
         return self.records.get(client_id)
+
+    def candidate(self, client_id: str) -> Candidate | None:
+        """A client as the rules of drawing see it; None if it never registered, or was forgotten."""
+        record = self.records.find(client_id)
+        return None if record is None else self.eligibility.candidate(record, self.last_seen(record))
 
     async def note(self, client_id: str, text: str) -> None:
         """Store a note on a client for operators: its last failure."""

@@ -21,7 +21,7 @@ from fl_server.rpc.audited.lists import audit_page
 from fl_server.rpc.browsing.clients import ClientList
 from fl_server.rpc.browsing.history import HISTORY_MOST, HistoryCalls
 from fl_server.rpc.browsing.overview import Overview
-from fl_server.rpc.client_details import client_details, work_of
+from fl_server.rpc.client_details import client_details, not_drawn, work_of
 from fl_server.rpc.cohorts import cohort_page
 from fl_server.rpc.enrollment.operators import EnrollmentCalls
 from fl_server.rpc.initial_models import InitialModels
@@ -149,6 +149,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             response.client.run_id, response.work = HIDDEN, "works for a run of another operator"
         else:
             response.work = work_of(self._coordinator, client_id, response.client.run_id)
+        response.not_drawn.extend(not_drawn(self._runs.loaded(), client_id))
         return response
 
     async def BanClient(self, request: pb.BanClientRequest, context: Context) -> pb.BanClientResponse:

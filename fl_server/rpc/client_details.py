@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from fl_server.clients.contested_identities import Contest
 from fl_server.clients.fleet import Fleet
 from fl_server.clients.sessions import Origin
 from fl_server.errors import NoSuchRun
 from fl_server.rpc.views import client_status, history_entry, timestamp
+from fl_server.run.run import Run
 from fl_server.runs.coordinator import Coordinator
 from fl_server.store.records import ClientRecord, HistoryRecord
 from protos.fl.v1 import admin_pb2 as pb
@@ -41,6 +42,13 @@ def work_of(coordinator: Coordinator, client_id: str, run_id: str) -> str:
         return ""
     work = "has an assignment" if run.state.works(client_id) else "is reserved for it"
     return f"run {run_id}, round {run.state.round}, {run.state.phase.value}: {work}"
+
+
+def not_drawn(runs: Iterable[Run], client_id: str) -> list[pb.NotDrawn]:
+    """Why some runs do not draw the client; one that has ended, or may draw it or has, is left out."""
+    open_runs = (run for run in runs if not run.ended and not run.state.works(client_id))
+    reasons = ((run.id, run.eligible.why_not(run.state, client_id)) for run in open_runs)
+    return [pb.NotDrawn(run_id=run_id, **why._asdict()) for run_id, why in reasons if why is not None]
 
 
 def _add_contest(contest: Contest, response: pb.GetClientResponse) -> None:

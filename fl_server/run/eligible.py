@@ -4,55 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
-from fl_server.clients.eligibility import fits
+import structlog
+
+from fl_server.clients.draw_rules import RULES, Candidate, NotDrawn, Requirements, Rule, Selection, explained, rule_for
 from fl_server.rounds import events as ev
 from fl_server.rounds.state import RoundState
 from fl_server.run.context import RunContext
 from fl_server.run_config import RunConfig
-from fl_server.store.records import ClientRecord
+from protos.fl.v1 import coordinator_pb2 as pb
 
-
-def shut_out(context: RunContext, config: RunConfig, lost_since: float | None) -> dict[str, str]:
-    """The clients with the run's task and labels that cannot be drawn, with the reason, in the order of id.
-
-    Args:
-        context: the run.
-        config: its current configuration.
-        lost_since: Unix seconds; clients that were not seen since then are lost. None: no client counts as lost.
-    """
-    found: dict[str, str] = {}
-    for record in context.fleet.records.in_memory().values():
-        allowed = replace(record, banned=False, draining=False)
-        if fits(allowed, context.task, config.labels, context.method) and (why := _why(context, record, lost_since)):
-            found[record.client_id] = why
-    return dict(sorted(found.items()))
-
-
-def _why(context: RunContext, record: ClientRecord, lost_since: float | None) -> str:
-    """Why the client cannot be drawn; empty if it can, or may soon."""
-    fleet, client = context.fleet, record.client_id
-    if record.banned or record.draining:
-        return "banned" if record.banned else "draining"
-    if fleet.quarantine.seconds_left(client):
-        return "in quarantine"
-    if client in context.client_states.left_out:
-        return "left out for lost client states"
-    if lost_since is None or fleet.state(client) != "lost" or fleet.last_seen(record) > lost_since:
-        return ""
-    return f"lost for {(time.time() - fleet.last_seen(record)) / 60:.0f} minutes"
-
-
-def described(clients: Mapping[str, str]) -> str:
-    """A sentence about the clients without which a run goes on; empty for none."""
-    if not clients:
-        return ""
-    kinds = Counter(why.partition(" for ")[0] for why in clients.values())
-    client, why = next(iter(clients.items()))
-    counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-    return f"goes on without {len(clients)} of its clients: {counts}; first {client}, {why}"
+log = structlog.get_logger()
 
 
 class EligibleClients:
@@ -100,16 +64,67 @@ class EligibleClients:
             return 0
         long_ago = time.time() - after
         since = long_ago if state.round and long_ago >= self._began else None
-        clients = shut_out(self._context, self._config, since)
-        self.without = described(clients)
+        fleet, selection = self._context.fleet, self.selection()
+        rules = self.not_drawn(fleet.records.in_memory(), selection)
+        clients = [
+            (rule, client)
+            for rule, found in rules.items()
+            for client in found
+            if rule.shuts_out or (rule.reason == "lost" and since is not None and client.last_seen <= since)
+        ]
+        self.without = _without(clients)
         return len(clients)
+
+    def selection(self) -> Selection:
+        """What the run asks of clients now, with those that it leaves out."""
+        context = self._context
+        requires = Requirements(context.task, self._config.labels, context.method)
+        own = {"left_out": dict.fromkeys(context.client_states.left_out, "")}
+        return context.fleet.eligibility.selection(context.run_id, requires, own)
 
     def now(self) -> tuple[str, ...]:
         """Clients that are here for the run. Which of them it draws is decided by the round state machine."""
-        context, labels = self._context, self._config.labels
-        eligible = context.fleet.eligibility.eligible(context.run_id, context.task, labels, context.method)
-        left_out = context.client_states.left_out
-        return tuple(client for client in eligible if client not in left_out) if left_out else eligible
+        return self._context.fleet.eligibility.eligible(self.selection())
+
+    def in_round(self, state: RoundState) -> Selection:
+        """`selection`, with the clients that the round under way does not draw again."""
+        selection = self.selection()
+        outs = self._context.log.transfers.outs.items()
+        failed = {client: why for client, (how, why) in outs if how == "failed" and client in state.drawn}
+        own: dict[str, Iterable[str]] = {
+            "state_lost": state.lost,
+            "refused": state.refused,
+            "drawn": state.drawn,
+            "population": set(state.eligible).difference(state.candidates),
+        }
+        of_round = {reason: dict.fromkeys(clients, "") for reason, clients in own.items()}
+        kept_out = {**selection.kept_out, **of_round, "failed": failed}
+        return replace(selection, kept_out=kept_out)
+
+    def not_drawn(self, clients: Iterable[str], selection: Selection) -> dict[Rule, list[Candidate]]:
+        """Those of some clients that are not drawn, in the order of id bytes; by reason, in the order of the table."""
+        fleet, found = self._context.fleet, dict[Rule, list[Candidate]]()
+        for client in sorted(set(clients).difference(fleet.eligibility.eligible(selection)), key=str.encode):
+            candidate = fleet.candidate(client)
+            if candidate is not None and (rule := rule_for(selection, candidate)) is not None:
+                found.setdefault(rule, []).append(candidate)
+        return {rule: found[rule] for rule in RULES if rule in found}
+
+    def why_not(self, state: RoundState, client: str) -> NotDrawn | None:
+        """Why the run does not draw this client now; None if it may."""
+        selection, candidate = self.in_round(state), self._context.fleet.candidate(client)
+        rule = None if candidate is None else rule_for(selection, candidate)
+        return None if candidate is None or rule is None else explained(rule, selection, candidate)
+
+    def notify(self, client: str) -> None:
+        """Tell a client that connected if it cannot be drawn for what its owner alone can change."""
+        selection, candidate = self.selection(), self._context.fleet.candidate(client)
+        if candidate is None or (rule := rule_for(selection, candidate)) is None or not rule.notifies:
+            return
+        _, why, remedy = explained(rule, selection, candidate)
+        text = f"run {self._context.run_id!r} does not draw this client, {why}: {remedy}"
+        log.warning("client_differs", run=self._context.run_id, client=client, why=text)
+        self._context.fleet.push(client, pb.AttendResponse(notice=pb.Notice(text=text)))
 
     def reserve(self, state: RoundState) -> None:
         """Reserve the cohort before anything is awaited: no other run may draw clients that work for this one."""
@@ -120,3 +135,13 @@ class EligibleClients:
         self._reserved = state
         if up_to_date:
             self._version = fleet.version
+
+
+def _without(clients: list[tuple[Rule, Candidate]]) -> str:
+    """A sentence about the clients without which a run goes on; empty for none."""
+    if not clients:
+        return ""
+    kinds = Counter(rule.many for rule, _ in clients)
+    counts = ", ".join(f"{kinds[kind]} {kind}" for kind in sorted(kinds))
+    rule, first = min(clients, key=lambda found: found[1].record.client_id.encode())
+    return f"goes on without {len(clients)} of its clients: {counts}; first {first.record.client_id}, {rule.many}"

@@ -18,7 +18,6 @@ from fl_server.runs.loading import RunLoading
 from fl_server.runs.outcomes import Outcomes
 from fl_server.runs.restoration import Restoration
 from fl_server.runs.table import RunTable
-from fl_server.runs.task_versions import notify_of_other_version
 from fl_server.services import Services
 from fl_server.store.checkpoints import INITIAL
 from fl_server.store.errors import StoreError
@@ -138,7 +137,7 @@ class Coordinator:
         run.client_evaluations.client_attached(client_id)
         if not run.ended:
             run.dispatch.client_back(client_id)
-            notify_of_other_version(run, client_id)
+            run.eligible.notify(client_id)
         elif client_id in run.client_states.members and not run.client_evaluations.awaits(client_id):
             run.client_evaluations.send_run_ended([client_id])
 

@@ -24,7 +24,6 @@ from fl_server.runs.deletion import Deletions
 from fl_server.runs.history import Audit
 from fl_server.runs.loading import LoadedTask, RunLoading, not_loadable
 from fl_server.runs.table import RunTable
-from fl_server.runs.task_versions import notify_of_other_version
 from fl_server.services import Services
 from fl_server.store.records import HistoryRecord, RunRecord
 from fl_tasks import TaskError
@@ -101,7 +100,7 @@ class RunCreation:
         await self._services.ledger.do(self._services.ledger.store.create_run, record, why)
         self._table.loaded[run_id] = run
         for client_id in self._services.fleet.present():
-            notify_of_other_version(run, client_id)
+            run.eligible.notify(client_id)
         log.info("run_created", run=run_id, actor=actor, task=config.task.name, algorithm=config.algorithm.name)
         run.start()
         return run

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from fl_server.clients import fleet as fleet_module
+from fl_server.clients.draw_rules import Requirements
 from fl_server.store import ledger as ledger_module
 from fl_server.store.errors import StoreUnavailable
 from fl_tasks import fingerprint, load_task
@@ -35,7 +36,8 @@ def eligible(
     world: World, run: str = "r", task: Mapping[str, str] = OFFER, labels: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
     """The clients that a run may draw now."""
-    return world.fleet.eligibility.eligible(run, task, labels or {})
+    eligibility = world.fleet.eligibility
+    return eligibility.eligible(eligibility.selection(run, Requirements(task, labels or {})))
 
 
 def history(world: World, client: str = "a") -> list[str]:

@@ -30,10 +30,8 @@ def missing_members(context: RunContext, control: RunControl) -> dict[str, int]:
     away = {client: missed for client, missed in states.rounds_missed(rounds).items() if missed >= after}
     if not away:
         return {}
-    here = (
-        set(context.fleet.eligibility.able_clients(context.task, control.config.labels, context.method))
-        - states.left_out
-    )
+    requires = control.eligible.selection().requires
+    here = set(context.fleet.eligibility.able_clients(requires)) - states.left_out
     return {client: missed for client, missed in away.items() if client not in here}
 
 

@@ -731,7 +731,7 @@ class GetClientRequest(_message.Message):
     def __init__(self, client_id: _Optional[str] = ..., history: _Optional[int] = ...) -> None: ...
 
 class GetClientResponse(_message.Message):
-    __slots__ = ("client", "session", "refused", "fenced", "conflicts", "contested", "standing", "work", "history")
+    __slots__ = ("client", "session", "refused", "fenced", "conflicts", "contested", "standing", "work", "history", "not_drawn")
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
@@ -741,6 +741,7 @@ class GetClientResponse(_message.Message):
     STANDING_FIELD_NUMBER: _ClassVar[int]
     WORK_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
+    NOT_DRAWN_FIELD_NUMBER: _ClassVar[int]
     client: ClientStatus
     session: ClientOrigin
     refused: ClientOrigin
@@ -750,7 +751,20 @@ class GetClientResponse(_message.Message):
     standing: Quarantine
     work: str
     history: _containers.RepeatedCompositeFieldContainer[HistoryEntry]
-    def __init__(self, client: _Optional[_Union[ClientStatus, _Mapping]] = ..., session: _Optional[_Union[ClientOrigin, _Mapping]] = ..., refused: _Optional[_Union[ClientOrigin, _Mapping]] = ..., fenced: _Optional[_Union[ClientOrigin, _Mapping]] = ..., conflicts: _Optional[int] = ..., contested: _Optional[bool] = ..., standing: _Optional[_Union[Quarantine, _Mapping]] = ..., work: _Optional[str] = ..., history: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ...) -> None: ...
+    not_drawn: _containers.RepeatedCompositeFieldContainer[NotDrawn]
+    def __init__(self, client: _Optional[_Union[ClientStatus, _Mapping]] = ..., session: _Optional[_Union[ClientOrigin, _Mapping]] = ..., refused: _Optional[_Union[ClientOrigin, _Mapping]] = ..., fenced: _Optional[_Union[ClientOrigin, _Mapping]] = ..., conflicts: _Optional[int] = ..., contested: _Optional[bool] = ..., standing: _Optional[_Union[Quarantine, _Mapping]] = ..., work: _Optional[str] = ..., history: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ..., not_drawn: _Optional[_Iterable[_Union[NotDrawn, _Mapping]]] = ...) -> None: ...
+
+class NotDrawn(_message.Message):
+    __slots__ = ("run_id", "reason", "why", "remedy")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    REMEDY_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    reason: str
+    why: str
+    remedy: str
+    def __init__(self, run_id: _Optional[str] = ..., reason: _Optional[str] = ..., why: _Optional[str] = ..., remedy: _Optional[str] = ...) -> None: ...
 
 class ListClientsRequest(_message.Message):
     __slots__ = ("page_size", "page_token", "state", "labels", "search", "order", "descending", "marks")

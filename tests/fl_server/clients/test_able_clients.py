@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from fl_server.clients import eligibility as module
-from fl_server.clients.eligibility import AbleClients, fits
+from fl_server.clients.draw_rules import Requirements, rule_for
+from fl_server.clients.eligibility import AbleClients
 from fl_server.clients.fleet import Fleet
 from protos.fl.v1 import coordinator_pb2 as pb
 from tests.fl_server.devices import Device
@@ -18,33 +19,34 @@ from tests.fl_server.fleet_checks import OFFER
 from tests.fl_server.harness import World
 
 NORTH = {"site": "north"}
+NOTHING = Requirements({}, {})
 
 
 def test_only_changed_clients_are_checked() -> None:
     """All of them when the task is new, then one."""
     here, checked = [f"client-{number:03d}" for number in range(500)], list[str]()
 
-    def check(client: str, task: Mapping[str, str], labels: Mapping[str, str], method: Mapping[str, str]) -> bool:
-        del task, labels, method
+    def check(client: str, requires: Requirements) -> bool:
+        del requires
         checked.append(client)
         return client in here
 
     clients = AbleClients(lambda: tuple(here), check)
-    assert clients.of({}, {}) == tuple(here)
+    assert clients.of(NOTHING) == tuple(here)
     assert len(checked) == 500
     here.remove("client-007")
     clients.changed("client-007")
-    assert clients.of({}, {}) == tuple(here)
-    assert clients.of({}, {}) is clients.of({}, {})
+    assert clients.of(NOTHING) == tuple(here)
+    assert clients.of(NOTHING) is clients.of(NOTHING)
     assert checked[500:] == ["client-007"]
 
 
 def test_few_tasks_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that was asked for longest ago is found again."""
     monkeypatch.setattr(module, "MOST_KINDS", 2)
-    clients = AbleClients(lambda: ("a", "b"), lambda client, task, *_: client in task["clients"])
+    clients = AbleClients(lambda: ("a", "b"), lambda client, requires: client in requires.task["clients"])
     for wanted in ("a", "b", "ab", "a"):
-        assert clients.of({"clients": wanted}, {}) == tuple(wanted)
+        assert clients.of(Requirements({"clients": wanted}, {})) == tuple(wanted)
 
 
 async def test_it_is_what_a_check_of_all_clients_finds(tmp_path: Path) -> None:
@@ -56,8 +58,8 @@ async def test_it_is_what_a_check_of_all_clients_finds(tmp_path: Path) -> None:
             await device.connect(world)
         for _ in range(150):
             await _change(world, devices, chance)
-            for labels in ({}, NORTH):
-                assert world.fleet.eligibility.able_clients(OFFER, labels) == _all_checked(world.fleet, labels)
+            for requires in (Requirements(OFFER, {}), Requirements(OFFER, NORTH)):
+                assert world.fleet.eligibility.able_clients(requires) == _all_checked(world.fleet, requires)
 
 
 async def _change(world: World, devices: Mapping[str, Device], chance: random.Random) -> None:
@@ -85,11 +87,8 @@ async def _change(world: World, devices: Mapping[str, Device], chance: random.Ra
             await devices[name].connect(world)
 
 
-def _all_checked(fleet: Fleet, labels: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(
-        client
-        for client in fleet.present()
-        if fleet.eligibility.availability(client).may_train
-        and fits(fleet.record(client), OFFER, labels)
-        and not fleet.quarantine.seconds_left(client)
-    )
+def _all_checked(fleet: Fleet, requires: Requirements) -> tuple[str, ...]:
+    selection = fleet.eligibility.selection("", requires)
+    candidates = {client: fleet.candidate(client) for client in fleet.present()}
+    reasons = {client: candidate and rule_for(selection, candidate) for client, candidate in candidates.items()}
+    return tuple(client for client, rule in reasons.items() if rule is None or rule.reason == "at_work")

@@ -157,7 +157,7 @@ async def test_a_run_that_waits_for_a_quarantined_client_shows_it(tmp_path: Path
         a, _, run = await run_with_too_few_clients(world)
         await until(lambda: run.status == "waiting", "it waits")
         reason = run_status(run).reason
-        assert reason.startswith("1 of 3 clients are here that could be drawn; 1 in quarantine, first a, for ")
+        assert reason.startswith("1 of 3 clients are here that could be drawn; 1 in quarantine, first a: for ")
         assert reason.endswith("`fl clients release a` ends it")
         await world.operators.release("a", "admin:eve")
         await deliver_valid(world, a, 1)

@@ -72,7 +72,7 @@ async def test_the_reason_of_a_failure_reaches_the_operator(tmp_path: Path) -> N
         await Broken("a").connect(world)
         run = await world.create(**ONE)
         await until(lambda: run.run_status.waiting_reason, "it waits")
-        assert f"1 failed in this round, the latest a: task_error: {MESSAGE}" in why_waiting(run.context, run)
+        assert f"1 failed in this round, first a: task_error: {MESSAGE}" in why_waiting(run.context, run)
         assert lacking(run.context, run).endswith("1 failed in this round")
         assert history(world, run, "client_failed") == [f"round 0, a: task_error: {MESSAGE}"]
         await until(lambda: world.fleet.record("a").note == f"task_error: {MESSAGE}", "it is noted")

@@ -126,7 +126,8 @@ async def test_too_few_clients_are_counted_with_the_reasons_of_the_others(world:
     run = await world.create(round={"clients_per_round": 2, "min_clients": 3})
     await waits_for(
         run,
-        "clients that could be drawn: 1 of 3 here; 1 draining; 1 may not train now; 1 with another version of the task",
+        "clients that could be drawn: 1 of 3 here; 1 with another version of the task's code; 1 draining; "
+        "1 report that they may not train (1 other)",
     )
 
 
@@ -135,10 +136,10 @@ async def test_an_older_daemon_is_not_drawn_for_work_that_it_would_ignore(world:
     old = await offering(world, "old", protocol=pb.ProtocolRange(min=1, max=1), software="impetus 0.0.1")
     with capture_logs() as logs:
         run = await world.create(round={"clients_per_round": 1}, local={"micro_batch_size": 2})
-        why = "1 with an older version of the daemon, which does not know this run's local work"
+        why = "1 with an older version of the daemon"
         await waits_for(run, f"clients that could be drawn: 0 of 1 here; {why}")
     [waits] = [line["why"] for line in logs if line["event"] == "run_waits"]
-    assert "1 with an older version of the daemon, first old (impetus 0.0.1)" in waits
+    assert "1 with an older version of the daemon, first old: impetus 0.0.1; update the daemon" in waits
     await world.create(name="plain", round={"clients_per_round": 1})
     assert (await old.assigned()).key.run_id == "plain"
 
@@ -151,10 +152,10 @@ async def test_a_daemon_without_the_run_s_encodings_is_not_drawn(world: World) -
         run = await world.create(
             round={"clients_per_round": 1}, encodings={"update": "int8", "model": "bf16"}, name="encoded"
         )
-        lacks = "1 without the encodings bf16; 1 without the encodings bf16 and int8"
+        lacks = "2 without encodings of this run (1 bf16, 1 bf16 and int8)"
         await waits_for(run, f"clients that could be drawn: 0 of 1 here; {lacks}")
     [waits] = [line["why"] for line in logs if line["event"] == "run_waits"]
-    assert "2 without an encoding of this run, first old (impetus 0.0.1), which lacks bf16, int8: update it" in waits
+    assert f"{lacks}, first old: impetus 0.0.1; update its daemon" in waits
     able = await offering(world, "able", encodings=[ENCODING_INT8, ENCODING_BF16])
     assert (await able.assigned()).key.run_id == "encoded"
     await world.create(name="plain", round={"clients_per_round": 2})

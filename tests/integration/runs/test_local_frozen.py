@@ -110,7 +110,7 @@ def test_a_client_with_other_frozen_parameters_is_not_drawn(
     waits = server.until("local", lambda run: "frozen" in run.reason, "it names the reason").reason
     assert "1 with other frozen parameters" in waits
     assert "first edge-0: expected blake3:" in waits
-    assert daemons[0].logged("notice")["text"].startswith("run 'local' needs task")
+    assert daemons[0].logged("notice")["text"].startswith("run 'local' does not draw this client")
     daemons[0].terminate()
     daemons[0].configure(task={"name": NAME, "options": {"backbone": str(backbone), "kept": 8}})
     daemons[0].start()

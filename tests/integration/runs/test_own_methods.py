@@ -156,11 +156,10 @@ def test_a_client_without_the_same_code_is_not_drawn(workspace: Workspace, tmp_p
     other = started(workspace, server, 1, path=[other_code(tmp_path / "other")])
     server.create("code", algorithm=SIGN_MOMENTUM, round={"clients_per_round": 1, "min_clients": 1})
     waiting = server.until("code", lambda run: run.state == admin_pb2.RUN_STATE_WAITING, "it waits")
-    assert (
-        f"; 2 without the code of the algorithm {METHOD}, first edge-0: expected version '1' sha256:" in waiting.reason
-    )
+    assert f"; 1 without the algorithm {METHOD}, first edge-0: expected version '1' sha256:" in waiting.reason
     assert "got none; install it on the device" in waiting.reason
-    assert f"needs algorithm {METHOD!r} in version '1'" in other.logged("notice")["text"]
+    assert f"; 1 with another version of the algorithm {METHOD}, first edge-1: " in waiting.reason
+    assert f"with another version of the algorithm {METHOD}: expected version '1'" in other.logged("notice")["text"]
     assert server.client("edge-0").methods == []
     server.create("built-in", round={"clients_per_round": 1, "min_clients": 1}, stop={"rounds": 1})
     server.completed("built-in")

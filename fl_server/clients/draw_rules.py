@@ -1,0 +1,372 @@
+"""Why a run does not draw a client: one table of rows, each with a reason, a predicate and a remedy.
+
+Drawing reads it, and so do the reason of a run that waits, the clients that a run goes on without, the notices to
+devices, and what `fl clients show` and the page say of a client.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from fl_server.store.records import ClientRecord
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.wire import PROTOCOL_MIN
+
+Pairs = Mapping[str, str]
+BUILT_IN: Pairs = MappingProxyType({})
+"""A built-in method, which every client has. One from outside is its name, version and source."""
+_SHOWN = len("sha256:") + 12
+"""Characters of a digest that are enough to tell two apart."""
+_OFFER_KEYS = (("name",), ("version", "source"), ("frozen",), ("protocol",), ("encodings",))
+"""What an offer of a client must have, in the order in which a client is told what it lacks."""
+_NAME, _CODE, _FROZEN, _PROTOCOL, _ENCODINGS = (
+    tuple(key for keys in _OFFER_KEYS[:count] for key in keys) for count in range(1, len(_OFFER_KEYS) + 1)
+)
+_EVERY: Pairs = MappingProxyType({})
+
+
+class Requirements(NamedTuple):
+    """What a run requires of every client, for its whole life."""
+
+    task: Pairs
+    """Name, version and source; the digest of frozen parameters that are not sent, encodings, and a protocol."""
+    labels: Pairs
+    method: Pairs = BUILT_IN
+    """Name, version and source of a method from outside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What a run requires of clients, and the clients that cannot be drawn for it now whatever they have."""
+
+    requires: Requirements
+    run_id: str = ""
+    kept_out: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """By the reason of a rule: the clients, each with details in words."""
+
+
+class Candidate(NamedTuple):
+    """A registered client, as far as it decides whether a run draws it."""
+
+    record: ClientRecord
+    present: bool
+    availability: pb.Availability
+    last_seen: float = 0.0
+    """Unix seconds; for the text about an absent client."""
+
+
+class Scope(Enum):
+    """Who decides that a rule applies."""
+
+    CLIENT = "client"
+    """The client's record, presence and reports, whatever other clients and runs do."""
+    RUN = "run"
+    """The coordinator or the run: `Selection.kept_out` lists the clients."""
+    ROUND = "round"
+    """The round under way. The state machine applies these itself; here they only explain."""
+
+
+Predicate = Callable[[Selection, Candidate], bool]
+Text = Callable[[Selection, Candidate], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One reason not to draw a client.
+
+    Texts have the names {client}, {task}, {labels}, {algorithm}, and {again}: when unavailable clients may train again.
+    """
+
+    reason: str
+    many: str
+    """Follows a number of clients: "2 in quarantine"."""
+    remedy: str
+    """What to do about it."""
+    holds: Predicate
+    scope: Scope = Scope.CLIENT
+    one: str = ""
+    """Follows the name of one client; empty: the same as `many`."""
+    detail: Text = lambda _, __: ""
+    kind: Text = lambda _, __: ""
+    """A word by which clients with this reason are counted."""
+    operable: bool = True
+    """Whether a waiting run names such clients: without it they could be drawn, and somebody can do something."""
+    shuts_out: bool = False
+    """Whether a run goes on without such clients: they cannot be drawn, or will not soon."""
+    notifies: bool = False
+    """Whether the device is told when it connects: its owner alone can do something."""
+
+
+def _offers(candidate: Candidate, task: Pairs, keys: Iterable[str]) -> bool:
+    """Whether an offer of the client has these of the task's keys."""
+    return any(_has(offer, task, keys) for offer in candidate.record.tasks)
+
+
+def _has(offer: Mapping[str, Any], task: Pairs, keys: Iterable[str]) -> bool:
+    for key in keys:
+        if key not in task:
+            continue
+        if key == "protocol":
+            if int(offer.get(key, PROTOCOL_MIN)) < int(task[key]):
+                return False
+        elif key == "encodings":
+            if _lacking_encodings(offer, task):
+                return False
+        elif offer.get(key) != task[key]:
+            return False
+    return True
+
+
+def offers_task(offer: Mapping[str, Any], task: Pairs) -> bool:
+    """Whether an offer of a client is of this task or method: name, version and source, protocol and encodings."""
+    return _has(offer, task, _ENCODINGS)
+
+
+def has_labels(record: ClientRecord, labels: Pairs) -> bool:
+    """Whether the client has all of these labels."""
+    return labels.items() <= record.labels.items()
+
+
+def _lacking_encodings(offer: Mapping[str, Any], task: Pairs) -> list[str]:
+    return sorted(set(task.get("encodings", "").split()) - set(offer.get("encodings", "").split()))
+
+
+def _lacks(keys: tuple[str, ...]) -> Predicate:
+    """No offer of the client has these keys of the task."""
+    return lambda selection, client: not _offers(client, selection.requires.task, keys)
+
+
+def _listed(reason: str) -> dict[str, Any]:
+    """Predicate and detail of a rule whose clients are in `Selection.kept_out`."""
+    return {
+        "holds": lambda selection, client: client.record.client_id in selection.kept_out.get(reason, _EVERY),
+        "detail": lambda selection, client: selection.kept_out[reason][client.record.client_id],
+    }
+
+
+def _lacks_method(selection: Selection, client: Candidate) -> bool:
+    method = selection.requires.method
+    return bool(method) and not any(offer["name"] == method["name"] for offer in client.record.methods)
+
+
+def _has_other_method(selection: Selection, client: Candidate) -> bool:
+    method = selection.requires.method
+    return bool(method) and not any(offers_task(offer, method) for offer in client.record.methods)
+
+
+def _versions(expected: Pairs, got: Mapping[str, Any] | None) -> str:
+    named = "none" if got is None else f"version {got['version']!r} {got['source'][:_SHOWN]}"
+    return f"expected version {expected['version']!r} {expected['source'][:_SHOWN]}, got {named}"
+
+
+def _offer_of(name: str, offers: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    return next((offer for offer in offers if offer["name"] == name), None)
+
+
+def _task_versions(selection: Selection, client: Candidate) -> str:
+    task = selection.requires.task
+    return _versions(task, _offer_of(task["name"], client.record.tasks))
+
+
+def _method_versions(selection: Selection, client: Candidate) -> str:
+    method = selection.requires.method
+    return _versions(method, _offer_of(method["name"], client.record.methods))
+
+
+def _frozen_digests(selection: Selection, client: Candidate) -> str:
+    task = selection.requires.task
+    got = next((offer.get("frozen") for offer in client.record.tasks if _has(offer, task, _CODE)), None)
+    return f"expected {task['frozen'][:_SHOWN]}, got {(got or 'none')[:_SHOWN]}"
+
+
+def _missing_encodings(selection: Selection, client: Candidate) -> str:
+    task = selection.requires.task
+    return " and ".join(
+        next((_lacking_encodings(offer, task) for offer in client.record.tasks if _has(offer, task, _PROTOCOL)), [])
+    )
+
+
+def _absence(_: Selection, client: Candidate) -> str:
+    return f"for {(time.time() - client.last_seen) / 60:.0f} minutes" if client.last_seen else ""
+
+
+def unavailable_word(_: Selection, client: Candidate) -> str:
+    """Why a client may not train, in a word or two; an unknown reason of a newer client is "other"."""
+    number = client.availability.reason
+    name = pb.UnavailableReason.Name(number) if number in pb.UnavailableReason.values() else ""
+    return name.removeprefix("UNAVAILABLE_REASON_").replace("_", " ").lower().replace("unspecified", "") or "other"
+
+
+def policy_rule(why: str) -> str:
+    """The rule of a refusal by a site's policy, "rule: text", which a client wrote; "other" if it is no word."""
+    rule = why.partition(":")[0]
+    return rule if re.fullmatch(r"[a-z_]{1,32}", rule) else "other"
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "task", "without the task {task!r}", "install the task on the device, and list it in its client.toml",
+        _lacks(_NAME), operable=False,
+    ),
+    Rule(
+        "labels", "without the labels {labels}", "change `labels` of the run or of the device",
+        lambda selection, client: not has_labels(client.record, selection.requires.labels), operable=False,
+    ),
+    Rule(
+        "task_code", "with another version of the task's code", "install the coordinator's version of the task",
+        _lacks(_CODE), detail=_task_versions, notifies=True,
+    ),
+    Rule(
+        "frozen", "with other frozen parameters",
+        "put the files of the frozen parameters that the coordinator has on the device, and restart its daemon",
+        _lacks(_FROZEN), detail=_frozen_digests, notifies=True,
+    ),
+    Rule(
+        "daemon", "with an older version of the daemon",
+        "update the daemon, which does not know this run's local work", _lacks(_PROTOCOL),
+        detail=lambda _, client: client.record.software,
+    ),
+    Rule(
+        "encodings", "without encodings of this run", "update its daemon, or create a run with other `encodings`",
+        _lacks(_ENCODINGS), detail=lambda _, client: client.record.software, kind=_missing_encodings,
+    ),
+    Rule(
+        "method", "without the algorithm {algorithm}",
+        "install it on the device, with an entry point or listed under `algorithms` in its client.toml, and restart"
+        " the daemon", _lacks_method, detail=_method_versions,
+    ),
+    Rule(
+        "method_code", "with another version of the algorithm {algorithm}",
+        "install the coordinator's version of the algorithm, and restart the daemon",
+        _has_other_method, detail=_method_versions, notifies=True,
+    ),
+    Rule(
+        "banned", "banned", "`fl clients unban {client}` ends it", lambda _, client: client.record.banned,
+        operable=False, shuts_out=True,
+    ),
+    Rule(
+        "draining", "draining", "`fl clients drain {client} --undo` ends it",
+        lambda _, client: client.record.draining, operable=False, shuts_out=True,
+    ),
+    Rule(
+        "quarantined", "in quarantine",
+        "`fl clients show {client}` has the cause, `fl clients release {client}` ends it", scope=Scope.RUN,
+        shuts_out=True, **_listed("quarantined"),
+    ),
+    Rule(
+        "left_out", "left out for lost client states", "`fl clients release {client}` lets it take part again",
+        scope=Scope.RUN, shuts_out=True, **_listed("left_out"),
+    ),
+    Rule(
+        "lost", "lost", "start its daemon, and see its log if it does not connect",
+        lambda _, client: not client.present, detail=_absence, operable=False,
+    ),
+    Rule(
+        "unavailable", "report that they may not train", "{again}",
+        lambda _, client: not client.availability.may_train, one="reports that it may not train",
+        detail=lambda _, client: client.availability.detail, kind=unavailable_word,
+    ),
+    Rule(
+        "policy", "refuse this run by the policy of their site", "change the run, or the policy of the device's site",
+        scope=Scope.RUN, one="refuses this run by the policy of its site", **_listed("policy"),
+        kind=lambda selection, client: policy_rule(selection.kept_out["policy"][client.record.client_id]),
+    ),
+    Rule(
+        "state_lost", "with a lost client state", "none is needed: the states restart together",
+        scope=Scope.ROUND, operable=False, **_listed("state_lost"),
+    ),
+    Rule(
+        "at_work", "at work for another run", "wait for that run, or pause it", scope=Scope.RUN, operable=False,
+        **_listed("at_work"),
+    ),
+    Rule(
+        "refused", "refused in this round", "`fl clients show {client}` has the cause; the next round draws it again",
+        scope=Scope.ROUND, operable=False, **_listed("refused"),
+    ),
+    Rule(
+        "failed", "failed in this round", "repair the cause; the next round draws it again", scope=Scope.ROUND,
+        **_listed("failed"),
+    ),
+    Rule(
+        "drawn", "drawn before in this round", "none is needed: the next round draws it again", scope=Scope.ROUND,
+        operable=False, **_listed("drawn"),
+    ),
+    Rule(
+        "population", "beyond the population of this run", "`fl clients forget` a client that never returns, or create"
+        " a run with a larger `population`", scope=Scope.ROUND, operable=False, **_listed("population"),
+    ),
+)  # fmt: skip
+"""In the order in which they are asked: a client is not drawn for the first reason that holds."""
+
+_OF_CLIENTS = tuple(rule for rule in RULES if rule.scope is Scope.CLIENT)
+
+
+def able(selection: Selection, client: Candidate) -> bool:
+    """Whether nothing of the client itself keeps it from the run."""
+    return not any(rule.holds(selection, client) for rule in _OF_CLIENTS)
+
+
+def rule_for(selection: Selection, client: Candidate) -> Rule | None:
+    """Why the client is not drawn; None if it can be."""
+    return next((rule for rule in RULES if rule.holds(selection, client)), None)
+
+
+class NotDrawn(NamedTuple):
+    """Why a run does not draw one client."""
+
+    reason: str
+    why: str
+    remedy: str
+
+
+def explained(rule: Rule, selection: Selection, client: Candidate) -> NotDrawn:
+    """A rule in words about one client."""
+    names, detail = _names(selection, [client]), rule.detail(selection, client)
+    words = (rule.one or rule.many).format(**names)
+    return NotDrawn(rule.reason, f"{words}: {detail}" if detail else words, rule.remedy.format(**names))
+
+
+def counted(rule: Rule, selection: Selection, clients: Sequence[Candidate]) -> str:
+    """A rule in words about some clients, with their kinds: 2 report that they may not train (1 battery, 1 owner)."""
+    kinds = sorted(filter(None, (rule.kind(selection, client) for client in clients)))
+    counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+    return f"{len(clients)} {rule.many.format(**_names(selection, clients))}{f' ({counts})' if counts else ''}"
+
+
+def described(rule: Rule, selection: Selection, clients: Sequence[Candidate]) -> str:
+    """The same with the first client and the remedy."""
+    first, detail = clients[0], rule.detail(selection, clients[0])
+    remedy = rule.remedy.format(**_names(selection, clients))
+    why = f"{detail}; {remedy}" if detail else remedy
+    return f"{counted(rule, selection, clients)}, first {first.record.client_id}: {why}"
+
+
+def _names(selection: Selection, clients: Sequence[Candidate]) -> dict[str, str]:
+    requires = selection.requires
+    return {
+        "client": clients[0].record.client_id,
+        "task": requires.task["name"],
+        "labels": labels_text(requires.labels),
+        "algorithm": requires.method.get("name", ""),
+        "again": _again(clients),
+    }
+
+
+def labels_text(labels: Pairs) -> str:
+    """Labels in words: gpu=yes, site=north."""
+    return ", ".join(f"{name}={value}" for name, value in sorted(labels.items()))
+
+
+def _again(clients: Sequence[Candidate]) -> str:
+    """When the first of some unavailable clients may train again."""
+    until = [client.availability.until.seconds for client in clients if client.availability.HasField("until")]
+    if not until:
+        return "it is drawn again when the device reports that it may train"
+    return f"the first may train again at {datetime.fromtimestamp(min(until), UTC):%Y-%m-%d %H:%M:%S} UTC"
