@@ -24,7 +24,7 @@ from fl_ops.simulate.engines.client_work import one_thread
 from fl_ops.simulate.engines.engine import EngineContext, Failed
 from fl_ops.simulate.files.scratch import folder_of_states, folder_of_updates
 from fl_ops.simulate.files.spool import Spool
-from fl_ops.simulate.files.states import ClientStates
+from fl_ops.simulate.files.states import SimulatedStates
 from fl_ops.simulate.packing import Packed, packed
 from fl_ops.simulate.profile import Profile
 from fl_ops.simulate.saving.point import FederationPoint
@@ -100,7 +100,7 @@ class Federation:
         """Digest of the latest model, as in the ledger."""
         self._scratch = folder_of_updates(self._update_bytes())
         self._state_folder = folder_of_states(self._state_bytes())
-        self.states = ClientStates(self._state_folder.path)
+        self.states = SimulatedStates(self._state_folder.path)
         self._context = self._new_context(task)
         if config.evaluation.every and options.workers > 1:
             self.engine.evaluation.held_out()  # read before the processes start, so that they share it

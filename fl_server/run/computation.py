@@ -22,7 +22,7 @@ from fl_server.run.committed.lookup import draw_of
 from fl_server.run.committed.statistics import why_short
 from fl_server.run.context import RunContext
 from fl_server.run.control import RunControl
-from fl_server.run.evaluation.server import ServerEvaluation
+from fl_server.run.evaluation.server import ServerEvaluations
 from fl_server.run.submissions import Submissions
 from fl_server.store.errors import StoreError
 from fl_server.store.protocol import accepted_updates
@@ -39,7 +39,7 @@ class RoundComputation:
     """Computes the rounds of one run. Its methods start tasks; the results come as events."""
 
     def __init__(
-        self, context: RunContext, control: RunControl, submissions: Submissions, evaluation: ServerEvaluation
+        self, context: RunContext, control: RunControl, submissions: Submissions, evaluation: ServerEvaluations
     ) -> None:
         self._context, self._control, self._submissions = context, control, submissions
         self._updates: list[UpdateRecord] = []

@@ -24,7 +24,7 @@ from fl_server.run.deadline import Deadline
 from fl_server.run.dispatch import AssignmentDispatch
 from fl_server.run.evaluation.clients import ClientEvaluations
 from fl_server.run.evaluation.results import prune_checkpoints
-from fl_server.run.evaluation.server import ServerEvaluation
+from fl_server.run.evaluation.server import ServerEvaluations
 from fl_server.run.failures import Reason
 from fl_server.run.outcomes import accepted_outcome, not_needed_outcome
 from fl_server.run.progress import Progress
@@ -52,7 +52,7 @@ class RunParts:
     dispatch: AssignmentDispatch
     lost_states: LostStates
     computation: RoundComputation
-    server_evaluation: ServerEvaluation
+    server_evaluation: ServerEvaluations
     client_evaluations: ClientEvaluations
 
     @classmethod
@@ -60,7 +60,7 @@ class RunParts:
         """All parts of one run."""
         deadline, submissions = Deadline(context, control), Submissions(context, control)
         dispatch = AssignmentDispatch(context, control, deadline, submissions)
-        evaluation = ServerEvaluation(context, control)
+        evaluation = ServerEvaluations(context, control)
         return cls(
             deadline=deadline,
             submissions=submissions,

@@ -14,7 +14,7 @@ from fl_client.training.trainer import Evaluation
 from fl_ops.simulate.engines.held import HeldInMemory
 from fl_ops.simulate.engines.server_parts import Part, PartResult
 from fl_ops.simulate.files.spool import Spool
-from fl_ops.simulate.files.states import ClientStates
+from fl_ops.simulate.files.states import SimulatedStates
 from fl_server.admission.reading import UpdateContent
 from fl_server.aggregation.engine import Engine
 from fl_tasks import Task
@@ -26,7 +26,7 @@ Bundles = Mapping[ResourceKey, Bundle]
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """One client's update. Its next state, if it has one, is pending in the run's ClientStates."""
+    """One client's update. Its next state, if it has one, is pending in the run's SimulatedStates."""
 
     client: str
     header: UpdateHeader
@@ -79,7 +79,7 @@ class EngineContext:
     """Makes the model that the clients train."""
     optimizer: str
     """Name of the local optimizer; its class may be one of another package."""
-    states: ClientStates
+    states: SimulatedStates
     spool: Spool
     """The updates."""
     folder: Path

@@ -17,7 +17,7 @@ from fl_ops.files import file_name
 _STATE, _AT_ONE, _AT_ZERO = "state", "next/at-one", "next/at-zero"
 
 
-class ClientStates:
+class SimulatedStates:
     """The clients' states in a folder. Several processes may use one folder, if each client is in one at a time."""
 
     def __init__(self, folder: Path) -> None:

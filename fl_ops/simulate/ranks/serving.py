@@ -17,7 +17,7 @@ from fl_ops.simulate.clients import PreparedRun, examples_of
 from fl_ops.simulate.engines.engine import EngineContext, Evaluated, Failed, LocalEngine, Trained
 from fl_ops.simulate.files.scratch import folder_of_a_rank
 from fl_ops.simulate.files.spool import Spool
-from fl_ops.simulate.files.states import ClientStates
+from fl_ops.simulate.files.states import SimulatedStates
 from fl_ops.simulate.ranks import messages
 from fl_ops.simulate.ranks.group import Ranks
 from fl_ops.simulate.ranks.messages import Order
@@ -62,7 +62,7 @@ def serve(ranks: Ranks, prepared: PreparedRun, make: Callable[[EngineContext], L
             prepared.clients,
             prepared.clients.task,
             optimizer_spec(prepared.config.local).name,
-            ClientStates(scratch.path / "states"),
+            SimulatedStates(scratch.path / "states"),
             Spool(scratch.path),
             scratch.path,
             partial(examples_of, prepared.clients),

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fl_common.atomic_files import fsync_path
-from fl_ops.simulate.files.states import ClientStates
+from fl_ops.simulate.files.states import SimulatedStates
 
 
 class StateFiles:
@@ -21,7 +21,7 @@ class StateFiles:
         self.versions: dict[str, int] = {}
         """Client -> the number in the name of its file."""
 
-    def save(self, states: ClientStates, number: int) -> None:
+    def save(self, states: SimulatedStates, number: int) -> None:
         """Write the states that changed, durably, beside the earlier ones. Raises OSError."""
         clients = states.clients()
         for client in [each for each in clients if each in states.changed or each not in self.versions]:
@@ -32,7 +32,7 @@ class StateFiles:
         states.changed.clear()
         fsync_path(self._folder)
 
-    def put_back(self, states: ClientStates, versions: Mapping[str, int]) -> None:
+    def put_back(self, states: SimulatedStates, versions: Mapping[str, int]) -> None:
         """Restore the states of a save. Raises OSError, and memory_file.Damaged for a file that was changed."""
         self.versions = dict(versions)
         for client in versions:

@@ -26,7 +26,7 @@ log = structlog.get_logger()
 Evaluated = tuple[Engine, Snapshot]
 
 
-class ServerEvaluation:
+class ServerEvaluations:
     """The server's evaluations of one run. Lives on the event loop."""
 
     def __init__(self, context: RunContext, control: RunControl) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fl_ops.errors import Refused, UsageError
-from fl_ops.simulate.files.states import ClientStates
+from fl_ops.simulate.files.states import SimulatedStates
 from fl_ops.trackers import opening
 from fl_ops.trackers.facts import EndFacts, RoundFacts, RoundValues, RunFacts, dotted
 from fl_ops.trackers.ledger import run_facts
@@ -68,7 +68,7 @@ def test_a_name_from_a_coordinator_leads_nowhere_else(tmp_path: Path, name: str)
     with pytest.raises(Refused, match=expected), Trackers(place).opened(replace(RUN, name=name)):
         pass
     with pytest.raises(Refused, match=f"expected a client's id {expected}"):
-        ClientStates(place).remove(name)
+        SimulatedStates(place).remove(name)
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []
     assert not (tmp_path / "escaped").exists()
 
