@@ -9,6 +9,7 @@ import signal
 import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,7 +27,7 @@ from fl_client.connection.endpoint import Endpoint
 from fl_client.connection.enrollment_calls import GrpcEnrollment
 from fl_client.connection.link import Link, RetryDelays
 from fl_client.connection.session_manager import SessionManager
-from fl_client.connection.transport import GrpcTransport
+from fl_client.connection.transport import Connection, GrpcTransport
 from fl_client.daemon import Daemon
 from fl_client.enrollment.folder import CertificateFolder
 from fl_client.enrollment.renewal import CertificateRenewal, Means
@@ -111,6 +112,10 @@ class Instruments:
     clock: Callable[[], float] = time.time
     """Unix seconds, for the owner's time windows."""
     traces: Traces = UNTRACED
+    threads: Callable[..., Executor] = ThreadPoolExecutor
+    """Makes the pools of the daemon's threads."""
+    transport: Callable[..., Connection] = GrpcTransport
+    """Makes a connection to the coordinator."""
     trainer: Trainer | None = None
     """With the model that the registration describes. None: one without a model."""
 
@@ -122,13 +127,13 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
         ConfigError: the TLS files cannot be used, or a gate's sensor is not on this device.
     """
     link = Link(replace(instruments.delays, max_requested=config.limits.max_wait_s))
-    worker = Worker(config.threads)
+    worker = Worker(config.threads, instruments.threads)
     host = HostState(local.device, worker.idle_for, instruments.clock)
     file = PolicyFile(config.policy, min(CHECK_S, config.gates.check_s))
     policy_gates = [] if config.policy is None else [PolicyGate(file, instruments.clock)]
     gates = GateSet([*make_gates(config.gates, host), *policy_gates], config.gates.open_after_s)
     limits = StorageLimits(config.limits.max_runs, config.limits.max_kept_bytes)
-    metrics, disk = instruments.metrics, DiskThread()
+    metrics, disk = instruments.metrics, DiskThread(instruments.threads)
     availability = AvailabilityMonitor(gates, config.gates, metrics, instruments.clock)
     state_directory = StateDirectory(state, disk, availability, config.gates.check_s)
     usage = DailyUsage(state.path / FILE, instruments.clock)
@@ -159,7 +164,7 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
         return site.registration(request)
 
     certificates = _certificates(config, instruments)
-    endpoint = _endpoint(config, certificates, services)
+    endpoint = _endpoint(config, certificates, services, instruments.transport)
     return Daemon(SessionManager(registration, endpoint, link), services, _renewal(config, certificates, services))
 
 
@@ -191,23 +196,25 @@ def _certificates(config: ClientConfig, instruments: Instruments) -> Certificate
     return Certificates(config.tls, identity_of(config), instruments.metrics, instruments.delays)
 
 
-def _endpoint(config: ClientConfig, certificates: Certificates | None, services: Services) -> Endpoint:
+def _endpoint(
+    config: ClientConfig, certificates: Certificates | None, services: Services, transport: Callable[..., Connection]
+) -> Endpoint:
     """The address of the coordinator, and how the daemon connects to it."""
     site, audit, traces = services.policy, services.audit, services.traces
     if certificates is None:
 
-        def connect_plain() -> GrpcTransport:
+        def connect_plain() -> Connection:
             site.trusted_ca(None)
-            return GrpcTransport(config.server, traces=traces, proxy=proxy_for(config.server, config.use_proxy))
+            return transport(config.server, traces=traces, proxy=proxy_for(config.server, config.use_proxy))
 
         accept_plain = _accept(site, audit, lambda: b"")
         return Endpoint(config.server, connect_plain, site.until_changed, accept=accept_plain)
 
-    def connect() -> GrpcTransport:
+    def connect() -> Connection:
         pem = certificates.current()
         events.note_certificate(audit, pem.cert)
         pem = replace(pem, ca=site.trusted_ca(pem.ca))
-        return GrpcTransport(config.server, pem, traces, proxy_for(config.server, config.use_proxy))
+        return transport(config.server, pem, traces, proxy_for(config.server, config.use_proxy))
 
     async def renewed() -> None:
         """Wait for new certificates, or another policy, which raises."""

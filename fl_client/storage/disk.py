@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
@@ -18,8 +18,9 @@ T = TypeVar("T")
 class DiskThread:
     """Runs functions one after the other, in the order of the calls, so that the event loop never waits for a disk."""
 
-    def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(1, "disk")
+    def __init__(self, threads: Callable[[int, str], Executor] = ThreadPoolExecutor) -> None:
+        """threads: makes a pool of so many threads with that name."""
+        self._executor = threads(1, "disk")
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The function's result."""

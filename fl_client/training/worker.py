@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
@@ -22,8 +22,9 @@ T = TypeVar("T")
 class Worker:
     """Runs functions one after the other, on its own thread with the configured number of torch threads."""
 
-    def __init__(self, threads: int) -> None:
-        self._executor = ThreadPoolExecutor(1, "training", initializer=torch.set_num_threads, initargs=(threads,))
+    def __init__(self, threads: int, pool: Callable[..., Executor] = ThreadPoolExecutor) -> None:
+        """threads: of torch. pool: makes the thread."""
+        self._executor = pool(1, "training", initializer=torch.set_num_threads, initargs=(threads,))
         self._turn = asyncio.Lock()
         """Held until the thread has ended its last function, not only until the caller is cancelled."""
         self._computing = False

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from io import FileIO
 from pathlib import Path
@@ -107,8 +107,9 @@ def _named_frozen(checkpoint: Checkpoint) -> dict[str, str]:
 class Checkpoints:
     """The checkpoints of all runs in one directory, for one writer. Blocking; raises StoreError and StoreFull."""
 
-    def __init__(self, directory: Path | str) -> None:
-        self._directory = Path(directory)
+    def __init__(self, directory: Path | str, writers: Callable[[int], Executor] = ThreadPoolExecutor) -> None:
+        """writers: makes the threads that write the files of one checkpoint, by their number."""
+        self._directory, self._writers = Path(directory), writers
         with disk_errors(f"open the checkpoints in {self._directory}"):
             make_folders(self._directory, durable=True)
             _clear_up(self._directory)
@@ -129,7 +130,7 @@ class Checkpoints:
                 if temporary.exists():  # left by a failed attempt
                     shutil.rmtree(temporary)
                 temporary.mkdir()
-                _write(temporary, replace(checkpoint, facts={**checkpoint.facts, "round": round}))
+                _write(temporary, replace(checkpoint, facts={**checkpoint.facts, "round": round}), self._writers)
                 fsync_path(temporary)
                 _put_in_place(temporary, target)
         finally:
@@ -256,12 +257,12 @@ def _memory_file(symbol: str) -> str:
     return f"memory-{check_id(symbol, 'the name of a memory')}.safetensors"
 
 
-def _write(folder: Path, checkpoint: Checkpoint) -> None:
+def _write(folder: Path, checkpoint: Checkpoint, writers: Callable[[int], Executor]) -> None:
     memory = {_memory_file(symbol): tensors for symbol, tensors in checkpoint.memory.items()}
     master = {_MASTER: checkpoint.master} if checkpoint.master else {}
     bundles = {_MODEL: checkpoint.state_dict, **master, **memory}
     # In parallel: while one file is synced, another is written.
-    with ThreadPoolExecutor(len(bundles)) as pool:
+    with writers(len(bundles)) as pool:
         metadata = {_MODEL: {**_named_frozen(checkpoint), **({HOLDS: COMMITTED} if checkpoint.averaged else {})}}
         entries = list(
             pool.map(lambda name: write_tensors(folder / name, bundles[name], metadata.get(name, {})), bundles)

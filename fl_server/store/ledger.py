@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from threading import Lock
 from typing import ParamSpec, Protocol, TypeVar
@@ -103,13 +103,14 @@ class _ClientGroup:
 class Ledger:
     """A Store with a thread of its own: `await ledger.do(ledger.store.clients)`."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, thread: Executor | None = None) -> None:
+        """thread: runs one call after the other; None: a thread of its own."""
         self.store = store
         self.history = HistoryFeed(store, self.do)
         self.taken: StoreTakenOver | None = None
         """Set when another coordinator has opened the ledger: this one must end."""
         self.on_taken: Callable[[], None] = lambda: None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
+        self._thread = thread or ThreadPoolExecutor(1, thread_name_prefix="ledger")
         self._group: _ClientGroup | None = None
         """The newest group, unless another call came after it."""
         self._gathered = -math.inf

@@ -36,6 +36,8 @@ def main() -> int:
         failed += bool(lines)
         for line in lines:
             print(line, flush=True)
+        if (seed + 1) % 100 == 0:
+            print(f"up to seed {seed}: {failed} failed", file=sys.stderr, flush=True)
     seconds = time.process_time() - began
     faults = ", ".join(f"{count} {kind}" for kind, count in sorted(happened.items()))
     print(

@@ -65,11 +65,9 @@ def _check_rounds(life: Life, store: SqlStore) -> None:
                 missing = {client for client, line in lines.items() if line.admitted} - set(clients)
                 assert not missing, f"{where}.{exchange}: updates of {missing} were admitted and do not count"
         assert commit.metrics, f"{where} was never evaluated"
-    for client in store.clients():
-        counted = client.updates_counted
-        assert counted == times[client.client_id], (
-            f"{client.client_id} is in {times[client.client_id]} accepted lists and was counted {counted} times"
-        )
+    for device in store.clients():
+        counted, listed = device.updates_counted, times[device.client_id]
+        assert counted == listed, f"{device.client_id} is in {listed} accepted lists and was counted {counted} times"
     assert [commit.model_digest for commit in commits] == [life.seen.commits.get(n) for n in range(len(commits))], (
         f"the ledger's models {commits} are not those that were committed, {life.seen.commits}"
     )

@@ -39,4 +39,4 @@ def require_first() -> None:
 
 for _name in _REAL:
     setattr(time, _name, _clock(_name))
-time.sleep = _sleep
+time.sleep = _sleep  # type: ignore[assignment]  # it takes the same numbers

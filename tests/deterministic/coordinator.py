@@ -23,7 +23,6 @@ from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
 from fl_server.rpc.limits.open_calls import CallLimits
 from fl_server.runs.coordinator import Coordinator
 from fl_server.services import Services
-from fl_server.store import checkpoints, ledger
 from fl_server.store.checkpoints import Checkpoints
 from fl_server.store.database.store import SqlStore
 from fl_server.store.ledger import Ledger
@@ -38,9 +37,6 @@ from tests.deterministic.loop import AtOnce, Process, Threads
 from tests.deterministic.network import Details, Handlers
 
 TASK = "tests.processes.tiny_task:Tiny"
-
-checkpoints.ThreadPoolExecutor = AtOnce  # type: ignore[attr-defined, misc]
-ledger.ThreadPoolExecutor = Threads  # type: ignore[attr-defined, misc]
 
 
 def settings(folder: Path) -> ServerConfig:
@@ -85,12 +81,12 @@ class CoordinatorProcess:
         store = WatchedStore(engine, config.durability, lock.home)
         store.committed = committed
         lock.keep_ledger(store.coordinator_id)
-        log = Ledger(store)
+        log = Ledger(store, _pool("ledger", 1))
         held = UnfinishedLimit(config.transfers.kept_files, config.transfers.kept_mib << 20)
         self.services = Services(
             config=config,
             ledger=log,
-            checkpoints=Checkpoints(folder / "checkpoints"),
+            checkpoints=Checkpoints(folder / "checkpoints", AtOnce),
             uploaded=UploadedModels(folder / "uploaded"),
             spool=Spool(folder / "spool", config.durability, held),
             fleet=Fleet(log, config, metrics),

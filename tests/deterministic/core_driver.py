@@ -44,7 +44,7 @@ class Ledger:
     """What is durable."""
 
     rounds: int
-    status: str = "running"
+    status: Any = "running"
     paused: bool = False
     reason: str = ""
     epoch: int = 0
@@ -281,7 +281,7 @@ class Driver:
         ledger.attempts.pop(round_, None)
         for rows in (ledger.updates, ledger.refused, ledger.failed, ledger.fixed):
             for place in [place for place in rows if place[0] == round_]:
-                rows.pop(place)  # type: ignore[attr-defined]
+                rows.pop(place)
         for key in [key for key in self.told.acknowledged if key[0] == round_]:
             del self.told.acknowledged[key]
 

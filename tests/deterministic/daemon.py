@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from fl_client import app
 from fl_client.app import Instruments, build
 from fl_client.audit import log as audit_log
 from fl_client.connection.link import RetryDelays
@@ -17,17 +16,14 @@ from fl_client.connection.transport import GrpcTransport
 from fl_client.monitoring.logs import Progress
 from fl_client.monitoring.metrics import Metrics
 from fl_client.settings.config import ClientConfig
-from fl_client.storage import disk
 from fl_client.storage.state import StateDir
-from fl_client.training import worker
 from fl_client.training.data import LocalTask, load_local_task
 from fl_client.training.trainer import Trainer
 from tests.deterministic.coordinator import TASK
 from tests.deterministic.loop import CURRENT, Threads
 from tests.deterministic.network import Channel, Network
 
-for module in (audit_log, disk, worker):
-    module.ThreadPoolExecutor = Threads  # type: ignore[attr-defined]
+audit_log.ThreadPoolExecutor = Threads  # type: ignore[attr-defined]  # the last pool that is no argument
 
 CLIENTS = 8
 
@@ -46,14 +42,6 @@ def settings(name: str, folder: Path, model: str) -> ClientConfig:
             "shard": {"partition": {"method": "iid", "clients": CLIENTS, "seed": 0}, "index": index},
         }
     )
-
-
-def _connect(*_: Any, **__: Any) -> Any:
-    """A connection of the daemon that runs now."""
-    process = CURRENT.get()
-    assert process is not None
-    assert process.connect is not None
-    return process.connect()
 
 
 class NoShard:
@@ -77,9 +65,6 @@ class Transport(GrpcTransport):
         self._channel = channel  # type: ignore[assignment]
 
 
-app.GrpcTransport = _connect  # type: ignore[misc, assignment]
-
-
 async def run_daemon(config: ClientConfig, model: str, network: Network) -> None:
     """Run one daemon until it is killed. Runs in its process."""
     process, name = CURRENT.get(), str(config.client_id)
@@ -89,7 +74,12 @@ async def run_daemon(config: ClientConfig, model: str, network: Network) -> None
     process.on_kill.append(lambda: state.__exit__(None, None, None))
     state.claim(name)
     local = local_task(name, model)
-    instruments = Instruments(Metrics(), Progress(), RetryDelays(), trainer=Trainer(local))
-    process.connect = lambda: Transport(Channel(network, name, process))
+
+    def connect(*_: Any, **__: Any) -> Transport:
+        return Transport(Channel(network, name, process))
+
+    instruments = Instruments(
+        Metrics(), Progress(), RetryDelays(), trainer=Trainer(local), threads=Threads, transport=connect
+    )
     daemon = build(config, local, state, instruments)
     await daemon.run(asyncio.Event())

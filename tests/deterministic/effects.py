@@ -184,7 +184,7 @@ def ledger_engine(path: Any, effects: Effects, process: Process) -> Engine:
         else:
             commit(connection)
 
-    engine.dialect.do_commit = do_commit  # type: ignore[method-assign]  # of this engine alone
+    engine.dialect.do_commit = do_commit  # type: ignore[method-assign, assignment]  # of this engine alone
 
     def end() -> None:
         for connection in connections:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -362,7 +362,7 @@ class Life:
                 task.cancel()
             await asyncio.gather(*working, return_exceptions=True)
 
-    async def _until_ended(self, working: list[asyncio.Future[None]]) -> None:
+    async def _until_ended(self, working: Sequence[asyncio.Future[None]]) -> None:
         heal = HEAL_S if self.plan.faults else 0.0
         while True:
             run = self.run()

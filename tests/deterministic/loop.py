@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import random
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
@@ -39,8 +40,6 @@ class Process:
         self.on_kill: list[Callable[[], None]] = []
         """What the kernel does when the process ends: close connections, release locks."""
         self.tasks: list[asyncio.Task[Any]] = []
-        self.connect: Callable[[], Any] | None = None
-        """Makes a connection of a daemon."""
 
     def kill(self) -> None:
         """SIGKILL. A second call does nothing."""
@@ -99,6 +98,9 @@ class _Clock:
 class VirtualLoop(asyncio.BaseEventLoop):
     """An event loop that never waits. Executors run their functions on it, later by a random time."""
 
+    _ready: deque[asyncio.Handle]
+    _scheduled: list[asyncio.TimerHandle]
+
     def __init__(self, seed: int) -> None:
         super().__init__()
         self._selector = _Clock()
@@ -132,13 +134,17 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._ready.append(handle)
         return handle
 
-    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+    def call_at(  # type: ignore[override]  # any arguments
+        self, when: float, callback: Any, *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
         timer = _TimerHandle(when, callback, args, self, context)
         heapq.heappush(self._scheduled, timer)
         timer._scheduled = True  # type: ignore[attr-defined]
         return timer
 
-    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+    def call_later(  # type: ignore[override]  # any arguments
+        self, delay: float, callback: Any, *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]

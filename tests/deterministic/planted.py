@@ -33,7 +33,8 @@ def _close_in_order_of_arrival() -> Patch:
     def close(state: RoundState) -> Any:
         closed, (first, *more) = _CLOSE(state)
         accepted = tuple(state.admitted[: state.goal])
-        return replace(closed, accepted=accepted), (replace(first, accepted=accepted), *more)
+        changed: Any = first
+        return replace(closed, accepted=accepted), (replace(changed, accepted=accepted), *more)
 
     return collecting, "close", close
 
