@@ -300,6 +300,8 @@ class Life:
                 waiting = asyncio.ensure_future(died.wait())
                 await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
                 waiting.cancel()
+                if task.done() and task.cancelled():
+                    return False
                 if task.done():
                     error = task.exception()
                     if error is None:
