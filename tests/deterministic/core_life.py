@@ -69,7 +69,7 @@ class CoreLife:
         self.present = set(CLIENTS)
         self.made: dict[tuple[str, int, int, int], bytes] = {}
         """Updates that clients have computed, by (client, round, exchange, epoch)."""
-        self.old: list[tuple[str, Place, bytes]] = []
+        self.old: list[tuple[str, Place, bytes, int]] = []
         """Uploads that may be repeated, late."""
         self.begin()
 
@@ -213,7 +213,7 @@ class CoreLife:
             made = digest(client, round_, exchange, epoch, model)
             known = self.made.setdefault((client, round_, exchange, epoch), made)
             require(known == made, f"{client} made two updates for {place}")
-            self.old.append((client, place, made))
+            self.old.append((client, place, made, epoch))
             self._do(self.driver.admit(client, place, made))
 
     def _retry(self) -> None:
@@ -245,7 +245,9 @@ class CoreLife:
 
     def _repeat(self) -> None:
         if self.old:
-            self._do(self.driver.admit(*self.draw.choice(self.old[-12:])))
+            client, place, made, epoch = self.draw.choice(self.old[-12:])
+            if epoch == self.driver.state.state_epoch:  # admission refuses an update of another epoch
+                self._do(self.driver.admit(client, place, made))
 
     def _extend(self) -> None:
         if self.ledger.rounds < ROUNDS + 2:
