@@ -12,6 +12,8 @@ from prometheus_client import CollectorRegistry
 from fl_common.metrics import ANY, MetricFactory
 from fl_server.metrics.per_run import ReportedRuns
 from fl_server.metrics.runs import RunsCollector, WatchedRun
+from fl_server.rounds.state import Phase
+from protos.fl.v1.training_pb2 import RefusalReason
 from protos.wire import PROTOCOL_MAX
 
 CERTIFICATE_PORTS = ("listen", "admin_listen")
@@ -21,11 +23,16 @@ PORTS = (*TLS_PORTS, "health_listen", "metrics_listen")
 """Named by their settings."""
 STATES = ("admitted", "refused", "failed", "lost", "cancelled")
 """Final states of an assignment."""
-REASONS = ("layout", "size", "digest", "not_finite", "norm", "relative_norm", "state_epoch", "header")
+_NOT_ITS_FAULT = {"unspecified", "late", "not_assigned", "banned", "not_needed", "abandoned", "left_out"}
+REASONS = tuple(
+    reason
+    for name in RefusalReason.keys()  # noqa: SIM118 # an enum wrapper is not iterable
+    if (reason := name.removeprefix("REFUSAL_REASON_").lower()) not in _NOT_ITS_FAULT
+)
 """Why an update of the cohort can be refused: the admission gate's RefusalReasons."""
 REPORTS = ("unknown_run", "late", "not_assigned", "no_state")
 """Why a client's failure report can be refused."""
-PHASES = ("selecting", "collecting", "reducing", "stepping", "committing", "evaluating")
+PHASES = tuple(phase.value for phase in Phase if phase is not Phase.ENDED)
 CALL_KINDS = ("uploads", "downloads", "queries", "attends")
 """Calls of clients that have a limit of calls at once."""
 CLIENT_LIMITS = (*CALL_KINDS, "calls", "fetches", "kept", "messages")

@@ -20,6 +20,9 @@ from dataclasses import dataclass
 
 from fl_server.rounds.events import Accepted, EndStatus
 
+RETRY_S = 10.0
+"""Wait of RetryLater: seconds before clients that failed in a round are drawn for it again."""
+
 
 @dataclass(frozen=True, slots=True)
 class OpenAttempt:

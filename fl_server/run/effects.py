@@ -39,9 +39,6 @@ from protos.fl.v1.training_pb2 import ExchangeKey, RefusalReason
 log = structlog.get_logger()
 P = ParamSpec("P")
 
-RETRY_S = 10.0
-"""Delay before clients that failed in a round are drawn for it again."""
-
 
 @dataclass(frozen=True, slots=True)
 class RunParts:
@@ -148,7 +145,7 @@ class Effects:
     async def _retry_later(self, command: effects.RetryLater) -> None:
         """Draw clients that failed again after a delay."""
         del command
-        self._control.tasks.set_timer(RETRY_S, ev.RetryDue())
+        self._control.tasks.set_timer(effects.RETRY_S, ev.RetryDue())
 
     async def _send_work(self, command: effects.SendWork) -> None:
         """Send a client its assignment again."""

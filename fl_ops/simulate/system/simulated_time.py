@@ -15,8 +15,6 @@ from fl_server.rounds import effects
 from fl_server.rounds import events as ev
 from fl_server.rounds.state import RoundState
 
-RETRY_S = 10.0
-"""Wait before clients that dropped out are drawn again, if no other is left; the coordinator's."""
 MOST_WAITS = 10_000
 """Clients that come back, one after the other, before a run that cannot draw a cohort is given up."""
 
@@ -119,7 +117,7 @@ class SimulatedTime:
         self._waits += 1
         present = self.eligible(usable)
         if state.goal and not state.out.isdisjoint(present):
-            self._clock.wait_until(self.now + RETRY_S)
+            self._clock.wait_until(self.now + effects.RETRY_S)
             return ev.RetryDue()
         comes = self._devices.next_arrival(usable, self.now)
         if comes is None or self._waits > MOST_WAITS:

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from fl_server.rounds import effects
 from fl_server.rpc.views import client_status, run_status
-from fl_server.run import effects
 from protos.fl.v1 import coordinator_pb2 as pb
 from tests.fl_server.devices import NO_CONTEXT, Device
 from tests.fl_server.harness import World, until

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fl_server.errors import InvalidInput
+from fl_server.rounds import effects
 from fl_server.rpc.views import client_status
-from fl_server.run import effects
 from fl_server.store.errors import StoreFull
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import Assignment, ExchangeKey

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from fl_server.rounds import effects
 from fl_server.rpc.views import client_status, run_status
-from fl_server.run import effects
 from fl_server.run.run import Run
 from fl_server.run.status.waiting import lacking, why_waiting
 from protos.fl.v1 import coordinator_pb2 as pb

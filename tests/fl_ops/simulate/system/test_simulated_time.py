@@ -14,7 +14,7 @@ from fl_ops.simulate.output.console import round_line
 from fl_ops.simulate.output.results import write_rounds
 from fl_ops.simulate.reports import RoundResult
 from fl_ops.simulate.simulation import Simulation
-from fl_server.run.effects import RETRY_S
+from fl_server.rounds.effects import RETRY_S
 from tests.fl_ops.simulate.conftest import Simulated
 
 EXAMPLES = 30
