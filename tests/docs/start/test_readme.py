@@ -21,7 +21,7 @@ PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "k8s/README.md", "k8s/im
 @pytest.mark.timeout(300)
 def test_the_lines_for_a_laptop_work(tmp_path: Path) -> None:
     """One server and two clients, started block by block: both connect, ten rounds complete, a model exists."""
-    laptop, ports = on_free_ports(README[README.index("## One server") : README.index("## Features")])
+    laptop, ports = on_free_ports(README[README.index("## One server") : README.index("## Documentation")])
     both = ("edge-0 present ... edge-1 present",)
     todo = [
         replace(step, shown=both) if isinstance(step, Command) and step.text.startswith("fl clients") else step
