@@ -178,8 +178,8 @@ def _below_due(shares: Mapping[str, Share]) -> list[pb.ClientShare]:
 
 def run_reason(run: Run) -> str:
     """Why a run waits, ended or failed, or which clients it goes on without."""
-    if run.ended and run.state.ending:
-        return "; ".join(filter(None, (run.state.ending[1], _short(run))))
+    if run.end_reason:
+        return "; ".join(filter(None, (run.end_reason, _short(run))))
     if run.run_status.waiting_reason:
         return why_waiting(run.context, run)
     return run.run_status.upload_failure or run.server_evaluation.waits_for or run.eligible.without or _short(run)
