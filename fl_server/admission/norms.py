@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from statistics import median, median_low
 
 from fl_server.round_config import RoundSection
-from fl_server.store.protocol import Store, accepted_updates
+from fl_server.store.database.store import Store
 from fl_server.store.records import UpdateRecord
 
 MIN_ROUNDS = 3
@@ -145,7 +145,5 @@ class NormHistory:
 def norms_in_ledger(store: Store, run_id: str, round_: int, exchanges: int) -> list[Mapping[str, float]]:
     """The norms of the accepted updates of a round with several exchanges; blocking."""
     return [
-        norms_of(update)
-        for exchange in range(exchanges)
-        for update in accepted_updates(store, run_id, round_, exchange)
+        norms_of(update) for exchange in range(exchanges) for update in store.accepted_updates(run_id, round_, exchange)
     ]

@@ -25,7 +25,6 @@ from fl_server.run.control import RunControl
 from fl_server.run.evaluation.server import ServerEvaluations
 from fl_server.run.submissions import Submissions
 from fl_server.store.errors import StoreError
-from fl_server.store.protocol import accepted_updates
 from fl_server.store.records import CommitRecord, HistoryRecord, UpdateRecord
 from fl_server.store.spool.spool import Spool, SpoolKey
 
@@ -85,7 +84,7 @@ class RoundComputation:
     async def _accepted_updates(self) -> list[UpdateRecord]:
         """The accepted updates of the exchange under way, in the order of client id bytes."""
         state, context = self._control.state, self._context
-        return await self._control.read(accepted_updates, context.store, context.run_id, state.round, state.exchange)
+        return await self._control.read(context.store.accepted_updates, context.run_id, state.round, state.exchange)
 
     async def _reduce(self) -> None:
         model, exchange = self._context.model, self._control.state.exchange

@@ -19,7 +19,7 @@ from fl_server.run.models import ModelStore
 from fl_server.run.progress import RoundTrace, Watchers
 from fl_server.run_config import AlgorithmSection, RunConfig
 from fl_server.services import Services
-from fl_server.store.protocol import Store
+from fl_server.store.database.store import Store
 from protos.frozen import frozen_text
 from protos.wire import OWN_WORK_PROTOCOL
 

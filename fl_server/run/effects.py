@@ -31,7 +31,6 @@ from fl_server.run.progress import Progress
 from fl_server.run.status.waiting import why_waiting
 from fl_server.run.submissions import Submissions
 from fl_server.store.errors import StoreError
-from fl_server.store.protocol import accepted_updates
 from fl_server.store.records import AttemptRecord, HistoryRecord
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import ExchangeKey, RefusalReason
@@ -266,7 +265,7 @@ async def send_outcomes(context: RunContext, control: RunControl, round_: int) -
         asked.setdefault(attempt.exchange, set()).update(attempt.cohort)
     for exchange, clients in asked.items():
         key = ExchangeKey(run_id=run_id, round=round_, exchange=exchange)
-        updates = await control.read(accepted_updates, store, run_id, round_, exchange)
+        updates = await control.read(store.accepted_updates, run_id, round_, exchange)
         by_client = {update.client_id: update for update in updates}
         async for client in with_turns(clients):
             update = by_client.get(client)

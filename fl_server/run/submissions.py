@@ -25,8 +25,7 @@ from fl_server.run.failures import MAX_NOTE, Failures, Reason
 from fl_server.run.outcomes import refused_outcome
 from fl_server.run.progress import Progress
 from fl_server.store.errors import StoreFull
-from fl_server.store.protocol import Weighed
-from fl_server.store.records import HistoryRecord, UpdateRecord
+from fl_server.store.records import HistoryRecord, UpdateRecord, Weighed
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import ExchangeKey, RefusalReason, UpdateHeader
 

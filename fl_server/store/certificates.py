@@ -1,13 +1,11 @@
-"""What the ledger keeps of enrollment tokens, certificates and revocations, and the part of its interface for them."""
+"""What the ledger keeps of enrollment tokens, certificates and revocations."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, Protocol
-
-from fl_server.store.records import HistoryRecord
+from typing import Literal
 
 RevocationKind = Literal["serial", "key", "name"]
 
@@ -95,64 +93,3 @@ class NotSpent(StrEnum):
 
 Position = tuple[float, str]
 """Time and id of the last entry of a page."""
-
-
-class CertificateStore(Protocol):
-    """The part of the ledger for certificates. Each method is one transaction, as in `Store`."""
-
-    def add_enrollments(self, enrollments: Sequence[EnrollmentRecord], whys: Sequence[HistoryRecord]) -> None:
-        """Add tokens. Removes those that ended long before."""
-        ...
-
-    def enrollment(self, enrollment_id: str) -> EnrollmentRecord | None:
-        """One token, if there is one."""
-        ...
-
-    def enrollments(self, after: Position | None, limit: int) -> list[EnrollmentRecord]:
-        """At most `limit` tokens, the newest first, after (created_at, id)."""
-        ...
-
-    def revoke_enrollment(self, enrollment_id: str, why: HistoryRecord) -> EnrollmentRecord | None:
-        """Make a token useless; fsynced. Returns the token; None if there is none. No history the second time."""
-        ...
-
-    def spend(self, certificate: CertificateRecord, why: HistoryRecord) -> CertificateRecord | NotSpent:
-        """Spend one use of the certificate's token and keep the certificate, together; fsynced.
-
-        A token that gave this key a certificate of this name before, which is still valid, gives the same one again,
-        without another use. `issued_at` is the current time.
-        """
-        ...
-
-    def add_certificate(self, certificate: CertificateRecord, parent_key: str = "") -> bool:
-        """Keep a renewed certificate. Removes certificates of the name that ended long before.
-
-        parent_key: of the certificate that it was renewed from. False: that one is revoked, and nothing is kept.
-        """
-        ...
-
-    def certificates(self, name: str, after: Position | None, limit: int) -> list[CertificateRecord]:
-        """At most `limit` certificates of a client ("" for all), the newest first, after (issued_at, serial)."""
-        ...
-
-    def certificates_with(self, kind: RevocationKind, value: str) -> list[CertificateRecord]:
-        """All certificates with this serial, key or client's name, the newest first."""
-        ...
-
-    def revoke(self, revocations: Sequence[RevocationRecord], why: HistoryRecord) -> list[CertificateRecord]:
-        """Deny certificates; fsynced. Returns those that were renewed from them: they are denied by their serials.
-
-        A second revocation of a serial or key changes nothing. A second one of a name replaces the first.
-        """
-        ...
-
-    def revocations(self) -> list[RevocationRecord]:
-        """All revocations, the newest first."""
-        ...
-
-    def revocations_alone(self, name: str, after: Position | None, limit: int) -> list[RevocationRecord]:
-        """Revocations of serials and keys that no certificate of the ledger has, of a holder ("" for all).
-
-        At most `limit`, the newest first, after (revoked_at, value).
-        """
-        ...

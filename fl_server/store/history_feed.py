@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from fl_server.store.database.store import Store
 from fl_server.store.errors import StoreError, StoreTakenOver
-from fl_server.store.protocol import Store
 from fl_server.store.records import HistoryRecord
 
 T = TypeVar("T")

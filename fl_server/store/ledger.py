@@ -10,9 +10,9 @@ from functools import partial
 from threading import Lock
 from typing import ParamSpec, Protocol, TypeVar
 
+from fl_server.store.database.store import Store
 from fl_server.store.errors import StoreFull, StoreTakenOver
 from fl_server.store.history_feed import HistoryFeed
-from fl_server.store.protocol import Store
 from fl_server.store.records import ClientRecord, HistoryRecord
 
 P = ParamSpec("P")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 LEFT_OUT = "REFUSAL_REASON_LEFT_OUT"
 """`UpdateRecord.reason` of an admitted and accepted update that the reducer did not select."""
@@ -264,3 +264,12 @@ class HistoryRecord:
     subject: str
     """The run or client that changed."""
     detail: str = ""
+
+
+class Weighed(NamedTuple):
+    """The verdict on an update, with what it does to its client."""
+
+    update: UpdateRecord
+    quarantine: QuarantineRecord | None = None
+    why: HistoryRecord | None = None
+    """The row of history of a new quarantine."""

@@ -20,7 +20,7 @@ from fl_ops.simulate.federation import Federation
 from fl_ops.simulate.replay import Replay, config_of, find_run, open_ledger
 from fl_server.run.outcomes import counted_outcome
 from fl_server.store.checkpoints import _read
-from fl_server.store.protocol import Store
+from fl_server.store.database.store import Store
 from fl_server.store.records import UpdateRecord
 from fl_tasks import load_task
 from protos.fl.v1 import admin_pb2

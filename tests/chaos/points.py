@@ -34,7 +34,7 @@ class Write:
     sides: tuple[str, ...] = ("before", "behind")
 
 
-STORE, CHECKPOINTS = "fl_server.store.database.store:SqlStore", "fl_server.store.checkpoints"
+STORE, CHECKPOINTS = "fl_server.store.database.store:Store", "fl_server.store.checkpoints"
 SPOOL, PARTS = "fl_server.store.spool.spool:Spool", "fl_server.store.spool.part_file"
 
 EVERY_ROUND = (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fl_ops.simulate.federation import Federation
 from fl_ops.simulate.replay import Replay, config_of, find_run
-from fl_server.store.database.store import SqlStore
+from fl_server.store.database.store import Store
 from fl_tasks import load_task
 from tests.deterministic import daemon
 
@@ -35,7 +35,7 @@ def check(life: Life) -> None:
     assert not life.loop_errors(), f"errors in callbacks: {life.loop_errors()[:3]}"
 
 
-def _check_rounds(life: Life, store: SqlStore) -> None:
+def _check_rounds(life: Life, store: Store) -> None:
     """Each round was committed once, from admitted updates of its cohort; each update counts once."""
     commits, job = store.commits(RUN), life.plan.job
     assert [commit.round for commit in commits] == list(range(len(commits))), f"committed rounds: {commits}"
@@ -73,7 +73,7 @@ def _check_rounds(life: Life, store: SqlStore) -> None:
     )
 
 
-def _check_acknowledged(life: Life, store: SqlStore) -> None:
+def _check_acknowledged(life: Life, store: Store) -> None:
     """Every acknowledged update of a committed round is in the ledger, admitted, with the acknowledged digest."""
     restarted = _rounds_with(life, store, {"round_restarted", "states_restarted", "culprit_dropped"})
     committed = len(store.commits(RUN))
@@ -88,7 +88,7 @@ def _check_acknowledged(life: Life, store: SqlStore) -> None:
         assert line.digest == digests[-1], f"another update of {client} in round {round_} counts than was acknowledged"
 
 
-def _rounds_with(life: Life, store: SqlStore, events: set[str]) -> set[int]:
+def _rounds_with(life: Life, store: Store, events: set[str]) -> set[int]:
     found = set()
     for entry in store.history(RUN, 10_000):
         if entry.event in events:
@@ -97,7 +97,7 @@ def _rounds_with(life: Life, store: SqlStore, events: set[str]) -> set[int]:
     return found
 
 
-def _check_history(life: Life, store: SqlStore) -> None:
+def _check_history(life: Life, store: Store) -> None:
     """The history has each restart, and no acknowledged update was lost."""
     events = [entry.event for entry in store.history(RUN, 10_000)]
     assert "update_dropped" not in events, "an update was acknowledged and its bytes were lost"
@@ -118,7 +118,7 @@ def files_left(life: Life) -> list[str]:
     return sorted(left)
 
 
-def _check_replay(life: Life, store: SqlStore) -> None:
+def _check_replay(life: Life, store: Store) -> None:
     """A replay of the accepted lists gives the same models bit for bit."""
     config = config_of(find_run(store, RUN))
     clients = {name: daemon.local_task(name, life.model) for name in life.plan.clients}

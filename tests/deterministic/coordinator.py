@@ -24,7 +24,7 @@ from fl_server.rpc.limits.open_calls import CallLimits
 from fl_server.runs.coordinator import Coordinator
 from fl_server.services import Services
 from fl_server.store.checkpoints import Checkpoints
-from fl_server.store.database.store import SqlStore
+from fl_server.store.database.store import Store
 from fl_server.store.ledger import Ledger
 from fl_server.store.records import CommitRecord, HistoryRecord
 from fl_server.store.spool.spool import Spool
@@ -53,7 +53,7 @@ Committed = Callable[[int, str], None]
 """Called with round and model digest of each commit."""
 
 
-class WatchedStore(SqlStore):
+class WatchedStore(Store):
     """The ledger, which tells of each commit, also of one whose process dies with it."""
 
     committed: Committed = staticmethod(lambda round_, digest: None)

@@ -162,7 +162,8 @@ def _services(config: ServerConfig, journal: Journal) -> Services:
     """The parts of a coordinator; the journal counts what they write."""
     folder = config.state_dir
     metrics = Metrics(CollectorRegistry())
-    ledger = Ledger(CrashProxy(open_sqlite(ledger_file(folder), config.durability), journal))
+    store = open_sqlite(ledger_file(folder), config.durability)
+    ledger = Ledger(CrashProxy(store, journal))  # type: ignore[arg-type]  # a proxy
     return Services(
         config=config,
         ledger=ledger,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from fl_common.audit import AuditRow
 from fl_server.errors import InvalidInput
 from fl_server.rpc.pages import Cursor, Entries, Position
-from fl_server.store.audit_rows import SCANNED
+from fl_server.store.database.security.ledger_audit import SCANNED
 from fl_server.store.ledger import Ledger
 from protos.fl.v1 import admin_pb2 as pb
 

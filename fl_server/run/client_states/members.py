@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from fl_server.config import StatesConfig
 from fl_server.run.outcomes import counted_outcome
-from fl_server.store.protocol import Store, accepted_updates
+from fl_server.store.database.store import Store
 from fl_server.store.records import ClientStateRecord, UpdateRecord
 from protos.fl.v1.training_pb2 import Outcome
 
@@ -152,7 +152,7 @@ class ClientStates:
         for round_ in reversed(rounds):
             attempts = store.attempts(self._run_id, round_)
             last = max((attempt.exchange for attempt in attempts), default=0)
-            for update in accepted_updates(store, self._run_id, round_, last):
+            for update in store.accepted_updates(self._run_id, round_, last):
                 found.setdefault(update.client_id, update)
             if 0 < population <= len(found):
                 break

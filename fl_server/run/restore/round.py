@@ -13,9 +13,9 @@ from fl_server.rounds.restoring import SavedRound, restored_round, without_absen
 from fl_server.rounds.state import Failed, Phase, Refused
 from fl_server.run.computation import update_paths
 from fl_server.run.run import Run
+from fl_server.store.database.store import Store
 from fl_server.store.errors import NoOpenFiles, StoreError
 from fl_server.store.files import file_digest
-from fl_server.store.protocol import Store, accepted_updates
 from fl_server.store.records import AttemptRecord, HistoryRecord, UpdateRecord
 from fl_server.store.spool.spool import SpoolKey
 
@@ -131,7 +131,7 @@ async def _reduce_earlier_exchanges(run: Run) -> bool:
     """
     context = run.context
     for exchange in range(run.state.exchange):
-        updates = await context.services.ledger.do(accepted_updates, context.store, run.id, run.state.round, exchange)
+        updates = await context.services.ledger.do(context.store.accepted_updates, run.id, run.state.round, exchange)
         if not all([await context.services.in_io(_is_whole, run, update) for update in updates]):
             return False
         await run.model.reduce(exchange, updates, update_paths(context.services.spool, updates))

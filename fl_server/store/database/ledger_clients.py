@@ -29,7 +29,10 @@ class ClientLedger(Transactions):
     """The part of the `Store` for clients."""
 
     def put_clients(self, clients: Sequence[ClientRecord], whys: Sequence[HistoryRecord] = ()) -> None:
-        """Add or replace clients, except their counters, which only updates and commits change."""
+        """Add or replace clients, except their counters, which only updates and commits change.
+
+        Of several records of one client the last one counts. whys: lines of history, in order.
+        """
         table, latest = schema.clients, {client.client_id: rows.to_row(client) for client in clients}
         with self._transaction(f"write clients {', '.join(latest)[:200]}") as db:
             known = set(db.execute(select(table.c.client_id).where(table.c.client_id.in_(latest))).scalars())
@@ -43,7 +46,11 @@ class ClientLedger(Transactions):
             write_history(db, *whys)
 
     def forget_client(self, client_id: str, why: HistoryRecord) -> bool:
-        """Remove a client from the roster, with its quarantine record and its client states."""
+        """Remove a client from the roster, with its quarantine record and its client states.
+
+        Returns False if there is no such client. History and updates stay. Of a banned client `only_banned` stays: a
+        ban ends only by unbanning.
+        """
         with self._transaction(f"forget client {client_id!r}") as db:
             found = db.execute(rows_where(schema.clients, client_id=client_id)).mappings().first()
             if found is None:
@@ -97,7 +104,10 @@ class ClientLedger(Transactions):
                 replace_quarantine_record(db, record, why)
 
     def clear_quarantine_record(self, client_id: str, why: HistoryRecord) -> bool:
-        """Remove a client's quarantine record, and reset its count of lost states in every run."""
+        """Remove a client's quarantine record, and reset its count of lost states in every run.
+
+        Returns False if there was neither; no history is written then.
+        """
         states = schema.client_states
         lost = change(states).where(states.c.client_id == client_id, states.c.losses > 0)
         with self._transaction(f"clear the quarantine record of {client_id!r}") as db:
@@ -118,7 +128,10 @@ class ClientLedger(Transactions):
         quarantine: QuarantineRecord | None = None,
         whys: Sequence[HistoryRecord] = (),
     ) -> None:
-        """Add or replace these records, with one quarantine record and lines of history, in one transaction."""
+        """Add or replace these records, with one quarantine record and lines of history, in one transaction.
+
+        Unknown clients are ignored.
+        """
         with self._transaction("write client states") as db:
             for state in states:
                 if db.execute(rows_where(schema.clients, client_id=state.client_id)).first():

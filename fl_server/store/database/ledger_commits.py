@@ -32,7 +32,13 @@ class CommitLedger(Transactions):
     """The part of the `Store` for committed rounds."""
 
     def commit(self, commit: CommitRecord, why: HistoryRecord, left_out: Sequence[str] = ()) -> None:
-        """Enter a round with a durable checkpoint; fsynced."""
+        """Enter a round with a durable checkpoint; fsynced.
+
+        Adds 1 to updates_counted of the clients accepted in the last exchange. Clients that the reducer left out are
+        excepted, and the records of their updates are marked. Quarantine records of counted clients are removed, except
+        quarantines that have not ended. The same round again with the same model digest changes nothing; with another
+        digest it is a StoreError.
+        """
         with self._transaction(f"commit run {commit.run_id!r} round {commit.round}", fsynced=True) as db:
             query = rows_where(schema.commits, run_id=commit.run_id, round=commit.round)
             entered = db.execute(query).mappings().first()
@@ -91,7 +97,10 @@ class CommitLedger(Transactions):
         return {row["round"]: row["state_epoch"] for row in self._read("state epochs", query)}
 
     def draws(self, run_id: str, first: int, last: int) -> dict[int, tuple[frozenset[str], frozenset[str]]]:
-        """(clients of its cohorts, those accepted in its last exchange) of each of these rounds with a fixed list."""
+        """Round -> (clients of its cohorts, those accepted in its last exchange), of the rounds `first` to `last`.
+
+        A round whose details were removed, or whose list is not fixed, is left out.
+        """
         counted, drawn = dict[int, frozenset[str]](), dict[int, frozenset[str]]()
         lists, cohorts = schema.accepted, schema.attempts
         query = rows_where(lists, run_id=run_id).where(lists.c.round.between(first, last)).order_by(lists.c.exchange)
@@ -111,7 +120,7 @@ class CommitLedger(Transactions):
         return [row["round"] for row in self._read("evaluations", query)]
 
     def newest_values(self, wanted: Mapping[str, str], limit: int) -> dict[str, list[tuple[int, float]]]:
-        """The newest values of a metric of each run."""
+        """The newest (round, value) of a metric of each run, in order of rounds. wanted: the metric by run id."""
         table, found = schema.commits, dict[str, list[tuple[int, float]]]()
         for run_id, metric in wanted.items():
             # The text of the metrics is compared first: most rounds may have no evaluation.
@@ -123,12 +132,12 @@ class CommitLedger(Transactions):
         return found
 
     def totals(self, run_id: str) -> TotalsRecord | None:
-        """The totals of a run's settled rounds, if any were written and are valid."""
+        """The totals of a run's settled rounds; None if there are none that are valid."""
         found = self._read("totals", rows_where(schema.run_totals, run_id=run_id))
         return rows.totals(found[0]) if found else None
 
     def put_totals(self, totals: TotalsRecord) -> None:
-        """Replace the totals of a run's settled rounds."""
+        """Replace the totals of a run's settled rounds. `set_metrics` of one of these rounds removes them."""
         with self._transaction(f"write the totals of run {totals.run_id!r}") as db:
             db.execute(delete(schema.run_totals).filter_by(run_id=totals.run_id))
             db.execute(insert(schema.run_totals), rows.to_row(totals))
@@ -144,7 +153,10 @@ class CommitLedger(Transactions):
             return evaluation
 
     def evaluations(self, run_id: str, round: int, after: str = "", limit: int | None = None) -> list[ClientEvaluation]:
-        """The clients' evaluations of a committed round, in the order of client id bytes: at most `limit` after one."""
+        """The clients' evaluations of a committed round, in the order of client id bytes: at most `limit` after one.
+
+        Without their sums, which may be large.
+        """
         # PostgreSQL would order by the database's language.
         table = schema.client_evaluations
         client = collate(table.c.client_id, self._byte_order)

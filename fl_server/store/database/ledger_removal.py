@@ -27,7 +27,10 @@ class Removal(Transactions):
         return [row["run_id"] for row in found]
 
     def remove_rounds(self, run_id: str, before: int) -> bool:
-        """Remove everything but the commits of the oldest rounds before this one. Returns whether some are left."""
+        """Remove everything but the commits of a few rounds before this one, the oldest. Returns whether some are left.
+
+        Everything: attempts, updates, accepted lists and clients' evaluations.
+        """
         with self._transaction(f"remove old rounds of run {run_id!r}") as db:
             oldest = [
                 db.execute(select(func.min(table.c.round)).where(table.c.run_id == run_id)).scalar()
@@ -40,7 +43,7 @@ class Removal(Transactions):
             return end < before
 
     def remove_run_history(self, run_id: str) -> bool:
-        """Remove lines that the coordinator wrote about a run. Returns whether some are left.
+        """Remove some lines that the coordinator wrote about a run. Returns whether some are left.
 
         Operators' lines stay, and the line that explains the deletion.
         """
@@ -53,7 +56,7 @@ class Removal(Transactions):
             return len(found) == LINES_AT_ONCE
 
     def remove_run(self, run_id: str, why: HistoryRecord) -> None:
-        """Remove the rest of a run that is being deleted, except its id; fsynced. Again: nothing is changed."""
+        """Remove the rest of a run in state DELETING, except its id; fsynced. The same call again changes nothing."""
         with self._transaction(f"remove run {run_id!r}", fsynced=True) as db:
             state = db.execute(select(schema.runs.c.state).where(schema.runs.c.run_id == run_id)).scalar()
             if state == DELETED:

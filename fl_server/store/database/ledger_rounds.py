@@ -18,7 +18,6 @@ from fl_server.store.database.statements import (
 )
 from fl_server.store.database.transactions import Transactions
 from fl_server.store.errors import StoreError
-from fl_server.store.protocol import Weighed
 from fl_server.store.records import (
     AttemptRecord,
     FailureRecord,
@@ -26,6 +25,7 @@ from fl_server.store.records import (
     QuarantineRecord,
     RunRecord,
     UpdateRecord,
+    Weighed,
 )
 
 
@@ -49,7 +49,10 @@ class RoundLedger(Transactions):
         return [rows.attempt(row) for row in self._read("attempts", query)]
 
     def set_seconds_left(self, run_id: str, attempt: tuple[int, int, int], seconds: float) -> None:
-        """Write the time left of an attempt, named by (round, exchange, attempt). This is no change of state."""
+        """Write the time left of an attempt, named by (round, exchange, attempt). This is no change of state.
+
+        A missing attempt is ignored: its round may have been redrawn.
+        """
         key = {"run_id": run_id, **dict(zip(("round", "exchange", "attempt"), attempt, strict=True))}
         with self._transaction(f"write the time left to run {run_id!r}") as db:
             db.execute(change(schema.attempts).filter_by(**key).values(seconds_left=seconds))
@@ -57,12 +60,15 @@ class RoundLedger(Transactions):
     def record_update(
         self, update: UpdateRecord, quarantine: QuarantineRecord | None = None, why: HistoryRecord | None = None
     ) -> UpdateRecord:
-        """Write the first verdict on an update and return it; a later one changes nothing and returns the first."""
+        """Write the first verdict on an update and return it; a later one changes nothing and returns the first.
+
+        A refusal counts towards the client's updates_refused. quarantine: replaces the record of a known client.
+        """
         with self._transaction(f"record the update of {update.client_id!r} in run {update.run_id!r}") as db:
             return _recorded(db, [Weighed(update, quarantine, why)])[0]
 
     def record_updates(self, verdicts: Sequence[Weighed]) -> list[UpdateRecord]:
-        """`record_update` for several updates, in one transaction."""
+        """`record_update` for several updates, in one transaction. Returns the verdicts that stand, in order."""
         first = verdicts[0].update
         with self._transaction(f"record {len(verdicts)} updates in run {first.run_id!r}") as db:
             return _recorded(db, verdicts)
@@ -75,7 +81,7 @@ class RoundLedger(Transactions):
         return next((rows.update(row) for row in self._read("an update", query)), None)
 
     def updates_of(self, run_id: str, exchange: int, rounds: Sequence[int], client_id: str) -> list[UpdateRecord]:
-        """A client's records in an exchange of these rounds, in any order; no other record is read."""
+        """The records of a client in an exchange of these rounds, in any order; no other record is read."""
         possible = [round_ for round_ in rounds if round_ <= LARGEST]
         if not possible or exchange > LARGEST:
             return []
@@ -88,7 +94,10 @@ class RoundLedger(Transactions):
         return sorted(map(rows.update, self._read("updates", query)), key=lambda each: each.client_id.encode())
 
     def drop_update(self, run_id: str, round: int, exchange: int, client_id: str, why: HistoryRecord) -> None:
-        """Remove the record of an update with a torn or missing file, so that it can be sent again."""
+        """Remove the record of an update with a torn or missing file, so that it can be sent again.
+
+        If there is no such record, nothing changes and no history is written.
+        """
         key = {"run_id": run_id, "round": round, "exchange": exchange, "client_id": client_id}
         with self._transaction(f"drop the update of {client_id!r} in run {run_id!r}") as db:
             if db.execute(delete(schema.updates).filter_by(**key)).rowcount:
@@ -100,7 +109,11 @@ class RoundLedger(Transactions):
         quarantines: Sequence[QuarantineRecord],
         whys: Sequence[HistoryRecord],
     ) -> None:
-        """Refuse accepted updates of one exchange, and remove its accepted list, in one transaction."""
+        """Refuse accepted updates of one exchange, and remove its accepted list, in one transaction.
+
+        The clients' counters and quarantine records change as in `record_update`. refused: the new records. The same
+        call again changes nothing; a committed round is a StoreError.
+        """
         first = refused[0]
         of_round = {"run_id": first.run_id, "round": first.round}
         with self._transaction(f"refuse accepted updates of run {first.run_id!r}") as db:
@@ -132,14 +145,18 @@ class RoundLedger(Transactions):
         return [rows.failure(row) for row in self._read("failures", query)]
 
     def latest_failure(self, run_id: str) -> FailureRecord | None:
-        """The latest failed work of a run."""
+        """The latest failed work of a run; None if none has failed."""
         table = schema.failures
         query = rows_where(table, run_id=run_id).where(table.c.failures > 0)
         query = query.order_by(table.c.round.desc(), table.c.failed_at.desc()).limit(1)
         return next((rows.failure(row) for row in self._read("failures", query)), None)
 
     def fix_accepted(self, run_id: str, round: int, exchange: int, accepted: Sequence[tuple[str, bytes]]) -> None:
-        """Fix the (client, digest) list of an exchange for good; fsynced."""
+        """Fix the (client, digest) list of an exchange for good; fsynced.
+
+        Without the fsync, a power cut might leave a checkpoint without its accepted list. The same list again changes
+        nothing; another list for the same exchange is a StoreError.
+        """
         entries = [[client_id, digest.hex()] for client_id, digest in accepted]
         key = {"run_id": run_id, "round": round, "exchange": exchange}
         with self._transaction(f"fix the accepted list of run {run_id!r} round {round}", fsynced=True) as db:
@@ -158,8 +175,17 @@ class RoundLedger(Transactions):
         found = self._read("an accepted list", query)
         return [(client_id, bytes.fromhex(digest)) for client_id, digest in found[0]["entries"]] if found else None
 
+    def accepted_updates(self, run_id: str, round: int, exchange: int) -> list[UpdateRecord]:
+        """The accepted updates of an exchange, in the order of client id bytes."""
+        accepted = set(self.accepted(run_id, round, exchange) or ())
+        updates = self.updates(run_id, round, exchange)
+        return [update for update in updates if (update.client_id, update.digest) in accepted]
+
     def restart_round(self, run: RunRecord, round: int, why: HistoryRecord) -> None:
-        """Remove what an uncommitted round has collected, and replace the run's record."""
+        """Remove the attempts, updates and accepted lists of an uncommitted round, and replace the run's record.
+
+        All in one transaction. A committed round is a StoreError.
+        """
         key = {"run_id": run.run_id, "round": round}
         with self._transaction(f"restart round {round} of run {run.run_id!r}") as db:
             if db.execute(rows_where(schema.commits, **key)).first():

@@ -65,7 +65,10 @@ class RunLedger(Transactions):
         return [row["detail"] for row in self._read("history", query)]
 
     def history_span(self, subject: str, limit: int, before: int = 2**63 - 1) -> tuple[int, int]:
-        """Numbers of the first and the last of the newest lines about a subject, of those before a number."""
+        """Numbers of the first and the last of the newest `limit` lines about a subject with numbers under `before`.
+
+        (0, -1) if there are none. The first is 0 if there are fewer than `limit`.
+        """
         table = schema.history
         about = select(table.c.id).filter_by(**({"subject": subject} if subject else {})).where(table.c.id < before)
         about = about.order_by(table.c.id.desc())

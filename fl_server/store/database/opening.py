@@ -10,7 +10,7 @@ from sqlalchemy import create_engine
 from fl_server.store.database.connection import prepare_file
 from fl_server.store.database.ownership import Home
 from fl_server.store.database.postgres import postgres_engine
-from fl_server.store.database.store import SqlStore
+from fl_server.store.database.store import Store
 from fl_server.store.database.transactions import ANYWHERE
 from fl_server.store.errors import StoreError
 from fl_server.store.files import Durability
@@ -19,37 +19,35 @@ LEDGER = "ledger.sqlite"
 """The ledger's file in a state directory."""
 
 
-def open_sqlite(path: Path | str, durability: Durability = "process", home: Home = ANYWHERE) -> SqlStore:
+def open_sqlite(path: Path | str, durability: Durability = "process", home: Home = ANYWHERE) -> Store:
     """Open or make the ledger in a SQLite file; ":memory:" makes one that ends with the process.
 
     Raises StoreFull if the file cannot be written, and StoreError if it is not a ledger or has another schema.
     """
     if str(path) != ":memory:":
         prepare_file(Path(path))
-    return SqlStore(f"sqlite:///{path}", durability, home)
+    return Store(f"sqlite:///{path}", durability, home)
 
 
-def open_postgres_read_only(url: str) -> SqlStore:
+def open_postgres_read_only(url: str) -> Store:
     """A ledger in PostgreSQL for reading while a coordinator may be writing it. A write through it is a StoreFull.
 
     Raises StoreError if there is none, or it has another schema.
     """
-    return SqlStore(postgres_engine(url, read_only=True), home=None)
+    return Store(postgres_engine(url, read_only=True), home=None)
 
 
-def open_sqlite_read_only(path: Path | str) -> SqlStore:
+def open_sqlite_read_only(path: Path | str) -> Store:
     """A ledger for reading while a coordinator may be writing it. A write through it is a StoreFull.
 
     Raises StoreError if there is none, or it has another schema.
     """
     if not Path(path).is_file():
         raise StoreError(f"there is no ledger {path}: expected a coordinator's state directory, with {LEDGER} in it")
-    return SqlStore(create_engine(f"sqlite:///file:{quote(str(path))}?mode=ro&uri=true"), home=None)
+    return Store(create_engine(f"sqlite:///file:{quote(str(path))}?mode=ro&uri=true"), home=None)
 
 
-def open_ledger(
-    url: str | None, state_dir: Path, durability: Durability = "process", home: Home = ANYWHERE
-) -> SqlStore:
+def open_ledger(url: str | None, state_dir: Path, durability: Durability = "process", home: Home = ANYWHERE) -> Store:
     """The ledger at a PostgreSQL URL, or without one the SQLite file in the state directory.
 
     Raises StoreUnavailable while another coordinator owns it or it cannot be reached, and StoreError when the directory
@@ -68,4 +66,4 @@ def open_ledger(
             f"{state_dir} has a ledger of its own, {LEDGER}, and `ledger` names another: the checkpoints belong to the "
             "first one, so remove the setting, or name a new state directory"
         )
-    return SqlStore(postgres_engine(url), durability, home)
+    return Store(postgres_engine(url), durability, home)

@@ -1,4 +1,4 @@
-"""The ledger in a SQL database: `Store` with SQLAlchemy Core, the same statements on every backend."""
+"""The ledger in a SQL database with SQLAlchemy Core: the same statements on every backend."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from fl_server.store.database.security.ledger_audit import AuditLedger
 from fl_server.store.database.security.ledger_certificates import CertificateLedger
 
 
-class SqlStore(RunLedger, RoundLedger, CommitLedger, ClientLedger, Removal, CertificateLedger, AuditLedger):
-    """`Store` over a SQLAlchemy engine or database URL; `Store` documents the methods.
+class Store(RunLedger, RoundLedger, CommitLedger, ClientLedger, Removal, CertificateLedger, AuditLedger):
+    """The ledger: runs, attempts, admitted updates, accepted lists, commits, clients, certificates and history.
 
-    Each method is one transaction, durable against SIGKILL when it returns. Changes of a run by an operator, accepted
-    lists and commits are fsynced; with durability "power" every write is.
+    Its methods are blocking and are called from one worker thread. Each write is one transaction, durable against
+    SIGKILL when it returns, and most take the line of history that explains the change. Changes of a run by an
+    operator, accepted lists and commits are fsynced; with durability "power" every write is. Tensors are stored
+    elsewhere: updates in the spool, committed models in checkpoints.
     """

@@ -70,7 +70,7 @@ class Transactions:
             self._after_history()
 
     def after_history(self, call: Callable[[], object] | None) -> None:
-        """Call this after each transaction with lines of history, in its thread; None: nothing."""
+        """Call this after each transaction with lines of history, in the transaction's thread; None: nothing."""
         self._after_history = call
 
     def _read(self, doing: str, query: Select[tuple[object, ...]]) -> list[RowMapping]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fl_server.rounds.stop_rules import StopPolicy, best_round, stop_reason
 from fl_server.run.committed.round_log import RECENT, RoundLog
 from fl_server.run.committed.statistics import RoundStatistics
-from fl_server.store.database.store import SqlStore
+from fl_server.store.database.store import Store
 from fl_server.store.records import CommitRecord, TotalsRecord
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1 import admin_pb2_grpc
@@ -120,8 +120,8 @@ async def test_a_start_reads_few_commits(tmp_path: Path, monkeypatch: pytest.Mon
         digests = await world.completed()
         before = await shown_run(world)
     read: list[int] = []
-    original = SqlStore.commits
-    monkeypatch.setattr(SqlStore, "commits", lambda *args: counted(original(*args), read))
+    original = Store.commits
+    monkeypatch.setattr(Store, "commits", lambda *args: counted(original(*args), read))
     async with World(tmp_path) as world:
         assert sum(read) <= 2 * RECENT
         run = world.coordinator.run("r")

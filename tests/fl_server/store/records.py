@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fl_server.store.protocol import Store
+from fl_server.store.database.store import Store
 from fl_server.store.records import (
     AttemptRecord,
     ClientRecord,

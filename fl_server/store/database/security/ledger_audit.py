@@ -4,24 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, RowMapping, insert, select
 
 from fl_common.audit import START, AuditRow, Head
-from fl_server.store.audit_rows import SCANNED, AuditPage
 from fl_server.store.database.connection import database_errors
 from fl_server.store.database.security.schema import audit
 from fl_server.store.database.transactions import Transactions
 
+SCANNED = 5000
+"""Rows that one call looks at: other calls of the ledger need their turn."""
 _COLUMNS = tuple(field.name for field in fields(AuditRow))
+
+
+class AuditPage(NamedTuple):
+    """Some rows, and where to continue."""
+
+    rows: list[AuditRow]
+    next: int
+    """Number from which on rows were not looked at."""
 
 
 class AuditLedger(Transactions):
     """The part of the `Store` for the audit log."""
 
     def add_audit_rows(self, rows: Sequence[AuditRow], after: Head, *, fsynced: bool) -> Head:
-        """Add rows if `after` is the newest row. Returns the newest row."""
+        """Add rows, which have numbers and hashes, if `after` is the newest row. Returns the newest row.
+
+        Nothing is added if another row is the newest; the caller compares. The same rows again change nothing.
+        """
         with self._transaction("write the audit log", fsynced=fsynced) as db:
             found = _head(db)
             if found != after or not rows:
@@ -30,7 +42,10 @@ class AuditLedger(Transactions):
             return rows[-1].head
 
     def audit_rows(self, first: int, last: int, limit: int, matching: Mapping[str, str | int]) -> AuditPage:
-        """At most `limit` rows with numbers from `first` to `last`, in order; at most SCANNED rows are looked at."""
+        """At most `limit` rows with numbers from `first` to `last`, in order; at most SCANNED rows are looked at.
+
+        matching: only rows with these values of actor, method, subject or result; "since_us": not before this time.
+        """
         number, wanted = audit.c.number, dict(matching)
         since_us = wanted.pop("since_us", None)
         scanned = select(audit).where(number.between(first, last)).order_by(number)

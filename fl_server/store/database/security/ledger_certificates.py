@@ -45,7 +45,7 @@ class CertificateLedger(Transactions):
     """The part of the `Store` for certificates."""
 
     def add_enrollments(self, enrollments_: Sequence[EnrollmentRecord], whys: Sequence[HistoryRecord]) -> None:
-        """Add tokens."""
+        """Add tokens. Removes those that ended long before."""
         with self._transaction("write enrollment tokens") as db:
             long_ago = max(each.created_at for each in enrollments_) - TOKENS_KEPT_S
             db.execute(delete(enrollments).where(enrollments.c.expires_at < long_ago))
@@ -53,17 +53,17 @@ class CertificateLedger(Transactions):
             write_history(db, *whys)
 
     def enrollment(self, enrollment_id: str) -> EnrollmentRecord | None:
-        """One token."""
+        """One token, if there is one."""
         found = self._read("an enrollment token", rows_where(enrollments, id=enrollment_id))
         return EnrollmentRecord(**found[0]) if found else None
 
     def enrollments(self, after: Position | None, limit: int) -> list[EnrollmentRecord]:
-        """A page of tokens."""
+        """At most `limit` tokens, the newest first, after (created_at, id)."""
         found = self._newest(enrollments, ("created_at", "id"), after, limit)
         return [EnrollmentRecord(**row) for row in found]
 
     def revoke_enrollment(self, enrollment_id: str, why: HistoryRecord) -> EnrollmentRecord | None:
-        """Make a token useless."""
+        """Make a token useless; fsynced. Returns the token; None if there is none. No history the second time."""
         still = enrollments.c.revoked.is_(False)
         with self._transaction(f"revoke the token {enrollment_id!r}", fsynced=True) as db:
             if db.execute(change(enrollments).filter_by(id=enrollment_id).where(still).values(revoked=True)).rowcount:
@@ -72,7 +72,11 @@ class CertificateLedger(Transactions):
             return EnrollmentRecord(**found) if found else None
 
     def spend(self, certificate: CertificateRecord, why: HistoryRecord) -> CertificateRecord | NotSpent:
-        """Spend one use of a token and keep the certificate."""
+        """Spend one use of the certificate's token and keep the certificate, together; fsynced.
+
+        A token that gave this key a certificate of this name before, which is still valid, gives the same one again,
+        without another use. `issued_at` is the current time.
+        """
         token_id, now = certificate.enrollment_id, certificate.issued_at
         with self._transaction(f"issue a certificate to {certificate.name!r}", fsynced=True) as db:
             token = db.execute(rows_where(enrollments, id=token_id)).mappings().first()
@@ -96,7 +100,10 @@ class CertificateLedger(Transactions):
             return certificate
 
     def add_certificate(self, certificate: CertificateRecord, parent_key: str = "") -> bool:
-        """Keep a renewed certificate, unless the one that it was renewed from is revoked."""
+        """Keep a renewed certificate. Removes certificates of the name that ended long before.
+
+        parent_key: of the certificate that it was renewed from. False: that one is revoked, and nothing is kept.
+        """
         by = (("serial", certificate.renewed_from), ("key", parent_key))
         with self._transaction(f"write a certificate of {certificate.name!r}") as db:
             if db.execute(_denying(by)).first():
@@ -105,20 +112,23 @@ class CertificateLedger(Transactions):
             return True
 
     def certificates(self, name: str, after: Position | None, limit: int) -> list[CertificateRecord]:
-        """A page of certificates."""
+        """At most `limit` certificates of a client ("" for all), the newest first, after (issued_at, serial)."""
         only = [certificates.c.name == name] if name else []
         found = self._newest(certificates, ("issued_at", "serial"), after, limit, *only)
         return [CertificateRecord(**row) for row in found]
 
     def certificates_with(self, kind: RevocationKind, value: str) -> list[CertificateRecord]:
-        """Certificates by serial, key or client's name."""
+        """All certificates with this serial, key or client's name, the newest first."""
         query = select(certificates).where(certificates.c[kind] == value).order_by(certificates.c.issued_at.desc())
         if kind == "name":
             query = query.where(certificates.c.role == "client")
         return [CertificateRecord(**row) for row in self._read("certificates", query)]
 
     def revoke(self, revocations_: Sequence[RevocationRecord], why: HistoryRecord) -> list[CertificateRecord]:
-        """Deny certificates, and those that were renewed from them."""
+        """Deny certificates; fsynced. Returns those that were renewed from them: they are denied by their serials.
+
+        A second revocation of a serial or key changes nothing. A second one of a name replaces the first.
+        """
         renewed: list[CertificateRecord] = []
         with self._transaction("write revocations", fsynced=True) as db:
             for each in revocations_:
@@ -132,12 +142,15 @@ class CertificateLedger(Transactions):
         return renewed
 
     def revocations(self) -> list[RevocationRecord]:
-        """All revocations."""
+        """All revocations, the newest first."""
         order = revocations.c.revoked_at.desc(), revocations.c.kind, revocations.c.value
         return [RevocationRecord(**row) for row in self._read("revocations", select(revocations).order_by(*order))]
 
     def revocations_alone(self, name: str, after: Position | None, limit: int) -> list[RevocationRecord]:
-        """Revocations of certificates that the ledger does not have."""
+        """Revocations of serials and keys that no certificate of the ledger has, of a holder ("" for all).
+
+        At most `limit`, the newest first, after (revoked_at, value).
+        """
         value = revocations.c.value
         known = exists().where(or_(certificates.c.serial == value, certificates.c.key == value))
         only = [revocations.c.kind != "name", ~known, *([revocations.c.name == name] if name else [])]

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from fl_server.store.protocol import Store
+from fl_server.store.database.store import Store
 from fl_server.store.records import ClientStateRecord, only_banned
 from tests.fl_server.store.records import (
     a_client,

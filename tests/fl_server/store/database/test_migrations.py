@@ -11,7 +11,7 @@ from sqlalchemy import Engine, text
 
 from fl_server.store.database import connection
 from fl_server.store.database.connection import engine_for
-from fl_server.store.database.store import SqlStore
+from fl_server.store.database.store import Store
 from fl_server.store.errors import StoreError
 from tests.fl_server.store.records import a_client, a_run, events, why
 
@@ -35,7 +35,7 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
     """A database of each kind with a ledger of this version: a run, a client and a line of history."""
     local = f"sqlite:///{tmp_path / 'ledger.sqlite'}"
     engine = engine_for(local if request.param == "sqlite" else request.getfixturevalue("postgres").new_ledger())
-    store = SqlStore(engine)
+    store = Store(engine)
     store.create_run(a_run(), why("created"))
     store.put_clients([a_client(note="a note")])
     store.close()
@@ -63,7 +63,7 @@ def next_version(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.usefixtures("next_version")
 def test_a_ledger_of_the_version_before_is_migrated(engine: Engine) -> None:
     """The next version's change is made at the start; all records stay, and the ledger can be written."""
-    store = SqlStore(engine)
+    store = Store(engine)
     with store._reads.begin() as db:
         assert db.execute(text("SELECT version_num FROM alembic_version")).scalar() == "ledger_2"
         assert db.execute(text("SELECT event, weight FROM history")).all() == [("created", 7)]
@@ -83,7 +83,7 @@ def test_a_ledger_of_an_unknown_version_is_refused(engine: Engine, version: str)
         r"(state directory|database) to begin anew$"
     )
     with pytest.raises(StoreError, match=refusal):
-        SqlStore(engine)
+        Store(engine)
     with engine.begin() as db:
         assert db.execute(text("SELECT version_num FROM alembic_version")).scalar() == version
         assert db.execute(text("SELECT note FROM clients")).scalar() == "a note"

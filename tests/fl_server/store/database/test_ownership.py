@@ -9,20 +9,20 @@ import pytest
 
 from fl_server.store.database.opening import LEDGER, open_ledger, open_sqlite
 from fl_server.store.database.ownership import Home
-from fl_server.store.database.store import SqlStore
+from fl_server.store.database.store import Store
 from fl_server.store.errors import StoreError, StoreTakenOver
 from fl_server.store.state_directory import lock_directory
 from tests.fl_server.store.records import a_run, why
 from tests.postgres_server import PostgresServer
 
-Open = Callable[[str | None, str], SqlStore]
+Open = Callable[[str | None, str], Store]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Open:
     """Opens a ledger (None: the one in the directory) as a coordinator does, with the state directory of this name."""
 
-    def open_ledger_of(url: str | None, name: str) -> SqlStore:
+    def open_ledger_of(url: str | None, name: str) -> Store:
         with lock_directory(tmp_path / name) as lock:
             store = open_ledger(url, tmp_path / name, home=lock.home)
             lock.keep_ledger(store.coordinator_id)

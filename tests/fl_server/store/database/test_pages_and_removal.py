@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from fl_server.store.database.store import Store
 from fl_server.store.errors import StoreError
-from fl_server.store.protocol import Store
 from fl_server.store.records import DELETING, AttemptRecord, ClientEvaluation, HistoryRecord, TotalsRecord
 from tests.fl_server.store.records import a_client, a_commit, a_run, an_attempt, an_update, why
 

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, event
 
 from fl_server.store.database import postgres as backend
 from fl_server.store.database.opening import open_ledger, open_postgres_read_only
-from fl_server.store.database.store import SqlStore
+from fl_server.store.database.store import Store
 from fl_server.store.errors import StoreError, StoreFull, StoreTakenOver, StoreUnavailable
 from tests.fl_server.store.records import a_client, a_commit, a_run, an_attempt, an_update, why
 from tests.postgres_server import PostgresServer
@@ -41,7 +41,7 @@ def url(postgres: PostgresServer) -> str:
 
 
 @pytest.fixture
-def store(url: str, tmp_path: Path) -> Iterator[SqlStore]:
+def store(url: str, tmp_path: Path) -> Iterator[Store]:
     """A ledger with a run "r1"."""
     store = open_ledger(url, tmp_path)
     store.create_run(a_run(), why("created"))
@@ -55,7 +55,7 @@ def short_lock_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "LOCK_WAIT_S", 0.05)
 
 
-def synchronous_levels(store: SqlStore) -> list[str]:
+def synchronous_levels(store: Store) -> list[str]:
     """Record the level at the end of each transaction from now on."""
     levels: list[str] = []
 
@@ -77,7 +77,7 @@ def test_a_killed_process_loses_nothing_it_acknowledged(url: str, tmp_path: Path
     store.close()
 
 
-def test_reopening_keeps_the_ledger(url: str, store: SqlStore, tmp_path: Path) -> None:
+def test_reopening_keeps_the_ledger(url: str, store: Store, tmp_path: Path) -> None:
     """Its id, by which clients recognise the coordinator, and its records. Closing released the lock."""
     store.close()
     again = open_ledger(url, tmp_path)
@@ -86,7 +86,7 @@ def test_reopening_keeps_the_ledger(url: str, store: SqlStore, tmp_path: Path) -
     again.close()
 
 
-def test_a_commit_is_flushed_and_an_update_is_not(store: SqlStore) -> None:
+def test_a_commit_is_flushed_and_an_update_is_not(store: Store) -> None:
     """With synchronous_commit the server flushes its log at the end of a transaction."""
     levels = synchronous_levels(store)
     store.record_update(an_update())
@@ -126,7 +126,7 @@ def test_ledgers_in_different_schemas_are_separate(postgres: PostgresServer, tmp
     open_ledger(postgres.new_ledger(), tmp_path).close()
 
 
-def test_a_lost_connection_is_replaced(postgres: PostgresServer, store: SqlStore) -> None:
+def test_a_lost_connection_is_replaced(postgres: PostgresServer, store: Store) -> None:
     """After a restart of the server the next call works, with the same lock and settings."""
     postgres.cut_connections()
     levels = synchronous_levels(store)
@@ -135,7 +135,7 @@ def test_a_lost_connection_is_replaced(postgres: PostgresServer, store: SqlStore
     assert levels[0] == "off"
 
 
-def test_an_unreachable_database_is_store_unavailable(postgres: PostgresServer, store: SqlStore) -> None:
+def test_an_unreachable_database_is_store_unavailable(postgres: PostgresServer, store: Store) -> None:
     """Reads and writes raise StoreUnavailable, which callers retry, and work again when the database is back."""
     with postgres.away():
         with pytest.raises(StoreUnavailable, match="could not read runs: .*not currently accepting connections"):
@@ -147,7 +147,7 @@ def test_an_unreachable_database_is_store_unavailable(postgres: PostgresServer, 
 
 @pytest.mark.usefixtures("short_lock_wait")
 def test_a_store_that_lost_its_lock_never_writes_again(
-    postgres: PostgresServer, url: str, store: SqlStore, tmp_path: Path
+    postgres: PostgresServer, url: str, store: Store, tmp_path: Path
 ) -> None:
     """Another process took the lock during a lost connection: the first cannot write, also after the other ended."""
     postgres.cut_connections()
@@ -162,7 +162,7 @@ def test_a_store_that_lost_its_lock_never_writes_again(
 
 
 def test_there_is_one_writer_without_the_lock_too(
-    url: str, store: SqlStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    url: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pooler that shares connections makes the lock useless: only the later process can write."""
     monkeypatch.setattr(backend, "_LOCK", "SELECT %s::int")
@@ -174,7 +174,7 @@ def test_there_is_one_writer_without_the_lock_too(
     other.close()
 
 
-def test_a_connection_lost_in_a_transaction_keeps_none_of_it(postgres: PostgresServer, store: SqlStore) -> None:
+def test_a_connection_lost_in_a_transaction_keeps_none_of_it(postgres: PostgresServer, store: Store) -> None:
     """The transaction is undone, the error advises what to do, and the next transaction works."""
 
     def interrupted_write() -> None:
@@ -224,7 +224,7 @@ def test_a_directory_with_a_sqlite_ledger_is_refused(tmp_path: Path) -> None:
         open_ledger(UNREACHABLE, tmp_path)
 
 
-def test_a_read_only_database_is_store_full(store: SqlStore) -> None:
+def test_a_read_only_database_is_store_full(store: Store) -> None:
     """An operator can resolve it, and writing works again afterwards."""
     with store._reads.connect() as db:
         db.exec_driver_sql("SET default_transaction_read_only = on")
@@ -240,7 +240,7 @@ def test_a_read_only_database_is_store_full(store: SqlStore) -> None:
     assert len(store.history()) == 2
 
 
-def test_a_failed_write_leaves_nothing_behind(store: SqlStore) -> None:
+def test_a_failed_write_leaves_nothing_behind(store: Store) -> None:
     """A method is one transaction: if its history entry cannot be written, its change is undone."""
     with store._transaction("break the history") as db:
         db.exec_driver_sql("ALTER TABLE history RENAME TO gone")
@@ -249,7 +249,7 @@ def test_a_failed_write_leaves_nothing_behind(store: SqlStore) -> None:
     assert store.runs() == [a_run()]
 
 
-def test_a_ledger_can_be_read_while_a_coordinator_writes_it(url: str, store: SqlStore) -> None:
+def test_a_ledger_can_be_read_while_a_coordinator_writes_it(url: str, store: Store) -> None:
     """A reader needs no lock, sees every write, and can change nothing."""
     reader = open_postgres_read_only(url)
     store.open_attempt(an_attempt())

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from fl_server.store.database.store import Store
 from fl_server.store.errors import StoreError
-from fl_server.store.protocol import Store
 from fl_server.store.records import FailureRecord
 from tests.fl_server.store.records import a_run, an_attempt, events, why
 

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Connection, event
 
 from fl_server.store.database.opening import open_sqlite
-from fl_server.store.database.store import SqlStore
+from fl_server.store.database.store import Store
 from fl_server.store.errors import StoreError, StoreFull
 from tests.fl_server.store.records import a_client, a_commit, a_run, an_attempt, an_update, why
 
@@ -39,7 +39,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(path: Path) -> Iterator[SqlStore]:
+def store(path: Path) -> Iterator[Store]:
     """A ledger with a run "r1"."""
     store = open_sqlite(path)
     store.create_run(a_run(), why("created"))
@@ -55,7 +55,7 @@ def run_sql(path: Path, *statements: str) -> None:
     connection.close()
 
 
-def synchronous_levels(store: SqlStore) -> list[str]:
+def synchronous_levels(store: Store) -> list[str]:
     """Record the synchronous level of each transaction from now on."""
     levels: list[str] = []
 
@@ -78,14 +78,14 @@ def test_a_killed_process_loses_nothing_it_acknowledged(path: Path) -> None:
     store.close()
 
 
-def test_reopening_keeps_the_ledgers_id(path: Path, store: SqlStore) -> None:
+def test_reopening_keeps_the_ledgers_id(path: Path, store: Store) -> None:
     """Clients recognise the coordinator by it."""
     again = open_sqlite(path)
     assert again.coordinator_id == store.coordinator_id
     again.close()
 
 
-def test_a_commit_is_fsynced_and_an_update_is_not(store: SqlStore) -> None:
+def test_a_commit_is_fsynced_and_an_update_is_not(store: Store) -> None:
     """synchronous=FULL makes SQLite fsync its log at the end of a transaction; NORMAL does not."""
     levels = synchronous_levels(store)
     store.record_update(an_update())
@@ -94,7 +94,7 @@ def test_a_commit_is_fsynced_and_an_update_is_not(store: SqlStore) -> None:
     assert levels == ["NORMAL", "FULL", "NORMAL"]
 
 
-def test_runs_and_accepted_lists_are_fsynced(store: SqlStore) -> None:
+def test_runs_and_accepted_lists_are_fsynced(store: Store) -> None:
     """An operator's change of a run and the list on which a checkpoint depends do not wait for the next commit."""
     levels = synchronous_levels(store)
     store.create_run(replace(a_run(), run_id="r2"), why())
@@ -113,14 +113,14 @@ def test_durability_power_fsyncs_every_write(path: Path) -> None:
     store.close()
 
 
-def test_sqlite_uses_the_level_of_the_transaction(store: SqlStore) -> None:
+def test_sqlite_uses_the_level_of_the_transaction(store: Store) -> None:
     """Read inside the transactions: 2 is FULL, 1 is NORMAL."""
     for fsynced, level in ((True, 2), (False, 1)):
         with store._transaction("read", fsynced=fsynced) as db:
             assert db.exec_driver_sql("PRAGMA synchronous").scalar() == level
 
 
-def test_the_log_is_write_ahead(store: SqlStore) -> None:
+def test_the_log_is_write_ahead(store: Store) -> None:
     """With WAL a reader never waits for the writer, and a commit is one append."""
     with store._reads.begin() as db:
         assert db.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
@@ -161,7 +161,7 @@ def test_a_folder_that_cannot_be_written_is_store_full(path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("pragma", ["max_page_count=1", "query_only=ON"], ids=["disk full", "read-only"])
-def test_a_full_disk_is_store_full_and_loses_nothing(store: SqlStore, pragma: str) -> None:
+def test_a_full_disk_is_store_full_and_loses_nothing(store: Store, pragma: str) -> None:
     """At its size limit SQLite fails as on a full disk. Stored data stays, and writing works again with more space."""
     with store._reads.begin() as db:
         db.exec_driver_sql(f"PRAGMA {pragma}")
@@ -176,7 +176,7 @@ def test_a_full_disk_is_store_full_and_loses_nothing(store: SqlStore, pragma: st
     assert len(store.history()) == 2
 
 
-def test_a_failed_write_leaves_nothing_behind(store: SqlStore) -> None:
+def test_a_failed_write_leaves_nothing_behind(store: Store) -> None:
     """A method is one transaction: if its history entry cannot be written, its change is undone."""
     with store._transaction("break the history") as db:
         db.exec_driver_sql("ALTER TABLE history RENAME TO gone")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from fl_server.store.database.store import Store
 from fl_server.store.errors import StoreError
-from fl_server.store.protocol import Store
 from tests.fl_server.store.records import (
     a_client,
     a_commit,
