@@ -13,7 +13,7 @@ from typing import ParamSpec, TypeVar
 from fl_common.tracing.traces import UNTRACED, Traces
 from fl_server.aggregation.evaluation_slots import EvaluationSlots
 from fl_server.aggregation.outside_task.remote_task import TaskProcesses
-from fl_server.audit.record import Auditor
+from fl_server.audit.log import AuditLog
 from fl_server.clients.fleet import Fleet
 from fl_server.config import ServerConfig
 from fl_server.enrollment.issuing import Issuer
@@ -56,7 +56,7 @@ class Services:
     """The places in `evaluations`."""
     outside: OutsideCalls
     """For methods and reducers from outside, apart from all pools, whose threads they might never return."""
-    audit: Auditor
+    audit: AuditLog
     revocations: Revocations
     issuer: Issuer | None = None
     """Signs certificates of devices; None if the settings have no authority for that."""

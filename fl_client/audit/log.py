@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
 
 import structlog
+from prometheus_client import Counter
 
 from fl_client.audit.file import AuditFile, Entry
 from fl_client.rate_limit import RateLimiter
@@ -28,12 +28,6 @@ ROWS_PER_S, ROW_BURST = 10.0, 1000
 LEFT_OUT = "audit_rows_left_out"
 """Method of the row that has the number of the others."""
 CLOSE_S = 1.0
-
-
-class Counter(Protocol):
-    """A counter of metrics."""
-
-    def inc(self, amount: float = 1, /) -> None: ...  # noqa: D102 - as of prometheus_client
 
 
 class DeviceAudit:

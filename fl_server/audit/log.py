@@ -65,7 +65,7 @@ class RowLimit:
 
 
 class AuditLog:
-    """`Auditor` over the ledger. Lives on the event loop."""
+    """Writes audit records to the ledger. Lives on the event loop."""
 
     def __init__(self, ledger: Ledger, state_dir: Path, refusals_per_minute: int, counter: Counters) -> None:
         """refusals_per_minute: rows for one address; 0 for no limit. counter: see `AuditWriter`."""
@@ -81,7 +81,7 @@ class AuditLog:
         )
 
     async def start(self) -> None:
-        """Check the end of the chain. Raises StoreError."""
+        """Check the end of the log, before the first row. Raises StoreError."""
         await self._writer.start()
 
     async def record(self, record: AuditRecord) -> None:
@@ -89,7 +89,10 @@ class AuditLog:
         await self._writer.add(record)
 
     async def record_now(self, record: AuditRecord) -> int:
-        """Add a row before a change, and return its number when it is durable. Raises StoreError."""
+        """Add a row before a change, and return its number when it is durable.
+
+        Raises StoreError if it cannot be written: then the change must not be made.
+        """
         return await self._writer.add(record, at_once=True)
 
     def record_later(self, record: AuditRecord) -> None:
@@ -97,11 +100,11 @@ class AuditLog:
         self._writer.add_later(record)
 
     def record_read(self, record: AuditRecord) -> None:
-        """Add a row for a call that changes nothing, without waiting."""
+        """Add a row for a call that changes nothing, without waiting. Repeats within a minute are one row."""
         self._reads.add(record)
 
     def record_refusal(self, record: AuditRecord) -> None:
-        """Add a row for something that a stranger can cause, without waiting."""
+        """Add a row for something that a stranger can cause, without waiting; limited by address and minute."""
         self._refusals_of_caller.add(record)
 
     async def close(self) -> None:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import structlog
+from prometheus_client import Counter
 
 from fl_common.atomic_files import atomic_writer
 from fl_common.audit import START, AuditRow, Head, limited, missing
@@ -51,12 +51,6 @@ class _Waiting:
     """Its number once it is durable; None if nobody waits."""
     at_once: bool = False
     """Whether a failure of the ledger is passed on; otherwise the row is tried again."""
-
-
-class Counter(Protocol):
-    """A counter of metrics."""
-
-    def inc(self, amount: float = 1, /) -> None: ...  # noqa: D102 - as of prometheus_client
 
 
 Counters = Callable[[str], Counter]

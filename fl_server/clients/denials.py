@@ -18,7 +18,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from fl_common.atomic_files import atomic_writer
 from fl_common.settings import Section, SettingsError
-from fl_server.audit.record import Auditor, AuditRecord
+from fl_server.audit.log import AuditLog
+from fl_server.audit.record import AuditRecord
 from fl_server.clients.fleet import Fleet
 from fl_server.clients.operator_actions import OperatorActions
 from fl_server.config import ServerConfig
@@ -83,7 +84,7 @@ class Denials:
                 "denials_not_written", path=str(self.path), reason=error.strerror, todo="make the folder writable"
             )
 
-    async def restore(self, audit: Auditor) -> None:
+    async def restore(self, audit: AuditLog) -> None:
         """Apply what the ledger lacks, each with a row of the audit log. Raises SettingsError for an unusable file."""
         paths = sorted({*self.config.state_dir.glob("denials*.json"), self.path})
         found = [await self.ledger.do(_read, path) for path in paths if path.exists()]

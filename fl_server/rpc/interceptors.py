@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 
 from fl_server import errors, identity
-from fl_server.audit.record import Auditor
+from fl_server.audit.log import AuditLog
 from fl_server.identity import ANYBODY, Identity, caller
 from fl_server.metrics import Metrics
 from fl_server.rpc.access.bearer import Tokens, browser_of, token_holder
@@ -51,7 +51,7 @@ class CallPolicy:
     """Why a certificate is revoked; empty if it is not."""
     stall_s: float = _STALL_S
     """A request that does not come within this time is given up."""
-    audit: Auditor | None = None
+    audit: AuditLog | None = None
     """None: calls are not recorded."""
     trusts_everybody: bool = False
     """Whether a caller without an identity may call every method of the port."""

@@ -14,7 +14,8 @@ from contextvars import ContextVar
 from typing import Any
 
 from fl_server import identity
-from fl_server.audit.record import Auditor, AuditRecord
+from fl_server.audit.log import AuditLog
+from fl_server.audit.record import AuditRecord
 from fl_server.errors import CertificateEnded, Forbidden, Unauthenticated
 from fl_server.identity import ANYBODY, caller
 from fl_server.rpc.audited.methods import METHODS, Recorded
@@ -43,7 +44,7 @@ def record_of(method: str, subject: str, result: str, detail: str = "") -> Audit
 class AuditedMethod:
     """One method of a port, for the interceptor."""
 
-    def __init__(self, method: str, auditor: Auditor | None) -> None:
+    def __init__(self, method: str, auditor: AuditLog | None) -> None:
         """method: full name, with the service. auditor: None records nothing."""
         self._auditor, self._name = auditor, method.rpartition("/")[2]
         self._is_admin = method.startswith(ADMIN)
@@ -72,7 +73,7 @@ class AuditedMethod:
 class _Call:
     """One call of the Admin service."""
 
-    def __init__(self, auditor: Auditor, name: str, what: Recorded, request: Any) -> None:
+    def __init__(self, auditor: AuditLog, name: str, what: Recorded, request: Any) -> None:
         self._auditor, self._name, self._what, self._request = auditor, name, what, request
         self._subject, self._detail = what.subject(request), what.detail(request)
 

@@ -14,7 +14,8 @@ import structlog
 
 from fl_common.addresses import network_of
 from fl_server import identity
-from fl_server.audit.record import Auditor, AuditRecord
+from fl_server.audit.log import AuditLog
+from fl_server.audit.record import AuditRecord
 from fl_server.clients.rate_limits import ClientRate
 from fl_server.enrollment.issuing import Issued, Issuer
 from fl_server.errors import Forbidden, InvalidInput, LimitExceeded, NotConfigured, NotEnrolled, ServerError, TooMany
@@ -34,7 +35,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class EnrollmentService(enrollment_pb2_grpc.EnrollmentServicer):
     """For devices without a valid certificate, on `enroll_listen`."""
 
-    def __init__(self, issuer: Issuer, metrics: Metrics, audit: Auditor) -> None:
+    def __init__(self, issuer: Issuer, metrics: Metrics, audit: AuditLog) -> None:
         self._issuer, self._metrics, self._audit = issuer, metrics, audit
         self._rates = EnrollmentRates(issuer.config)
 
@@ -74,7 +75,7 @@ class EnrollmentService(enrollment_pb2_grpc.EnrollmentServicer):
 class CertificatesService(enrollment_pb2_grpc.CertificatesServicer):
     """For devices with a valid certificate, on `listen`."""
 
-    def __init__(self, issuer: Issuer | None, metrics: Metrics, audit: Auditor) -> None:
+    def __init__(self, issuer: Issuer | None, metrics: Metrics, audit: AuditLog) -> None:
         """issuer: None if the coordinator signs no certificates."""
         self._issuer, self._metrics, self._audit = issuer, metrics, audit
         self._per_min = 0.0 if issuer is None else issuer.config.renewals_per_min
@@ -96,7 +97,7 @@ class CertificatesService(enrollment_pb2_grpc.CertificatesServicer):
         return pb.RenewResponse(issued=_message(self._issuer, issued))
 
 
-async def _record(audit: Auditor, issued: Issued, method: str) -> None:
+async def _record(audit: AuditLog, issued: Issued, method: str) -> None:
     """Log an issued certificate, and add a row to the audit log. The device waits for the row for some seconds."""
     record, who, address = issued.record, caller.get(), identity.address.get()
     token = f"token {record.enrollment_id}, " if record.enrollment_id else ""

@@ -12,7 +12,8 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from fl_server import identity
-from fl_server.audit.record import Auditor, AuditRecord
+from fl_server.audit.log import AuditLog
+from fl_server.audit.record import AuditRecord
 from fl_server.errors import Unauthenticated
 from fl_server.identity import Identity, of_certificate
 from fl_server.rpc.audited.calls import ANSWER_S
@@ -28,7 +29,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class WebLoginService(web_pb2_grpc.WebLoginServicer):
     """Answers the web process."""
 
-    def __init__(self, sessions: WebSessions, authorities: Callable[[], bytes | None], audit: Auditor) -> None:
+    def __init__(self, sessions: WebSessions, authorities: Callable[[], bytes | None], audit: AuditLog) -> None:
         """authorities: PEM of those that sign operators' certificates; None: there are none."""
         self._sessions, self._authorities, self._audit = sessions, authorities, audit
 
