@@ -23,7 +23,7 @@ from tests.deterministic.coordinator import TASK
 from tests.deterministic.loop import CURRENT, Threads
 from tests.deterministic.network import Channel, Network
 
-audit_log.ThreadPoolExecutor = Threads  # type: ignore[attr-defined]  # the last pool that is no argument
+audit_log.ThreadPoolExecutor = Threads  # type: ignore[attr-defined, assignment]  # the last pool that is no argument
 
 CLIENTS = 8
 

@@ -6,6 +6,7 @@ import asyncio
 import math
 import threading
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -262,6 +263,7 @@ async def test_nothing_waits_in_the_queue_of_the_thread() -> None:
     await asyncio.to_thread(began.wait)
     others = [asyncio.create_task(worker.run(lambda check: None)) for _ in range(20)]
     await asyncio.sleep(0)
+    assert isinstance(worker._executor, ThreadPoolExecutor)
     assert worker._executor._work_queue.qsize() == 0
     for task in (*others, first):
         task.cancel()
