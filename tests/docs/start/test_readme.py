@@ -50,7 +50,10 @@ def test_every_dependency_has_its_reason() -> None:
 
 
 def test_the_index_has_every_page_once() -> None:
-    """docs/README.md has one row for each page, under the heading of its folder. configuration.md is above them."""
+    """docs/README.md has one row for each page, under the heading of its folder. configuration.md is above them.
+
+    The pages of decisions are listed in decisions.md.
+    """
     introduction, *sections = INDEX.split("\n## ")
     assert "](configuration.md)" in introduction
     rows = [
@@ -58,7 +61,8 @@ def test_the_index_has_every_page_once() -> None:
         for section in sections
         for link in re.findall(r"^\| \[[^]]+\]\((\w[^)]+)\) \| ", section, re.MULTILINE)
     ]
-    listed = [f"docs/{link}" for _, link in rows]
+    decisions = re.findall(r"^\| \[[^]]+\]\(([^)]+)\) \| ", read_page("docs/development/decisions.md"), re.MULTILINE)
+    listed = [f"docs/{link}" for _, link in rows] + [f"docs/development/{link}" for link in decisions]
     assert sorted([*listed, "docs/README.md", "docs/configuration.md"]) == DOCS
     assert [(heading, link) for heading, link in rows if not link.startswith(f"{heading}/")] == []
 
