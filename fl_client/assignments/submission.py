@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Protocol
 
 from fl_client.connection.link import Backoff, Link, Session
+from fl_client.policy.site import SitePolicy
 from fl_client.storage.disk import DiskThread
 from fl_client.storage.pending_updates import PendingUpdate
 from protos.chunks import chunk_spans, encode_piece
@@ -19,37 +19,25 @@ MAX_CHUNKS = 1 << 16
 """Chunks of one update. A coordinator that requests smaller chunks gets larger ones."""
 
 
-class ByteCounter(Protocol):
-    """Counts the bytes of an upload, and may refuse them."""
-
-    def check_sending(self, count: int) -> None:
-        """Called before each try with the bytes that it sends. Raises WorkFailed."""
-        ...
-
-    def sent(self, count: int) -> None:
-        """Bytes were sent."""
-        ...
-
-
-async def submit(link: Link, update: PendingUpdate, disk: DiskThread, counter: ByteCounter) -> training_pb2.Receipt:
+async def submit(link: Link, update: PendingUpdate, disk: DiskThread, policy: SitePolicy) -> training_pb2.Receipt:
     """Send an update until the coordinator has answered with a receipt, through as many sessions as needed.
 
     Raises:
         Refused, NotAllowed: the coordinator will never accept it.
-        WorkFailed: the counter refuses the bytes.
+        WorkFailed: the site's policy refuses the bytes.
     """
-    upload = Upload(update, disk, Backoff(link.delays), counter)
+    upload = Upload(update, disk, Backoff(link.delays), policy)
     return await link.call_with_retry(upload.resume, upload.backoff)
 
 
 class Upload:
     """One update in transfer."""
 
-    def __init__(self, update: PendingUpdate, disk: DiskThread, backoff: Backoff, counter: ByteCounter) -> None:
+    def __init__(self, update: PendingUpdate, disk: DiskThread, backoff: Backoff, policy: SitePolicy) -> None:
         self.backoff = backoff
         self._update = update
         self._disk = disk
-        self._counter = counter
+        self._policy = policy
         self._begun, self._kept = update.begun, 0
         self._furthest = 0
         """Most bytes that the coordinator ever had: bytes sent again are no progress."""
@@ -59,7 +47,7 @@ class Upload:
         if self._begun and (receipt := await self._query(session)):
             return receipt
         self._begun = True
-        self._counter.check_sending(self._update.header.size_bytes - self._kept)
+        self._policy.check_sending(self._update.header.size_bytes - self._kept)
         return await session.connection.submit(self._parts(session))
 
     async def _query(self, session: Session) -> training_pb2.Receipt | None:
@@ -87,6 +75,6 @@ class Upload:
             block = memoryview(await self._disk.run(self._update.read, offset, length))
             for start, size in chunk_spans(length, chunk_bytes):
                 yield encode_piece(block[start : start + size], offset + start)
-                self._counter.sent(size)
+                self._policy.sent(size)
         trailer = training_pb2.UpdateTrailer(size_bytes=header.size_bytes)
         yield pb.SubmitUpdateRequest(trailer=trailer).SerializeToString()
