@@ -95,7 +95,7 @@ from algorithms.parameters import (
 )
 from algorithms.reducers import BUILT_IN as BUILT_IN_REDUCERS
 from algorithms.reducers import Geometry, Reducer, add_reducer, build_reducer, reducer_parameters
-from algorithms.registry import add_method, build, client_parameters, is_known, names, parameters_of
+from algorithms.registry import add_method, build, is_known, names, parameters_of
 from algorithms.rounds import Participant, RoundResult, RunState, run_round, start_run
 from algorithms.schedules import Schedule, Schedules, at_round, check_schedules, values_in
 
@@ -163,7 +163,6 @@ __all__ = [
     "build",
     "build_reducer",
     "check_schedules",
-    "client_parameters",
     "compose",
     "example_weights",
     "examples_of",

@@ -145,21 +145,6 @@ def parameters_of(name: str, /, **parameters: object) -> Parameters:
     return _method(name, parameters)[1]
 
 
-def client_parameters(algorithm: Algorithm) -> dict[str, Value]:
-    """The parameters as clients get them: without those that older clients do not know and do not need."""
-    return {
-        name: value
-        for name, value in algorithm.parameters.items()
-        if name not in _ONLY_SERVER and _UNNEEDED.get((algorithm.name, name)) != value
-    }
-
-
-_ONLY_SERVER = {"v0", "server_v0"}
-"""Parameters of server optimizers that older clients do not know."""
-_UNNEEDED: Mapping[tuple[str, str], Value] = {("fedrobust", "L"): "diagonal"}
-"""(method, parameter) -> the value with which it is what older clients do, which do not know the parameter."""
-
-
 def _method(name: str, parameters: Mapping[str, object]) -> tuple[Method, Parameters]:
     builder = METHODS.get(name) or _OUTSIDE.get(name)
     if builder is None:

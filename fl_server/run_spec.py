@@ -38,16 +38,11 @@ def _refused(error: ValidationError) -> InvalidInput:
     return InvalidInput(field, _expected(first), _shown(first["input"]))
 
 
-_LATER_LIMITS = {"max_relative_norm": 0.0, "max_relative_payload": 0.0, "max_client_share": 0.0}
-"""Values of `round` for a run that an older version created without them: its replay must accept the same updates."""
-
-
 def from_stored(spec: object) -> RunConfig:
     """Ledger row to configuration. Raises InvalidInput, also for a row that is no JSON object."""
     if not isinstance(spec, Mapping):
         raise InvalidInput("spec", "a JSON object in the run's row of the ledger", _shown(spec))
-    section = spec.get("round", {})
-    return from_values({**spec, "round": {**_LATER_LIMITS, **section} if isinstance(section, Mapping) else section})
+    return from_values(dict(spec))
 
 
 def _expected(error: ErrorDetails) -> str:

@@ -24,20 +24,6 @@ _PATH = re.compile(r"\bPath\b")
 
 NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
 
-_SAME_BEHAVIOUR: Mapping[str, str] = MappingProxyType(
-    {
-        # fl_tasks/built_in/digits.py
-        "6be43f971c7a7f119e2e16b2e04f370104d4cd502fb5490f6c837edb1a47af9b": "9093cf7d30c60dffc9176e226953ee1afcfb5f6b352b964b4d59cfd10a1924d2",  # noqa: E501 - two digests
-        # fl_tasks/built_in/vision.py
-        "6ca183cc707061fffa06d04386ceea49d94f064e35ca0239f42689b86d6e9e2f": "9e1131b5d3093258c31ede5923471955e48559107a54841a27da2227dcd1e3b7",  # noqa: E501 - two digests
-    }
-)
-"""SHA-256 of a built-in module's text -> that of its earlier text with the same behaviour.
-
-Only imports, comments, the use of memory, added options and names of classes differ, so devices with the earlier text
-may take part.
-"""
-
 
 def load_task(name: str, options: Mapping[str, object] = NO_OPTIONS, listed: Collection[str] | None = None) -> Task:
     """Load the task with this name, made with `options` as keyword arguments.
@@ -113,8 +99,7 @@ def load_function(name: str) -> Callable[..., Any]:
 def fingerprint(task: Task) -> tuple[str, str]:
     """(version, source): the author's version and "sha256:" + hex of the text of the module that defines the class.
 
-    The version of a task that names its classes has their number and a digest of the names in their order, unless its
-    module is one of `_SAME_BEHAVIOUR`: there the names are part of a text that is known.
+    The version of a task that names its classes has their number and a digest of the names in their order.
     It is the same in every process and on every machine with the same text, with any line endings. Raises TaskError if
     the text cannot be read, as for a class defined in an interpreter.
     """
@@ -127,11 +112,10 @@ def fingerprint(task: Task) -> tuple[str, str]:
         )
     with task_code("reading the task's version"):
         version = task.version
-    earlier = _SAME_BEHAVIOUR.get(digest)
-    if earlier is None and (classes := class_names(task)):
+    if classes := class_names(task):
         named = hashlib.sha256("\n".join(classes).encode()).hexdigest()[:8]
         version = f"{version}, {len(classes)} classes {named}"
-    return version, f"sha256:{earlier or digest}"
+    return version, f"sha256:{digest}"
 
 
 def _make(name: str, factory: Callable[..., Any], options: Mapping[str, object]) -> object:

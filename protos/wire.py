@@ -10,11 +10,8 @@ from protos.fl.v1.training_pb2 import PayloadKind
 
 PROTOCOL_MIN = 1
 """Oldest supported protocol version. Clients are not upgraded all at once."""
-PROTOCOL_MAX = 2
+PROTOCOL_MAX = 1
 """Newest supported protocol version."""
-OWN_WORK_PROTOCOL = 2
-"""Oldest version whose clients know local optimizers, schedules of steps, parts of batches, personal parameters, frozen
-parameters of their own and training loops of tasks. Older clients ignore these, so runs with them do not draw them."""
 
 CHUNK_BYTES = 1 << 20
 """Preferred chunk size: larger messages delay the event loop, smaller ones need more calls."""

@@ -20,7 +20,7 @@ from fl_client.storage import files, memory_file
 from fl_client.storage.client_state_store import NextState
 from protos.chunks import Buffer
 from protos.digests import digest_bytes, digest_of
-from protos.fl.v1 import tensor_pb2, training_pb2
+from protos.fl.v1 import training_pb2
 
 MAX_KEPT = 4
 """Updates without a client state that are kept. A coordinator waits for one at a time. The oldest are removed first."""
@@ -52,8 +52,6 @@ def work_digest(assignment: Assigned) -> bytes:
     """Digest of all fields that the result depends on. Equal for a repeat with another attempt, deadline or limit."""
     work = type(assignment)()
     work.CopyFrom(assignment)
-    if isinstance(work, training_pb2.Assignment) and list(work.upload_encodings) == [tensor_pb2.ENCODING_PLAIN]:
-        work.ClearField("upload_encodings")  # the same as none, and the digest of older versions
     for field in _NOT_THE_WORK.intersection(work.DESCRIPTOR.fields_by_name):
         work.ClearField(field)
     for resource in work.resources:

@@ -19,7 +19,6 @@ from algorithms.model_state import trainable_views
 from algorithms.optimizers.classes import NO_CLASSES, Known
 from algorithms.optimizers.spec import PREFIX
 from algorithms.optimizers.steps import check_state
-from algorithms.precision import widened
 from fl_client.connection.bundles.bundle import Layouts
 from fl_client.errors import WorkFailed
 from fl_client.settings.device import DEFAULT_COMPUTE, Compute
@@ -296,10 +295,7 @@ class Trainer:
         )
 
     def _omega(self, algorithm: Algorithm, training: training_pb2.LocalTraining) -> float:
-        """omega_i = N n_i / sum n over the population; 1 if the objective is not weighted by examples.
-
-        Only the method's objective decides. Older coordinators send population_examples for both objectives.
-        """
+        """omega_i = N n_i / sum n over the population; 1 if the objective is not weighted by examples."""
         if algorithm.objective == "uniform":
             return 1.0
         if not training.population or not training.population_examples:
@@ -334,8 +330,7 @@ def _state_of(
     if client_state is None or not algorithm.keeps_client_state:
         return initial
     try:
-        # Older daemons kept the state of a model of low precision in the model's dtype.
-        kept = {symbol: widened(client_state.get(symbol, {})) for symbol in initial}
+        kept = {symbol: client_state.get(symbol, {}) for symbol in initial}
         for symbol, tensors in initial.items():
             tree.check_layout(tensors, kept[symbol], f"client state {symbol}")
         check_state({symbol: it for symbol, it in client_state.items() if symbol.startswith(PREFIX)}, trained)

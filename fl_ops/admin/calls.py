@@ -28,7 +28,6 @@ from protos.wire import client_options
 
 CALL_SECONDS = 60
 """Timeout of a call that is no stream. Creating a run takes long: it builds the model."""
-_MAX_RESPONSE_BYTES = 64 << 20
 _PAGE_SIZE = 1000
 """The most entries that a coordinator puts into a page."""
 _CONNECT_MILLISECONDS = 5_000
@@ -43,10 +42,7 @@ class AdminCalls:
 
     def __init__(self, connection: Connection, call_seconds: float) -> None:
         self._connection, self._call_seconds = connection, call_seconds
-        own = {
-            "grpc.max_receive_message_length": _MAX_RESPONSE_BYTES,
-            "grpc.min_reconnect_backoff_ms": _CONNECT_MILLISECONDS,
-        }
+        own = {"grpc.min_reconnect_backoff_ms": _CONNECT_MILLISECONDS}
         self._proxy = connection.proxy
         options = tuple({**dict(client_options()), **own, **channel_options(self._proxy)}.items())
         if connection.security is None:

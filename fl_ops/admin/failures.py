@@ -74,7 +74,7 @@ def _not_allowed(failure: FailedCall, detail: errors_pb2.NotAllowed) -> OpsError
 def _remedy(detail: errors_pb2.NotAllowed) -> str:
     """How to get a role that is needed; the first one allows least."""
     role = next((each for each in detail.roles if each in _OPERATORS), "")
-    if not role:  # a coordinator that is older than roles, or a right that no role has
+    if not role:  # a right that no role has
         return "`fl whoami` shows your roles" if detail.roles else _ADMIN_CERTIFICATE
     make = "fl ca issue"  # the role is a command of its own
     return (
@@ -117,8 +117,8 @@ def _forbidden(failure: FailedCall) -> OpsError:
 
 def _unknown_call(failure: FailedCall) -> OpsError:
     return Refused(
-        f"{failure.server} does not know this call: expected the admin address of a coordinator that is not older than "
-        f"this command ({failure.text})"
+        f"{failure.server} does not know this call: expected the admin address of a coordinator of this version "
+        f"({failure.text})"
     )
 
 

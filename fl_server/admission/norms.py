@@ -64,8 +64,8 @@ NO_LIMIT = RelativeNorm()
 
 
 def norms_of(update: UpdateRecord) -> Mapping[str, float]:
-    """The norm of each vector of an update; only that of the delta in records of older versions."""
-    return {DELTA: update.norm} if update.norms is None else update.norms
+    """The norm of each vector of an admitted update."""
+    return update.norms or {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class NormHistory:
         return json.dumps({name: asdict(of) for name, of in sorted(self._vectors.items())}, separators=(",", ":"))
 
     def put_back(self, text: str) -> None:
-        """Become the history that `to_text` wrote; an empty one for a commit of an older version."""
+        """Become the history that `to_text` wrote."""
         values = json.loads(text) if text else {}
         self._vectors = {
             name: _VectorHistory(of["rounds"], of["largest"], tuple(of["pooled"])) for name, of in values.items()

@@ -19,7 +19,7 @@ from torch import nn
 import algorithms as fl
 from algorithms import tree
 from algorithms.averaging import Averaging
-from algorithms.precision import master_dtype, widened
+from algorithms.precision import master_dtype
 from fl_server.aggregation.blocks import CPU, Source
 from fl_server.aggregation.bundles import blank, laid_out, master_layout
 from fl_server.aggregation.client_share import capped, left_out, lighter
@@ -137,13 +137,6 @@ class Engine:
         """What the creator of the run should know of its model, as lines of text."""
         self._evaluating = threading.Lock()
 
-    @property
-    def own_work(self) -> bool:
-        """Whether the local work has parts that clients of the oldest protocol do not know and would ignore."""
-        local = self.config.local
-        steps = local.optimizer or local.schedule or local.micro_batch_size
-        return bool(self.own_loop or self.local_frozen or self.config.personal or steps)
-
     def first(self) -> Snapshot:
         """The state before round 0. Raises InvalidInput if the file of `initial_model` does not fit."""
         with self._evaluating, self._model.first(self._start_file()) as start:
@@ -192,10 +185,9 @@ class Engine:
         sent = {entry.name for entry in self.layout.entries}
         frozen = {name: tensor for name, tensor in checkpoint.model.items() if name not in sent}
         self.frozen = laid_out(frozen, Layout.of(frozen))
-        # Checkpoints of older versions have no master, and memory in the model's dtypes.
-        memory = {symbol: widened(tensors) for symbol, tensors in checkpoint.memory.items()}
-        master = {name: checkpoint.master.get(name, checkpoint.model[name]).float() for name in self._low}
-        snapshot = self._laid_out(self._snapshot(checkpoint.facts["round"], dict(checkpoint.model), master, memory))
+        memory = {symbol: dict(tensors) for symbol, tensors in checkpoint.memory.items()}
+        state = self._snapshot(checkpoint.facts["round"], dict(checkpoint.model), dict(checkpoint.master), memory)
+        snapshot = self._laid_out(state)
         if checkpoint.averaged is None:
             return snapshot
         return replace(snapshot, averaged=replace(checkpoint.averaged, model=_sent(snapshot)))

@@ -120,8 +120,8 @@ def algorithm_in(config: RunConfig, algorithm: fl.Algorithm, round_: int) -> fl.
 
 
 def parameters_in(config: RunConfig, algorithm: fl.Algorithm, round_: int) -> dict[str, float | int | str | bool]:
-    """The parameters of a round for a client. Clients of any version read the values; they need no schedules."""
-    return fl.values_in(fl.client_parameters(algorithm), _schedules(config), round_, config.horizon)
+    """The parameters of a round for a client. Clients read the values; they need no schedules."""
+    return fl.values_in(algorithm.parameters, _schedules(config), round_, config.horizon)
 
 
 def check_schedules(sections: Mapping[str, ScheduleSection], algorithm: fl.Algorithm, rounds: int) -> None:

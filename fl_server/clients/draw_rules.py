@@ -17,16 +17,15 @@ from typing import Any, NamedTuple
 
 from fl_server.store.records import ClientRecord
 from protos.fl.v1 import coordinator_pb2 as pb
-from protos.wire import PROTOCOL_MIN
 
 Pairs = Mapping[str, str]
 BUILT_IN: Pairs = MappingProxyType({})
 """A built-in method, which every client has. One from outside is its name, version and source."""
 _SHOWN = len("sha256:") + 12
 """Characters of a digest that are enough to tell two apart."""
-_OFFER_KEYS = (("name",), ("version", "source"), ("frozen",), ("protocol",), ("encodings",))
+_OFFER_KEYS = (("name",), ("version", "source"), ("frozen",), ("encodings",))
 """What an offer of a client must have, in the order in which a client is told what it lacks."""
-_NAME, _CODE, _FROZEN, _PROTOCOL, _ENCODINGS = (
+_NAME, _CODE, _FROZEN, _ENCODINGS = (
     tuple(key for keys in _OFFER_KEYS[:count] for key in keys) for count in range(1, len(_OFFER_KEYS) + 1)
 )
 _EVERY: Pairs = MappingProxyType({})
@@ -36,7 +35,7 @@ class Requirements(NamedTuple):
     """What a run requires of every client, for its whole life."""
 
     task: Pairs
-    """Name, version and source; the digest of frozen parameters that are not sent, encodings, and a protocol."""
+    """Name, version and source; the digest of frozen parameters that are not sent, and encodings."""
     labels: Pairs
     method: Pairs = BUILT_IN
     """Name, version and source of a method from outside."""
@@ -113,10 +112,7 @@ def _has(offer: Mapping[str, Any], task: Pairs, keys: Iterable[str]) -> bool:
     for key in keys:
         if key not in task:
             continue
-        if key == "protocol":
-            if int(offer.get(key, PROTOCOL_MIN)) < int(task[key]):
-                return False
-        elif key == "encodings":
+        if key == "encodings":
             if _lacking_encodings(offer, task):
                 return False
         elif offer.get(key) != task[key]:
@@ -125,7 +121,7 @@ def _has(offer: Mapping[str, Any], task: Pairs, keys: Iterable[str]) -> bool:
 
 
 def offers_task(offer: Mapping[str, Any], task: Pairs) -> bool:
-    """Whether an offer of a client is of this task or method: name, version and source, protocol and encodings."""
+    """Whether an offer of a client is of this task or method: name, version and source, and encodings."""
     return _has(offer, task, _ENCODINGS)
 
 
@@ -189,7 +185,7 @@ def _frozen_digests(selection: Selection, client: Candidate) -> str:
 def _missing_encodings(selection: Selection, client: Candidate) -> str:
     task = selection.requires.task
     return " and ".join(
-        next((_lacking_encodings(offer, task) for offer in client.record.tasks if _has(offer, task, _PROTOCOL)), [])
+        next((_lacking_encodings(offer, task) for offer in client.record.tasks if _has(offer, task, _FROZEN)), [])
     )
 
 
@@ -227,11 +223,6 @@ RULES: tuple[Rule, ...] = (
         "frozen", "with other frozen parameters",
         "put the files of the frozen parameters that the coordinator has on the device, and restart its daemon",
         _lacks(_FROZEN), detail=_frozen_digests, notifies=True,
-    ),
-    Rule(
-        "daemon", "with an older version of the daemon",
-        "update the daemon, which does not know this run's local work", _lacks(_PROTOCOL),
-        detail=lambda _, client: client.record.software,
     ),
     Rule(
         "encodings", "without encodings of this run", "update its daemon, or create a run with other `encodings`",

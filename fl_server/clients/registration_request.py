@@ -120,7 +120,7 @@ def record_of(
         device={
             "kind": request.device.kind, "name": request.device.name, "memory_bytes": request.device.memory_bytes,
         },
-        tasks=[_offer(offer, common_protocol(request.protocol), encodings) for offer in request.tasks],
+        tasks=[_offer(offer, encodings) for offer in request.tasks],
         methods=[
             {"name": offer.name, "version": offer.fingerprint.version, "source": offer.fingerprint.source}
             for offer in request.methods
@@ -128,11 +128,11 @@ def record_of(
     )  # fmt: skip
 
 
-def _offer(offer: pb.TaskOffer, protocol: int, encodings: str) -> dict[str, str | int]:
+def _offer(offer: pb.TaskOffer, encodings: str) -> dict[str, str | int]:
     """An offer as the ledger has it.
 
-    "frozen" is the digest of the client's own frozen parameters, if it has some; "protocol" the session's version;
-    "encodings" has the names of those that the client knows besides plain, with spaces between.
+    "frozen" is the digest of the client's own frozen parameters, if it has some; "encodings" has the names of those
+    that the client knows besides plain, with spaces between.
     """
     frozen = {"frozen": digest_text(digest_bytes(offer.frozen.digest))} if offer.HasField("frozen") else {}
     return {
@@ -140,6 +140,5 @@ def _offer(offer: pb.TaskOffer, protocol: int, encodings: str) -> dict[str, str 
         "train_examples": offer.train_examples, "eval_examples": offer.eval_examples,
         **({"train_batches": offer.train_batches} if offer.train_batches else {}),
         **frozen,
-        **({"protocol": protocol} if protocol > PROTOCOL_MIN else {}),
         **({"encodings": encodings} if encodings else {}),
     }  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from heapq import nsmallest
 
 from fl_server.errors import InvalidInput
@@ -14,7 +13,6 @@ from fl_server.rpc.views import (
     not_loaded_status,
     round_summary,
     run_shown,
-    runs_listed,
     shorten,
 )
 from fl_server.run.committed.lookup import committed_round
@@ -34,9 +32,6 @@ class Lists:
         """All runs, the oldest first. A run that cannot be shown is listed with the reason."""
         cursor = Cursor.of_request(request, (float, str), "runs")
         runs, not_loaded = self._runs.loaded(), self._runs.not_loaded()
-        if not cursor.size:
-            cursor.require(fits=(listed := runs_listed(runs, not_loaded)))
-            return pb.ListRunsResponse(runs=listed)
         keys: dict[Position, Run | NotLoaded] = {(run.record.created_at, run.id): run for run in runs}
         keys |= {(each.record.created_at, each.record.run_id): each for each in not_loaded}
 
@@ -52,18 +47,16 @@ class Lists:
         first, known = request.first_round, self._runs.problem(request.run_id)
         run_id = known.record.run_id if known is not None else self._runs.get(request.run_id).id
         cursor = Cursor.of_request(request, (int,), "rounds", run_id, first)
-        if not cursor.size:  # this call is not older than pages
-            cursor = replace(cursor, size=MOST_ENTRIES)
         page = await self._page_of_rounds(run_id, cursor, first)
         return pb.ListRoundsResponse(rounds=page.entries, next_page_token=page.next_token)
 
     async def all_rounds(self, run: Run) -> list[pb.RoundSummary]:
         """All committed rounds. Raises InvalidInput if one reply cannot hold them."""
-        try:
-            return (await self._page_of_rounds(run.id, Cursor((), 0, None), 0)).entries
-        except InvalidInput as error:
-            expected = "a run whose rounds fit into one reply; ListRounds has pages, and `fl` of its version uses them"
-            raise InvalidInput("with_rounds", expected, f"a run of {run.log.rounds:,} rounds") from error
+        page = await self._page_of_rounds(run.id, Cursor((), MOST_ENTRIES, None), 0)
+        if page.next_token:
+            expected = f"a run of at most {MOST_ENTRIES:,} rounds that fit into one reply; ListRounds has pages"
+            raise InvalidInput("with_rounds", expected, f"a run of {run.log.rounds:,} rounds")
+        return page.entries
 
     async def _page_of_rounds(self, run_id: str, cursor: Cursor, first: int) -> Page[pb.RoundSummary]:
         store = self._services.ledger.store

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -60,7 +60,7 @@ class Cursor:
     of: Sequence[object]
     """The list and its filters, which must be the same in all calls."""
     size: int
-    """Most entries; 0: the whole list, which must fit into one reply."""
+    """Most entries."""
     after: Position | None
     """The last entry of the page before; None for the first page."""
 
@@ -68,19 +68,15 @@ class Cursor:
     def of_request(cls, request: PagedRequest, kinds: Sequence[type], *of: object) -> Cursor:
         """The cursor of a request. kinds: types of the position's parts. Raises InvalidInput for an invalid token."""
         after = _position(request.page_token, kinds, of) if request.page_token else None
-        whole = not request.page_size and after is None
-        return cls(of, 0 if whole else min(request.page_size or MOST_ENTRIES, MOST_ENTRIES), after)
+        return cls(of, min(request.page_size or MOST_ENTRIES, MOST_ENTRIES), after)
 
     async def page(self, read: Callable[[Position | None, int], Awaitable[Entries[M]]]) -> Page[M]:
-        """Fill the page. read(after, count): at most `count` entries after a position, in order; fewer at the end.
-
-        Raises InvalidInput if the whole list is wanted and does not fit into one reply.
-        """
+        """Fill the page. read(after, count): at most `count` entries after a position, in order; fewer at the end."""
         found: list[M] = []
         size, last = 0, self.after
         while True:
             # One more than fits shows whether there is another page.
-            count = min(ENTRIES_AT_ONCE, self.size + 1 - len(found)) if self.size else ENTRIES_AT_ONCE
+            count = min(ENTRIES_AT_ONCE, self.size + 1 - len(found))
             entries = await read(last, count)
             for position, message in entries:
                 size += message.ByteSize() + _ENTRY_BYTES
@@ -91,23 +87,10 @@ class Cursor:
             if len(entries) < count:
                 return Page(found, "")
 
-    @staticmethod
-    def require(fits: Iterable[Message]) -> None:
-        """Raises InvalidInput for a whole list that does not fit into one reply."""
-        if sum(message.ByteSize() + _ENTRY_BYTES for message in fits) > PAGE_BYTES:
-            raise _too_large()
-
     def _full(self, found: list[M], last: Position | None) -> Page[M]:
         """A page that another one follows."""
-        if not self.size:
-            raise _too_large()
         content = json.dumps([_digest(self.of), last], separators=(",", ":"))
         return Page(found, base64.urlsafe_b64encode(content.encode()).decode())
-
-
-def _too_large() -> InvalidInput:
-    expected = f"1 to {MOST_ENTRIES:,}, because one reply cannot hold the whole list"
-    return InvalidInput("page_size", expected, "none: a program that is older than pages; upgrade it")
 
 
 def _digest(of: Sequence[object]) -> int:

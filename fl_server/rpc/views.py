@@ -29,12 +29,9 @@ from fl_server.store.records import (
 )
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1 import coordinator_pb2, training_pb2
-from protos.wire import MAX_MESSAGE_BYTES
 
 log = structlog.get_logger()
 
-LIST_BYTES = MAX_MESSAGE_BYTES - (1 << 20)
-"""A larger list of runs leaves out their configurations: callers accept no larger message."""
 MOST_SHOWN = 10
 """Awaited or missing clients that are listed by id."""
 
@@ -101,20 +98,6 @@ def _failed(latest: FailureRecord, clients: int) -> pb.FailedWork:
 def _cohort(drawn: frozenset[str]) -> list[str]:
     """The clients of a cohort in order. It is the same for thousands of events of a round."""
     return sorted(drawn)
-
-
-def runs_listed(runs: Iterable[Run], not_loaded: Iterable[NotLoaded]) -> list[pb.RunStatus]:
-    """All runs, the oldest first. A run that cannot be shown is listed with the reason."""
-    listed = [run_shown(run) for run in runs] + [not_loaded_status(each) for each in not_loaded]
-    listed.sort(key=lambda status: status.created.ToNanoseconds())
-    size = sum(status.ByteSize() for status in listed)
-    for status in listed:
-        if size <= LIST_BYTES:
-            break
-        size -= status.ByteSize()
-        shorten(status)
-        size += status.ByteSize()
-    return listed
 
 
 def run_shown(run: Run) -> pb.RunStatus:

@@ -108,7 +108,6 @@ def _training(work: RoundWork, round_: int) -> pb.LocalTraining:
         weight_decay=local.weight_decay,
         max_gradient_norm=local.max_gradient_norm,
         population=work.config.population,
-        # An older daemon weighs its steps if this is set, with any objective.
         population_examples=work.config.population_examples if work.algorithm.objective == "examples" else 0,
     )
     if local.steps:
@@ -120,7 +119,7 @@ def _training(work: RoundWork, round_: int) -> pb.LocalTraining:
 
 
 def _set_steps(training: pb.LocalTraining, local: LocalSection) -> None:
-    """Optimizer, schedule and micro-batches, only where they differ from plain SGD: older clients do not know them."""
+    """Optimizer, schedule and micro-batches, only where they differ from plain SGD."""
     spec, schedule = optimizer_spec(local), rate_schedule(local.schedule)
     if not spec.plain:
         training.optimizer.name, training.optimizer.state = spec.name, spec.state

@@ -21,7 +21,6 @@ from fl_server.run_config import AlgorithmSection, RunConfig
 from fl_server.services import Services
 from fl_server.store.database.store import Store
 from protos.frozen import frozen_text
-from protos.wire import OWN_WORK_PROTOCOL
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +96,10 @@ class RunContext:
 
     @property
     def task(self) -> Mapping[str, str]:
-        """What clients must offer: `code`, the digest of frozen parameters that are not sent, encodings, a protocol."""
+        """What clients must offer: `code`, the digest of frozen parameters that are not sent, and encodings."""
         frozen = self.model.local_frozen
         wanted = self.code if frozen is None else {**self.code, "frozen": frozen_text(frozen)}
-        if self.encodings:
-            wanted = {**wanted, "encodings": " ".join(sorted(self.encodings))}
-        return {**wanted, "protocol": str(OWN_WORK_PROTOCOL)} if self.model.own_work else wanted
+        return {**wanted, "encodings": " ".join(sorted(self.encodings))} if self.encodings else wanted
 
     @property
     def fingerprint(self) -> tuple[str, str]:

@@ -72,7 +72,7 @@ class Deadline:
 def time_after_restart(context: RunContext, whole: float, left: float | None) -> float:
     """Seconds left after a restart: at least so many that clients can attach again and deliver.
 
-    left: as the ledger has it; None if an older version did not write it, which gives the whole time.
+    left: as the ledger has it; None before the first write, which gives the whole time.
     """
     grace = min(whole, context.services.config.limits.reattach_grace_s)
     return whole if left is None else max(left, grace)

@@ -50,8 +50,6 @@ T = TypeVar("T")
 
 _LARGE_UPLOADS = 64 << 20
 """Bytes of an exchange's updates after which freed memory is returned: below that it would cost more than it saves."""
-_BY_OBJECTIVE = "weighed_by_objective"
-"""Fact of a checkpoint: its clients weighed by their examples only if the objective does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +74,6 @@ class ModelStore:
         self._next: tuple[Snapshot, ServerUpdateStats] | None = None
         self.broadcasts: tuple[Broadcast, ...] = ()
         """What clients fetch for the exchange under way."""
-        self.states_have_wrong_weights = False
-        """Whether a version whose clients weighed by examples for any objective made the clients' states."""
 
     @property
     def engine(self) -> Engine:
@@ -109,11 +105,6 @@ class ModelStore:
         return self._engine.local_frozen if self._engine else None
 
     @property
-    def own_work(self) -> bool:
-        """Whether clients of the oldest protocol would ignore a part of their work; False before the loading."""
-        return self._engine is not None and self._engine.own_work
-
-    @property
     def bytes_down(self) -> int:
         """Bytes to one client for the exchange under way, without frozen parts, which are sent only once."""
         return sum(each.resource.size_bytes for each in self.broadcasts if each.kind != "frozen")
@@ -140,8 +131,6 @@ class ModelStore:
         await self.prepare(0)
         if saved is None or not commit:
             return None
-        weighed = bool(config.population_examples) and self.engine.algorithm.objective == "uniform"
-        self.states_have_wrong_weights = weighed and _BY_OBJECTIVE not in saved.facts
         record = await self._with_averaged_digest(CommitRecord.of(commit), self.snapshot)
         return CheckpointCommit(record, tuple(saved.facts.get("left_out", ())))
 
@@ -213,7 +202,7 @@ class ModelStore:
         self._sums = {}
         broadcasts = await self._computed(self._encode, computed, 0)
         record = replace(record, model_digest=digest_text(broadcasts[0].values_digest))
-        facts: dict[str, object] = {"commit": asdict(record), "left_out": norms.left_out, _BY_OBJECTIVE: True}
+        facts: dict[str, object] = {"commit": asdict(record), "left_out": norms.left_out}
         began = time.monotonic()
         snapshot = await calls.retry(lambda: self._save(computed, facts))
         record = await self._with_averaged_digest(record, snapshot)

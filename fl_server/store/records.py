@@ -36,7 +36,7 @@ class RunRecord:
     extended_at: int = 0
     """Committed rounds at the last extension: its stop rules use later evaluations only."""
     bytes_down: int = 0
-    """Tensor bytes since it was created, up to the last write; 0 in records of older versions."""
+    """Tensor bytes since it was created, up to the last write."""
     bytes_up: int = 0
     stopping: str = ""
     """Why an operator stops it; empty if none does. It may still commit the model that it computes."""
@@ -57,7 +57,7 @@ class AttemptRecord:
     """Clients newly drawn for this attempt, in the order of their id bytes."""
     opened_at: float
     seconds_left: float | None = None
-    """Until its deadline, up to the last write; None in records of older versions."""
+    """Until its deadline, up to the last write; None before the first write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,8 @@ class UpdateRecord:
     norm: float = 0.0
     """L2 norm of the trainable part of its first payload (usually a delta), before clipping."""
     norms: Mapping[str, float] | None = None
-    """The norm of each payload by name, and the distance of its buffers from those sent ("buffers"). None in records of
-    older versions, and for refused updates."""
+    """The norm of each payload by name, and the distance of its buffers from those sent ("buffers"). None for
+    refused updates."""
     clip_factor: float = 1.0
     epochs: Sequence[Mapping[str, float]] = ()
     """What the client measured in each local epoch, by name; empty for none."""

@@ -112,7 +112,7 @@ class Reader:
         return await self._rounds.of(run_id, self._since)
 
     async def cohort(self, run_id: str, size: int) -> pb.ListCohortResponse:
-        """The first clients of the current round, each with its phase. Raises Failed at an older coordinator."""
+        """The first clients of the current round, each with its phase."""
         request = pb.ListCohortRequest(run_id=run_id, page_size=size)
         return await self._calls.call("ListCohort", request, pb.ListCohortResponse, self._since)
 

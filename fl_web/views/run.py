@@ -64,7 +64,7 @@ async def _nothing() -> list[Round]:
 
 
 async def _cohort(reader: Reader, run: pb.RunStatus) -> pb.ListCohortResponse | None:
-    """The clients of the round now. None: the run has ended, or the coordinator is older than this call."""
+    """The clients of the round now. None: the run has ended."""
     if run.HasField("ended"):
         return None
     try:

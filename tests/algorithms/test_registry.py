@@ -198,15 +198,3 @@ def test_no_number_is_too_large_to_be_refused() -> None:
     """An integer beyond every float is out of range, not an overflow."""
     with pytest.raises(fl.AlgorithmError, match="expected a number over 0"):
         fl.build("fedavg", eta_g=10**400)
-
-
-def test_clients_get_no_parameter_that_they_do_not_need() -> None:
-    """Older clients refuse unknown names: v0, which only the server uses, and the form that they have anyway."""
-    assert fl.client_parameters(fl.build("fedcm")) == fl.build("fedcm").parameters
-    adam = fl.build("fedcm", server_optimizer="adam", server_v0=0.1)
-    assert fl.client_parameters(adam) == {
-        name: adam.parameters[name] for name in adam.parameters if name != "server_v0"
-    }
-    assert fl.client_parameters(fl.build("fedadam", v0=0.1)) == fl.build("fedadam").parameters
-    assert "L" not in fl.client_parameters(fl.build("fedrobust"))
-    assert fl.client_parameters(fl.build("fedrobust", L="matrix"))["L"] == "matrix"

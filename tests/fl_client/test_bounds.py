@@ -133,7 +133,7 @@ async def test_a_version_that_was_not_offered_is_refused(
         async with coordinator.serving(), fleet.daemon():
             await coordinator.until(lambda: coordinator.calls["Attend"])
     (line,) = [line for line in logs if line["event"] == "refused"]
-    assert line["reason"] == "expected protocol 1 to 2, got 99"
+    assert line["reason"] == "expected protocol 1 to 1, got 99"
 
 
 async def test_only_requested_outcomes_are_used(fleet: Fleet, coordinator: FakeCoordinator) -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from fl_server.rounds.client_metrics import by_clients
-from fl_server.rounds.directions import LOSS, Criterion, Directions, of_averaged
+from fl_server.rounds.directions import LOSS, Criterion, of_averaged
 from protos.fl.v1 import admin_pb2
 
 ACCURACY = "accuracy"
 
 
 def criterion_of(stop: admin_pb2.StopSpec) -> Criterion:
-    """The metric and its direction. A coordinator of an older version does not state the direction."""
-    metric = stop.metric or LOSS
-    known = stop.lower_is_better if stop.HasField("lower_is_better") else Directions().lower_is_better(metric)
-    return Criterion(metric, bool(known))
+    """The metric and its direction, which only a run with a metric of its own states."""
+    return Criterion(stop.metric, stop.lower_is_better) if stop.metric else Criterion()
 
 
 def shown_metric(run: admin_pb2.RunStatus) -> str:

@@ -8,7 +8,7 @@ from rich.text import Text
 from fl_common import units
 from fl_ops.render.fitted import FittedTable
 from fl_server.rounds.client_metrics import EVALUATED
-from fl_server.rounds.directions import PREFIX, Directions
+from fl_server.rounds.directions import PREFIX
 from protos.fl.v1 import admin_pb2
 
 _FIRST = "accuracy"
@@ -60,7 +60,5 @@ def _ordered(response: admin_pb2.ListEvaluationsResponse, name: str) -> list[adm
     Those without a value come last.
     """
     having = [row for row in response.evaluations if name in row.metrics]
-    # A coordinator of an older version states no direction.
-    lower = response.lower_is_better.get(name, Directions().lower_is_better(name))
-    ranked = sorted(having, key=lambda row: row.metrics[name], reverse=bool(lower))
+    ranked = sorted(having, key=lambda row: row.metrics[name], reverse=response.lower_is_better.get(name, False))
     return [*ranked, *(row for row in response.evaluations if name not in row.metrics)]

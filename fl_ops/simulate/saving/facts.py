@@ -49,8 +49,7 @@ def point_of(facts: Mapping[str, Any], snapshot: Snapshot, first: RoundState) ->
         ending=None if values["ending"] is None else tuple(values["ending"]),
         failed_by=values["failed_by"],
     )
-    # Folders of older versions have no differences.
-    offers = {_name(name): (_name(base), size) for name, base, size in facts.get("offers", [])}
+    offers = {_name(name): (_name(base), size) for name, base, size in facts["offers"]}
     federation = FederationPoint(snapshot, facts["state_epoch"], facts["norms"], _held(facts["held"]), offers)
     clock = None if facts["clock"] is None else ClockPoint(**facts["clock"])
     return RunPoint(federation, state, facts["failures"], facts["seconds"], clock)

@@ -90,9 +90,9 @@ class _Wanted:
         self._name = pb.ClientState.Name(state).removeprefix("CLIENT_STATE_").lower() if state else ""
         self._labels, self._marks, self._text = labels, set(request.marks), request.search.lower()
         self._quarantined = fleet.quarantine.clients() if "quarantined" in self._marks else ()
-        newer = [request.search, int(request.order), request.descending, sorted(self._marks)]
-        self.of: list[object] = ["clients", state, labels, *(newer if any(newer) else [])]
-        """What a token belongs to. One of a program that knows no search and order stays valid."""
+        order = (request.search, int(request.order), request.descending)
+        self.of: list[object] = ["clients", state, labels, *order, sorted(self._marks)]
+        """What a token belongs to."""
 
     def has(self, record: ClientRecord) -> bool:
         """Whether the request is for this client."""

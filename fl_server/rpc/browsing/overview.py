@@ -44,8 +44,7 @@ class Overview:
         newest = await self._services.ledger.history.newest()
         everything: list[Run | NotLoaded] = [*self._runs.loaded(), *self._runs.not_loaded()]
         wanted = {_position(run): run for run in everything if _is_wanted(run, states, request.search.lower())}
-        if not request.page_size:
-            request.page_size = PAGE_SIZE
+        request.page_size = request.page_size or PAGE_SIZE
         of = ("overview", sorted(states), request.search, request.points)
         cursor = Cursor.of_request(request, (float, str), *of)
 

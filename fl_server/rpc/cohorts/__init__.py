@@ -5,7 +5,7 @@ What a client's phase is belongs to `fl_server.run.status`; here it becomes mess
 
 from __future__ import annotations
 
-from fl_server.rpc.pages import MOST_ENTRIES, Cursor, Entries, Position
+from fl_server.rpc.pages import Cursor, Entries, Position
 from fl_server.run.run import Run
 from fl_server.run.status.cohort import HasAll, Member, by_phase, drawn, members
 from protos.digests import digest_bytes
@@ -16,7 +16,6 @@ async def cohort_page(run: Run, request: pb.ListCohortRequest) -> pb.ListCohortR
     """A page of the clients of the round under way, in the order of id. Raises InvalidInput."""
     state, transfers, has_all = run.state, run.log.transfers, _has_all(run)
     clients = drawn(state)
-    request.page_size = request.page_size or MOST_ENTRIES
     cursor = Cursor.of_request(request, (str,), "cohort", run.id)
 
     async def read(after: Position | None, count: int) -> Entries[pb.CohortMember]:

@@ -29,7 +29,7 @@ async def restore_log(context: RunContext, extended_at: int) -> None:
         for commit in commits:
             log.add(commit, extended_at, Draw(*draws[commit.round]) if commit.round in draws else None)
     log.shares.look()
-    if (due := log.totals_due(context.run_id)) is not None:  # an older version committed these rounds
+    if (due := log.totals_due(context.run_id)) is not None:  # they are not written, or of another criterion
         await ledger.do(store.put_totals, due)
 
 

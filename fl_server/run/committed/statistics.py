@@ -56,7 +56,7 @@ class RoundStatistics:
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """The statistics that `to_text` wrote; empty for a round that an older version wrote."""
+        """The statistics that `to_text` wrote."""
         values = json.loads(text) if text else {}
         return cls(
             norms=values.get("norms", {}),

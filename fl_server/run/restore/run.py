@@ -89,9 +89,6 @@ async def _continue(run: Run) -> None:
             # It was removed while a step was computed, after which the states were to restart.
             why = f"{client} was {'forgotten' if known is None else 'banned'}, and with it its state"
             run.post(ev.StatesLost(why, run.state.state_epoch))
-    if context.algorithm.needs_population and run.model.states_have_wrong_weights:
-        why = 'an older version made them with weights by examples, against objective = "uniform"'
-        run.post(ev.StatesLost(why, run.state.state_epoch))
     run.client_states.missing = frozenset(missing_members(context, run))
     await warn_of_low_shares(context, run)
 

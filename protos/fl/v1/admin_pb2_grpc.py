@@ -31,8 +31,7 @@ class AdminStub:
     Lists come in pages, in the manner of https://google.aip.dev/158. A request names the size of a page; the next request
     has the `next_page_token` of the reply before it as `page_token`, and is otherwise the same. The last page has no
     token. Entries that stay during the calls are listed exactly once. A token of another request is INVALID_ARGUMENT.
-    A call without `page_size`, as older programs make it, returns the whole list, or INVALID_ARGUMENT if one reply cannot
-    hold it.
+    Without `page_size` a page has at most 1,000 entries.
     """
 
     def __init__(self, channel):
@@ -209,8 +208,7 @@ class AdminServicer:
     Lists come in pages, in the manner of https://google.aip.dev/158. A request names the size of a page; the next request
     has the `next_page_token` of the reply before it as `page_token`, and is otherwise the same. The last page has no
     token. Entries that stay during the calls are listed exactly once. A token of another request is INVALID_ARGUMENT.
-    A call without `page_size`, as older programs make it, returns the whole list, or INVALID_ARGUMENT if one reply cannot
-    hold it.
+    Without `page_size` a page has at most 1,000 entries.
     """
 
     def CreateRun(self, request, context):
@@ -619,8 +617,7 @@ class Admin:
     Lists come in pages, in the manner of https://google.aip.dev/158. A request names the size of a page; the next request
     has the `next_page_token` of the reply before it as `page_token`, and is otherwise the same. The last page has no
     token. Entries that stay during the calls are listed exactly once. A token of another request is INVALID_ARGUMENT.
-    A call without `page_size`, as older programs make it, returns the whole list, or INVALID_ARGUMENT if one reply cannot
-    hold it.
+    Without `page_size` a page has at most 1,000 entries.
     """
 
     @staticmethod

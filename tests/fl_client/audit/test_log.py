@@ -110,7 +110,7 @@ async def test_a_registration_has_the_coordinator_and_its_authority(site: Site, 
     note_registered(site.log, pb.RegisterResponse(coordinator_id="c1", protocol=2), b"")
     fingerprint = pki.authority.certificate.fingerprint(hashes.SHA256()).hex()
     assert await site.rows() == [
-        ("registered", f"protocol 2, CA {fingerprint}"), ("registered", "protocol 2, CA none, in plain text"),
+        ("registered", f"protocol 1, CA {fingerprint}"), ("registered", "protocol 1, CA none, in plain text"),
     ]  # fmt: skip
     assert {row.actor for row in rows_in(site.folder)} == {"coordinator:c1"}
 

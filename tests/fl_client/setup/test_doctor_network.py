@@ -47,7 +47,7 @@ def test_a_good_device_in_plain_text(doctor: Doctor, plain_server: Coordinator) 
     """With a serving coordinator there is no fault, exit code 0, and no file is left."""
     found = doctor(server=plain_server.address)
     assert (found.code, found.healthy, found.faults) == (0, True, [])
-    assert "supports protocol 1 to 2, and accepts edge-1" in found.of("coordinator")
+    assert "supports protocol 1 to 1, and accepts edge-1" in found.of("coordinator")
 
 
 def test_a_good_device_with_certificates(doctor: Doctor, tls_server: Coordinator, site: Site) -> None:

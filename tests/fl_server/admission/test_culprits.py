@@ -7,7 +7,6 @@ import pytest
 from fl_server.admission.culprits import Measured, outliers, overflow_culprit
 from fl_server.admission.norms import NormHistory
 from fl_server.round_config import RoundSection
-from fl_server.run_spec import from_stored
 
 SECTION = RoundSection()
 
@@ -69,11 +68,3 @@ def test_an_overflow_is_attributed_to_the_longest_update() -> None:
     assert [client for client, _ in overflow_culprit(measured(1e38))] == ["c0"]
     assert overflow_culprit(measured(5.0)) == ()
     assert [client for client, _ in overflow_culprit(measured(0.0, 0.0, 5.0))] == ["c2"]
-
-
-def test_a_run_of_an_older_version_keeps_its_limits() -> None:
-    """Limits that its stored configuration does not have are off; the others stay."""
-    spec = {"task": {"name": "digits"}, "round": {"clients_per_round": 2}}
-    assert (from_stored(spec).round.max_relative_norm, from_stored(spec).round.max_relative_payload) == (0.0, 0.0)
-    named = {**spec, "round": {"max_relative_norm": 3.0}}
-    assert (from_stored(named).round.max_relative_norm, from_stored(named).round.max_relative_payload) == (3.0, 0.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -130,21 +129,6 @@ def test_a_checkpoint_keeps_the_master(tmp_path: Path) -> None:
     same_snapshot(again, made)
     same(again.parameters, made.parameters)
     assert json.loads((folder / "meta.json").read_text())["format"] == 2
-
-
-def test_a_checkpoint_without_a_master_is_continued(tmp_path: Path) -> None:
-    """One of an older version: model and memory in the model's dtypes. The master starts with these values."""
-    tested = tiny_engine("bfloat16")
-    cohort, paths, _ = updates(tested, tmp_path)
-    made, _ = tested.server_update(tested.first(), cohort, paths)
-    whole = tested.to_checkpoint(made, {"round": 0})
-    low = {symbol: made.state.as_sent(dict(tensors)) for symbol, tensors in whole.memory.items()}
-    old = tested.from_checkpoint(replace(whole, memory=low, master={}))
-    same(old.parameters, made.parameters)
-    same(old.state.x, {name: tensor.float() for name, tensor in made.parameters.items()})
-    assert {tensor.dtype for tensors in old.state.memory.values() for tensor in tensors.values()} == {torch.float32}
-    following, _ = tested.server_update(old, cohort, paths)
-    assert following.round == 1
 
 
 def test_models_of_float32_have_no_master(tmp_path: Path) -> None:

@@ -32,10 +32,7 @@ from tests.fl_server.devices import Device
 from tests.fl_server.harness import World, until
 
 ROOT = Path(__file__).parents[3]
-TASK = {
-    "name": "digits", "version": "1", "source": "sha256:aa", "frozen": "blake3:ff", "protocol": "2",
-    "encodings": "bf16",
-}  # fmt: skip
+TASK = {"name": "digits", "version": "1", "source": "sha256:aa", "frozen": "blake3:ff", "encodings": "bf16"}
 METHOD = {"name": "mine", "version": "1", "source": "sha256:bb"}
 SELECTION = Selection(Requirements(TASK, {"site": "north"}, METHOD), "r")
 RECORD = ClientRecord("edge-1", 0.0, 0.0, labels={"site": "north"}, tasks=[TASK], methods=[METHOD], software="x 1")
@@ -55,7 +52,6 @@ OF_THE_CLIENT: Mapping[str, Candidate] = {
     "labels": _record(labels={"site": "south"}),
     "task_code": _task(source="sha256:cc"),
     "frozen": _task(frozen="blake3:00"),
-    "daemon": _task(protocol="1"),
     "encodings": _task(encodings="int8"),
     "method": _record(methods=[]),
     "method_code": _record(methods=[{**METHOD, "version": "0"}]),

@@ -75,7 +75,7 @@ def test_the_amount_of_work(local: dict[str, int], work: str, amount: int) -> No
 
 @pytest.mark.parametrize(("objective", "sent"), [("uniform", 0), ("examples", 70)])
 def test_only_a_weighted_objective_sends_the_examples_of_the_population(objective: str, sent: int) -> None:
-    """Older daemons weigh their steps by it whatever the objective is."""
+    """The weights of steps of another objective do not depend on it."""
     method = fl.build("feddyn", objective=objective)
     training = make_assignment(method=method, population=9, population_examples=70).training
     assert (training.population, training.population_examples) == (9, sent)
@@ -99,13 +99,6 @@ def test_an_assignment_has_the_values_of_its_round() -> None:
     sent = work.training.algorithm
     assert MessageToDict(sent.parameters) == {**FEDCM.parameters, "alpha": pytest.approx(0.6), "eta_g": 0.5}
     assert not sent.schedules
-
-
-@pytest.mark.parametrize("name", ["fedrobust", "fedadam"])
-def test_an_assignment_has_no_parameter_that_older_daemons_do_not_know(name: str) -> None:
-    """Runs with the defaults of new parameters go on with daemons of the last version."""
-    sent = make_assignment(method=fl.build(name), population=9).training.algorithm.parameters
-    assert not {"L", "v0"} & sent.fields.keys()
 
 
 def test_an_assignment_names_the_encoding_of_the_update() -> None:

@@ -77,8 +77,8 @@ async def test_clients_have_time_to_reconnect(tmp_path: Path) -> None:
         assert 1.0 < world.coordinator.run("r").deadline.seconds_left <= 300.0
 
 
-async def test_an_older_ledger_gives_the_whole_time(tmp_path: Path) -> None:
-    """It has no value for the time left."""
+async def test_a_ledger_without_the_time_left_gives_the_whole_time(tmp_path: Path) -> None:
+    """As before its first write."""
     async with World(tmp_path) as world:
         await open_run(world, "a", "b")
         world.store.set_seconds_left("r", (0, 0, 0), None)

@@ -131,19 +131,6 @@ async def test_too_few_clients_are_counted_with_the_reasons_of_the_others(world:
     )
 
 
-async def test_an_older_daemon_is_not_drawn_for_work_that_it_would_ignore(world: World) -> None:
-    """It takes part in other runs. The run with parts of batches waits for newer daemons, and names the reason."""
-    old = await offering(world, "old", protocol=pb.ProtocolRange(min=1, max=1), software="impetus 0.0.1")
-    with capture_logs() as logs:
-        run = await world.create(round={"clients_per_round": 1}, local={"micro_batch_size": 2})
-        why = "1 with an older version of the daemon"
-        await waits_for(run, f"clients that could be drawn: 0 of 1 here; {why}")
-    [waits] = [line["why"] for line in logs if line["event"] == "run_waits"]
-    assert "1 with an older version of the daemon, first old: impetus 0.0.1; update the daemon" in waits
-    await world.create(name="plain", round={"clients_per_round": 1})
-    assert (await old.assigned()).key.run_id == "plain"
-
-
 async def test_a_daemon_without_the_run_s_encodings_is_not_drawn(world: World) -> None:
     """One that knows another encoding, and an older one that names none. Operators see which it lacks."""
     old = await offering(world, "old", software="impetus 0.0.1")

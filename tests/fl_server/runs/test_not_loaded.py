@@ -14,7 +14,6 @@ import pytest
 
 from fl_server.errors import InvalidInput, NoSuchRun, RunExists, one_line
 from fl_server.plain_values import MAX_COUNT, MAX_SECONDS
-from fl_server.rpc.views import LIST_BYTES, runs_listed
 from fl_server.run.models import ModelStore
 from fl_server.runs.history import MAX_KEYS, REFUSALS_AT_ONCE, HistoryRate
 from fl_server.store.errors import StoreFull
@@ -114,20 +113,6 @@ async def test_one_run_that_cannot_be_shown_hides_no_other(tmp_path: Path) -> No
         found = await listed_runs(world)
         assert found["bad"][1].startswith("it cannot be shown: ")
         assert found["good"] == (pb.RUN_STATE_WAITING, run.run_status.waiting_reason)
-
-
-async def test_a_list_of_runs_fits_into_a_message(tmp_path: Path) -> None:
-    """A list that is too long omits configurations, but never names, states and rounds."""
-    async with World(tmp_path) as world:
-        labels = {f"{index:03}": "x" * 200 for index in range(250)}
-        run = await world.create(name="large", labels=labels, **NO_ROUND)
-        found = runs_listed([run] * 100, [])
-        assert sum(status.ByteSize() for status in found) <= LIST_BYTES
-        assert {(status.run_id, status.spec.task.name, status.spec.stop.rounds) for status in found} == {
-            ("large", TASK, 2)
-        }
-        assert not found[0].spec.labels
-        assert found[-1].spec.labels
 
 
 async def test_an_extension_is_checked_before_it_is_written(tmp_path: Path) -> None:

@@ -259,7 +259,7 @@ def test_a_protocol_mismatch_is_refused_with_both_ranges(server: Coordinator) ->
         client.register(protocol=coordinator_pb2.ProtocolRange(min=7, max=9))
     assert failed.value.code() == grpc.StatusCode.FAILED_PRECONDITION
     assert failed.value.details() == (
-        "no protocol version in common: the client supports 7 to 9, the coordinator 1 to 2; upgrade the coordinator"
+        "no protocol version in common: the client supports 7 to 9, the coordinator 1 to 1; upgrade the coordinator"
     )
 
 
