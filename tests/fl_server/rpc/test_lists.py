@@ -184,7 +184,7 @@ async def test_a_call_without_a_page_size_gets_a_page(stub: Any, monkeypatch: py
     await refused(
         stub.GetRun,
         whole,
-        "with_rounds: expected a run of at most 1,000 rounds that fit into one reply; ListRounds has",
+        "with_rounds: expected a run of at most 1,000 rounds that fit into one reply; List",
     )
     assert not (await stub.GetRun(pb.GetRunRequest(run_id="r"))).rounds
     assert pages.PAGE_BYTES < MAX_MESSAGE_BYTES
