@@ -80,6 +80,7 @@ def _caveats(settings: DemoSettings, results: Sequence[Result], grid: dict[str, 
         yield f"The search tried the same rates for every algorithm; with its own parameters, cells tried: {counts}."
     if edges := [title(one.method.algorithm) for one in chosen if at_edge(grid, one.method.algorithm)]:
         yield f"The rate chosen for {' and '.join(edges)} is the lowest or highest tried: a better one may be outside."
+    yield from grid.get("notes", ())  # what a later search found
     if settings.seed in (*grid["seeds"], *grid["check"]["seeds"]):
         yield f"Seed {settings.seed} was used in the grid search or its check: it is no new evidence."
     if settings.learning_rate is not None:
