@@ -91,4 +91,6 @@ if __name__ == "__main__":
         os.execv(  # noqa: S606 - this program again
             sys.executable, [sys.executable, "-m", "tests.deterministic", *sys.argv[1:]]
         )
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # killed lives leave objects half-way: Python's own end over them once ended with signal 11

@@ -106,8 +106,8 @@ async def test_a_flood_of_rows_is_limited(site: Site, monkeypatch: pytest.Monkey
 async def test_a_registration_has_the_coordinator_and_its_authority(site: Site, tmp_path: Path) -> None:
     """The fingerprint is that of `openssl x509 -fingerprint -sha256`, and later rows name the coordinator."""
     pki = Pki(tmp_path / "pki")
-    note_registered(site.log, pb.RegisterResponse(coordinator_id="c1", protocol=2), pki.ca.read_bytes())
-    note_registered(site.log, pb.RegisterResponse(coordinator_id="c1", protocol=2), b"")
+    note_registered(site.log, pb.RegisterResponse(coordinator_id="c1", protocol=1), pki.ca.read_bytes())
+    note_registered(site.log, pb.RegisterResponse(coordinator_id="c1", protocol=1), b"")
     fingerprint = pki.authority.certificate.fingerprint(hashes.SHA256()).hex()
     assert await site.rows() == [
         ("registered", f"protocol 1, CA {fingerprint}"), ("registered", "protocol 1, CA none, in plain text"),

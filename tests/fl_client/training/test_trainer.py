@@ -16,7 +16,7 @@ from fl_client.connection.bundles.bundle import Bundle
 from fl_client.errors import WorkFailed
 from fl_client.training.own_loop import OnStep
 from fl_client.training.results import Interrupted, TrainingResult
-from fl_client.training.trainer import Trainer, _state_of
+from fl_client.training.trainer import Trainer
 from fl_tasks.batches import batches, ordered_batches, seed_everything
 from fl_tasks.data.samples import Samples
 from protos.codec import Layout, digest_message, digest_of
@@ -155,14 +155,6 @@ def test_a_weighted_objective_needs_the_population() -> None:
     with pytest.raises(WorkFailed, match="expected population and population_examples over 0 for feddyn") as failed:
         train("feddyn-examples")
     assert failed.value.reason == pb.FAILURE_REASON_UNSUPPORTED
-
-
-def test_a_state_that_an_older_daemon_kept_in_bfloat16_is_used() -> None:
-    """It is widened to float32, as states of such a model are kept now."""
-    model = torch.nn.Linear(2, 1, dtype=torch.bfloat16)
-    old = {"h_i": tree.full_like(fl.read_state(model).trainable, 0.5)}
-    kept_now = _state_of(METHODS["feddyn"], model, old)["h_i"]
-    assert {(tensor.dtype, float(tensor.flatten()[0])) for tensor in kept_now.values()} == {(torch.float32, 0.5)}
 
 
 def test_the_state_of_another_model_is_lost() -> None:

@@ -167,13 +167,6 @@ def test_foreign_text_is_inert(admin: FakeAdmin, fl: Fl) -> None:
     assert "[bold]" in text
 
 
-def test_large_fleet(admin: FakeAdmin, fl: Fl) -> None:
-    """A list larger than other messages may be (5 MiB) arrives: 600 clients with a note of 10,000 letters are 6 MB."""
-    clients = [admin_pb2.ClientStatus(client_id=f"edge-{n}", note="x" * 10_000) for n in range(600)]
-    admin.responses["ListClients"] = admin_pb2.ListClientsResponse(clients=clients)
-    assert len(json.loads(fl("clients", "list", "--json").stdout)) == len(clients)
-
-
 def test_one_client(admin: FakeAdmin, fl: Fl) -> None:
     """`fl clients show` has both daemons of a shared identity, their certificates, the work and the history."""
     answer = admin_pb2.GetClientResponse(client=CLIENT, history=[ENTRY], conflicts=7, contested=True)

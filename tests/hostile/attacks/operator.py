@@ -55,7 +55,7 @@ def impossible_values(run_id: str) -> Iterator[Call]:
     yield "ExtendRun", admin_pb2.ExtendRunRequest(run_id=run_id, rounds=1, wall_time_s=math.nan)
     yield "ExtendRun", admin_pb2.ExtendRunRequest(run_id=run_id, wall_time_s=1e300)
     yield "ExportModel", admin_pb2.ExportModelRequest(run_id=run_id, round="9" * 5000)
-    yield "ListHistory", admin_pb2.ListHistoryRequest(limit=2**32 - 1)
+    yield "ListHistory", admin_pb2.ListHistoryRequest(before_number=-5)
     for change in (_infinite_parameter, _endless_deadline, _odd_name, _odd_label, _deep_options):
         spec = run_spec("impossible")
         change(spec)

@@ -40,7 +40,9 @@ def test_the_worst_client_stands_first(admin: FakeAdmin, fl: Fl) -> None:
 def test_the_highest_loss_is_the_worst(admin: FakeAdmin, fl: Fl) -> None:
     """Where there is no accuracy the first metric by name decides, in its own direction."""
     rows = [admin_pb2.ClientEvaluation(client_id=name, metrics={"loss": loss}) for name, loss in (("a", 1), ("b", 2))]
-    admin.responses["ListEvaluations"] = admin_pb2.ListEvaluationsResponse(evaluations=rows)
+    admin.responses["ListEvaluations"] = admin_pb2.ListEvaluationsResponse(
+        evaluations=rows, lower_is_better={"loss": True}
+    )
     text = fl("run", "evaluations", "digits-1").stdout
     assert text.index("b ") < text.index("a ")
     assert "2 clients have evaluated it, others are still expected" in text
