@@ -50,6 +50,7 @@ def run_status(run: Run) -> pb.RunStatus:
         phase="" if state.phase is Phase.ENDED else state.phase.value,
         attempt=state.attempt,
         cohort=_cohort(state.drawn),
+        cohort_size=len(state.drawn),
         admitted=len(state.admitted),
         created=timestamp(record.created_at),
         bytes_down=down,
