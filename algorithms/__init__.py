@@ -78,7 +78,7 @@ from algorithms.compose import (
     mean_delta,
     mean_delta_and_gradient,
 )
-from algorithms.local import LocalResult, train_locally
+from algorithms.local import LocalOptions, LocalResult, train_locally
 from algorithms.model_state import ModelState, load_state, read_state
 from algorithms.parameters import (
     PER_ROUND,
@@ -120,6 +120,7 @@ __all__ = [
     "GradientRule",
     "InputAscent",
     "LocalData",
+    "LocalOptions",
     "LocalResult",
     "LocalRule",
     "LocalSettings",

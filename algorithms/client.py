@@ -27,7 +27,7 @@ from algorithms.base import (
 )
 from algorithms.batches import Batch, Forward, forward_pair
 from algorithms.gradients import Batches, Loss, full_gradient
-from algorithms.local import LocalResult, train_locally, values_before
+from algorithms.local import LocalOptions, LocalResult, train_locally, values_before
 from algorithms.model_state import personal_views, read_buffers, trainable_parameters, trainable_views
 from algorithms.parameters import AlgorithmError
 from algorithms.precision import rounded_like, widened
@@ -155,12 +155,7 @@ def _train(  # noqa: PLR0913, PLR0917 - the parameters of `answer`
         data.loss,
         rule,
         work.settings,
-        x=work.x,
-        on_step=on_step,
-        forward=data.forward,
-        steps=data.steps,
-        personal=work.personal,
-        epoch_steps=data.epoch_steps,
+        LocalOptions(work.x, on_step, data.forward, data.steps, work.personal, data.epoch_steps),
     )
 
 
@@ -172,8 +167,8 @@ def train_by_loop(
     Args:
         model: as in `train_locally`; it is in training mode when the loop begins.
         loop: trains the model. Its exceptions end the training.
-        x: as in `train_locally`.
-        personal: as in `train_locally`.
+        x: as in `LocalOptions`.
+        personal: as in `LocalOptions`.
 
     Raises:
         ValueError: after the loop, the model has other trainable parameters, or another shape or dtype of one.

@@ -221,7 +221,7 @@ def full_gradient(  # noqa: PLR0913, PLR0917 - the parameters of train_locally
     Each batch's g is computed as in a local step, dropout included. Model, buffers and random state stay unchanged.
 
     on_batch: called after each batch with its number, from 0. Its exceptions end the pass. forward: as in
-    `train_locally`.
+    `LocalOptions`.
 
     Raises:
         ValueError: there is no batch, or a batch has no example.

@@ -44,35 +44,42 @@ class LocalResult:
     """Means over each epoch, by name: "loss" of the steps. Empty if they were not asked for."""
 
 
-def train_locally(  # noqa: PLR0913, PLR0917 - a training loop has this many inputs
+@dataclass(frozen=True, slots=True)
+class LocalOptions:
+    """What a client knows beside its batches. Each may be left out."""
+
+    x: Tensors | None = None
+    """The current values of the model if the caller has a copy. None: they are copied."""
+    on_step: Callable[[int], object] | None = None
+    """Called after each step with its number, from 0. Its exceptions end the training."""
+    forward: Forward = forward_pair
+    """(model, batch on the model's device) -> (output, target). By default, that of a pair of tensors."""
+    steps: int = 0
+    """K_i, the number of batches. Only a schedule of the learning rate needs it."""
+    personal: Collection[str] = ()
+    """Names of the model's parameters and buffers that are personal. Their steps have d = g, and they are not in `x`,
+    the rule and the delta."""
+    epoch_steps: int = 0
+    """Steps of an epoch, to measure the mean loss of each. 0: it is not measured."""
+
+
+def train_locally(  # noqa: PLR0913, PLR0917 - five inputs that every training has, and the options
     model: nn.Module,
     batches: Batches,
     loss: Loss,
     rule: LocalRule,
     settings: LocalSettings,
-    *,
-    x: Tensors | None = None,
-    on_step: Callable[[int], object] | None = None,
-    forward: Forward = forward_pair,
-    steps: int = 0,
-    personal: Collection[str] = (),
-    epoch_steps: int = 0,
+    options: LocalOptions = LocalOptions(),
 ) -> LocalResult:
     """Train `model` in place from its current values, one step for each batch.
 
     Args:
         model: any module, of any floating dtype, on any device; it stays in training mode.
-        batches: pairs (inputs, targets), or what `forward` takes, on any device.
-        loss: mean loss of a batch, of shape [], from the output and the target that `forward` returns.
+        batches: pairs (inputs, targets), or what `options.forward` takes, on any device.
+        loss: mean loss of a batch, of shape [], from the output and the target that `options.forward` returns.
         rule: the method's local rule; its tensors may be on another device.
         settings: learning rate, weight decay, clipping.
-        x: the current values of the model if the caller has a copy. None: they are copied here.
-        on_step: called after each step with its number, from 0. Its exceptions end the training.
-        forward: (model, batch on the model's device) -> (output, target). By default, that of a pair of tensors.
-        steps: K_i, the number of batches. Only a schedule of the learning rate needs it.
-        personal: names of the model's parameters and buffers that are personal. Their steps have d = g, and they are
-            not in `x`, `rule` and the delta.
-        epoch_steps: steps of an epoch, to measure the mean loss of each. 0: it is not measured.
+        options: what may be left out.
 
     Raises:
         AlgorithmError: the rule transforms the inputs, and a batch is not a pair of tensors; or its optimizer is
@@ -80,11 +87,13 @@ def train_locally(  # noqa: PLR0913, PLR0917 - a training loop has this many inp
         ValueError: there is no batch, a batch has no example, or `rule.u` does not have the layout of the trainable
             parameters.
     """
+    personal = options.personal
     y = trainable_views(model, personal)
-    gradients = BatchGradients(model, loss, settings, rule, forward)
-    step = _Step(gradients, model, settings, rule, values_before(y, x, rule), personal, rates_of(settings, steps))
+    gradients = BatchGradients(model, loss, settings, rule, options.forward)
+    rates = rates_of(settings, options.steps)
+    step = _Step(gradients, model, settings, rule, values_before(y, options.x, rule), personal, rates)
     model.train()
-    taken, sums = _take_steps(step, batches, epoch_steps, on_step)
+    taken, sums = _take_steps(step, batches, options.epoch_steps, options.on_step)
     model.zero_grad()
     v = None if step.v is None else rounded_like(y, step.v)
     # The delta goes into memory that the gradients no longer use.
@@ -97,7 +106,7 @@ def train_locally(  # noqa: PLR0913, PLR0917 - a training loop has this many inp
         step.ascended,
         step.optimizer_state(),
         tree.map(torch.clone, personal_views(model, personal)),
-        epochs=epoch_losses(sums, epoch_steps, taken),
+        epochs=epoch_losses(sums, options.epoch_steps, taken),
     )
 
 
@@ -128,7 +137,7 @@ def _take_steps(
 def epoch_losses(sums: Sequence[Tensor], epoch_steps: int, steps: int) -> tuple[Mapping[str, float], ...]:
     """The mean loss of each epoch, from the sums at the start and at the epochs' ends.
 
-    The last epoch may have fewer steps. epoch_steps: of `train_locally`; 0: no means.
+    The last epoch may have fewer steps. epoch_steps: of `LocalOptions`; 0: no means.
     """
     values = [each.item() for each in sums] if epoch_steps else []
     ends = [min(number * epoch_steps, steps) for number in range(len(values))]

@@ -128,9 +128,8 @@ class Federation:
         """One client's round from x; `watch` sees the point after each step."""
         model, data = self.model(x), client.data(x["head"])
         seen = (lambda _: watch(flat(fl.read_state(model).trainable))) if watch else None
-        return fl.train_locally(
-            model, data.batches, half_squares, rule, self.settings, on_step=seen, steps=client.steps
-        )
+        options = fl.LocalOptions(on_step=seen, steps=client.steps)
+        return fl.train_locally(model, data.batches, half_squares, rule, self.settings, options)
 
     def answers(
         self, algorithm: fl.Algorithm, standing: RunState, sums: Mapping[str, fl.Tensors], round: Round

@@ -13,13 +13,22 @@ import typer
 from fl_client.errors import UsageError
 from fl_client.setup.audit import app as audit_app
 from fl_client.setup.doctor.checks import report, run_checks
-from fl_client.setup.enrolling import EnrollFlags, enroll, target_of, write_settings
-from fl_client.setup.enrolling import follow_token as follow
+from fl_client.setup.enrolling import EnrollFlags, enroll, follow_token, target_of, write_settings
+from fl_client.setup.flags import (
+    DaemonFlags,
+    DataFlags,
+    OtherFlags,
+    TlsFlags,
+    TokenFlags,
+    WayFlags,
+    enroll_flags,
+    settings_flags,
+)
 from fl_client.setup.policy import app as policy_app
-from fl_client.setup.questions import DefaultAnswers, Flags, TerminalPrompts, collect_values, parse_pairs
+from fl_client.setup.questions import DefaultAnswers, Flags, TerminalPrompts, collect_values
 from fl_client.setup.settings_file import save, settings_text
 from fl_client.setup.units import CONFIG, UnitOptions, systemd_version, unit_files, write
-from fl_common.command_help import Group, examples
+from fl_common.command_help import Group, examples, with_groups
 
 OK, USAGE, INTERRUPTED = 0, 2, 130
 _ACTIVATION = (
@@ -51,62 +60,30 @@ def _commands() -> None:
 
 
 @app.command(**examples("fl-client init --server fl.example.org:7070 --client-id edge-3 --task digits --index 3"))
+@with_groups
 def init(
+    *,
     config: Annotated[Path, typer.Option(metavar="FILE", help="Settings file to write.")] = Path(CONFIG),
-    server: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address of the coordinator.")] = None,
-    client_id: Annotated[str | None, typer.Option(metavar="NAME", help="With TLS: the certificate's name.")] = None,
-    state_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Directory of the daemon's files.")] = None,
-    task: Annotated[str | None, typer.Option(metavar="NAME", help="Task to train.")] = None,
-    option: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Option of the task; repeat.")] = None,
-    partition: Annotated[str | None, typer.Option(metavar="NAME=VALUE,...", help="Partition of the data.")] = None,
-    shard_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Partition file.")] = None,
-    shard_folder: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the device's own files.")] = None,
-    index: Annotated[int | None, typer.Option(min=0, help="Part of the partition or file, from 0.")] = None,
-    ca: Annotated[Path | None, typer.Option(metavar="FILE", help="Default: tls/ca.crt in --config's folder.")] = None,
-    cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Default: tls/tls.crt there.")] = None,
-    key: Annotated[Path | None, typer.Option(metavar="FILE", help="Default: tls/tls.key there.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Plain text, with a coordinator here.")] = False,
-    insecure_remote: Annotated[bool, typer.Option("--insecure-remote", help="Plain text over a network.")] = False,
-    token: Annotated[str | None, typer.Option(metavar="TOKEN", help="Get a certificate for a token.")] = None,
-    token_file: Annotated[Path | None, typer.Option(metavar="FILE|-", help="The token; -: on stdin.")] = None,
-    ca_fingerprint: Annotated[str | None, typer.Option(metavar="SHA256", help="Of the authority.")] = None,
-    enroll_server: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Default: port 7074.")] = None,
-    only_certificate: Annotated[bool, typer.Option("--only-certificate", help="Write no settings.")] = False,
-    follow_token: Annotated[bool, typer.Option("--follow-token", help="Stay, and use later tokens.")] = False,
-    device: Annotated[str | None, typer.Option(metavar="auto|cpu|cuda", help="Training device.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch.")] = None,
-    label: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Label for runs; repeat.")] = None,
-    metrics_listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="For Prometheus.")] = None,
-    no_proxy: Annotated[bool, typer.Option("--no-proxy", help="Ignore the proxy of the environment.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="No questions: flags and defaults.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite existing settings.")] = False,
-    doctor: Annotated[bool, typer.Option("--doctor/--no-doctor", help="Run the doctor afterwards.")] = True,
+    daemon: DaemonFlags,
+    data: DataFlags,
+    tls: TlsFlags,
+    token: TokenFlags,
+    other: OtherFlags,
+    way: WayFlags,
 ) -> None:
     """Write a daemon's settings from flags and answers, and check whether the daemon can work with them.
 
     With a token the device makes a key and gets its certificate from the coordinator, which the daemon then renews.
     """
-    flags = Flags(
-        server, client_id, state_dir, task,
-        options=_parsed(option) or {},
-        shard=_given(partition=_parsed(partition and partition.split(",")), file=shard_file, folder=shard_folder,
-                     index=index),
-        tls=_given(ca=ca, cert=cert, key=key),
-        insecure=insecure, insecure_remote=insecure_remote,
-        other=_given(device=device, threads=threads, labels=_parsed(label, as_text=True),
-                     metrics_listen=metrics_listen, use_proxy=False if no_proxy else None),
-    )  # fmt: skip
-    enrolling = EnrollFlags(
-        token=token, token_file=token_file, fingerprint=ca_fingerprint, ca=ca, server=server,
-        enroll_server=enroll_server, name=client_id, state_dir=state_dir, force=force, use_proxy=not no_proxy,
-    )  # fmt: skip
-    if follow_token:
-        follow(enrolling, target_of(enrolling, config, only_certificate=True))
-    elif enrolling.wanted or only_certificate:
-        _enroll(config, flags, enrolling, ask=not yes, only_certificate=only_certificate)
+    flags = settings_flags(daemon, data, tls, other)
+    enrolling = replace(enroll_flags(daemon, token, tls.ca, force=way.force), use_proxy=not other.no_proxy)
+    if token.follow_token:
+        follow_token(enrolling, target_of(enrolling, config, only_certificate=True))
+    elif enrolling.wanted or token.only_certificate:
+        _enroll(config, flags, enrolling, ask=not way.yes, only_certificate=token.only_certificate)
     else:
-        _write_settings(config, flags, ask=not yes, overwrite=force)
-    if doctor and not only_certificate:
+        _write_settings(config, flags, ask=not way.yes, overwrite=way.force)
+    if way.doctor and not token.only_certificate:
         raise typer.Exit(report(run_checks(config), as_json=False))
 
 
@@ -175,17 +152,6 @@ def unit(
         for command in _ACTIVATION:
             _call(command)
     print("next: systemctl enable --now fl-client")
-
-
-def _given(**flags: Any) -> dict[str, Any]:
-    return {name: value for name, value in flags.items() if value is not None}
-
-
-def _parsed(pairs: list[str] | str | None, *, as_text: bool = False) -> dict[str, Any] | None:
-    try:
-        return parse_pairs(pairs, as_text=as_text) if pairs else None
-    except ValueError as error:
-        raise UsageError(str(error)) from None
 
 
 def _this_program() -> Path:

@@ -163,7 +163,7 @@ def test_an_empty_batch_of_any_structure_is_refused() -> None:
     model, (batch,) = model_and_batches(1)
     none = {name: tensor[:0] for name, tensor in batch.items()}
     with pytest.raises(ValueError, match="got a batch of none"):
-        fl.train_locally(model, [none], masked, fl.LocalRule(), fl.LocalSettings(0.1), forward=forward)
+        fl.train_locally(model, [none], masked, fl.LocalRule(), fl.LocalSettings(0.1), fl.LocalOptions(forward=forward))
 
 
 def test_batches_of_a_full_gradient_are_not_kept() -> None:

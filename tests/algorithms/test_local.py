@@ -259,7 +259,12 @@ def test_training_can_be_cancelled_after_any_step() -> None:
 
     with pytest.raises(InterruptedError):
         fl.train_locally(
-            Line(1.0), [slope(1.0)] * 5, mean_product, fl.LocalRule(), fl.LocalSettings(0.5), on_step=cancel
+            Line(1.0),
+            [slope(1.0)] * 5,
+            mean_product,
+            fl.LocalRule(),
+            fl.LocalSettings(0.5),
+            fl.LocalOptions(on_step=cancel),
         )
     assert seen == [0, 1]
 
@@ -356,7 +361,7 @@ def test_steps_never_wait_for_the_gpu() -> None:
     try:
         rule = fl.LocalRule(0.5, u(1.0), 0.1)
         with pytest.raises(RuntimeError, match="synchronizing"):  # the first wait is for the loss, after the last step
-            fl.train_locally(model, batches, mean_product, rule, settings, on_step=watched)
+            fl.train_locally(model, batches, mean_product, rule, settings, fl.LocalOptions(on_step=watched))
         assert model.y.grad is None
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -143,7 +143,7 @@ def test_mean_losses_of_epochs_add_up_to_the_training_loss() -> None:
     model = TwoParts(trained=True)
     batches = [(torch.randn(4, 2), torch.randn(4, 1)) for _ in range(7)]
     rule, settings = fl.LocalRule(), fl.LocalSettings(RATE)
-    result = fl.train_locally(model, batches, loss, rule, settings, epoch_steps=3)
+    result = fl.train_locally(model, batches, loss, rule, settings, fl.LocalOptions(epoch_steps=3))
     means = [epoch["loss"] for epoch in result.epochs]
     assert len(means) == 3
     assert result.loss == pytest.approx((3 * means[0] + 3 * means[1] + means[2]) / 7)

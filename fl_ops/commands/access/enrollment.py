@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from fl_common import units
-from fl_common.command_help import Group, examples
+from fl_common.command_help import FlagGroup, Group, examples
 from fl_common.settings import split_address
 from fl_ops.admin import settings
 from fl_ops.commands.options import Context, admin_command
@@ -48,6 +48,33 @@ class Made:
         return f"fl-client init --server {shown}:{CLIENT_PORT}{other_port} --ca-fingerprint {self.fingerprint} {token}"
 
 
+@dataclass(frozen=True)
+class DeviceFlags(FlagGroup):
+    """The devices that get tokens."""
+
+    name: Annotated[str, typer.Option(help="Name of the device, which is its client id.")] = ""
+    prefix: Annotated[str, typer.Option(help="Beginning of the names; with --count or --uses.")] = ""
+    count: Annotated[int, typer.Option(min=0, help="Tokens for the names PREFIX1, PREFIX2, ... one for each.")] = 0
+    uses: Annotated[int, typer.Option(min=0, help="One token for so many devices, which choose their names.")] = 0
+    table: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="A line NAME,KEY=VALUE;KEY=VALUE for each device.")
+    ] = None
+
+    def specs(self) -> list[admin_pb2.EnrollmentSpec]:
+        """The tokens to make. Raises UsageError unless exactly one way to name them is used."""
+        name, prefix, count, uses = self.name, self.prefix, self.count, self.uses
+        ways = [bool(name), bool(prefix and count), bool(prefix and uses), self.table is not None]
+        if sum(ways) != 1 or (prefix and (name or self.table)) or ((count or uses) and not prefix):
+            raise UsageError(
+                "expected one of --name NAME, --prefix PREFIX --count N, --prefix PREFIX --uses N, and --csv FILE"
+            )
+        if self.table is not None:
+            return _read(self.table)
+        if count:
+            return [admin_pb2.EnrollmentSpec(name=f"{prefix}{number}") for number in range(1, count + 1)]
+        return [admin_pb2.EnrollmentSpec(name=name, name_prefix=prefix, uses=uses)]
+
+
 @app.command(
     **examples(
         "fl enroll create --name edge-7 --ttl 1h --label site=north",
@@ -59,13 +86,8 @@ class Made:
 @admin_command
 def create(
     context: Context,
-    name: Annotated[str, typer.Option(help="Name of the device, which is its client id.")] = "",
-    prefix: Annotated[str, typer.Option(help="Beginning of the names; with --count or --uses.")] = "",
-    count: Annotated[int, typer.Option(min=0, help="Tokens for the names PREFIX1, PREFIX2, ... one for each.")] = 0,
-    uses: Annotated[int, typer.Option(min=0, help="One token for so many devices, which choose their names.")] = 0,
-    devices: Annotated[
-        Path | None, typer.Option("--csv", metavar="FILE", help="A line NAME,KEY=VALUE;KEY=VALUE for each device.")
-    ] = None,
+    devices: DeviceFlags,
+    *,
     label: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Label for the client; may be repeated.")
     ] = None,
@@ -75,7 +97,7 @@ def create(
     ] = None,
 ) -> None:
     """Make tokens, each for one certificate. A token is shown once; the coordinator keeps only a hash of it."""
-    specs = _specs(name, prefix, (count, uses), devices)
+    specs = devices.specs()
     for spec in specs:
         spec.labels.update({**_labels(label or [], "--label"), **spec.labels})
     seconds = _seconds(ttl)
@@ -125,21 +147,6 @@ def list_certificates(
     with context.connect() as client:
         found = client.access.list_certificates(name)
     output.show(found, lambda: tables.certificates_table(found), context.as_json)
-
-
-def _specs(name: str, prefix: str, numbers: tuple[int, int], devices: Path | None) -> list[admin_pb2.EnrollmentSpec]:
-    """The tokens to make. Raises UsageError unless exactly one way to name them is used."""
-    count, uses = numbers
-    ways = [bool(name), bool(prefix and count), bool(prefix and uses), devices is not None]
-    if sum(ways) != 1 or (prefix and (name or devices)) or ((count or uses) and not prefix):
-        raise UsageError(
-            "expected one of --name NAME, --prefix PREFIX --count N, --prefix PREFIX --uses N, and --csv FILE"
-        )
-    if devices is not None:
-        return _read(devices)
-    if count:
-        return [admin_pb2.EnrollmentSpec(name=f"{prefix}{number}") for number in range(1, count + 1)]
-    return [admin_pb2.EnrollmentSpec(name=name, name_prefix=prefix, uses=uses)]
 
 
 def _read(path: Path) -> list[admin_pb2.EnrollmentSpec]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -13,6 +14,7 @@ from blake3 import blake3
 from google.protobuf.json_format import MessageToDict
 
 from fl_common import units
+from fl_common.command_help import FlagGroup
 from fl_ops.admin.client import AdminClient
 from fl_ops.admin.run_file import read_run
 from fl_ops.commands import completion
@@ -43,23 +45,20 @@ class Format(StrEnum):
     TRAINABLE = "trainable"
 
 
-@admin_command
-def export(
-    context: Context,
-    run: Annotated[str, typer.Argument(metavar="RUN", help="The run's id.", autocompletion=completion.run_names)],
-    out: Annotated[
-        Path, typer.Option(metavar="PATH", help="The safetensors file; with --format adapter, a new folder.")
-    ],
-    which: Annotated[
-        str, typer.Option("--round", metavar="latest|best|N", help="The committed model to export.")
-    ] = "latest",
+@dataclass(frozen=True)
+class ModelFlags(FlagGroup):
+    """Which model, and in which form."""
+
+    which: Annotated[str, typer.Option("--round", metavar="latest|best|N", help="The committed model to export.")] = (
+        "latest"
+    )
     model: Annotated[
         Model,
         typer.Option(
             help="committed: the model that clients train from; averaged: the mean of the committed models up to the"
             " round, of a run with [averaging]."
         ),
-    ] = Model.COMMITTED,
+    ] = Model.COMMITTED
     form: Annotated[
         Format,
         typer.Option(
@@ -67,7 +66,7 @@ def export(
             help="whole: the state_dict; adapter: for peft.PeftModel.from_pretrained; trainable: without frozen"
             " parameters.",
         ),
-    ] = Format.WHOLE,
+    ] = Format.WHOLE
     estimate: Annotated[
         bool,
         typer.Option(
@@ -75,7 +74,7 @@ def export(
             help="Compute the running statistics, as of batch normalisation, anew from the task's held-out examples on"
             " this machine. For averaged models; with --format whole.",
         ),
-    ] = False,
+    ] = False
     config: Annotated[
         Path | None,
         typer.Option(
@@ -83,74 +82,91 @@ def export(
             help="A run's file, whose [task] is imported if the export needs the model. Without it, only a built-in or"
             " installed task is.",
         ),
-    ] = None,
+    ] = None
+
+    def check(self) -> None:
+        """Raises UsageError."""
+        if self.which not in {"latest", "best"} and not (self.which.isascii() and self.which.isdigit()):
+            raise UsageError(f"--round: expected latest, best or a round's number, got {self.which!r}")
+        if self.estimate and self.form is not Format.WHOLE:
+            raise UsageError(f"--estimate-statistics: expected --format whole, got {self.form.value}")
+
+
+@admin_command
+def export(
+    context: Context,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The run's id.", autocompletion=completion.run_names)],
+    out: Annotated[
+        Path, typer.Option(metavar="PATH", help="The safetensors file; with --format adapter, a new folder.")
+    ],
+    wanted: ModelFlags,
     force: Annotated[bool, typer.Option("--force", help="Replace an older file.")] = False,
 ) -> None:
     """Download a run's model as a safetensors file. The file appears complete and verified, or not at all."""
-    if which not in ("latest", "best") and not (which.isascii() and which.isdigit()):
-        raise UsageError(f"--round: expected latest, best or a round's number, got {which!r}")
-    if estimate and form is not Format.WHOLE:
-        raise UsageError(f"--estimate-statistics: expected --format whole, got {form.value}")
+    wanted.check()
     target = Target(out, replace=force)
     check_free(target, "choose another --out, or use --force")
-    request = _Request(run, which, model, form, config, estimate)
     with context.connect() as client:
-        header, size, digest = (_folder if form is Format.ADAPTER else _file)(client, request, target)
-    facts = {"path": str(out), "run_id": run, "model": model.value, "size_bytes": size, "digest": digest}
-    which_one = f"{'averaged model of ' if model is Model.AVERAGED else ''}round {header.round.round}"
+        writer = _folder if wanted.form is Format.ADAPTER else _file
+        header, size, digest = writer(_Export(client, run, wanted), target)
+    facts = {"path": str(out), "run_id": run, "model": wanted.model.value, "size_bytes": size, "digest": digest}
+    which_one = f"{'averaged model of ' if wanted.model is Model.AVERAGED else ''}round {header.round.round}"
     text = f"{out}: {run}, {which_one}, {units.size(size)}, {digest}"
     output.show({**facts, "round": output.to_json(header.round)}, units.plain(text), context.as_json)
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
+class _Export:
+    client: AdminClient
     run: str
-    which: str
-    model: Model
-    form: Format
-    config: Path | None
-    estimate: bool
+    wanted: ModelFlags
 
-    def task(self, client: AdminClient) -> Task:
+    def parts(self) -> Iterator[admin_pb2.ExportModelResponse]:
+        """The model from the coordinator."""
+        return self.client.models.export_model(self.run, self.wanted.which, self.wanted.model.value)
+
+    def task(self) -> Task:
         """The run's task, as the user's file or the coordinator names it."""
         from fl_ops.exports.formats import task_of  # imported here: it loads torch
 
-        spec = client.runs.get_run(self.run, 0).run.spec.task if self.config is None else read_run(self.config).task
-        return task_of(spec.name, MessageToDict(spec.options), trusted=self.config is not None)
+        config = self.wanted.config
+        spec = self.client.runs.get_run(self.run, 0).run.spec.task if config is None else read_run(config).task
+        return task_of(spec.name, MessageToDict(spec.options), trusted=config is not None)
 
 
 _Exported = tuple[admin_pb2.ExportHeader, int, str]
 """Header, size and digest of what was written."""
 
 
-def _file(client: AdminClient, request: _Request, target: Target) -> _Exported:
+def _file(export: _Export, target: Target) -> _Exported:
+    wanted = export.wanted
     changed: list[Path] = []
 
     def finish(file: BinaryIO, path: Path) -> None:
         lacks_frozen = bool(frozen_digest(path))
-        if lacks_frozen != (request.form is Format.WHOLE) and not request.estimate:
+        if lacks_frozen != (wanted.form is Format.WHOLE) and not wanted.estimate:
             return  # it has what is asked for
         from fl_ops.exports import formats  # imported here: it loads torch
 
         write = formats.write_whole if lacks_frozen else formats.write_trained
-        write = formats.write_estimated if request.estimate else write
+        write = formats.write_estimated if wanted.estimate else write
         with formats.rewriting(file, target.path.parent) as model:
-            write(path, model, request.task(client))
+            write(path, model, export.task())
         changed.append(target.path)
 
-    header = receive(client.models.export_model(request.run, request.which, request.model.value), target, finish)
+    header = receive(export.parts(), target, finish)
     if not changed:
         return header, header.size_bytes, digest_text(digest_bytes(header.digest))
     return header, target.path.stat().st_size, _digest(target.path)
 
 
-def _folder(client: AdminClient, request: _Request, target: Target) -> _Exported:
+def _folder(export: _Export, target: Target) -> _Exported:
     from fl_ops.exports.formats import write_adapter  # imported here: it loads torch
 
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model.safetensors"
-        header = receive(client.models.export_model(request.run, request.which, request.model.value), Target(model))
-        written = write_adapter(model, target, request.task(client))
+        header = receive(export.parts(), Target(model))
+        written = write_adapter(model, target, export.task())
     return header, written.stat().st_size, _digest(written)
 
 

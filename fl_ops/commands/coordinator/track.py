@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fl_ops.commands import completion
-from fl_ops.commands.options import Context, Mlflow, TensorBoard, admin_command
+from fl_ops.commands.options import Context, TrackerFlags, admin_command
 from fl_ops.errors import UsageError
 from fl_ops.render import output
 
@@ -22,8 +22,7 @@ def track(
             metavar="RUN", help="The run's id, as `fl run list` shows it.", autocompletion=completion.run_names
         ),
     ],
-    tensorboard: TensorBoard = None,
-    mlflow: Mlflow = None,
+    tracking: TrackerFlags,
     once: Annotated[
         bool, typer.Option("--once", help="Write the rounds that are committed, and do not wait for others.")
     ] = False,
@@ -35,12 +34,10 @@ def track(
     The exit code is 0 in every state of the run. docs/operation/trackers.md lists the values.
     """
     from fl_ops.trackers.ledger import LedgerTracking
-    from fl_ops.trackers.opening import Trackers
 
-    trackers = Trackers(tensorboard, mlflow)
+    trackers = tracking.checked()
     if not trackers:
         raise UsageError("expected --tensorboard DIR, --mlflow URI or both")
-    trackers.check()
     report = (lambda _: None) if context.as_json else (lambda line: print(line, flush=True))
     with context.connect() as client:
         tracked = LedgerTracking(client, run, trackers, once, report).run()

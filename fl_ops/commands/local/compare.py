@@ -3,60 +3,73 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fl_common.command_help import FlagGroup
 from fl_ops.commands.interrupts import interruptible
-from fl_ops.commands.options import Autocast, CellEngine, Context, CudaGraph, Device, Mlflow, TensorBoard, command
+from fl_ops.commands.options import CellEngineFlags, Context, TrackerFlags, command
 from fl_ops.environment import check_plotting
 from fl_ops.errors import Exit, Refused, UsageError
 from fl_ops.files import Target, written_whole
 from fl_ops.render import output
 
 if TYPE_CHECKING:
+    from fl_ops.compare.cells import CellFolder
     from fl_ops.compare.plan import Plan
     from fl_ops.compare.progress import Progress
     from fl_ops.compare.workers import Work
+    from fl_ops.simulate.engines.choice import EngineOptions
     from fl_ops.trackers.opening import Trackers
 
 CELLS, ROUNDS, SUMMARY, FACTS, TABLES = "cells", "results.csv", "summary.csv", "summary.json", "tables.md"
+
+
+@dataclass(frozen=True)
+class ResultFlags(FlagGroup):
+    """Where results go."""
+
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder for the results; by default fl-compare/ and the table's name."),
+    ] = None
+    cells: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for finished runs; by default cells/ in --out.")
+    ] = None
+    page: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A Markdown page; the tables replace its marked part.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class WorkFlags(FlagGroup):
+    """Which runs of the table are done now."""
+
+    processes: Annotated[int, typer.Option(min=1, help="Number of parallel runs; each uses one thread.")] = 1
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="METHOD", help="A label of the table; repeat it for several.")
+    ] = None
+    data_root: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the task's data set.")] = None
+    run: Annotated[
+        bool, typer.Option("--run/--no-run", help="With --no-run: only write the results of finished runs.")
+    ] = True
+    minutes: Annotated[
+        float | None,
+        typer.Option(min=0.01, help="Stop after so long and write the results; exit code 8 if runs are left."),
+    ] = None
 
 
 @command
 def compare(
     context: Context,
     table: Annotated[Path, typer.Argument(metavar="TABLE", help="Methods, splits, seeds and a run's settings; TOML.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder for the results; by default fl-compare/ and the table's name."),
-    ] = None,
-    processes: Annotated[int, typer.Option(min=1, help="Number of parallel runs; each uses one thread.")] = 1,
-    engine: CellEngine = "sequential",
-    device: Device = None,
-    autocast: Autocast = None,
-    cuda_graph: CudaGraph = False,
-    only: Annotated[
-        list[str] | None, typer.Option(metavar="METHOD", help="A label of the table; repeat it for several.")
-    ] = None,
-    data_root: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the task's data set.")] = None,
-    cells: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder for finished runs; by default cells/ in --out.")
-    ] = None,
-    page: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A Markdown page; the tables replace its marked part.")
-    ] = None,
-    run: Annotated[
-        bool, typer.Option("--run/--no-run", help="With --no-run: only write the results of finished runs.")
-    ] = True,
-    minutes: Annotated[
-        float | None,
-        typer.Option(min=0.01, help="Stop after so long and write the results; exit code 8 if runs are left."),
-    ] = None,
-    tensorboard: TensorBoard = None,
-    mlflow: Mlflow = None,
+    results: ResultFlags,
+    work: WorkFlags,
+    engine: CellEngineFlags,
+    tracking: TrackerFlags,
 ) -> None:
     """Compare methods: tune each in the same way, run the best setting on new seeds, report the spread.
 
@@ -64,41 +77,40 @@ def compare(
     also on another machine with a copy of the folder of finished runs.
     """
     from fl_ops.compare.cells import CellFolder
-    from fl_ops.compare.costs import Costs
     from fl_ops.compare.plan import Plan
-    from fl_ops.compare.run_cell import RunCell
     from fl_ops.compare.table import read_table
-    from fl_ops.compare.workers import Job, Work
-    from fl_ops.simulate.engines.choice import EngineRequest
-    from fl_ops.trackers.opening import Trackers
 
     check_plotting("fl compare")
-    trackers = Trackers(tensorboard, mlflow)
-    trackers.check()
-    options = EngineRequest(engine, 1, device, autocast=autocast, cuda_graph=cuda_graph).options()
+    trackers = tracking.checked()
+    options = engine.request().options()
     # What changes the numbers is a setting of each cell. With the coordinator's arithmetic the engine is none.
     comparison = replace(read_table(table), engine=options.arithmetic if options.batched else {})
-    out = out or Path("fl-compare") / table.stem
-    folder = CellFolder(cells or out / CELLS)
+    out, page = results.out or Path("fl-compare") / table.stem, results.page
+    folder = CellFolder(results.cells or out / CELLS)
     for path in (out, folder.path):
         _make_folder(path)
-    plan = Plan(comparison, folder.load, only or ())
+    plan = Plan(comparison, folder.load, work.only or ())
     if page:
         _page_with_tables(page, plan)  # report a page that cannot be filled now, not after hours
-    unfinished = ""
     if trackers:
         _track_finished(trackers, plan)
-    if run:
-        location = {} if data_root is None else {"data_root": str(data_root.resolve())}
-        job = Job(RunCell(location, options), folder)
-        seconds = None if minutes is None else 60 * minutes
-        unfinished = _run(Work(plan, job, processes, seconds, Costs(plan.results())), trackers)
+    unfinished = _run(_work(work, plan, folder, options), trackers) if work.run else ""
     facts = _write_results(plan, out, page)
     _warn_of_decays(plan)
     output.show(facts, _closing(plan, out), context.as_json)
     if unfinished:
         print(unfinished, file=sys.stderr)
         raise typer.Exit(Exit.WORK_LEFT)
+
+
+def _work(flags: WorkFlags, plan: Plan, folder: CellFolder, engine: EngineOptions) -> Work:
+    from fl_ops.compare.costs import Costs
+    from fl_ops.compare.run_cell import RunCell
+    from fl_ops.compare.workers import Job, Work
+
+    location = {} if flags.data_root is None else {"data_root": str(flags.data_root.resolve())}
+    seconds = None if flags.minutes is None else 60 * flags.minutes
+    return Work(plan, Job(RunCell(location, engine), folder), flags.processes, seconds, Costs(plan.results()))
 
 
 def _track_finished(trackers: Trackers, plan: Plan) -> None:

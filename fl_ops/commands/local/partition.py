@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 from rich.console import RenderableType
 
+from fl_common.command_help import FlagGroup
 from fl_ops.commands import completion
 from fl_ops.commands.options import Context, command
 from fl_ops.errors import Refused, UsageError
@@ -23,47 +25,51 @@ Method = Literal["dirichlet", "dirichlet-hsu", "dirichlet-class", "classes", "sh
 """The methods of fl_tasks.PartitionSpec, repeated here so that `fl --help` does not load torch."""
 
 
-Task = Annotated[
-    str,
-    typer.Argument(
-        metavar="TASK", help="A built-in task's name, or module:attribute.", autocompletion=completion.task_names
-    ),
-]
-Alpha = Annotated[
-    float,
-    typer.Option(help="For the dirichlet methods: 0.1 gives each client few classes, 100 gives nearly equal clients."),
-]
-PriorScaled = Annotated[
-    bool, typer.Option("--prior-scaled", help="For dirichlet, dirichlet-hsu: divide alpha among the classes.")
-]
-Rotate = Annotated[bool, typer.Option("--rotate", help="For dirichlet-hsu: fill clients in turn.")]
-MinExamples = Annotated[int, typer.Option(help="For dirichlet-class: minimum number of examples of each client.")]
-Stratified = Annotated[
-    bool, typer.Option("--stratified", help="For iid: the same number of each class for every client.")
-]
-Sigma = Annotated[
-    float,
-    typer.Option(help="Lognormal sizes of clients; not for dirichlet-class and natural, which have their own sizes."),
-]
+@dataclass(frozen=True)
+class PartitionFlags(FlagGroup):
+    """The partition. The fields are those of fl_tasks.PartitionSpec, but for its number of clients."""
+
+    method: Annotated[Method, typer.Option(help="Partition method; docs/training/tasks.md describes them.")] = (
+        "dirichlet"
+    )
+    alpha: Annotated[
+        float,
+        typer.Option(
+            help="For the dirichlet methods: 0.1 gives each client few classes, 100 gives nearly equal clients."
+        ),
+    ] = 0.3
+    prior_scaled: Annotated[
+        bool, typer.Option("--prior-scaled", help="For dirichlet, dirichlet-hsu: divide alpha among the classes.")
+    ] = False
+    rotate: Annotated[bool, typer.Option("--rotate", help="For dirichlet-hsu: fill clients in turn.")] = False
+    classes: Annotated[int, typer.Option(help="For classes: number of classes of each client.")] = 2
+    min_examples: Annotated[
+        int, typer.Option(help="For dirichlet-class: minimum number of examples of each client.")
+    ] = 10
+    stratified: Annotated[
+        bool, typer.Option("--stratified", help="For iid: the same number of each class for every client.")
+    ] = False
+    sigma: Annotated[
+        float,
+        typer.Option(
+            help="Lognormal sizes of clients; not for dirichlet-class and natural, which have their own sizes."
+        ),
+    ] = 0.0
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same partition.")] = 0
 
 
 @command
 def partition(
     context: Context,
-    task: Task,
+    task: Annotated[
+        str,
+        typer.Argument(
+            metavar="TASK", help="A built-in task's name, or module:attribute.", autocompletion=completion.task_names
+        ),
+    ],
     clients: Annotated[int, typer.Option(min=1, help="Number of clients.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Path of the partition file.")],
-    method: Annotated[
-        Method, typer.Option(help="Partition method; docs/training/tasks.md describes them.")
-    ] = "dirichlet",
-    alpha: Alpha = 0.3,
-    prior_scaled: PriorScaled = False,
-    rotate: Rotate = False,
-    classes: Annotated[int, typer.Option(help="For classes: number of classes of each client.")] = 2,
-    min_examples: MinExamples = 10,
-    stratified: Stratified = False,
-    sigma: Sigma = 0.0,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same partition.")] = 0,
+    flags: PartitionFlags,
     data_root: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the task's data set.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an older file.")] = False,
 ) -> None:
@@ -72,9 +78,7 @@ def partition(
         Target(out, replace=force),
         "choose another --out, or use --force; a partition that devices already use must not change",
     )
-    fields = {"method": method, "clients": clients, "seed": seed, "alpha": alpha, "prior_scaled": prior_scaled}
-    fields |= {"rotate": rotate, "classes": classes, "min_examples": min_examples, "stratified": stratified}
-    counts = _partition(task, data_root, {**fields, "sigma": sigma}, out)
+    counts = _partition(task, data_root, {**vars(flags), "clients": clients}, out)
     facts = {"path": str(out), "num_examples": counts.num_examples, "examples": counts.sizes}
     if counts.by_client is None:
         output.show(facts, _sizes(counts.sizes), context.as_json)

@@ -12,28 +12,73 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from fl_ops.commands.options import (
-    Autocast,
-    Context,
-    CudaGraph,
-    Device,
-    Distributed,
-    Engine,
-    Group,
-    Mlflow,
-    Strategy,
-    TensorBoard,
-    Workers,
-    command,
-)
+from fl_common.command_help import FlagGroup
+from fl_ops.commands.options import Context, EngineFlags, TrackerFlags, command
 from fl_ops.errors import Exit, UsageError
 from fl_ops.render import output
 
 if TYPE_CHECKING:
     from fl_ops.simulate.output.results import SeedResult
-    from fl_ops.simulate.replay import ReplayRequest
     from fl_ops.simulate.seeds import Job
     from fl_ops.trackers.opening import Trackers
+
+
+@dataclass(frozen=True)
+class RunFlags(FlagGroup):
+    """Which runs are simulated, and how many at a time."""
+
+    seeds: Annotated[
+        str | None, typer.Option(metavar="0,1,2", help="Simulate one run for each seed, instead of the file's seed.")
+    ] = None
+    processes: Annotated[int, typer.Option(min=1, help="Number of parallel runs, of different seeds.")] = 1
+
+
+@dataclass(frozen=True)
+class ResultFlags(FlagGroup):
+    """Where results go, and how a stopped run is continued."""
+
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write results and models here, in a folder for each seed.")
+    ] = None
+    continues: Annotated[
+        bool,
+        typer.Option("--continue", help="Continue the runs in --out that were stopped, with the same results."),
+    ] = False
+    save_every: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="SECONDS", help="Time between two saves in --out, for --continue. Default: 30."),
+    ] = None
+    profile: Annotated[bool, typer.Option("--profile", help="Print where the time went.")] = False
+
+
+@dataclass(frozen=True)
+class ReplayFlags(FlagGroup):
+    """A run of a coordinator that is computed again."""
+
+    replay: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Replay this run of a coordinator from its ledger.")
+    ] = None
+    state_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="With --replay: the coordinator's state directory; only read.")
+    ] = None
+    ledger: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="With --replay: a ledger in PostgreSQL, instead of --state-dir; only read."),
+    ] = None
+    client_configs: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="With --replay: the daemons' TOML files, instead of \\[simulation]."),
+    ] = None
+
+    def place(self) -> Path | str:
+        """The ledger. Raises UsageError for none and for two."""
+        place = self.ledger if self.state_dir is None else self.state_dir
+        if place is None or None not in {self.ledger, self.state_dir}:
+            raise UsageError(_WITH_REPLAY)
+        return place
+
+
+_WITH_REPLAY = "--replay RUN requires --state-dir DIR or --ledger URL, and excludes --seeds and --out"
 
 
 @command
@@ -42,46 +87,15 @@ def simulate(
     config: Annotated[
         Path, typer.Argument(metavar="CONFIG.TOML", help="As for `fl run create`, with a table \\[simulation].")
     ],
-    seeds: Annotated[
-        str | None, typer.Option(metavar="0,1,2", help="Simulate one run for each seed, instead of the file's seed.")
-    ] = None,
-    processes: Annotated[int, typer.Option(min=1, help="Number of parallel runs, of different seeds.")] = 1,
-    workers: Workers = None,
-    engine: Engine = None,
-    device: Device = None,
-    strategy: Strategy = None,
-    group: Group = None,
-    autocast: Autocast = None,
-    cuda_graph: CudaGraph = False,
-    distributed: Distributed = False,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write results and models here, in a folder for each seed.")
-    ] = None,
-    continues: Annotated[
-        bool,
-        typer.Option("--continue", help="Continue the runs in --out that were stopped, with the same results."),
+    runs: RunFlags,
+    engine: EngineFlags,
+    *,
+    distributed: Annotated[
+        bool, typer.Option("--distributed", help="Share the clients with the other processes that torchrun started.")
     ] = False,
-    save_every: Annotated[
-        float | None,
-        typer.Option(min=0, metavar="SECONDS", help="Time between two saves in --out, for --continue. Default: 30."),
-    ] = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Print where the time went.")] = False,
-    tensorboard: TensorBoard = None,
-    mlflow: Mlflow = None,
-    replay: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Replay this run of a coordinator from its ledger.")
-    ] = None,
-    state_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="With --replay: the coordinator's state directory; only read.")
-    ] = None,
-    ledger: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="With --replay: a ledger in PostgreSQL, instead of --state-dir; only read."),
-    ] = None,
-    client_configs: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="With --replay: the daemons' TOML files, instead of \\[simulation]."),
-    ] = None,
+    results: ResultFlags,
+    tracking: TrackerFlags,
+    replay: ReplayFlags,
 ) -> None:
     r"""Simulate a run on this machine, without a coordinator.
 
@@ -91,37 +105,22 @@ def simulate(
     validation_every = 0; docs/simulation/simulation.md explains them. Labels are ignored. With --replay, the exit
     code is 1 if a model differs from the ledger's.
     """
-    # Imported here because torch takes seconds to load and most other commands do not need it.
     from fl_common.allocator import keep_freed_memory
-    from fl_ops.simulate.engines.choice import EngineRequest
-    from fl_ops.simulate.replay import ReplayRequest
-    from fl_ops.trackers.opening import Trackers
 
     keep_freed_memory()
-    wanted = EngineRequest(engine, workers, device, strategy, group, autocast, cuda_graph)
-    if replay is not None:
-        place = _ledger(state_dir, ledger, seeds, out)
-        if tensorboard is not None or mlflow is not None:
+    if replay.replay is not None:
+        if runs.seeds is not None or results.out is not None:
+            raise UsageError(_WITH_REPLAY)
+        if tracking != TrackerFlags():
             raise UsageError("--replay compares models only: `fl track` writes a coordinator's run")
-        _replay(context, ReplayRequest(replay, place, config, client_configs, wanted.options(replays=True)))
+        _replay(context, config, replay, engine)
         return
-    if any(option is not None for option in (state_dir, ledger, client_configs)):
+    if replay != ReplayFlags():
         raise UsageError("--state-dir, --ledger and --client-configs require --replay RUN")
-    if out is None and (continues or save_every is not None):
-        raise UsageError("--continue and --save-every require --out DIR, the folder of the runs")
-    jobs = _jobs(config, seeds, out)
-    options = wanted.options(runs=_processes_here() if distributed else min(processes, len(jobs)))
-    jobs = [replace(job, engine=options, continues=continues) for job in jobs]
-    if save_every is not None:
-        jobs = [replace(job, save_every_s=save_every) for job in jobs]
-    trackers = Trackers(tensorboard, mlflow)
-    trackers.check()
-    if distributed:
-        if processes > 1:
-            raise UsageError(f"--processes {processes}: expected 1 with --distributed, whose runs follow one another")
-        _simulate_distributed(context, jobs, trackers, profile=profile)
-    else:
-        _simulate(context, _Request(jobs, processes, trackers), profile=profile)
+    jobs = _jobs(config, runs, results)
+    options = engine.request().options(runs=_processes_here() if distributed else min(runs.processes, len(jobs)))
+    request = _Request([replace(job, engine=options) for job in jobs], runs.processes, tracking.checked())
+    (_simulate_distributed if distributed else _simulate)(context, request, profile=results.profile)
 
 
 def _processes_here() -> int:
@@ -129,24 +128,18 @@ def _processes_here() -> int:
     return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
-def _ledger(state_dir: Path | None, ledger: str | None, seeds: str | None, out: Path | None) -> Path | str:
-    """The ledger of --replay. Raises UsageError for none, for two, and for options that do not go with it."""
-    place = ledger if state_dir is None else state_dir
-    if seeds is not None or out is not None or place is None or None not in {ledger, state_dir}:
-        raise UsageError("--replay RUN requires --state-dir DIR or --ledger URL, and excludes --seeds and --out")
-    return place
-
-
 def _console(context: Context) -> Console:
     """The console for progress: with --json, stdout is for the result only."""
     return Console(stderr=context.as_json, highlight=False)
 
 
-def _replay(context: Context, request: ReplayRequest) -> None:
-    from fl_ops.simulate import replay
+def _replay(context: Context, config: Path, flags: ReplayFlags, engine: EngineFlags) -> None:
+    from fl_ops.simulate.replay import ReplayRequest, replay, summary
 
-    facts = replay.replay(request, _console(context))
-    output.show(facts, replay.summary(facts), context.as_json)
+    options = engine.request().options(replays=True)
+    request = ReplayRequest(flags.replay or "", flags.place(), config, flags.client_configs, options)
+    facts = replay(request, _console(context))
+    output.show(facts, summary(facts), context.as_json)
     if not facts["same"]:
         raise typer.Exit(Exit.REFUSED)
 
@@ -200,26 +193,38 @@ def _plot(results: list[SeedResult], folder: Path, screen: Console) -> None:
         print_line(screen, f"plot: {folder / plot.PLOT}")
 
 
-def _simulate_distributed(context: Context, jobs: list[Job], trackers: Trackers, *, profile: bool) -> None:
+def _simulate_distributed(context: Context, request: _Request, *, profile: bool) -> None:
     """Rank 0 prints and writes the results; the others do their share of the work."""
     from fl_ops.simulate.ranks.group import joined
     from fl_ops.simulate.seeds import simulate_all
 
+    if request.processes > 1:
+        raise UsageError(
+            f"--processes {request.processes}: expected 1 with --distributed, whose runs follow one another"
+        )
     with joined() as ranks:
-        jobs = [replace(job, engine=replace(job.engine, ranks=ranks)) for job in jobs]
+        jobs = [replace(job, engine=replace(job.engine, ranks=ranks)) for job in request.jobs]
         if ranks.rank:
             simulate_all(jobs, 1, lambda _: None)
         else:
-            _simulate(context, _Request(jobs, 1, trackers), profile=profile)
+            _simulate(context, replace(request, jobs=jobs), profile=profile)
 
 
-def _jobs(config: Path, seeds: str | None, out: Path | None) -> list[Job]:
+def _jobs(config: Path, runs: RunFlags, results: ResultFlags) -> list[Job]:
+    from fl_ops.simulate.engines.choice import SEQUENTIAL
+    from fl_ops.simulate.saving.save import SAVE_EVERY_S
     from fl_ops.simulate.seeds import Job
     from fl_ops.simulate.settings import read_simulation
 
+    out = results.out
+    if out is None and (results.continues or results.save_every is not None):
+        raise UsageError("--continue and --save-every require --out DIR, the folder of the runs")
     simulation = read_simulation(config)
-    wanted = [simulation.run.seed] if seeds is None else _seeds(seeds)
-    return [Job(simulation, seed, None if out is None else _folder(out, seed)) for seed in wanted]
+    save_every = SAVE_EVERY_S if results.save_every is None else results.save_every
+    return [
+        Job(simulation, seed, None if out is None else _folder(out, seed), SEQUENTIAL, results.continues, save_every)
+        for seed in ([simulation.run.seed] if runs.seeds is None else _seeds(runs.seeds))
+    ]
 
 
 def _seeds(text: str) -> list[int]:

@@ -195,7 +195,12 @@ def test_the_optimizer_gets_the_corrected_gradient() -> None:
     spec = OptimizerSpec("sgd", {"momentum": 1e-9})
     with_sgd = with_optimizer(algorithm, spec).local_rule(None)
     made = fl.train_locally(
-        net, batches(0), functional.cross_entropy, with_sgd, fl.LocalSettings(RATE, weight_decay=0.1), x=x
+        net,
+        batches(0),
+        functional.cross_entropy,
+        with_sgd,
+        fl.LocalSettings(RATE, weight_decay=0.1),
+        fl.LocalOptions(x),
     )
     assert close(made.delta, plain.delta)
 
@@ -297,7 +302,9 @@ def test_the_rate_follows_the_schedule() -> None:
     data = [(torch.ones(1, 1), torch.ones(1))] * 3
     settings = fl.LocalSettings(0.1, schedule=RateSchedule("linear"))
     rule = fl.build("fedavg").local_rule(None)
-    result = fl.train_locally(net, data, lambda output, target: (output[:, 0] * target).mean(), rule, settings, steps=3)
+    result = fl.train_locally(
+        net, data, lambda output, target: (output[:, 0] * target).mean(), rule, settings, fl.LocalOptions(steps=3)
+    )
     assert result.delta["weight"].item() == pytest.approx(-0.1 * (1 + 2 / 3 + 1 / 3))
     with pytest.raises(ValueError, match="expected the number of steps with a schedule"):
         fl.train_locally(net, data, functional.cross_entropy, rule, settings)

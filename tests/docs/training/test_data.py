@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from algorithms import LocalData, LocalRule, LocalSettings, train_locally
+from algorithms import LocalData, LocalOptions, LocalRule, LocalSettings, train_locally
 from fl_client.settings.config import ShardConfig
 from fl_client.training.data import local_data
 from fl_tasks import PartitionSpec, Shard, load_task, partition_task, training_labels
@@ -64,7 +64,7 @@ def test_dict_batches_are_partitioned_and_trained_on(folder: Path) -> None:
     model = task.model()
     before = evaluate(task, model, as_data(task.eval_data()))
     data = LocalData(batches(train, 16, 1, steps=40), (), task.loss, forward_of(task))
-    train_locally(model, data.batches, data.loss, LocalRule(), LocalSettings(0.5), forward=data.forward)
+    train_locally(model, data.batches, data.loss, LocalRule(), LocalSettings(0.5), LocalOptions(forward=data.forward))
     after = evaluate(task, model, as_data(task.eval_data()))
     assert after["loss"] < before["loss"]
 
