@@ -1,7 +1,8 @@
-"""Numbers and times with readable units, and text from other machines made safe to print."""
+"""Numbers, metrics and times with readable units, and text from other machines made safe to print."""
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -10,6 +11,9 @@ _STEP = 1024
 _BINARY = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
 NOTHING = "-"
+LOSS, ACCURACY = "loss", "accuracy"
+BY_CLIENTS, OF_AVERAGED = "clients_", "averaged_"
+"""These begin the names of the clients' metrics and of those of the averaged model, as the contract has them."""
 
 
 def size(count: int) -> str:
@@ -50,14 +54,48 @@ def percent(share: float | None, digits: int = 2) -> str:
     return NOTHING if share is None else f"{100 * share:.{digits}f} %"
 
 
-def is_accuracy(metric: str) -> bool:
-    """Whether a metric is an accuracy over all examples, of the latest or of the averaged model."""
-    return metric in {"accuracy", "averaged_accuracy"}
+def count(number: int) -> str:
+    """A count with separators: 12,345."""
+    return f"{number:,}"
 
 
-def metric_name(metric: str) -> str:
-    """A metric of an evaluation; the loss is named so that nobody takes it for the training loss."""
-    return "held-out loss" if metric == "loss" else metric
+def counted(number: int, noun: str) -> str:
+    """A count with its noun: 1 client, 12,345 clients."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def value(number: float | None) -> str:
+    """A number with four digits: 0.1234; a dash for none."""
+    if number is None:
+        return NOTHING
+    if not math.isfinite(number):
+        return str(number)
+    return f"{number:.4g}" if abs(number) < 100_000 else f"{number:.3e}"
+
+
+def base_metric(metric: str) -> str:
+    """The metric of a statistic over clients, or of the averaged model: clients_accuracy_mean is of accuracy."""
+    name = metric.removeprefix(BY_CLIENTS).removeprefix(OF_AVERAGED)
+    for suffix in ("_mean", "_std", "_worst_decile"):
+        name = name.removesuffix(suffix)
+    return name
+
+
+def measured(number: float | None, metric: str) -> str:
+    """A metric's value. An accuracy is a percentage."""
+    return percent(number) if base_metric(metric) == ACCURACY else value(number)
+
+
+def metric_title(metric: str) -> str:
+    """A metric in words: accuracy on clients, worst tenth. No one takes a held-out loss for the training loss."""
+    name = base_metric(metric).replace("_", " ")
+    if not metric.startswith((BY_CLIENTS, OF_AVERAGED)):
+        return "held-out loss" if metric == LOSS else metric.replace("_", " ")
+    model = " of the averaged model" if OF_AVERAGED in metric else ""
+    if not metric.startswith(BY_CLIENTS):
+        return f"{name}{model}"
+    ends = {"_mean": ", mean", "_std": ", spread", "_worst_decile": ", worst tenth"}
+    return f"{name}{model} on clients" + next((text for end, text in ends.items() if metric.endswith(end)), "")
 
 
 def plain(text: str) -> str:

@@ -104,12 +104,12 @@ class Coordinator:
 
     def clients(self) -> list[dict[str, Any]]:
         """The registered clients as flat dictionaries, in order of id."""
-        from fl_ops.render.states import client_state
+        from fl_web.facts.client import words
 
         return [
             {
                 "id": client.client_id,
-                "state": client_state(client),
+                "state": ", ".join(words(client)),
                 "run": client.run_id,
                 "counted": client.updates_counted,
                 "refused": client.updates_refused,
@@ -140,9 +140,9 @@ class Run:
     @property
     def state(self) -> str:
         """One of "waiting", "running", "paused", "completed", "stopped", "failed" and "not loaded"."""
-        from fl_ops.render.states import run_state
+        from fl_web.facts.words import run_state
 
-        return run_state(self.status)
+        return run_state(self.status.state)
 
     @property
     def rounds_done(self) -> int:
@@ -208,14 +208,13 @@ class Run:
 
 
 def _flat(summary: admin_pb2.RoundSummary) -> Round:
-    from fl_ops.trackers.ledger import round_facts
+    from fl_web.facts.rounds import Round, column, last_epoch
 
-    values = round_facts(summary).values
-    names = {name: name.removeprefix("evaluation/").replace("/", "_") for name in values}
+    values = {**Round.of(summary).values(), **last_epoch(summary)}
     return {
         "round": summary.round,
         "committed": summary.committed.ToDatetime(tzinfo=UTC),
         "model_digest": summary.model_digest,
         **({"averaged_digest": summary.averaged_digest} if summary.averaged_digest else {}),
-        **{names[name]: value for name, value in values.items()},
+        **{column(name): value for name, value in values.items()},
     }

@@ -19,8 +19,7 @@ from fl_web.coordinator.errors import NotFound, WebError
 from fl_web.coordinator.reader import Reader
 from fl_web.live.readings import Readings, Shown
 from fl_web.live.stream import ViewStream
-from fl_web.render.formats import moment
-from fl_web.render.templates import STATIC, load_templates, rendered
+from fl_web.rendering import STATIC, load_templates, moment, rendered
 from fl_web.views import data
 from fl_web.views.clients import CLIENT, CLIENTS
 from fl_web.views.compare import COMPARE

@@ -97,9 +97,10 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "app",
         "live",
         "views",
-        "render",
+        "rendering",
         "curves",
         "coordinator",
+        "facts",
     ),
     "fl_ops": (
         "__main__",
@@ -119,7 +120,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "errors",
     ),
     "fl_ops.commands": ("cli", "coordinator", "access", "local", "completion", "options", "interrupts"),
-    "fl_ops.render": ("live", "top", "client_details", "tables", "runs", "states", "fitted", "sparkline", "output"),
+    "fl_ops.render": ("watching", "top", "tables", "plot", "rounds", "text", "fitted", "output"),
 }
 """Sub-packages and modules of a package. Each imports only those behind it in the list."""
 

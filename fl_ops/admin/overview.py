@@ -12,10 +12,8 @@ from rich.console import RenderableType
 
 from fl_ops.admin.client import AdminClient
 from fl_ops.errors import NotFound, OpsError
-from fl_ops.render.client_details import client_details
-from fl_ops.render.tables import run_details
-from fl_ops.render.top.selection import Selection
-from fl_ops.render.top.view import POINTS, Federation
+from fl_ops.render.tables import client_details, run_details
+from fl_ops.render.top import POINTS, Federation, Selection
 from protos.fl.v1 import admin_pb2
 
 _RUNS, _CLIENTS, _WATCHED = 100, 1_000, 10

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from fl_ops.errors import OpsError, Unreachable
-from fl_ops.render.runs.progress import Lost, RunProgress, exit_code
+from fl_ops.render.watching import Lost, RunProgress, exit_code
 from protos.fl.v1 import admin_pb2
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 10.0

@@ -13,7 +13,7 @@ from fl_ops.admin.client import AdminClient
 from fl_ops.demo.results import Result, Round
 from fl_ops.demo.settings import DemoSettings, Method
 from fl_ops.errors import Exit, OpsError, Refused
-from fl_ops.render.live.view import show_until_end
+from fl_ops.render.watching import show_until_end
 from protos.fl.v1 import admin_pb2
 from protos.run_file import parse_run
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
-
-from fl_server.rounds.client_metrics import by_clients
-from fl_server.rounds.directions import PREFIX
 
 
 @dataclass(frozen=True)
@@ -42,30 +39,6 @@ class EndFacts:
     state: str
     reason: str
     time: float
-
-
-@dataclass
-class RoundValues:
-    """Collects the values of a round. The first part of a name is the group in which TensorBoard shows it."""
-
-    values: dict[str, float] = field(default_factory=dict)
-
-    def add(self, group: str, values: Mapping[str, float | None]) -> None:
-        """Add the values that are known."""
-        known = {name: value for name, value in sorted(values.items()) if value is not None}  # maps have no order
-        self.values.update({f"{group}/{name}": float(value) for name, value in known.items()})
-
-    def add_metrics(self, metrics: Mapping[str, float]) -> None:
-        """The server's evaluation as evaluation/accuracy, the clients' as clients/accuracy_mean."""
-        self.add("evaluation", {name: value for name, value in metrics.items() if not by_clients(name)})
-        self.add("clients", {name.removeprefix(PREFIX): value for name, value in metrics.items() if by_clients(name)})
-
-    def add_epochs(self, epochs: Iterable[Mapping[str, float]]) -> None:
-        """The last value of each metric that clients measured in their local epochs."""
-        last: dict[str, float] = {}
-        for epoch in epochs:
-            last.update(epoch)
-        self.add("training", {f"last_epoch_{name}": value for name, value in last.items()})
 
 
 def dotted(values: Mapping[str, Any], before: str = "") -> dict[str, str]:

@@ -16,12 +16,12 @@ from fl_ops.admin.client import AdminClient
 from fl_ops.errors import NotFound, Unreachable
 from fl_ops.exports.download import receive
 from fl_ops.files import Target, file_name
-from fl_ops.render.runs.progress import Lost, exit_code
-from fl_ops.render.states import run_state
-from fl_ops.trackers.facts import EndFacts, RoundFacts, RoundValues, RunFacts, dotted
+from fl_ops.render.watching import Lost, exit_code
+from fl_ops.trackers.facts import EndFacts, RoundFacts, RunFacts, dotted
 from fl_ops.trackers.opening import TrackedRun, Trackers
-from fl_server.rounds.client_metrics import EVALUATED, by_clients
 from fl_server.store.checkpoints import AVERAGED, COMMITTED
+from fl_web.facts.rounds import EVALUATED, Round, is_of_clients, last_epoch, seconds_of
+from fl_web.facts.words import run_state
 from protos.fl.v1 import admin_pb2
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 10.0
@@ -34,7 +34,7 @@ def run_facts(run: admin_pb2.RunStatus) -> RunFacts:
 
     Two coordinators may use one run id; the time of its creation tells them apart.
     """
-    began = run.created.ToNanoseconds() / 1e9
+    began = seconds_of(run.created)
     spec = MessageToDict(run.spec, preserving_proto_field_name=True)
     return RunFacts(
         file_name("a run's id", run.run_id), f"{run.run_id}, created {run.created.ToJsonString()}", dotted(spec), began
@@ -43,25 +43,14 @@ def run_facts(run: admin_pb2.RunStatus) -> RunFacts:
 
 def round_facts(summary: admin_pb2.RoundSummary) -> RoundFacts:
     """The values of a committed round, with the metrics that are known so far."""
-    account, found = summary.account, RoundValues()
-    found.add_metrics(summary.metrics)
-    if summary.HasField("training_loss"):
-        found.add("training", {"loss": summary.training_loss})
-    found.add_epochs(dict(epoch.values) for epoch in summary.local_epochs)
-    found.add("norms", dict(account.norms))
-    if account.HasField("cosine"):
-        found.add("norms", {"cosine": account.cosine})
-    found.add("bytes", {"down": summary.bytes_down, "up": summary.bytes_up})
-    found.add("seconds", {"round": summary.seconds, **dict(account.seconds)})
-    found.add("cohort", {"accepted": summary.accepted, "dropped": summary.dropped, "attempts": summary.attempts})
-    found.add("cohort", {state: count for state, count in account.assignments.items() if state != "admitted"})
-    return RoundFacts(summary.round, summary.committed.ToNanoseconds() / 1e9, found.values)
+    of = Round.of(summary)
+    return RoundFacts(of.round, of.committed, {**of.values(), **last_epoch(summary)})
 
 
 def lacks_evaluation(spec: admin_pb2.EvaluationSpec, summary: admin_pb2.RoundSummary) -> bool:
     """Whether an evaluation of this round is due and not there."""
     number, metrics = summary.round + 1, summary.metrics
-    own = spec.every and number % spec.every == 0 and all(map(by_clients, metrics))
+    own = spec.every and number % spec.every == 0 and all(map(is_of_clients, metrics))
     clients = spec.clients_every and number % spec.clients_every == 0 and EVALUATED not in metrics
     return bool(own or clients)
 
@@ -121,7 +110,7 @@ class LedgerTracking:
             if exit_code(response.run) is not None:
                 self._finish(response.run)
             places = tuple(place.place for place in self._places)
-        return Tracked(self.run_id, run_state(response.run), len(response.rounds), self._values, places)
+        return Tracked(self.run_id, run_state(response.run.state), len(response.rounds), self._values, places)
 
     def _follow(self) -> None:
         for event in watching.watch(lambda: self.client.runs.watch_run(self.run_id), self.wait, connected=True):
@@ -159,7 +148,7 @@ class LedgerTracking:
                 self._add_model(_Model(which, COMMITTED, summary.model_digest), Path(folder) / f"{which}.safetensors")
                 averaged = Path(folder) / f"{which}-averaged.safetensors"
                 self._add_model(_Model(which, AVERAGED, summary.averaged_digest), averaged)
-        end = EndFacts(run_state(run), run.reason, run.ended.ToNanoseconds() / 1e9)
+        end = EndFacts(run_state(run.state), run.reason, seconds_of(run.ended))
         for place in self._places:
             place.finish(end)
 

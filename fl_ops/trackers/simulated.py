@@ -16,9 +16,10 @@ from fl_ops.errors import OpsError, Refused
 from fl_ops.simulate.output.results import AVERAGED_MODEL, MODEL, SeedResult
 from fl_ops.simulate.reports import RoundResult
 from fl_ops.simulate.seeds import Job, Report
-from fl_ops.trackers.facts import EndFacts, RoundFacts, RoundValues, RunFacts, dotted
+from fl_ops.trackers.facts import EndFacts, RoundFacts, RunFacts, dotted
 from fl_ops.trackers.opening import TrackedRun, Trackers
 from fl_server.store.files import file_digest
+from fl_web.facts.rounds import grouped, last_values, metric_groups
 from protos.digests import digest_text
 
 _DIGITS = 8
@@ -155,25 +156,26 @@ def track_cell(runs: OpenRuns, cell: Cell, result: CellResult) -> None:
 
 def of_result(done: RoundResult, at: float) -> RoundFacts:
     """A simulated round, under the names of a coordinator's."""
-    found = RoundValues()
-    found.add_metrics(done.metrics)
-    found.add("training", {"loss": done.training_loss})
-    found.add_epochs(done.local_epochs)
-    found.add("bytes", {"down": done.bytes_down, "up": done.bytes_up})
-    found.add("seconds", {"round": done.seconds, "simulated": done.simulated_s})
-    found.add("cohort", {"accepted": len(done.accepted), "dropped": done.dropped, "attempts": done.attempts})
-    return RoundFacts(done.round, at, found.values)
+    values = grouped({
+        **metric_groups(done.metrics),
+        "training": {"loss": done.training_loss},
+        "bytes": {"down": done.bytes_down, "up": done.bytes_up},
+        "seconds": {"round": done.seconds, "simulated": done.simulated_s},
+        "cohort": {"accepted": len(done.accepted), "dropped": done.dropped, "attempts": done.attempts},
+    })  # fmt: skip
+    return RoundFacts(done.round, at, {**values, **last_values(done.local_epochs)})
 
 
 def of_row(row: RoundRow, at: float) -> RoundFacts:
     """A round of a cell, whose file has fewer values."""
-    found = RoundValues()
-    found.add("evaluation", row.metrics or {"accuracy": row.accuracy, "loss": row.loss})
-    found.add("training", {"loss": row.training_loss})
-    found.add("bytes", {"down": row.bytes_down, "up": row.bytes_up})
-    found.add("seconds", {"round": row.seconds})
-    found.add("cohort", {"accepted": row.accepted})
-    return RoundFacts(row.round, at, found.values)
+    values = grouped({
+        "evaluation": row.metrics or {"accuracy": row.accuracy, "loss": row.loss},
+        "training": {"loss": row.training_loss},
+        "bytes": {"down": row.bytes_down, "up": row.bytes_up},
+        "seconds": {"round": row.seconds},
+        "cohort": {"accepted": row.accepted},
+    })  # fmt: skip
+    return RoundFacts(row.round, at, values)
 
 
 def _of_job(job: Job) -> RunFacts:

@@ -21,7 +21,7 @@ from fl_web.access.limits import STREAMS, FailedLogins, OpenStreams, TooManyStre
 from fl_web.access.requests import LOGIN, LOGOUT, headers_of
 from fl_web.connections import host_port
 from fl_web.coordinator.reader import Reader
-from fl_web.render.templates import rendered
+from fl_web.rendering import rendered
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fl_web.coordinator.rounds import Round
 from fl_web.curves.thinning import MOST_POINTS, thinned
+from fl_web.facts.rounds import Round
+from fl_web.facts.words import RUN_PHASES, counts
 
 Unit = Literal["share", "number", "bytes", "seconds"]
 Axis = Literal["rounds", "bytes", "time"]
@@ -59,9 +60,6 @@ def _phase(name: str) -> Callable[[Round], float | None]:
     return lambda of: of.phases.get(name)
 
 
-PHASES = ("selecting", "collecting", "reducing", "stepping", "committing", "evaluating")
-
-
 def charts_of(metrics: Sequence[str]) -> list[Chart]:
     """The charts of a run. metrics: names of all its metrics, which decide the charts of evaluations."""
     own = [name for name in metrics if not name.startswith(("clients_", "averaged_")) and name != "loss"]
@@ -86,7 +84,7 @@ def charts_of(metrics: Sequence[str]) -> list[Chart]:
             Series("cosine", "step and direction", lambda of: of.cosine),
         ]),
         Chart("phases", "Time by phase", "seconds", "Seconds of each round by phase", [
-            Series(name, name, _phase(name)) for name in PHASES
+            Series(name, name, _phase(name)) for name in RUN_PHASES
         ]),
         Chart("bytes", "Bytes", "bytes", "Tensor bytes of each round", [
             Series("down", "down", lambda of: of.down),
@@ -162,8 +160,7 @@ def marks(rounds: Sequence[Round], created: float, events: Sequence[Mapping[str,
     found = []
     for each in rounds:
         if each.refused:
-            reasons = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in sorted(each.refused.items()))
-            text = f"round {each.round}: refused {reasons}"
+            text = f"round {each.round}: refused {counts(each.refused)}"
             found.append({**position(each, created), "kind": "refused", "text": text})
         if each.attempts > 1:
             text = f"round {each.round}: {each.attempts} attempts"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fl_web.coordinator.rounds import Round
 from fl_web.curves.charts import chart_json
+from fl_web.facts.rounds import Round
 
 _COMPARED = 25
 """Newest rounds whose values may still change: an evaluation comes after its round."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fl_web.coordinator.reader import Reader
-from fl_web.render.templates import rendered
+from fl_web.rendering import rendered
 from fl_web.views.view import Context, Params, View
 
 _MOST_KEPT = 64

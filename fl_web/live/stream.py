@@ -14,7 +14,7 @@ from fl_web.coordinator.mailbox import Link, Mailbox, News
 from fl_web.live.curve_updates import CurveUpdates
 from fl_web.live.messages import KEEPALIVE, message, opening
 from fl_web.live.readings import Readings, Shown
-from fl_web.render.templates import rendered
+from fl_web.rendering import rendered
 from fl_web.views.events import matches
 
 _KEEPALIVE_S = 15.0

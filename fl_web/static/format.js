@@ -1,4 +1,4 @@
-// Values with their units, as the server writes them (fl_web/render/formats.py, fl_common/units.py).
+// Values with their units, as the server writes them (fl_web/rendering.py, fl_common/units.py).
 
 const BINARY = ["KiB", "MiB", "GiB", "TiB", "PiB"];
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fl_web.coordinator.errors import WrongInput
 from fl_web.coordinator.reader import ClientsWanted, Reader, RunsWanted
-from fl_web.render.states import CLIENT_MARKS, CLIENT_STATES, client_marks, client_number, client_word
+from fl_web.facts import client as client_facts
+from fl_web.facts.words import CLIENT_MARKS, CLIENT_STATES, client_number
 from fl_web.views.view import Context, Params, View
 from protos.fl.v1 import admin_pb2 as pb
 
@@ -42,8 +43,6 @@ async def _context(reader: Reader, params: Params) -> Context:
         "order": order,
         "client_states": CLIENT_STATES,
         "all_marks": CLIENT_MARKS,
-        "client_marks": client_marks,
-        "client_word": client_word,
         "params": params,
         "number": overview.history_number,
     }
@@ -68,8 +67,7 @@ async def _client(reader: Reader, params: Params) -> Context:
         "title": client_id,
         "found": found,
         "client": found.client,
-        "word": client_word(found.client.state),
-        "marks": client_marks(found.client),
+        "facts": client_facts.facts(found),
         "entries": list(reversed(found.history)),
         "params": params,
         "number": number,

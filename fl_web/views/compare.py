@@ -6,12 +6,12 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
+from fl_common.units import ACCURACY, base_metric
 from fl_web.coordinator.errors import WrongInput
 from fl_web.coordinator.reader import Reader, RunsWanted
-from fl_web.coordinator.rounds import Round
 from fl_web.curves.charts import AXES, finite, metric_names, position
 from fl_web.curves.thinning import thinned
-from fl_web.render.formats import base_metric, seconds_of
+from fl_web.facts.rounds import Round, seconds_of
 from fl_web.views.view import Context, Params, View
 from protos.fl.v1 import admin_pb2 as pb
 
@@ -117,7 +117,7 @@ def compare_json(found: list[Compared], most: int) -> dict[str, Any]:
             "x": [each.position(of) for of in kept],
             "values": [finite(each.value(of)) for of in kept],
         })  # fmt: skip
-    unit = "share" if found and base_metric(found[0].metric) == "accuracy" else "number"
+    unit = "share" if found and base_metric(found[0].metric) == ACCURACY else "number"
     return {"unit": unit, "curves": curves}
 
 

@@ -11,10 +11,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from fl_web.coordinator.errors import Failed
 from fl_web.coordinator.reader import Reader
-from fl_web.coordinator.rounds import Round
-from fl_web.curves.charts import chart_json, marks, metric_names, present_charts
+from fl_web.curves.charts import chart_json, marks, present_charts
 from fl_web.curves.thinning import MOST_POINTS
-from fl_web.render.formats import iso, seconds_of
+from fl_web.facts.rounds import column, seconds_of
+from fl_web.rendering import iso
 from fl_web.views.compare import compare_json, compared
 from fl_web.views.run import mark_events
 from fl_web.views.view import Params
@@ -22,8 +22,6 @@ from protos.fl.v1 import admin_pb2 as pb
 
 _HISTORY = 100
 _MOST_MARKS = 500
-_FIXED = ("round", "committed", "seconds", "attempts", "accepted", "dropped", "bytes_down", "bytes_up", "training_loss",
-          "cosine")  # fmt: skip
 
 
 async def curves(reader: Reader, params: Params) -> Response:
@@ -44,21 +42,16 @@ async def compare_curves(reader: Reader, params: Params) -> Response:
 
 
 async def rounds_csv(reader: Reader, params: Params) -> Response:
-    """All rounds of a run."""
+    """All rounds of a run, with the columns of `fl_ops.notebook`."""
     rounds, out = await reader.rounds(params.text("id")), io.StringIO()
-    metrics, norms = metric_names(rounds), sorted({name for each in rounds for name in each.norms})
-    phases = sorted({name for each in rounds for name in each.phases})
+    values = [of.values() for of in rounds]
+    names = list(dict.fromkeys(name for row in values for name in row))
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*_FIXED, *metrics, *(f"norm_{name}" for name in norms), *(f"seconds_{name}" for name in phases)])
-    for each in rounds:
-        own = [each.metrics.get(name) for name in metrics] + [each.norms.get(name) for name in norms]
-        writer.writerow([*_values(each), *own, *(each.phases.get(name) for name in phases)])
+    writer.writerow(["round", "committed", *map(column, names), "model_digest", "averaged_digest"])
+    for of, row in zip(rounds, values, strict=True):
+        own = [row.get(name) for name in names]
+        writer.writerow([of.round, iso(of.committed), *own, of.digest, of.averaged_digest])
     return Response(out.getvalue(), media_type="text/csv", headers=_attachment(f"{params.text('id')}-rounds.csv"))
-
-
-def _values(of: Round) -> list[object]:
-    return [of.round, iso(of.committed), f"{of.seconds:.3f}", of.attempts, of.accepted, of.dropped, of.down, of.up,
-            of.training_loss, of.cosine]  # fmt: skip
 
 
 async def model(reader: Reader, params: Params) -> Response:

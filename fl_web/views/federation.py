@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from fl_web.coordinator.reader import Reader, RunsWanted
-from fl_web.render.formats import seconds_of
-from fl_web.render.states import CLIENT_MARKS, CLIENT_STATES, RUN_STATES, run_number, run_word
-from fl_web.views.estimates import left_of_overview
+from fl_web.facts.run import Problem, problems
+from fl_web.facts.words import CLIENT_MARKS, CLIENT_STATES, RUN_STATES, run_number, run_state
 from fl_web.views.view import Context, Params, View
 from protos.fl.v1 import admin_pb2 as pb
 
 _ACTIVE = (pb.RUN_STATE_RUNNING, pb.RUN_STATE_WAITING, pb.RUN_STATE_PAUSED)
 _ENDED = (pb.RUN_STATE_COMPLETED, pb.RUN_STATE_STOPPED, pb.RUN_STATE_FAILED)
 _MOST_ACTIVE, _MOST_ENDED, _MOST_EVENTS, _READ_EVENTS = 50, 10, 12, 500
-_RECENT_S = 24 * 3600.0
-"""A run that failed within this time is a problem of now."""
 
 
 async def _context(reader: Reader, _: Params) -> Context:
@@ -25,7 +22,7 @@ async def _context(reader: Reader, _: Params) -> Context:
         reader.overview(RunsWanted(_MOST_ENDED, states=_ENDED)),
         reader.entries(limit=_READ_EVENTS),
     )
-    problems = _problems(active, ended.runs)
+    found = problems(active, ended.runs)
     return {
         "title": "Federation",
         "overview": active,
@@ -33,13 +30,12 @@ async def _context(reader: Reader, _: Params) -> Context:
         "more_active": active.runs_found - len(active.runs),
         "ended": ended.runs,
         "more_ended": ended.runs_found - len(ended.runs),
-        "problems": problems,
-        "health": "bad" if any(tone == "bad" for tone, _, _ in problems) else "warn" if problems else "good",
+        "problems": [(problem.tone, problem.text, _address(problem)) for problem in found],
+        "health": found[0].tone if found else "good",
         "entries": _latest(history.entries),
         "run_states": RUN_STATES,
         "client_states": CLIENT_STATES,
         "client_marks": CLIENT_MARKS,
-        "estimate": left_of_overview,
         "number": active.history_number,
     }
 
@@ -52,46 +48,11 @@ def _latest(entries: Sequence[pb.HistoryEntry]) -> list[pb.HistoryEntry]:
     return list(newest.values())[:_MOST_EVENTS]
 
 
-Problem = tuple[str, str, str]
-"""(tone, text, address)."""
-
-
-def _problems(overview: pb.GetOverviewResponse, ended: Iterable[pb.RunOverview]) -> list[Problem]:
-    """What needs attention, the worst first."""
-    now, clients = seconds_of(overview.now), overview.clients_by_state
-    found: list[Problem] = [
-        ("bad", f"{run.run_id} failed: {run.reason}", f"/runs/{run.run_id}")
-        for run in ended
-        if run.state == pb.RUN_STATE_FAILED and now - seconds_of(run.ended) < _RECENT_S
-    ]
-    if not_loaded := overview.runs_by_state["unspecified"]:
-        found.append(("bad", f"{not_loaded} runs could not be loaded", "/runs"))
-    found += [
-        ("warn", f"{run.run_id} waits: {run.reason or 'for clients'}", f"/runs/{run.run_id}")
-        for run in overview.runs
-        if run.state == pb.RUN_STATE_WAITING
-    ]
-    found += [
-        (
-            "warn",
-            f"{run.run_id}: check the order of the labels of {run.labels_suspected} clients",
-            f"/runs/{run.run_id}",
-        )
-        for run in overview.runs
-        if run.labels_suspected
-    ]
-    found += [
-        ("warn", f"{run.run_id}: {run.below_due} clients count less than half of their due", f"/runs/{run.run_id}")
-        for run in overview.runs
-        if run.below_due
-    ]
-    if quarantined := clients["quarantined"]:
-        found.append(("warn", f"{quarantined} clients in quarantine", "/clients?mark=quarantined"))
-    if suspect := clients["suspect"]:
-        found.append(("warn", f"{suspect} clients lost their connection a moment ago", "/clients?state=suspect"))
-    if any(run.state == pb.RUN_STATE_RUNNING for run in overview.runs) and not clients["present"]:
-        found.append(("warn", "no client is connected", "/clients"))
-    return found
+def _address(problem: Problem) -> str:
+    """The page that shows a problem."""
+    if problem.run_id:
+        return f"/runs/{problem.run_id}"
+    return "/runs" if problem.clients is None else f"/clients?{problem.clients}"
 
 
 async def _runs(reader: Reader, params: Params) -> Context:
@@ -102,9 +63,8 @@ async def _runs(reader: Reader, params: Params) -> Context:
         "title": "Runs",
         "overview": overview,
         "found": overview.runs_found,
-        "chosen": [run_word(state) for state in states],
+        "chosen": [run_state(state) for state in states],
         "run_states": RUN_STATES,
-        "estimate": left_of_overview,
         "params": params,
         "number": overview.history_number,
     }

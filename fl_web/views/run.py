@@ -8,12 +8,11 @@ from typing import Any
 
 from fl_web.coordinator.errors import Failed, NotFound, WrongInput
 from fl_web.coordinator.reader import MARKED, Reader, RunsWanted
-from fl_web.coordinator.rounds import Round
-from fl_web.curves.charts import PHASES, marks, present_charts
-from fl_web.render.formats import seconds_of
-from fl_web.render.states import run_word
+from fl_web.curves.charts import marks, present_charts
+from fl_web.facts import run as run_facts
+from fl_web.facts.rounds import Round, seconds_of
+from fl_web.facts.words import event_words, known
 from fl_web.views.configuration import configuration
-from fl_web.views.estimates import left_of_run
 from fl_web.views.view import Context, Params, View
 from protos.fl.v1 import admin_pb2 as pb
 
@@ -37,9 +36,8 @@ async def _context(reader: Reader, params: Params) -> Context:
     return {
         "title": run_id,
         "run": run,
-        "word": run_word(run.state),
-        "planned": run.spec.stop.rounds,
-        "left": left_of_run(run, rounds),
+        "attention": [] if run.HasField("ended") else known(run_facts.attention(run)),
+        "figures": [*run_facts.figures(run), *run_facts.models(run)],
         "rounds": rounds,
         "newest": list(reversed(rounds[-_SHOWN_ROUNDS:])),
         "charts": present_charts(rounds),
@@ -50,7 +48,6 @@ async def _context(reader: Reader, params: Params) -> Context:
         "marks": list(reversed(marks(rounds, created, events)))[:_SHOWN_MARKS],
         "entries": list(reversed(history.entries[-_SHOWN_ENTRIES:])),
         "configuration": configuration(run.spec),
-        "phase_seconds": [(name, seconds) for name in PHASES if (seconds := run.account.seconds.get(name))],
         "refused_open": sum(run.account.refused.values()) - sum(sum(each.refused.values()) for each in rounds),
         "may_export": "ExportModel" in who.methods,
         "number": overview.history_number,
@@ -86,13 +83,9 @@ async def _evaluations(reader: Reader, run: pb.RunStatus) -> pb.ListEvaluationsR
 def mark_events(entries: Sequence[pb.HistoryEntry]) -> list[dict[str, Any]]:
     """Marked entries as marks of the time axis."""
     return [
-        {"time": seconds_of(entry.time), "kind": MARKED[entry.event], "text": _mark_text(entry)} for entry in entries
+        {"time": seconds_of(entry.time), "kind": MARKED[entry.event], "text": event_words(entry.event, entry.detail)}
+        for entry in entries
     ]
-
-
-def _mark_text(entry: pb.HistoryEntry) -> str:
-    name = entry.event.replace("_", " ")
-    return f"{name}: {entry.detail}" if entry.detail else name
 
 
 RUN = View(

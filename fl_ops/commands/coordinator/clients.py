@@ -12,7 +12,6 @@ from fl_ops.commands import completion
 from fl_ops.commands.options import Context, admin_command
 from fl_ops.errors import UsageError
 from fl_ops.render import output, tables
-from fl_ops.render.client_details import client_details
 from protos.fl.v1 import admin_pb2
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="List clients and control which of them take part.")
@@ -64,7 +63,7 @@ def show(
     """Show one client: its session and address, its current work and its history."""
     with context.connect() as client:
         details = client.clients.get_client(name, history)
-    output.show(details, client_details(details), context.as_json)
+    output.show(details, tables.client_details(details), context.as_json)
 
 
 @app.command(**examples("fl clients ban edge-3 --reason 'lost device'"))

@@ -13,7 +13,7 @@ from fl_ops.environment import check_plotting
 from fl_ops.errors import Refused, UsageError
 from fl_ops.files import Target, check_free, written_whole
 from fl_ops.render import output
-from fl_ops.render.runs.plot import Axis, draw
+from fl_ops.render.plot import Axis, draw
 
 
 @admin_command

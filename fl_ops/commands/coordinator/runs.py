@@ -20,11 +20,8 @@ from fl_ops.commands.options import Context, admin_command, confirm
 from fl_ops.errors import UsageError
 from fl_ops.exports.download import opened_model
 from fl_ops.render import output, tables
-from fl_ops.render.live.view import show_until_end
-from fl_ops.render.runs.cohort import MOST_NAMED
-from fl_ops.render.runs.evaluations import evaluations_table
-from fl_ops.render.runs.progress import KEPT_VALUES
-from fl_ops.render.runs.target import TargetCost
+from fl_ops.render.rounds import MOST_NAMED, TargetCost, evaluations_table
+from fl_ops.render.watching import KEPT_VALUES, show_until_end
 from protos.fl.v1 import admin_pb2
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Create, watch and control training runs.")

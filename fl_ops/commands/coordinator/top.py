@@ -21,8 +21,7 @@ from fl_ops.commands.interrupts import interruptible
 from fl_ops.commands.options import Context, admin_command
 from fl_ops.errors import UsageError
 from fl_ops.render import output
-from fl_ops.render.top.selection import Selection, keys
-from fl_ops.render.top.view import Federation, TopView
+from fl_ops.render.top import Federation, Selection, TopView, keys
 
 _TICK_S = 1.0
 """The longest time between two drawings: deadlines count down."""

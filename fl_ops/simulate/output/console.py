@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 
 from rich.console import Console
 
-from fl_common.units import NOTHING, duration, metric_name, plain, size
+from fl_common.units import NOTHING, duration, plain, size, value
 from fl_ops.render.fitted import FittedTable
 from fl_ops.simulate.output.progress import progress_lines
 from fl_ops.simulate.output.results import SeedResult
@@ -15,6 +15,7 @@ from fl_ops.simulate.reports import Note, RoundResult, Step
 from fl_ops.simulate.seeds import Job, OnReport, Report, simulate_all
 from fl_server.rounds.directions import AVERAGED
 from fl_server.rounds.stop_rules import best_round
+from fl_web.facts.rounds import evaluation, on_clients
 
 
 def simulate(
@@ -57,11 +58,10 @@ def simulate(
 
 def round_line(done: RoundResult) -> str:
     """A round as one line."""
-    values = "".join(f", {metric_name(name)} {done.metrics[name]:.4f}" for name in sorted(done.metrics))
-    loss = NOTHING if done.training_loss is None else f"{done.training_loss:.4f}"
+    metrics = "".join(f", {text}" for text in (evaluation(done.metrics), *on_clients(done.metrics)) if text)
     return (
-        f"round {done.round}: {len(done.accepted)} clients, training loss {loss}{values}, {duration(done.seconds)}, "
-        f"{size(done.bytes_down)} down, {size(done.bytes_up)} up{_simulated(done)}"
+        f"round {done.round}: {len(done.accepted)} clients, training loss {value(done.training_loss)}{metrics}, "
+        f"{duration(done.seconds)}, {size(done.bytes_down)} down, {size(done.bytes_up)} up{_simulated(done)}"
     )
 
 

@@ -11,7 +11,7 @@ from statistics import fmean
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from fl_common.units import duration, metric_name
+from fl_common.units import duration, measured, metric_title
 from fl_ops.simulate.reports import RoundResult, Step
 
 _LATEST = 10
@@ -40,7 +40,7 @@ class _Run:
         work = f"client {step.number} of {step.of}" if step.work == "client" else step.work
         parts = [f"round {step.round} of {self.rounds}: {work}"]
         if self.value is not None:
-            parts.append(f"{metric_name(self.metric)} {self.value:.4f}")
+            parts.append(f"{metric_title(self.metric)} {measured(self.value, self.metric)}")
         if sum(self.seconds):
             parts.append(f"{sum(self.clients) / sum(self.seconds):.3g} clients/s")
             parts.append(f"{duration((self.rounds - step.round) * fmean(self.seconds))} left")

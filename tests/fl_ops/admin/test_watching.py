@@ -8,7 +8,7 @@ import pytest
 
 from fl_ops.admin.watching import watch
 from fl_ops.errors import NotFound, OpsError, Unreachable
-from fl_ops.render.runs.progress import Lost
+from fl_ops.render.watching import Lost
 from protos.fl.v1 import admin_pb2
 
 RUNNING = admin_pb2.WatchRunResponse(event="snapshot", run=admin_pb2.RunStatus(state=admin_pb2.RUN_STATE_RUNNING))

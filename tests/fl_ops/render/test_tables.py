@@ -17,6 +17,13 @@ RUN.spec.stop.metric, RUN.spec.stop.lower_is_better = "accuracy", False
 RUN.best.round, RUN.best.metrics["accuracy"] = 11, 0.9641
 CLIENT = admin_pb2.ClientStatus(client_id="edge-3", state=admin_pb2.CLIENT_STATE_PRESENT, updates_counted=1234)
 CLIENT.tasks.add(name="digits", train_examples=180)
+ACCOUNT = admin_pb2.RoundAccount(
+    norms={"update": 0.31, "update_smallest": 0.2, "update_largest": 0.55, "aggregate": 0.21, "direction": 0.9},
+    cosine=0.73,
+    assignments={"admitted": 48, "failed": 2, "lost": 1, "refused": 3},
+    staleness={0: 48, 1: 2, 17: 1},
+    seconds={"collecting": 82.0, "stepping": 17.9, "selecting": 0.1},
+)
 ENTRY = admin_pb2.HistoryEntry(actor="admin:alice", event="run_paused", subject="digits-1", detail="lunch")
 
 
@@ -216,3 +223,30 @@ def test_schedules_are_shown(admin: FakeAdmin, fl: Fl) -> None:
     ) in text
     admin.responses["GetRun"] = admin_pb2.GetRunResponse(run=RUN)
     assert "schedules" not in fl("run", "show", "digits-1").stdout
+
+
+def test_details_are_a_second_table(admin: FakeAdmin, fl: Fl) -> None:
+    """One line for each round, with its own norms and drop-outs; --json always has them."""
+    admin.responses["GetRun"] = admin_pb2.GetRunResponse(
+        run=admin_pb2.RunStatus(run_id="r"),
+        rounds=[admin_pb2.RoundSummary(round=0, attempts=2, account=ACCOUNT), admin_pb2.RoundSummary(round=1)],
+    )
+    assert "Cosine" not in fl("run", "show", "r").stdout
+    text = fl("run", "show", "r", "--details").stdout
+    line = next(line for line in text.splitlines() if "0.31 (0.2 to 0.55)" in line and "cosine" not in line)
+    assert " ".join(line.split()) == "0 2 0.31 (0.2 to 0.55) 0.21 0.9 0.73 3 2 1 3 1 min 22 s 18.0 s"
+    (first, _) = json.loads(fl("run", "show", "r", "--json").stdout)["rounds"]
+    assert first["account"]["assignments"] == {"admitted": 48, "failed": 2, "lost": 1, "refused": 3}
+
+
+def test_the_last_commit_has_an_age_while_the_run_goes_on(admin: FakeAdmin, fl: Fl) -> None:
+    """After its end the age is not shown."""
+    run = admin_pb2.RunStatus(run_id="a")
+    run.latest.round, run.latest.committed.seconds = 7, 1000
+    for ended in (0, 1001):
+        run.ended.seconds = ended
+        if not ended:
+            run.ClearField("ended")
+        admin.responses["GetRun"] = admin_pb2.GetRunResponse(run=run)
+        line = next(line for line in fl("run", "show", "a").stdout.splitlines() if "last commit" in line)
+        assert (line.rstrip().endswith(" ago"), "round 7, 1970" in line) == (not ended, True)

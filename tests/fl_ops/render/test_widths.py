@@ -9,9 +9,8 @@ from rich.console import Console, RenderableType
 
 from fl_ops.commands.local.partition import _table as partition_table
 from fl_ops.render import tables
-from fl_ops.render.live.table import LiveTable
-from fl_ops.render.runs.evaluations import evaluations_table
-from fl_ops.render.runs.progress import RunProgress
+from fl_ops.render.rounds import evaluations_table
+from fl_ops.render.watching import LiveTable, RunProgress
 from protos.fl.v1 import admin_pb2
 from tests.fl_ops.conftest import FakeAdmin, Fl
 
@@ -54,6 +53,7 @@ def runs() -> list[admin_pb2.RunStatus]:
     run.phase, run.admitted, run.awaited_count, run.deadline_left_s = "collecting", 1, 1, 252.0
     run.awaited.append("edge-3")
     run.cohort.extend(["edge-2", "edge-3"])
+    run.cohort_size = 2
     waiting = admin_pb2.RunStatus(run_id="wine", state=admin_pb2.RUN_STATE_WAITING, phase="selecting")
     waiting.spec.task.name, waiting.waiting_for = "my_task:Wine", "clients with the task 'my_task:Wine': 0 of 3 here"
     return [run, waiting]
@@ -105,7 +105,7 @@ def test_evaluations_history_and_results(width: int) -> None:
     evaluations = admin_pb2.ListEvaluationsResponse(round=round_of(3))
     metrics = {f"metric_number_{n}": 0.5 for n in range(9)} | {"accuracy": 0.75}
     evaluations.evaluations.add(client_id="edge-3", num_examples=100, metrics=metrics)
-    assert "0.7500" in "\n".join(drawn(evaluations_table(evaluations), width))
+    assert "75.00 %" in "\n".join(drawn(evaluations_table(evaluations), width))
     entry = admin_pb2.HistoryEntry(actor="admin:alice", event="client_quarantined", detail="why " * 40)
     text = "\n".join(drawn(tables.history_table([entry]), width))
     assert text.count("why") == 40

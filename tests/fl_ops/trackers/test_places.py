@@ -14,10 +14,11 @@ import pytest
 from fl_ops.errors import Refused, UsageError
 from fl_ops.simulate.files.states import SimulatedStates
 from fl_ops.trackers import opening
-from fl_ops.trackers.facts import EndFacts, RoundFacts, RoundValues, RunFacts, dotted
+from fl_ops.trackers.facts import EndFacts, RoundFacts, RunFacts, dotted
 from fl_ops.trackers.ledger import run_facts
 from fl_ops.trackers.mlflow_runs import without_password
 from fl_ops.trackers.opening import Trackers
+from fl_web.facts.rounds import grouped, last_values, metric_groups
 from protos.fl.v1 import admin_pb2
 from tests.processes.process import ROOT
 from tests.processes.tracker_readers import Values, mlflow_client, mlflow_run, mlflow_values, tensorboard_values
@@ -189,11 +190,9 @@ def test_an_address_with_a_password() -> None:
 
 def test_names_of_values() -> None:
     """The groups of TensorBoard's page; None is no value."""
-    found = RoundValues()
-    found.add_metrics({"accuracy": 0.5, "clients_accuracy_mean": 0.4, "clients_evaluated": 3})
-    found.add("training", {"loss": None})
-    found.add_epochs([{"loss": 2.0}, {"loss": 1.0}])
-    assert found.values == {
+    metrics = metric_groups({"accuracy": 0.5, "clients_accuracy_mean": 0.4, "clients_evaluated": 3})
+    epochs = last_values([{"loss": 2.0}, {"loss": 1.0}])
+    assert {**grouped({**metrics, "training": {"loss": None}}), **epochs} == {
         "evaluation/accuracy": 0.5, "clients/accuracy_mean": 0.4, "clients/evaluated": 3.0,
         "training/last_epoch_loss": 1.0,
     }  # fmt: skip

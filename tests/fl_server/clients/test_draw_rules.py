@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fl_ops.render.client_details import client_details
+from fl_ops.render.tables import client_details
 from fl_server.clients.draw_rules import (
     RULES,
     Candidate,
@@ -25,7 +25,8 @@ from fl_server.clients.draw_rules import (
 )
 from fl_server.run.status.waiting import why_waiting
 from fl_server.store.records import ClientRecord
-from fl_web.render.templates import rendered
+from fl_web.facts.client import facts
+from fl_web.rendering import rendered
 from protos.fl.v1 import admin_pb2 as admin
 from protos.fl.v1 import coordinator_pb2 as pb
 from tests.fl_server.devices import Device
@@ -93,7 +94,7 @@ def test_each_reason_has_a_predicate_a_remedy_and_a_sentence_everywhere(reason: 
     console = Console(width=500)
     with console.capture() as shown:
         console.print(client_details(answer))
-    page = rendered("client/_facts.html", {"found": answer, "client": answer.client})
+    page = rendered("client/_facts.html", {"facts": facts(answer), "client": answer.client})
     for text in (shown.get(), page.replace("&#39;", "'")):
         assert f"{told.why}; {told.remedy}" in text
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 
+from fl_common.units import measured, metric_title
 from fl_web.curves.charts import chart_json, marks, present_charts
-from fl_web.render.formats import measured, metric_title
 from tests.fl_web.rounds import committed
 
 CREATED = 100.0

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from fl_web.render.templates import rendered
+from fl_web.rendering import rendered
 from protos.fl.v1 import admin_pb2 as pb
 
 
 def head(run: pb.RunStatus, *, may_export: bool = True) -> str:
     """The head as the page has it."""
-    return rendered(
-        "run/_head.html", {"run": run, "word": "running", "may_export": may_export, "planned": 9, "left": ""}
-    )
+    return rendered("run/_head.html", {"run": run, "may_export": may_export, "rounds": [], "attention": []})
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from fl_ops.render.states import member_rows
 from fl_server.rpc.views import client_status, run_status
 from fl_server.run.client_states.missing_members import rounds_until_missing
 from fl_server.run.run import Run
+from fl_web.facts.run import attention
+from fl_web.facts.words import known
 from protos.fl.v1 import admin_pb2
 from tests.fl_server.devices import Device
 from tests.fl_server.fleet_checks import Clock
@@ -40,7 +41,8 @@ async def test_operators_are_warned_once_of_a_missing_member(tmp_path: Path, clo
         await until(lambda: run.client_states.missing, "it is missing")
         assert world.metric("fl_state_members_missing", run="r") == 1
         assert world.metric("fl_state_members", run="r") == 3
-        ((name, value),) = member_rows(run_status(run))
+        ((name, (value,)),) = known(attention(run_status(run)))
+        assert isinstance(value, str)
         assert (name, value[:9]) == ("missing members", "1 of 3: c")
         remedy = "`fl clients forget c`"
         assert remedy in value
@@ -136,4 +138,4 @@ async def test_a_method_without_a_sum_has_no_members(tmp_path: Path) -> None:
         await world.completed()
         assert not run_status(run).HasField("states")
         assert world.metric("fl_state_members", run="r") == 0
-        assert member_rows(admin_pb2.RunStatus()) == []
+        assert known(attention(admin_pb2.RunStatus())) == []

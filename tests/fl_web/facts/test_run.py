@@ -1,17 +1,16 @@
-"""The health of a run in `fl run show`."""
+"""What is told of a run: its figures, its best round, and the time that it still needs."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 
-from fl_ops.render.runs.criterion import shown_metric
-from fl_ops.render.runs.health import health_rows, lowest_loss, norms, on_clients
-from fl_ops.render.tables import best_of
+from fl_web.facts.rounds import norms, on_clients, shown_metric
+from fl_web.facts.run import best, figures, time_left
 from protos.fl.v1 import admin_pb2
-from tests.fl_ops.conftest import FakeAdmin, Fl
+from tests.fl_web.rounds import committed
 
 CLIENTS = {
     "clients_evaluated": 9.0, "clients_accuracy": 0.8, "clients_accuracy_mean": 0.812, "clients_accuracy_std": 0.031,
@@ -41,7 +40,7 @@ def a_run(**changes: Any) -> admin_pb2.RunStatus:
     ("name", "expected"),
     [
         ("evaluation", "accuracy 96.10 %, held-out loss 0.13"),
-        ("on clients", "accuracy 81.20 ± 3.10 %, worst tenth 70.00 %"),
+        ("on clients", "accuracy 81.20 ± 3.10 %, worst tenth 70.00 %, over all examples 80.00 %"),
         ("norms", "updates 0.31 (0.2 to 0.55), step 0.21, direction 0.9, cosine 0.73"),
         ("assignments", "48 admitted, 3 refused, 2 failed, 1 lost"),
         ("refused", "1 norm, 2 not finite"),
@@ -52,33 +51,25 @@ def a_run(**changes: Any) -> admin_pb2.RunStatus:
 )
 def test_each_value_is_a_line(name: str, expected: str) -> None:
     """Each value has its line; phases that took no time are left out."""
-    rows = dict(health_rows(a_run(newest_metrics={"accuracy": 0.961, "loss": 0.13, **CLIENTS})))
-    assert rows[name] == expected
-
-
-def test_the_last_commit_has_an_age_while_the_run_goes_on() -> None:
-    """After its end the age is not shown."""
-    run = a_run()
-    assert dict(health_rows(run, now=1042.0))["last commit"].endswith(", 42.0 s ago")
-    run.ended.seconds = 1001
-    assert "ago" not in dict(health_rows(run, now=1042.0))["last commit"]
+    rows = dict(figures(a_run(newest_metrics={"accuracy": 0.961, "loss": 0.13, **CLIENTS})))
+    assert rows[name] == (expected,)
 
 
 def test_missing_values_have_no_line() -> None:
-    """A new run, or one of an older coordinator, has no such lines."""
-    assert {expected for _, expected in health_rows(admin_pb2.RunStatus(run_id="r"))} == {""}
+    """A new run has no figures."""
+    assert not any(row.known for row in figures(admin_pb2.RunStatus(run_id="r")))
 
 
 def test_without_a_direction_there_is_no_cosine() -> None:
     """FedAvg sends none. Without differences in length there is no range."""
     plain = admin_pb2.RoundAccount(norms={"update": 2, "update_smallest": 2, "update_largest": 2, "aggregate": 1})
-    assert norms(plain) == "updates 2, step 1"
+    assert norms(plain.norms, None) == "updates 2, step 1"
 
 
 def test_the_spread_of_a_loss_is_no_percentage() -> None:
-    """Several metrics are listed in one line."""
+    """Each metric has its own text."""
     loss = {name.replace("accuracy", "loss"): value for name, value in CLIENTS.items()}
-    assert on_clients({**CLIENTS, **loss}).endswith("; loss 0.812 ± 0.031, worst tenth 0.7")
+    assert on_clients({**CLIENTS, **loss})[1] == "loss 0.812 ± 0.031, worst tenth 0.7, over all examples 0.8"
 
 
 def test_the_lowest_loss_follows_the_best_accuracy() -> None:
@@ -86,27 +77,43 @@ def test_the_lowest_loss_follows_the_best_accuracy() -> None:
     run = a_run(best_metrics={"accuracy": 0.9, "loss": 0.25})
     run.spec.stop.metric = "accuracy"
     run.best.round, run.best.metrics["accuracy"] = 3, 0.9
-    assert best_of(run) == "90.00 % in round 3, lowest held-out loss 0.25"
+    assert best(run) == "90.00 % in round 3, lowest held-out loss 0.25"
     run.spec.stop.metric = "loss"
-    assert lowest_loss(run) == ""
-
-
-def test_details_are_a_second_table(admin: FakeAdmin, fl: Fl) -> None:
-    """One line for each round, with its own norms and drop-outs; --json always has them."""
-    admin.responses["GetRun"] = admin_pb2.GetRunResponse(
-        run=a_run(),
-        rounds=[admin_pb2.RoundSummary(round=0, attempts=2, account=ACCOUNT), admin_pb2.RoundSummary(round=1)],
-    )
-    assert "Cosine" not in fl("run", "show", "r").stdout
-    text = fl("run", "show", "r", "--details").stdout
-    line = next(line for line in text.splitlines() if "0.31 (0.2 to 0.55)" in line and "cosine" not in line)
-    assert " ".join(line.split()) == "0 2 0.31 (0.2 to 0.55) 0.21 0.9 0.73 3 2 1 3 1 min 22 s 18.0 s"
-    (first, _) = json.loads(fl("run", "show", "r", "--json").stdout)["rounds"]
-    assert first["account"]["assignments"] == {"admitted": 48, "failed": 2, "lost": 1, "refused": 3}
+    assert "lowest" not in best(run)
 
 
 def test_both_models_are_shown_and_the_columns_are_of_the_latest() -> None:
     """The averaged model's accuracy is a percentage too; a task without accuracy has its own metric in the column."""
-    rows = dict(health_rows(a_run(newest_metrics={"accuracy": 0.5, "averaged_accuracy": 0.61})))
-    assert "averaged_accuracy 61" in next(text for text in rows.values() if "accuracy" in text)
+    rows = dict(figures(a_run(newest_metrics={"accuracy": 0.5, "averaged_accuracy": 0.61})))
+    assert rows["evaluation"] == ("accuracy 50.00 %, accuracy of the averaged model 61.00 %",)
     assert shown_metric(a_run(newest_metrics={"mae": 1.0, "averaged_mae": 0.9, "averaged_loss": 0.8})) == "mae"
+
+
+@pytest.mark.parametrize(
+    ("planned", "commits", "expected"),
+    [
+        pytest.param(3, [], "", id="no round"),
+        pytest.param(0, [1020.0], "", id="unknown end"),
+        pytest.param(3, [1020.0], "40.0 s", id="one round"),
+        pytest.param(4, [1100.0, 1110.0], "20.0 s", id="newest pace"),
+        pytest.param(62, [1010.0, 1030.0], "20 min", id="minutes"),
+        pytest.param(2, [1010.0, 1030.0], "", id="all done"),
+    ],
+)
+def test_the_pace_is_that_of_the_newest_rounds(planned: int, commits: list[float], expected: str) -> None:
+    """The first round's is taken from the creation of the run; a long estimate is in whole minutes."""
+    run = admin_pb2.RunStatus(run_id="r", rounds_done=len(commits), created=Timestamp(seconds=1000))
+    run.spec.stop.rounds = planned
+    if commits:
+        run.latest.committed.seconds = int(commits[-1])
+    rounds = [committed(number, committed=at) for number, at in enumerate(commits)]
+    assert time_left(run, rounds) == expected
+
+
+def test_a_list_of_runs_estimates_by_the_mean_pace() -> None:
+    """It knows no rounds. A run that hangs keeps its estimate, and one that has ended has none."""
+    run = admin_pb2.RunOverview(run_id="r", rounds_done=10, rounds_planned=40)
+    run.created.seconds, run.latest_commit.seconds = 1000, 1100
+    assert time_left(run) == "5 min"
+    run.ended.seconds = 1200
+    assert time_left(run) == ""

@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fl_ops.render.live.table import LiveTable
-from fl_ops.render.live.view import show_until_end
-from fl_ops.render.runs.progress import SHOWN_EVENTS, SHOWN_ROUNDS, RunProgress, event_line
+from fl_ops.render.watching import SHOWN_EVENTS, SHOWN_ROUNDS, LiveTable, RunProgress, event_line, show_until_end
 from protos.fl.v1 import admin_pb2
 from tests.fl_ops.conftest import FakeAdmin, Fl
 
@@ -45,8 +43,8 @@ def event_of(event: str, run: admin_pb2.RunStatus, **more: Any) -> admin_pb2.Wat
 def events_until(end: Any) -> list[admin_pb2.WatchRunResponse]:
     """The events of a run of one round that ends in this state."""
     return [
-        event_of("snapshot", status(0, phase="collecting", cohort=["a", "b", "c"], admitted=1)),
-        event_of("admitted", status(0, phase="collecting", cohort=["a", "b", "c"], admitted=2)),
+        event_of("snapshot", status(0, phase="collecting", cohort=["a", "b", "c"], cohort_size=3, admitted=1)),
+        event_of("admitted", status(0, phase="collecting", cohort=["a", "b", "c"], cohort_size=3, admitted=2)),
         event_of("client_out", status(0), detail="c was lost"),
         event_of("committed", status(1), round=summary(0)),
         event_of("evaluated", status(1), round=summary(0, accuracy=0.9641, loss=0.125)),
@@ -112,7 +110,7 @@ def test_lines(admin: FakeAdmin, fl: Fl) -> None:
         "watching digits-1: 0 rounds done",
         "client out: c was lost",
         "round 0 committed: 2 of 3 clients, 1.25 s, 3.0 MiB down, 1.5 KiB up",
-        "round 0 evaluated: accuracy 0.9641, held-out loss 0.1250",
+        "round 0 evaluated: accuracy 96.41 %, held-out loss 0.125",
         "stopped: because",
     ]
 
@@ -156,32 +154,32 @@ def test_table_of_a_round_under_way() -> None:
 def test_table_of_a_committed_round() -> None:
     """A committed round shows clients, accuracy, loss, seconds and bytes in the reader's units."""
     text = drawn(progress_of(events_until(COMPLETED)[:5]))
-    for expected in ("2/3", "96.41 %", "0.1250", "1.25 s", "3.0 MiB", "1.5 KiB", "c was lost"):
+    for expected in ("2/3", "96.41 %", "0.125", "1.25 s", "3.0 MiB", "1.5 KiB", "c was lost"):
         assert expected in text
 
 
 def test_the_losses_have_a_column_each() -> None:
     """Before the evaluation there is only the training loss; the evaluation does not replace it."""
     before = progress_of(events_until(COMPLETED)[:4])
-    assert [(row.metrics, row.training_loss) for row in before.rows()] == [({}, 0.5)]
+    assert [(row.metrics, row.training_loss) for row in before.rounds()] == [({}, 0.5)]
     after = progress_of(events_until(COMPLETED)[:5])
-    assert [(row.metrics["loss"], row.training_loss) for row in after.rows()] == [(0.125, 0.5)]
+    assert [(row.metrics["loss"], row.training_loss) for row in after.rounds()] == [(0.125, 0.5)]
     text = drawn(after)
-    for expected in ("Held-out loss", "Training loss", "0.1250", "0.5000"):
+    for expected in ("Held-out loss", "Training loss", "0.125", "0.5"):
         assert expected in text
 
 
 def test_bounded() -> None:
     """However long the run, only the latest rounds and events are kept."""
     progress = progress_of([event_of("committed", status(n + 1), round=summary(n)) for n in range(100)])
-    assert [row.round for row in progress.rows()] == list(range(100 - SHOWN_ROUNDS, 100))
+    assert [row.round for row in progress.rounds()] == list(range(100 - SHOWN_ROUNDS, 100))
     assert len(progress.events) == SHOWN_EVENTS
 
 
 def test_snapshot_shows_the_latest_round() -> None:
     """A watch that begins in mid-run shows the latest committed round at once."""
     progress = progress_of([event_of("snapshot", status(12, latest=summary(11, accuracy=0.5)))])
-    assert [(row.round, row.metrics) for row in progress.rows()] == [(11, {"accuracy": 0.5})]
+    assert [(row.round, row.metrics) for row in progress.rounds()] == [(11, {"accuracy": 0.5})]
 
 
 def test_a_snapshot_of_an_ended_run() -> None:

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from fl_web.render.spark import spark
-from fl_web.render.states import CLIENT_MARKS, CLIENT_STATES, client_marks, client_word
-from fl_web.render.templates import rendered
+from fl_web.facts import client as client_facts
+from fl_web.facts import run as run_facts
+from fl_web.facts.words import CLIENT_MARKS, CLIENT_STATES
+from fl_web.rendering import environment, rendered, spark
 from fl_web.views.clients import CLIENT
 from fl_web.views.view import Params
 from protos.fl.v1 import admin_pb2 as pb
@@ -46,21 +47,40 @@ def found() -> pb.GetClientResponse:
     response = pb.GetClientResponse(client=client(), work=EVIL, history=[entry()])
     response.session.address = response.session.instance_id = response.session.certificate_serial = EVIL
     response.standing.reason = EVIL
+    response.not_drawn.add(run_id=EVIL, reason=EVIL, why=EVIL, remedy=EVIL)
     return response
+
+
+def status() -> pb.RunStatus:
+    """The same run with all that a person may have to do about it."""
+    found = pb.RunStatus(run_id=EVIL, reason=EVIL, policy_refusals={EVIL: 1}, newest_metrics={EVIL: 1.0}, below_due=1)
+    found.spec.task.name = found.spec.algorithm.name = found.spec.owner = EVIL
+    found.latest_failure.client_id = found.latest_failure.message = EVIL
+    found.first_below_due.add(client_id=EVIL)
+    found.states.missing = found.states.left_out = 1
+    found.states.first_missing.append(EVIL)
+    found.states.first_left_out.append(EVIL)
+    found.account.refused[EVIL] = 1
+    found.account.short, found.account.why_short = 1, EVIL
+    return found
 
 
 CASES: dict[str, dict[str, Any]] = {
     "clients/_list.html": {
-        "clients": [client()], "found": 1, "next_page": EVIL, "order": "id", "client_marks": client_marks,
-        "client_word": client_word, "params": Params({"q": [EVIL], "page": [EVIL]}), "all_marks": CLIENT_MARKS,
+        "clients": [client()], "found": 1, "next_page": EVIL, "order": "id",
+        "params": Params({"q": [EVIL], "page": [EVIL]}), "all_marks": CLIENT_MARKS,
         "client_states": CLIENT_STATES,
     },
-    "client/_head.html": {"found": found(), "client": client(), "word": "present", "marks": ["banned"]},
-    "client/_facts.html": {"found": found(), "client": client()},
+    "client/_head.html": {"found": found(), "client": client()},
+    "client/_facts.html": {"facts": client_facts.facts(found()), "client": client()},
     "events/_row.html": {"entry": entry()},
     "federation/_events.html": {"entries": [entry()]},
-    "federation/_active.html": {"active": [run()], "more_active": 0, "estimate": lambda run: "-"},
+    "federation/_active.html": {"active": [run()], "more_active": 0},
     "federation/_waits.html": {"problems": [("bad", EVIL, f"/runs/{EVIL}")]},
+    "run/_head.html": {
+        "run": status(), "may_export": True, "rounds": [], "attention": run_facts.attention(status()),
+    },
+    "run/_figures.html": {"run": status(), "figures": run_facts.figures(status())},
     "run/_marks.html": {"refused_open": 1, "marks": [{"kind": "refused", "text": EVIL, "time": 1.0}]},
     "problem.html": {"view": EVIL, "live": EVIL, "who": None, "title": EVIL, "text": EVIL, "status": 503, "at": EVIL},
 }  # fmt: skip
@@ -84,8 +104,6 @@ def test_the_parts_of_a_view_are_templates() -> None:
 
 def rendered_source(template: str) -> str:
     """The text of a template's file."""
-    from fl_web.render.templates import environment  # noqa: PLC0415 - only here
-
     loader = environment().loader
     assert loader is not None
     return loader.get_source(environment(), template)[0]

@@ -6,8 +6,8 @@ import json
 
 from google.protobuf.json_format import ParseDict
 
-from fl_ops.render.runs.progress import Row
-from fl_ops.render.runs.rounds import rounds_table
+from fl_ops.render.rounds import rounds_table
+from fl_web.facts.rounds import Round
 from protos.fl.v1 import admin_pb2
 from tests.fl_ops.conftest import FakeAdmin, Fl
 
@@ -31,7 +31,7 @@ def test_the_worst_client_stands_first(admin: FakeAdmin, fl: Fl) -> None:
     text = fl("run", "evaluations", "digits-1", "--round", "4").stdout
     assert text.index("bad") < text.index("good") < text.index("odd")
     assert text.index("accuracy") < text.index("loss")
-    assert "mean 0.6000, deviation 0.2000, worst decile 0.4000, over all examples 0.7000" in text
+    assert "accuracy 60.00 ± 20.00 %, worst tenth 40.00 %, over all examples 70.00 %" in text
     assert "1,234" in text
     assert "\x1b" not in text
     assert admin.requests == [admin_pb2.ListEvaluationsRequest(run_id="digits-1", round=4, page_size=1000)]
@@ -45,7 +45,7 @@ def test_the_highest_loss_is_the_worst(admin: FakeAdmin, fl: Fl) -> None:
     )
     text = fl("run", "evaluations", "digits-1").stdout
     assert text.index("b ") < text.index("a ")
-    assert "2 clients have evaluated it, others are still expected" in text
+    assert "2 clients evaluated it so far, others are still expected" in text
     assert not admin.requests[0].HasField("round")
 
 
@@ -111,5 +111,5 @@ def test_rounds_show_existing_client_evaluations(admin: FakeAdmin, fl: Fl) -> No
     text = fl("run", "show", "digits-1").stdout
     assert "60.00 ± 20.00 %" in text
     assert "40.00 %" in text
-    plain = rounds_table([Row.committed(admin_pb2.RoundSummary(metrics={"accuracy": 0.9}))])
+    plain = rounds_table([Round.of(admin_pb2.RoundSummary(metrics={"accuracy": 0.9}))])
     assert "On clients" not in [column.removeprefix(">") for column in plain.columns]

@@ -6,7 +6,7 @@ from io import BytesIO
 
 import pytest
 
-from fl_ops.render.runs.plot import draw
+from fl_ops.render.plot import draw
 from protos.fl.v1 import admin_pb2
 
 

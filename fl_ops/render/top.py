@@ -1,29 +1,91 @@
-"""The view of `fl top`: health, runs, what waits, clients; or the details of one run or client."""
+"""The whole federation on one terminal: what is drawn, and which key does what.
+
+It gets messages and gives lines; the calls and the terminal itself are elsewhere. Every line fits the width.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.segment import Segment
 from rich.text import Text
 
 from fl_common import units
-from fl_common.units import NOTHING
+from fl_common.units import NOTHING, measured
 from fl_ops.render.fitted import FittedTable
-from fl_ops.render.runs import waits
-from fl_ops.render.sparkline import bar, sparkline
-from fl_ops.render.states import client_state, state_name
-from fl_ops.render.top.selection import HELP, Selection
+from fl_ops.render.text import STYLES, bar, plain, sparkline, state, told
+from fl_web.facts import client as client_facts
+from fl_web.facts.run import delivered, problems, rounds_text, time_left, waits
+from fl_web.facts.words import CLIENT_MARKS, CLIENT_STATES, NOT_LOADED, RUN_STATES, run_state, tone
 from protos.fl.v1 import admin_pb2
+
+List = Literal["runs", "clients"]
+HELP = "↑↓ move  tab other list  enter details  esc back  q leave"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The chosen line, by name: it stays chosen when the list changes."""
+
+    list: List = "runs"
+    name: str = ""
+    open: bool = False
+    left: bool = False
+    """Whether the view was left."""
+
+    def at(self, names: Sequence[str]) -> int:
+        """The index of the chosen line; the first one if it is not there any more."""
+        return names.index(self.name) if self.name in names else 0
+
+    def fitting(self, names: Sequence[str]) -> Selection:
+        """The same with a line that is there."""
+        return replace(self, name=names[self.at(names)] if names else "", open=self.open and bool(names))
+
+    def after(self, key: str, names: Sequence[str], page: int) -> Selection:
+        """The selection after a key. names: of the walked list; page: lines that a page key moves."""
+        at = self.at(names)
+        moves = {"up": -1, "down": 1, "page up": -page, "page down": page, "home": -len(names), "end": len(names)}
+        if key == "q":
+            return replace(self, left=True)
+        if key in moves and names:
+            return replace(self, name=names[max(0, min(len(names) - 1, at + moves[key]))])
+        if key == "tab":
+            return Selection("clients" if self.list == "runs" else "runs")
+        if key == "enter" and names:
+            return replace(self, name=names[at], open=True)
+        return replace(self, open=False) if key == "esc" else self
+
+
+_KEYS = {
+    "\x1b[A": "up", "\x1bOA": "up", "k": "up", "\x1b[B": "down", "\x1bOB": "down", "j": "down",
+    "\x1b[5~": "page up", "\x1b[6~": "page down", "\x1b[H": "home", "\x1b[F": "end",
+    "\t": "tab", "\r": "enter", "\n": "enter", "\x1b": "esc", "\x7f": "esc", "q": "q", "Q": "q",
+}  # fmt: skip
+
+
+def keys(typed: str) -> list[str]:
+    """The names of the keys in what a terminal sent; unknown ones are left out."""
+    found, rest = [], typed
+    while rest:
+        known = max((code for code in _KEYS if rest.startswith(code)), key=len, default="")
+        if known == "\x1b" and len(rest) > 1 and rest[1] in "[O":
+            known, name = rest, ""  # an escape sequence of another key
+        else:
+            name = _KEYS.get(known, "")
+        found += [name] if name else []
+        rest = rest[max(1, len(known)) :]
+    return found
+
 
 POINTS = 16
 """Values of a sparkline."""
 _BAR = 10
-_STYLES = {"running": "green", "present": "green", "waiting": "yellow", "paused": "yellow", "suspect": "yellow",
-           "failed": "bold red", "unspecified": "bold red", "banned": "red", "lost": "red"}  # fmt: skip
+_MOST_WAITING = 10
+"""Lines on what waits or needs attention."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +132,9 @@ class TopView:
         overview = self.federation.overview
         title = Text(f"{self.federation.server}  ", style="bold")
         title.append(self.lost or f"healthy, version {overview.version or 'unknown'}", "red" if self.lost else "green")
-        return [title, _counts("runs", overview.runs_by_state, _RUN_ORDER), self._clients_line(), Text()]
-
-    def _clients_line(self) -> Text:
-        return _counts("clients", self.federation.overview.clients_by_state, _CLIENT_ORDER)
+        runs = {NOT_LOADED if name == "unspecified" else name: n for name, n in overview.runs_by_state.items()}
+        clients = _counts("clients", overview.clients_by_state, (*CLIENT_STATES, *CLIENT_MARKS))
+        return [title, _counts("runs", runs, (*RUN_STATES, NOT_LOADED)), clients, Text()]
 
     def _body(self, console: Console, options: ConsoleOptions, room: int) -> list[Text]:
         found, chosen = self.federation, self.selection
@@ -106,20 +167,22 @@ class TopView:
             names_missing=False,
         )
         for run in self.federation.overview.runs:
-            state = state_name(admin_pb2.RunState, run.state)
-            now = f"{run.phase} {run.admitted}/{run.cohort_size}" if run.phase == "collecting" else run.phase
+            best = measured(run.best if run.HasField("best") else None, run.metric)
             table.add_row(
-                self._mark("runs", run.run_id), Text(units.plain(run.run_id)), Text(state, _STYLES.get(state, "")),
-                f"{run.rounds_done} of {run.rounds_planned or '?'}", bar(run.rounds_done, run.rounds_planned, _BAR),
-                Text(units.plain(now)), _best(run), sparkline([point.value for point in run.points], POINTS),
-                time_left(run, self.federation.overview),
+                self._mark("runs", run.run_id), plain(run.run_id), state(run_state(run.state)), rounds_text(run),
+                bar(run.rounds_done, run.rounds_planned, _BAR), plain(delivered(run)), best,
+                sparkline([point.value for point in run.points], POINTS), time_left(run),
             )  # fmt: skip
         return table if self.federation.overview.runs else Text("no runs yet: `fl run create config.toml` makes one")
 
     def _waiting(self) -> list[Text]:
+        """Whom active runs wait for, and what else needs attention."""
         since = time.monotonic() - self.federation.received
-        lines = {name: waits.line(run, since) for name, run in self.federation.active.items()}
-        return [Text(units.plain(f"{name}: {line}"), style="yellow") for name, line in lines.items() if line]
+        lines = {name: line for name, run in self.federation.active.items() if (line := waits(run, since))}
+        waiting = [Text(units.plain(f"{name}: {line}"), style=STYLES["warn"]) for name, line in lines.items()]
+        others = (problem for problem in problems(self.federation.overview) if problem.run_id not in lines)
+        waiting += [Text(units.plain(problem.text), style=STYLES[problem.tone]) for problem in others]
+        return waiting[:_MOST_WAITING]
 
     def _clients(self) -> RenderableType:
         table = FittedTable(
@@ -128,28 +191,13 @@ class TopView:
             names_missing=False,
         )
         for client in self.federation.clients:
-            state = client_state(client)
-            note = client.quarantine.reason or client.note
             table.add_row(
-                self._mark("clients", client.client_id), Text(units.plain(client.client_id)),
-                Text(units.plain(state), _STYLES.get(state.partition(",")[0], "")),
-                Text(units.plain(client.run_id or NOTHING)), f"{client.updates_counted:,}",
-                f"{client.updates_refused:,}", Text(units.plain(note)),
+                self._mark("clients", client.client_id), plain(client.client_id),
+                state(client_facts.words(client), told(client_facts.state(client))), plain(client.run_id or NOTHING),
+                units.count(client.updates_counted), units.count(client.updates_refused),
+                plain(client_facts.note(client)),
             )  # fmt: skip
         return table if self.federation.clients else Text("no clients yet: `fl-client --config client.toml` starts one")
-
-
-def time_left(run: admin_pb2.RunOverview, overview: admin_pb2.GetOverviewResponse) -> str:
-    """The expected time to the last planned round, by the mean time of the rounds so far; empty if nobody can know."""
-    if run.HasField("ended") or not run.rounds_done or not run.rounds_planned or not run.HasField("latest_commit"):
-        return ""
-    each = (run.latest_commit.ToNanoseconds() - run.created.ToNanoseconds()) / run.rounds_done
-    at_end = run.latest_commit.ToNanoseconds() + each * (run.rounds_planned - run.rounds_done)
-    return units.duration(round(max(0.0, at_end - overview.now.ToNanoseconds()) / 1e9))
-
-
-_RUN_ORDER = ("running", "waiting", "paused", "failed", "unspecified", "completed", "stopped")
-_CLIENT_ORDER = ("present", "suspect", "lost", "draining", "quarantined", "banned")
 
 
 def _counts(of: str, counts: Mapping[str, int], order: Sequence[str]) -> Text:
@@ -157,16 +205,9 @@ def _counts(of: str, counts: Mapping[str, int], order: Sequence[str]) -> Text:
     line = Text(f"{of}  ", style="bold")
     parts = [(name, counts[name]) for name in order if counts.get(name)]
     for number, (name, count) in enumerate(parts):
-        shown = "not loaded" if name == "unspecified" else name
         line.append(", " if number else "", "none")
-        line.append(f"{count:,} {shown}", _STYLES.get(name, "none"))
+        line.append(f"{count:,} {name}", STYLES[tone(name)] or "none")
     return line if parts else line.append("none", "none")
-
-
-def _best(run: admin_pb2.RunOverview) -> str:
-    if not run.HasField("best"):
-        return NOTHING
-    return units.percent(run.best) if units.is_accuracy(run.metric) else f"{run.best:.4g}"
 
 
 def _lines(console: Console, options: ConsoleOptions, shown: RenderableType) -> list[Text]:

@@ -1,4 +1,4 @@
-"""The view of `fl top` in several sizes, and its small pictures."""
+"""The view of `fl top` in several sizes, its small pictures, and its keys."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from rich.console import Console
 
-from fl_ops.render.sparkline import bar, sparkline
-from fl_ops.render.top.selection import Selection
-from fl_ops.render.top.view import Federation, TopView, time_left
+from fl_ops.render.text import bar, sparkline
+from fl_ops.render.top import Federation, Selection, TopView, keys
 from protos.fl.v1 import admin_pb2
 from tests.marks import slow_except
 
@@ -75,7 +74,7 @@ def test_what_it_shows() -> None:
     text = "\n".join(drawn(TopView(federation(), Selection(name="digits-1")), 100))
     for expected in (
         "healthy, version 0.1.0", "runs  2 running, 1 failed", "clients  3 present, 1 banned", "10 of 40", "87.50 %",
-        "━━────────", "collecting 3/5", "▁▂▃▃▄▅▆▆▇█", "4 min 50 s", "digits-0: waiting for 2 more clients",
+        "━━────────", "collecting 3/5", "▁▂▃▃▄▅▆▆▇█", "5 min", "digits-0: waiting for 2 more clients",
         "▸  digits-1", "edge-002",
     ):  # fmt: skip
         assert expected in text, f"{expected}\n{text}"
@@ -104,12 +103,6 @@ def test_the_whole_view() -> None:
     assert not [line for line in lines if "▸" in line or "leave" in line]
 
 
-@pytest.mark.parametrize("more", [{"ended": at(1)}, {"rounds_done": 0}, {"rounds_planned": 0}])
-def test_a_time_that_nobody_can_know(more: dict[str, Any]) -> None:
-    """An ended run, one without a round, one whose rounds are unknown."""
-    assert time_left(run("a", **more), federation().overview) == ""
-
-
 def test_small_pictures() -> None:
     """The newest values; close ones are equal bars; values that are not finite are blanks."""
     assert sparkline([5.0, 0.0, 1.0, 0.5], 3) == "▁█▄"
@@ -117,3 +110,51 @@ def test_small_pictures() -> None:
     assert sparkline([0.978, 0.975, 0.981], 3) == "███"
     assert (sparkline([], 5), sparkline([math.inf], 5), sparkline([1.0], 0)) == ("", "", "")
     assert (bar(3, 6, 4), bar(9, 6, 4), bar(1, 0, 4)) == ("━━──", "━━━━", "────")
+
+
+NAMES = ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("\x1b[A\x1b[Bq", ["up", "down", "q"]),
+        ("\x1b", ["esc"]),
+        ("\x1bOB\t\r", ["down", "tab", "enter"]),
+        ("\x1b[5~\x1b[6~\x1b[H\x1b[F", ["page up", "page down", "home", "end"]),
+        ("xyz", []),
+        ("\x1b[15~", []),
+    ],
+)
+def test_keys(typed: str, expected: list[str]) -> None:
+    """Arrows of both modes of a terminal; keys without a meaning are left out, and are not taken for esc."""
+    assert keys(typed) == expected
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [(["down"], "b"), (["down"] * 5, "c"), (["end", "up"], "b"), (["page down", "home"], "a"), (["up"], "a")],
+)
+def test_moves(typed: list[str], expected: str) -> None:
+    """The first line is chosen at first, and the ends of the list are kept."""
+    selection = Selection()
+    for key in typed:
+        selection = selection.after(key, NAMES, 10)
+    assert selection.name == expected
+
+
+def test_details_and_lists() -> None:
+    """Enter opens the chosen line, esc closes it, tab begins the other list, q leaves."""
+    opened = Selection(name="b").after("enter", NAMES, 10)
+    assert (opened.open, opened.name) == (True, "b")
+    assert not opened.after("esc", NAMES, 10).open
+    assert opened.after("tab", NAMES, 10) == Selection("clients")
+    assert opened.after("q", NAMES, 10).left
+    assert not Selection().after("enter", [], 10).open
+
+
+def test_a_line_that_is_gone() -> None:
+    """The first line is chosen; an empty list has none, and no details."""
+    assert Selection(name="gone").fitting(NAMES).name == "a"
+    assert Selection(name="a", open=True).fitting([]) == Selection()
+    assert Selection(name="c").fitting(["x", "c"]).name == "c"

@@ -1,0 +1,136 @@
+"""Words for states, phases, marks and events, and how urgent each is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from fl_common import units
+from protos.fl.v1 import admin_pb2 as pb
+
+Part = str | Timestamp
+
+
+class Fact(NamedTuple):
+    """A name and what is told under it: texts and times, one after the other."""
+
+    name: str
+    parts: tuple[Part, ...]
+
+    @property
+    def known(self) -> bool:
+        """Whether there is something to tell."""
+        return any(self.parts)
+
+
+def fact(name: str, *parts: Part) -> Fact:
+    """A fact without empty texts and times."""
+    return Fact(name, tuple(part for part in parts if (part if isinstance(part, str) else part.seconds)))
+
+
+def known(facts: Iterable[Fact]) -> list[Fact]:
+    """The facts that have something to tell."""
+    return [one for one in facts if one.known]
+
+
+RUN_STATES = ("running", "waiting", "paused", "completed", "stopped", "failed")
+NOT_LOADED = "not loaded"
+CLIENT_STATES = ("present", "suspect", "lost")
+CLIENT_MARKS = ("banned", "draining", "quarantined")
+"""Marks by which clients are counted and listed."""
+PHASES = ("training", "uploading", "checking", "downloading", "assigned", "delivered",
+          "refused", "failed", "lost", "out", "cancelled")  # fmt: skip
+"""Phases of a client in a round, in the order in which they are counted."""
+NOT_AWAITED = frozenset(PHASES[PHASES.index("refused") :])
+"""Phases of a client that is not expected to deliver."""
+RUN_PHASES = ("selecting", "collecting", "reducing", "stepping", "committing", "evaluating")
+
+
+def enum_word(enum: Any, number: int) -> str:
+    """The name of an enum's value: "time window" for UNAVAILABLE_REASON_TIME_WINDOW; an unknown one is its number."""
+    described = enum.DESCRIPTOR.values_by_number.get(number)
+    prefix = enum.DESCRIPTOR.values_by_number[0].name.removesuffix("UNSPECIFIED")
+    return described.name.removeprefix(prefix).lower().replace("_", " ") if described else str(number)
+
+
+def run_state(state: int) -> str:
+    """A run's state. It is "not loaded" if the coordinator could not load the run."""
+    return NOT_LOADED if state == pb.RUN_STATE_UNSPECIFIED else enum_word(pb.RunState, state)
+
+
+def client_state(state: int) -> str:
+    """A client's presence."""
+    return "unknown" if state == pb.CLIENT_STATE_UNSPECIFIED else enum_word(pb.ClientState, state)
+
+
+def run_number(word: str) -> int | None:
+    """The state of runs with this word; None for another word."""
+    return pb.RunState.Value(f"RUN_STATE_{word.upper()}") if word in RUN_STATES else None
+
+
+def client_number(word: str) -> int:
+    """The presence with this word; 0 (all) for another word."""
+    return pb.ClientState.Value(f"CLIENT_STATE_{word.upper()}") if word in CLIENT_STATES else 0
+
+
+_TONES: Mapping[str, str] = {
+    "running": "good", "waiting": "warn", "paused": "warn", "completed": "calm", "stopped": "calm", "failed": "bad",
+    NOT_LOADED: "bad", "present": "good", "suspect": "warn", "lost": "calm", "banned": "bad", "quarantined": "bad",
+    "draining": "warn", "may not train": "warn",
+    # phases of a client in a round
+    "delivered": "good", "assigned": "calm", "downloading": "busy", "training": "busy", "uploading": "busy",
+    "checking": "busy", "refused": "bad", "out": "warn", "cancelled": "calm",
+}  # fmt: skip
+_URGENCY = ("calm", "good", "busy", "warn", "bad")
+
+
+def tone(word: str) -> str:
+    """How urgent a state, mark or phase is: good, busy, warn, bad or calm."""
+    return _TONES.get(word, "calm")
+
+
+def worst_tone(words: Iterable[str]) -> str:
+    """The most urgent tone of several words."""
+    return max(map(tone, words), key=_URGENCY.index, default="calm")
+
+
+def event_tone(event: str) -> str:
+    """How urgent an event of the history is."""
+    if any(part in event for part in _BAD):
+        return "bad"
+    if any(part in event for part in _WARN):
+        return "warn"
+    return "good" if event in _GOOD else "calm"
+
+
+_BAD = ("failed", "banned", "quarantined", "refused", "revoked", "dropped", "given_up", "left_out")
+_WARN = ("lost", "missing", "restarted", "recovered", "paused", "fenced", "stopped", "waits", "drain", "forgotten",
+         "deleted", "removed", "gone")  # fmt: skip
+_GOOD = frozenset({"round_committed", "run_completed", "client_registered", "client_back"})
+
+
+def first_of(names: Sequence[str], number: int) -> str:
+    """The first of so many names: a, b and 3 more."""
+    return ", ".join(names) + (f" and {number - len(names)} more" if number > len(names) else "")
+
+
+def counts(numbers: Mapping[str, int], order: Iterable[str] | None = None) -> str:
+    """Numbers with their names, without those that are 0: 48 admitted, 2 failed. order: names; None: by name."""
+    names = sorted(numbers) if order is None else order
+    return ", ".join(f"{numbers[name]:,} {name.replace('_', ' ')}" for name in names if numbers.get(name))
+
+
+def event_words(event: str, detail: str) -> str:
+    """An event of the history or of a watch, with its detail: client out: c was lost."""
+    name = event.replace("_", " ")
+    return f"{name}: {detail}" if detail else name
+
+
+def about(seconds: float) -> str:
+    """An estimated time. One of some minutes is given in minutes: its seconds mean nothing."""
+    return f"{round(seconds / 60)} min" if _COARSE_S <= seconds < _HOUR_S else units.duration(round(seconds))
+
+
+_COARSE_S, _HOUR_S = 300.0, 3600.0
