@@ -27,6 +27,7 @@ from fl_server.clients.denials import Denials
 from fl_server.clients.fleet import Fleet
 from fl_server.config import ServerConfig
 from fl_server.enrollment.authority import Authority
+from fl_server.enrollment.devices import CertificatesService, EnrollmentService
 from fl_server.enrollment.issuing import Checks, Issuer
 from fl_server.enrollment.revocations import Revocations
 from fl_server.logs import write_repeat_counts
@@ -35,14 +36,10 @@ from fl_server.oidc.keys import SigningKeys
 from fl_server.oidc.tokens import TokenVerifier
 from fl_server.outside_calls import OutsideCalls
 from fl_server.rpc import admin, service
-from fl_server.rpc.enrollment.devices import CertificatesService, EnrollmentService
+from fl_server.rpc.connections import ConnectionWatch
 from fl_server.rpc.health import Health
-from fl_server.rpc.limits.connections import ConnectionWatch
-from fl_server.rpc.limits.listeners import ports
-from fl_server.rpc.limits.open_files import Connections, allow_open_files
-from fl_server.rpc.listening import Callers, Listeners
-from fl_server.rpc.tls import Certificates
-from fl_server.rpc.web.serving import WebPage
+from fl_server.rpc.listening import Callers, Certificates, Listeners
+from fl_server.rpc.ports import Connections, allow_open_files, ports
 from fl_server.runs.coordinator import Coordinator
 from fl_server.services import Services
 from fl_server.shutdown import end_in_time, listen_to_signals
@@ -55,6 +52,7 @@ from fl_server.store.spool.unfinished import UnfinishedLimit
 from fl_server.store.state_directory import lock_directory
 from fl_server.store.uploaded_models import UploadedModels
 from fl_server.uploads.receiver import UploadReceiver
+from fl_server.web.page import WebPage
 from fl_server.web.sessions import WebSessions
 from protos.fl.v1 import admin_pb2_grpc, enrollment_pb2_grpc
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -89,7 +87,8 @@ class Server:
         self._uploads = UploadReceiver(self._services)
         self._listeners = Listeners(self._services, self._ports, self._certificates)
         self._listeners.addresses |= probes.addresses
-        self._web = WebPage(self._services, self._coordinator, self._certificates)
+        files = None if self._certificates is None else self._certificates.files
+        self._web = WebPage(config, self._services.web, files)
 
     def _build(self, metrics: Metrics) -> Services:
         """Lock the state directory, and open ledger, files and thread pools."""
@@ -148,7 +147,7 @@ class Server:
         tls, config = self._certificates, self.config.enrollment
         if config is None or tls is None:
             return None
-        return Issuer(ledger, config, Authority(config, lambda: tls.pem), checks, reads)
+        return Issuer(ledger, config, Authority(config, lambda: tls.files.pem), checks, reads)
 
     @property
     def ledger(self) -> Ledger:
@@ -182,8 +181,7 @@ class Server:
         for server, name in ((clients, service.SERVICE), *((each, admin.SERVICE) for each in operators)):
             await self._listeners.start(server, name, self._health)
         await self._start_enrollment()
-        if self.config.web_listen is not None:
-            self._listeners.addresses["web_listen"] = await self._web.start(self.config.web_listen, self._services.web)
+        await self._start_web()
         await self._health.ready()
         log.info("serving", state_dir=str(self.config.state_dir), pid=os.getpid(), **self._listeners.addresses)
 
@@ -196,6 +194,16 @@ class Server:
         service = EnrollmentService(issuer, self._services.metrics, self._services.audit)
         enrollment_pb2_grpc.add_EnrollmentServicer_to_server(service, server)
         await server.start()
+
+    async def _start_web(self) -> None:
+        """Serve the web page."""
+        services, address = self._services, self.config.web_listen
+        if address is None:
+            return
+        server = self._listeners.for_web(services.web)
+        admin_pb2_grpc.add_AdminServicer_to_server(admin.AdminService(services, self._coordinator), server)
+        shown = await self._web.start(server, address, services.audit, services.metrics)
+        self._listeners.addresses["web_listen"] = shown
 
     async def _operators(self) -> list[grpc.aio.Server]:
         """The servers for operators: with certificates, and with tokens if the settings have a port for them."""

@@ -27,7 +27,7 @@
     |- TooMany             too many open calls of the caller, or of the port
     '- NotNow              try again later
 
-Each error has a message of errors.proto with the same facts for programs. `rpc/statuses.py` turns errors into statuses.
+Each error has a message of errors.proto with the same facts for programs. `statuses.py` turns errors into statuses.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Values that both ends of a connection share: protocol versions, sizes, gRPC channel options and enum names."""
+"""Values that both ends of a connection share: protocol versions, sizes, gRPC channel options, times and enum names."""
 
 from __future__ import annotations
 
 import re
 
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from protos.fl.v1.training_pb2 import PayloadKind
 
@@ -115,3 +116,10 @@ def known_name(enum: EnumTypeWrapper, number: int) -> str:
     """An enum value's name. An unknown number, as from a newer peer, counts as the unspecified value 0."""
     names = {value: name for name, value in enum.items()}
     return names.get(number, names[0])
+
+
+def timestamp(seconds: float) -> Timestamp:
+    """Unix seconds as a Timestamp."""
+    message = Timestamp()
+    message.FromNanoseconds(int(seconds * 1e9))
+    return message

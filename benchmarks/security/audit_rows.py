@@ -20,11 +20,11 @@ from typing import Any
 import grpc.aio
 
 from fl_server import app
-from fl_server.audit.record import AuditRecord
+from fl_server.audit.calls import AuditedMethod
+from fl_server.audit.writer import AuditRecord
 from fl_server.config import ServerConfig
-from fl_server.rpc.audited.calls import AuditedMethod
 from fl_server.rpc.health import Health
-from fl_server.rpc.limits.open_files import allow_open_files
+from fl_server.rpc.ports import allow_open_files
 from protos.fl.v1 import admin_pb2, admin_pb2_grpc
 
 

@@ -12,8 +12,8 @@ from fl_client.assignments.availability import AvailabilityMonitor
 from fl_client.connection.link import Link, Session
 from fl_client.connection.messages import log_text
 from fl_client.errors import WorkFailed
-from fl_client.rate_limit import RateLimiter
 from fl_client.storage.pending_updates import Key, message_of
+from fl_common.rate_limits import RateLimiter
 from protos.fl.v1 import coordinator_pb2 as pb
 
 log = structlog.get_logger()

@@ -17,7 +17,7 @@ import structlog
 from prometheus_client import Counter
 
 from fl_client.audit.file import AuditFile, Entry
-from fl_client.rate_limit import RateLimiter
+from fl_common.rate_limits import RateLimiter
 
 log = structlog.get_logger()
 

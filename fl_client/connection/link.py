@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from fl_client.connection.transport import Connection
 from fl_client.errors import BrokenTransfer, FailedCall, Fenced, GivenUp, SessionLost, Unreachable
-from fl_client.rate_limit import RateLimiter
+from fl_common.rate_limits import RateLimiter
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from fl_client.errors import (
     TransportError,
     Untrusted,
 )
-from fl_client.rate_limit import RateLimiter
+from fl_common.rate_limits import RateLimiter
 
 log = structlog.get_logger()
 

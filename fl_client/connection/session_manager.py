@@ -32,7 +32,7 @@ from fl_client.errors import (
     TransportError,
     Unreachable,
 )
-from fl_client.rate_limit import RateLimiter
+from fl_common.rate_limits import RateLimiter
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
 

@@ -14,8 +14,8 @@ from rich.status import Status
 from structlog import DropEvent
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from fl_client.rate_limit import RateLimiter
 from fl_common.logs import console_renderer, escaped, processors
+from fl_common.rate_limits import RateLimiter
 
 LINES_PER_S, LINE_BURST = 2.0, 1000
 """Limit of the lines of one event."""

@@ -10,15 +10,18 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from fl_common.logs import RepeatLimiter
-from fl_server.audit.record import AuditRecord
-from fl_server.audit.writer import AuditWriter, Counters
+from fl_server.audit.writer import AuditRecord, AuditWriter, Counters
 from fl_server.store.ledger import Ledger
+from fl_server.timeouts import TimeLimit
 
 WINDOW_S = 60.0
+ANSWER_S = 5.0
+"""An answer waits this long for the row of its result."""
 READS, REFUSALS = 60, 100
 """Rows a minute: of one operator's reads, and of all refusals."""
 
@@ -87,6 +90,11 @@ class AuditLog:
     async def record(self, record: AuditRecord) -> None:
         """Add a row. Returns when it is durable; waits while the ledger cannot be written."""
         await self._writer.add(record)
+
+    async def record_in_time(self, record: AuditRecord) -> None:
+        """Add a row, and wait for it for ANSWER_S at most. Then the row is written when the ledger can."""
+        with suppress(TimeoutError), TimeLimit(ANSWER_S):
+            await self._writer.add(record)
 
     async def record_now(self, record: AuditRecord) -> int:
         """Add a row before a change, and return its number when it is durable.

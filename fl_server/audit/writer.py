@@ -20,7 +20,6 @@ from prometheus_client import Counter
 
 from fl_common.atomic_files import atomic_writer
 from fl_common.audit import START, AuditRow, Head, limited, missing
-from fl_server.audit.record import AuditRecord
 from fl_server.store.errors import StoreFull
 from fl_server.store.ledger import RETRY_S, Ledger
 
@@ -39,6 +38,24 @@ MOST_WAITING = 10_000
 _LEAST = -(2**63)
 CLOSE_S = 1.0
 """For the last rows at a stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRecord:
+    """Who did what, from where, to what, with which result. Secrets are never part of it."""
+
+    actor: str
+    """"operator:alice", "client:edge-3", "anybody"."""
+    address: str
+    """host:port of the caller; "" if there was none."""
+    method: str
+    """The called method, or what happened: "BanClient", "Enroll", "identity_refused"."""
+    subject: str
+    """The run, client, token or certificate concerned; may be empty."""
+    result: str
+    """"ok", or the status code in lower case: "permission_denied"; "asked" for the row before a change."""
+    detail: str = ""
+    """The reason given, or the refusal."""
 
 
 @dataclass(eq=False, slots=True)

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from fl_common.atomic_files import atomic_writer
 from fl_common.settings import Section, SettingsError
 from fl_server.audit.log import AuditLog
-from fl_server.audit.record import AuditRecord
+from fl_server.audit.writer import AuditRecord
 from fl_server.clients.fleet import Fleet
 from fl_server.clients.operator_actions import OperatorActions
 from fl_server.config import ServerConfig

@@ -13,10 +13,10 @@ from typing import Literal
 
 import structlog
 
+from fl_common.rate_limits import TokenBuckets
 from fl_server.clients.client_records import ClientRecords
 from fl_server.clients.draw_rules import Candidate, Requirements, Selection, able, offers_task
 from fl_server.clients.quarantine import Quarantine
-from fl_server.clients.rate_limits import ClientRate
 from fl_server.clients.roster import Roster
 from fl_server.store.records import ClientRecord
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -40,7 +40,7 @@ class Eligibility:
         records: ClientRecords,
         roster: Roster,
         quarantine: Quarantine,
-        returns: ClientRate,
+        returns: TokenBuckets,
     ) -> None:
         """returns: how often a client may report that it may train again."""
         self._records = records.in_memory()
@@ -147,7 +147,7 @@ class Eligibility:
             return
         if availability.may_train:
             loop = asyncio.get_running_loop()
-            if wait_s := self._returns.wait(client_id, loop.time()):
+            if wait_s := self._returns.of(client_id).take(1.0, loop.time()):
                 again = partial(self.set_availability, client_id, availability)
                 self._delayed[client_id] = loop.call_later(wait_s + 0.001, again)
                 return

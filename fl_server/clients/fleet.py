@@ -15,13 +15,13 @@ from functools import partial
 
 import structlog
 
+from fl_common.rate_limits import TokenBuckets
 from fl_server.clients.client_records import ClientRecords
 from fl_server.clients.contested_identities import ContestedIdentities
 from fl_server.clients.draw_rules import Candidate
 from fl_server.clients.eligibility import Eligibility
 from fl_server.clients.fleet_changes import FleetChanges
 from fl_server.clients.quarantine import Quarantine
-from fl_server.clients.rate_limits import ClientRate
 from fl_server.clients.registration import Registration
 from fl_server.clients.roster import Presence, Roster
 from fl_server.clients.sessions import Session, Sessions, Stream
@@ -53,7 +53,7 @@ class Fleet:
         self._transfers = Transfers()
         self.transfer_limits = TransferLimits(config.transfers, metrics, config.limits.max_clients)
         self.quarantine = Quarantine(config.quarantine)
-        returns = ClientRate(config.limits.comebacks_per_min)
+        returns = TokenBuckets(config.limits.comebacks_per_min, 60.0)
         self.eligibility = Eligibility(self.records, self._roster, self.quarantine, returns)
         self.contested = ContestedIdentities(
             self.sessions, lambda client_id: bool(self.eligibility.run_of(client_id)), metrics

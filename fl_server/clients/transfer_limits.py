@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 
 import structlog
 
-from fl_server.clients.rate_limits import TokenBucket
+from fl_common.rate_limits import TokenBucket
 from fl_server.errors import LimitExceeded
 from fl_server.limits_config import TransfersConfig
 from fl_server.metrics import Metrics

@@ -1,5 +1,5 @@
-"""Enrollment: tokens, the authority that signs devices' certificates, and revocation.
+"""Enrollment: tokens, the authority that signs devices' certificates, revocation, and the calls for them.
 
-Which certificate may be issued to which device, and which one is denied, is decided here. Rows are stored by `store`,
-and messages are translated by `rpc`; nothing here knows a transport.
+Which certificate may be issued to which device, and which one is denied, is decided here. Rows are stored by `store`.
+Only `devices.py`, the services that devices call, knows grpc.
 """

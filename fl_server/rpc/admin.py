@@ -10,24 +10,18 @@ from typing import Any
 
 import grpc.aio
 
+from fl_server.audit.listing import audit_page
 from fl_server.clients.denials import Denials
 from fl_server.clients.operator_actions import OperatorActions
+from fl_server.enrollment.operators import EnrollmentCalls
 from fl_server.errors import InvalidInput, NotConfigured
 from fl_server.identity import ANYBODY, actor, caller
-from fl_server.rpc.access.floors import with_floor
-from fl_server.rpc.access.method_roles import methods_of, ordered
-from fl_server.rpc.access.owners import HIDDEN, OwnedRuns, with_owner
-from fl_server.rpc.audited.lists import audit_page
-from fl_server.rpc.browsing.clients import ClientList
-from fl_server.rpc.browsing.history import HISTORY_MOST, HistoryCalls
-from fl_server.rpc.browsing.overview import Overview
-from fl_server.rpc.client_details import client_details, not_drawn, work_of
-from fl_server.rpc.cohorts import cohort_page
-from fl_server.rpc.enrollment.operators import EnrollmentCalls
-from fl_server.rpc.initial_models import InitialModels
-from fl_server.rpc.lists import Lists
-from fl_server.rpc.model_exports import ModelExports
-from fl_server.rpc.views import client_status, not_loaded_status, round_summary, run_status, timestamp
+from fl_server.rpc.access import HIDDEN, OwnedRuns, methods_of, ordered, with_floor, with_owner
+from fl_server.rpc.clients import ClientList, client_details, not_drawn, work_of
+from fl_server.rpc.lists import HISTORY_MOST, HistoryCalls, Lists, cohort_page
+from fl_server.rpc.models import InitialModels, ModelExports
+from fl_server.rpc.overview import Overview
+from fl_server.rpc.views import client_status, not_loaded_status, round_summary, run_status
 from fl_server.run.progress import Progress
 from fl_server.run.run import Run
 from fl_server.run_spec import from_spec
@@ -35,6 +29,7 @@ from fl_server.runs.coordinator import Coordinator
 from fl_server.services import Services
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1 import admin_pb2_grpc
+from protos.wire import timestamp
 
 Context = grpc.aio.ServicerContext[Any, Any]
 SERVICE = "fl.v1.Admin"
@@ -54,7 +49,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self._denials = Denials(services.config, services.ledger, services.revocations, services.fleet)
         self._exports = ModelExports(services, coordinator)
         self._initial_models = InitialModels(services, self._runs, self._exports)
-        self._enrollment = EnrollmentCalls(services)
+        self._enrollment = EnrollmentCalls(services.config, services.ledger, services.issuer, services.revocations)
 
     async def CreateRun(self, request: pb.CreateRunRequest, context: Context) -> pb.CreateRunResponse:
         """Check a run's configuration, and create the run."""
@@ -277,6 +272,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> pb.RevokeCertificatesResponse:
         """Deny certificates, and end their holders' calls."""
         revoked = await self._enrollment.revoke_certificates(request, actor())
+        if request.name:
+            self._services.fleet.expel(request.name, "a new certificate (the earlier ones are revoked)", "revoked")
         await self._denials.write()
         return revoked
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import structlog
 
-from fl_server.audit.record import AuditRecord
+from fl_server.audit.writer import AuditRecord
 from fl_server.clients.eligibility import Work
 from fl_server.clients.registration_request import check_availability
 from fl_server.errors import InvalidInput, NoSuchRun

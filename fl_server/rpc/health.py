@@ -6,23 +6,69 @@ probes use plain text only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, TypeAlias
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from fl_common.settings import SettingsError
+from fl_server.errors import NoSuchService
 from fl_server.metrics import Metrics
-from fl_server.rpc.health_service import Probes
 from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
-from fl_server.rpc.limits.lasting_server import LastingServer
-from fl_server.rpc.limits.listeners import Port
-from fl_server.rpc.limits.open_calls import CallLimits
+from fl_server.rpc.lasting_server import LastingServer
+from fl_server.rpc.open_calls import CallLimits
+from fl_server.rpc.ports import Port
 
-LIVE = "live"
-"""Name of the liveness check: SERVING while the event loop runs, also during recovery and while draining."""
+Status: TypeAlias = int
+"""A HealthCheckResponse.ServingStatus."""
+_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+LIVE = "live"
+"""Name of the liveness check: SERVING while the event loop runs, also during recovery and while draining."""
+
+
+class Probes:
+    """The states of named services, for Check, List and Watch. Lives on the event loop."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        """All names start as NOT_SERVING."""
+        self._states: dict[str, Status] = dict.fromkeys(names, _NOT_SERVING)
+        self._changed = asyncio.Event()
+
+    def set(self, name: str, status: Status) -> None:
+        """Set a service's state."""
+        self._states[name] = status
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> health_pb2.HealthCheckResponse:  # noqa: N802, ARG002 - gRPC fixes name and arguments
+        """A service's state. Raises NoSuchService."""
+        if (status := self._states.get(request.service)) is None:
+            raise NoSuchService(request.service, sorted(self._states))
+        return health_pb2.HealthCheckResponse(status=status)
+
+    async def List(self, request: health_pb2.HealthListRequest, context: Any) -> health_pb2.HealthListResponse:  # noqa: N802, ARG002 - gRPC fixes name and arguments
+        """The states of all services."""
+        found = {name: health_pb2.HealthCheckResponse(status=status) for name, status in self._states.items()}
+        return health_pb2.HealthListResponse(statuses=found)
+
+    async def Watch(  # noqa: N802 - gRPC fixes the name
+        self,
+        request: health_pb2.HealthCheckRequest,
+        context: Any,  # noqa: ARG002 - gRPC fixes the arguments
+    ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
+        """A service's state, now and after each change; SERVICE_UNKNOWN for an unknown one, and the stream ends."""
+        sent: Status | None = None
+        while True:
+            changed, status = self._changed, self._states.get(request.service, _UNKNOWN)
+            if status != sent:
+                sent = status
+                yield health_pb2.HealthCheckResponse(status=status)
+            if status == _UNKNOWN:
+                return
+            await changed.wait()
 
 
 class Health:
@@ -32,7 +78,7 @@ class Health:
         self._services = ("", *services)
         self._probes = Probes((LIVE, *self._services))
         self._left = False
-        self._server: grpc.aio.Server | None = None
+        self._server: LastingServer | None = None
         self._policy: CallPolicy | None = None
         self.addresses: dict[str, str] = {}
         """Address of its own port, by the setting's name; empty without one."""
@@ -46,9 +92,8 @@ class Health:
         checks, options = CallInterceptor(self._policy), port.options()
         self._server = LastingServer(lambda: grpc.aio.server(interceptors=[checks], options=options))
         self.serve_on(self._server)
-        number = add_port(self._server, address, "health_listen")
+        self.addresses["health_listen"] = self._server.listen(address, "health_listen")
         await self._server.start()
-        self.addresses["health_listen"] = f"{address.rpartition(':')[0]}:{number}"
 
     def serve_on(self, server: grpc.aio.Server) -> None:
         """Also answer on this server."""
@@ -77,18 +122,3 @@ class Health:
     def _set(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for service in self._services:
             self._probes.set(service, status)
-
-
-def add_port(
-    server: grpc.aio.Server, address: str, setting: str, credentials: grpc.ServerCredentials | None = None
-) -> int:
-    """Let a server listen. Returns the port. Raises SettingsError, which names the setting, if that fails."""
-    try:
-        if credentials is None:
-            return server.add_insecure_port(address)
-        return server.add_secure_port(address, credentials)
-    except RuntimeError as error:
-        raise SettingsError(
-            f"{setting}: cannot listen on {address}: the port is in use, or the address is not this machine's; "
-            f"choose another, or port 0 for any free one"
-        ) from error

@@ -8,32 +8,43 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import grpc
 import grpc.aio
 
 from fl_server import errors, identity
+from fl_server.audit.calls import AuditedMethod
 from fl_server.audit.log import AuditLog
+from fl_server.errors import Unauthenticated
 from fl_server.identity import ANYBODY, Identity, caller
 from fl_server.metrics import Metrics
-from fl_server.rpc.access.bearer import Tokens, browser_of, token_holder
-from fl_server.rpc.access.method_roles import ADMIN, EVERYONE, METHOD_ROLES, require_role
-from fl_server.rpc.audited.calls import AuditedMethod
-from fl_server.rpc.limits.certificate_expiry import ExpiringCalls
-from fl_server.rpc.limits.open_calls import CallLimits, OpenCall
-from fl_server.rpc.limits.requests import DEFAULT, LIMITS, BadRequest, parse
-from fl_server.rpc.statuses import abort, code_of, log_error, refusal_of
+from fl_server.rpc.access import require_role
+from fl_server.rpc.methods import EVERYONE, METHODS, Method, RequestLimit
+from fl_server.rpc.open_calls import CallLimits, ExpiringCalls, OpenCall
+from fl_server.rpc.requests import BadRequest, parse
+from fl_server.statuses import abort, code_of, log_error
 from fl_server.timeouts import TimeLimit
+from protos.wire import BROWSER_ADDRESS
 
 _STALL_S, _RETRY_S = 60.0, 1.0
+_SCHEME = "bearer "
+_MOST_ADDRESS = 64
 Context = grpc.aio.ServicerContext[Any, Any]
 MethodHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Handler = Callable[[Any, Context], Any]
 """The function behind a method."""
+
+
+class Tokens(Protocol):
+    """Verifies tokens; `oidc.tokens.TokenVerifier`, or another in tests."""
+
+    async def identity(self, token: str) -> Identity:
+        """The holder of a token. Raises Unauthenticated, Forbidden, NotNow."""
+        ...
 
 
 @dataclass
@@ -59,8 +70,15 @@ class CallPolicy:
     """Verifies bearer tokens, where callers have these in place of certificates."""
     names_addresses: bool = False
     """Whether its one caller names the address that it calls for in each call, as the web process does."""
-    methods: Mapping[str, frozenset[str]] = field(default_factory=lambda: METHOD_ROLES)
-    """The roles that may call each method."""
+    methods: Mapping[str, Method] = field(default_factory=lambda: METHODS)
+    """Those that the port serves."""
+
+
+def _refusal_of(error: Exception) -> str | None:
+    """The label in metrics of a request that a limit refused; None for other errors."""
+    if isinstance(error, BadRequest):
+        return error.why
+    return "calls" if isinstance(error, errors.TooMany) else None
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
@@ -118,22 +136,23 @@ class _Call:
         self, method: str, policy: CallPolicy, open_calls: ExpiringCalls, parser: Callable[[bytes], Any] | None
     ) -> None:
         self.method, self.name = method, method.rsplit("/", 1)[-1]
-        self._roles = policy.methods.get(method)
+        known = policy.methods.get(method)
+        self._roles = None if known is None else known.roles
         self.is_public = self._roles == EVERYONE
         """Calls that strangers may make are neither logged nor measured: they could fill the log."""
-        self.is_admin = method.startswith(ADMIN)
+        self.is_admin = known is not None and known.recorded is not None
         self.policy, self._open, self._parser = policy, open_calls, parser
-        self.audited = AuditedMethod(method, policy.audit)
-        self._at_once = LIMITS.get(method, DEFAULT).at_once
+        self.audited = AuditedMethod(self.name, policy.audit, None if known is None else known.recorded)
+        self._at_once = RequestLimit().at_once if known is None else known.limit.at_once
 
     async def enter(self, context: Context) -> OpenCall:
         """Set the caller, and check it before its request is received."""
         peer = context.peer()
         if self.policy.limits.is_new(peer) and self.policy.metrics is not None:
             self.policy.metrics.connections_used.labels(self.policy.setting).inc()
-        identity.address.set(browser_of(context) if self.policy.names_addresses else identity.address_of(peer))
+        identity.address.set(_browser_of(context) if self.policy.names_addresses else identity.address_of(peer))
         tokens = self.policy.tokens
-        who = identity.of_connection(context.auth_context()) if tokens is None else await token_holder(tokens, context)
+        who = identity.of_connection(context.auth_context()) if tokens is None else await _token_holder(tokens, context)
         caller.set(who)
         who.check_time()
         self._check_revocation(who)
@@ -185,7 +204,7 @@ class _Call:
         except Exception as error:  # noqa: BLE001 - every error becomes a status, and is logged
             code = code_of(error)
             self.audited.refused(error)
-            if (refused := refusal_of(error)) is not None and self.policy.metrics is not None:
+            if (refused := _refusal_of(error)) is not None and self.policy.metrics is not None:
                 self.policy.metrics.requests_refused.labels(self.policy.setting, refused).inc()
             await abort(context, self.name, error, logged=not self.is_public)
         finally:
@@ -196,6 +215,23 @@ class _Call:
         """Log the error of work whose caller has hung up, and so gets no status."""
         if not work.cancelled() and isinstance(error := work.exception(), Exception):
             log_error(self.name, error, logged=not self.is_public)
+
+
+async def _token_holder(tokens: Tokens, context: Context) -> Identity:
+    """The caller of a port for tokens; ANYBODY without a token. Raises Unauthenticated, Forbidden, NotNow."""
+    metadata: Iterable[tuple[str, Any]] = context.invocation_metadata() or ()
+    found = [value for key, value in metadata if key == "authorization"]
+    if not found:
+        return ANYBODY
+    if len(found) > 1 or not isinstance(found[0], str) or found[0][: len(_SCHEME)].lower() != _SCHEME:
+        raise Unauthenticated("expected the metadata authorization: Bearer TOKEN, once, got another form")
+    return await tokens.identity(found[0][len(_SCHEME) :].strip())
+
+
+def _browser_of(context: Context) -> str:
+    """host:port of the browser that the web process calls for; empty if it names none."""
+    metadata: Iterable[tuple[str, Any]] = context.invocation_metadata() or ()
+    return str(next((value for key, value in metadata if key == BROWSER_ADDRESS), ""))[:_MOST_ADDRESS]
 
 
 def _wrap_stream_unary(call: _Call, inner: Handler) -> Handler:

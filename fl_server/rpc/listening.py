@@ -1,25 +1,109 @@
-"""The grpc servers of a coordinator: one for each port, with the checks that its callers get."""
+"""The grpc servers of a coordinator: one for each port, with its TLS credentials and the checks of its calls."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
+from typing import cast
 
+import grpc
 import grpc.aio
+import structlog
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
-from fl_common.certificates.pem import Pem
-from fl_server.rpc.access.bearer import Tokens
-from fl_server.rpc.health import Health, add_port
-from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
-from fl_server.rpc.limits.lasting_server import LastingServer
-from fl_server.rpc.limits.listeners import EXTRA_CALLS, Port
-from fl_server.rpc.limits.open_calls import CallLimits
-from fl_server.rpc.tls import Certificates
+from fl_common.certificates.pem import Pem, PemChange, PemFiles, PemWatcher
+from fl_common.certificates.tls_version import check_oldest_tls
+from fl_server.metrics import Metrics
+from fl_server.rpc.health import Health
+from fl_server.rpc.interceptors import CallInterceptor, CallPolicy, Tokens
+from fl_server.rpc.lasting_server import LastingServer
+from fl_server.rpc.methods import METHODS, WEB_METHODS
+from fl_server.rpc.open_calls import CallLimits
+from fl_server.rpc.ports import EXTRA_CALLS, WEB_CALLS, Port, web_options
+from fl_server.security_config import TlsConfig
 from fl_server.services import Services
+from fl_server.web.sessions import WebSessions
+
+log = structlog.get_logger()
+
+CHECK_S = 2.0
+"""Period of the checks of the files. New content is used after the second check that finds it."""
+
+
+class Certificates:
+    """The coordinator's certificate and the CA of its callers. A renewal does not affect open connections."""
+
+    def __init__(self, tls: TlsConfig, metrics: Metrics) -> None:
+        """Read the files. Raises SettingsError if they cannot be used."""
+        check_oldest_tls(tls.min_version)
+        self.files = PemWatcher(PemFiles(tls.cert, tls.key, tls.client_ca, "client_ca"))
+        self._metrics = metrics
+        self._warned: Pem | None = None
+        self._report_expiry()
+
+    def credentials(
+        self,
+        began: Callable[[], None] = lambda: None,
+        presented: Callable[[], Pem] | None = None,
+        *,
+        asks_callers: bool = True,
+    ) -> grpc.ServerCredentials:
+        """Credentials of one port. Client certificates are required if a CA for them is set.
+
+        began: called at each handshake, in a thread of its own. presented: what the port uses in place of the files;
+        it returns the same object as long as nothing has changed. asks_callers: False for a port whose callers have no
+        certificates.
+        """
+        current = presented or (lambda: self.files.pem)
+        used = [current()]
+
+        def renewed() -> grpc.ServerCertificateConfiguration | None:
+            """grpc calls this before each handshake, in a thread of its own; None: no change."""
+            began()
+            if (pem := current()) is used[0]:
+                return None
+            used[0] = pem
+            return _configuration(pem)
+
+        needed = asks_callers and used[0].ca is not None
+        # grpc documents None; its type stubs do not have it.
+        asked = cast("Callable[[], grpc.ServerCertificateConfiguration]", renewed)
+        return grpc.dynamic_ssl_server_credentials(_configuration(used[0]), asked, needed)
+
+    async def watch(
+        self, poll_more: Callable[[], None] = lambda: None, polled: Callable[[], None] = lambda: None
+    ) -> None:
+        """Check the files periodically, without end.
+
+        poll_more: checks other files, in a thread. polled: called on the event loop after each check.
+        """
+        while True:
+            await asyncio.sleep(CHECK_S)
+            await asyncio.to_thread(poll_more)
+            match await asyncio.to_thread(self.files.poll):
+                case PemChange.RENEWED:
+                    log.info("certificates_renewed", serial=f"{self.files.pem.leaf.serial_number:x}")
+                case PemChange.UNUSABLE:
+                    log.warning("certificates_not_used", reason=self.files.problem, todo="the earlier ones stay in use")
+            self._report_expiry()
+            polled()
+
+    def _report_expiry(self) -> None:
+        pem = self.files.pem
+        if pem is self._warned:
+            return
+        self._metrics.certificates.show(pem.periods())
+        if pem.ending(datetime.now(UTC)):
+            self._warned = pem
+            log.warning("certificate_ends_soon", not_after=pem.leaf.not_valid_after_utc.isoformat())
+
+
+def _configuration(pem: Pem) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(pem.key, pem.cert)], root_certificates=pem.ca)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +149,7 @@ class Listeners:
                 asks_callers=callers is None,
             )
         server = LastingServer(make, credentials)
-        number = add_port(server, address, setting, None if credentials is None else credentials())
-        self.addresses[setting] = f"{address.rpartition(':')[0]}:{number}"
+        self.addresses[setting] = server.listen(address, setting)
         self._servers.append(server)
         return server
 
@@ -83,6 +166,26 @@ class Listeners:
             trusts_everybody=callers is None and (tls is None or tls.no_client_certificates),
             tokens=None if callers is None else callers.tokens,
         )
+
+    def for_web(self, sessions: WebSessions) -> grpc.aio.Server:
+        """A server for the web process's socket, which does not listen yet. It knows browsers by their sessions."""
+        services = self._services
+        has_login = services.config.operators_have_names
+        policy = CallPolicy(
+            services.metrics,
+            CallLimits(WEB_CALLS, WEB_CALLS),
+            "web_listen",
+            denied=services.revocations.denied,
+            stall_s=services.config.limits.stall_s,
+            audit=services.audit,
+            trusts_everybody=not has_login,
+            tokens=sessions if has_login else None,
+            names_addresses=True,
+            methods={name: METHODS[name] for name in WEB_METHODS},
+        )
+        checks = CallInterceptor(policy)
+        services.revocations.on_change += [sessions.drop_denied, checks.end_denied]
+        return grpc.aio.server(interceptors=[checks], options=web_options())
 
     async def start(self, server: grpc.aio.Server, service: str, probes: Health) -> None:
         """Start a server with its health, and with reflection if the settings ask for it."""

@@ -7,7 +7,6 @@ from functools import lru_cache
 from heapq import nsmallest
 
 import structlog
-from google.protobuf.timestamp_pb2 import Timestamp
 
 from fl_server.clients.fleet import Fleet
 from fl_server.errors import one_line
@@ -29,6 +28,7 @@ from fl_server.store.records import (
 )
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1 import coordinator_pb2, training_pb2
+from protos.wire import timestamp
 
 log = structlog.get_logger()
 
@@ -278,10 +278,3 @@ def history_entry(number: int, entry: HistoryRecord) -> pb.HistoryEntry:
         time=timestamp(entry.time), actor=entry.actor, event=entry.event, subject=entry.subject, detail=entry.detail,
         number=number,
     )  # fmt: skip
-
-
-def timestamp(seconds: float) -> Timestamp:
-    """Unix seconds as a Timestamp."""
-    message = Timestamp()
-    message.FromNanoseconds(int(seconds * 1e9))
-    return message

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import structlog
 
-from fl_server.clients.rate_limits import TokenBucket
+from fl_common.rate_limits import TokenBucket
 from fl_server.errors import one_line
 from fl_server.store.errors import StoreError
 from fl_server.store.ledger import Ledger

@@ -20,7 +20,7 @@ from fl_server.metrics import Metrics
 from fl_server.outside_calls import OutsideCalls
 from fl_server.rpc import service
 from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
-from fl_server.rpc.limits.open_calls import CallLimits
+from fl_server.rpc.open_calls import CallLimits
 from fl_server.runs.coordinator import Coordinator
 from fl_server.services import Services
 from fl_server.store.checkpoints import Checkpoints

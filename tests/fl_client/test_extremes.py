@@ -21,7 +21,6 @@ from fl_client.connection.messages import InvalidMessage, log_text, parse, secon
 from fl_client.connection.registration import check_registration, requested_events
 from fl_client.errors import ClientError
 from fl_client.monitoring.metrics import Metrics
-from fl_client.rate_limit import RateLimiter
 from fl_client.settings.config import LimitsConfig
 from fl_client.storage.pending_updates import work_digest
 from fl_client.training import payloads
@@ -156,14 +155,3 @@ def test_text_for_the_log_can_be_printed() -> None:
     """For every Unicode character no line end, escape sequence or change of direction is left."""
     text = "".join(map(chr, range(sys.maxunicode + 1)))
     assert log_text(text, len(text)).isprintable()
-
-
-def test_a_rate_limiter_allows_a_burst_and_then_its_rate() -> None:
-    """Three at once, then one every half second. A long pause allows no more than three at once."""
-    now = [100.0]
-    limiter = RateLimiter(2.0, 3, lambda: now[0])
-    assert [limiter.delay() for _ in range(5)] == [0.0, 0.0, 0.0, 0.5, 1.0]
-    now[0] += 1000.0
-    assert [limiter.try_acquire() for _ in range(5)] == [True, True, True, False, False]
-    now[0] += 0.5
-    assert [limiter.try_acquire() for _ in range(2)] == [True, False]

@@ -10,7 +10,7 @@ import grpc.aio
 
 from fl_server.rpc.admin import AdminService
 from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
-from fl_server.rpc.limits.open_calls import CallLimits
+from fl_server.rpc.open_calls import CallLimits
 from protos.fl.v1 import admin_pb2_grpc
 from protos.wire import client_options, server_options
 from tests.fl_server.harness import World

@@ -10,10 +10,12 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from fl_server.audit.calls import Recorded
 from fl_server.metrics import Metrics
-from fl_server.rpc.access.method_roles import EVERYONE
 from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
-from fl_server.rpc.limits.open_calls import CallLimits
+from fl_server.rpc.methods import EVERYONE
+from fl_server.rpc.methods import Method as Row
+from fl_server.rpc.open_calls import CallLimits
 from tests.fl_server.harness import TIMEOUT_S
 
 Method = Callable[..., Any]
@@ -24,17 +26,17 @@ _MAKE = {
     "Up": grpc.stream_unary_rpc_method_handler,
     "Down": grpc.unary_stream_rpc_method_handler,
 }
-_ROLES = {
-    "fl.v1.Coordinator": frozenset({"client"}),
-    "fl.v1.Admin": frozenset({"admin"}),
-    "grpc.health.v1.Health": EVERYONE,
+_ROWS = {
+    "fl.v1.Coordinator": Row(frozenset({"client"})),
+    "fl.v1.Admin": Row(frozenset({"admin"}), recorded=Recorded()),
+    "grpc.health.v1.Health": Row(EVERYONE),
 }
-"""Roles that may call the methods of a service."""
+"""What holds for the methods of a service."""
 
 
 def echo_policy(metrics: Metrics, limits: CallLimits | None = None, **settings: Any) -> CallPolicy:
     """A policy of a port with these methods, which trusts callers without a certificate."""
-    methods = {f"/{service}/{name}": roles for service, roles in _ROLES.items() for name in _MAKE}
+    methods = {f"/{service}/{name}": row for service, row in _ROWS.items() for name in _MAKE}
     return CallPolicy(metrics, limits or CallLimits(64, 1000), methods=methods, trusts_everybody=True, **settings)
 
 

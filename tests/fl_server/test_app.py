@@ -12,8 +12,8 @@ from structlog.testing import capture_logs
 from fl_server.app import Server, warn_of_open_ports
 from fl_server.config import ServerConfig
 from fl_server.rpc.health import Health
-from fl_server.rpc.limits.open_files import Connections
-from fl_server.rpc.limits.requests import LARGEST_ADMIN_BYTES
+from fl_server.rpc.methods import ADMIN, largest_request
+from fl_server.rpc.ports import Connections
 from fl_server.security_config import TlsConfig
 from protos.wire import MAX_MESSAGE_BYTES, server_options
 
@@ -41,7 +41,7 @@ async def test_both_ports_check_their_connections(tmp_path: Path, monkeypatch: p
         own = dict(options)
         assert own.items() >= {**dict(server_options()), SIZE: own[SIZE]}.items()
     assert [dict(options)[CONNECTIONS_OPTION] for options in options_of_servers] == [300, 20]
-    assert [dict(options)[SIZE] for options in options_of_servers] == [MAX_MESSAGE_BYTES, LARGEST_ADMIN_BYTES]
+    assert [dict(options)[SIZE] for options in options_of_servers] == [MAX_MESSAGE_BYTES, largest_request(ADMIN)]
 
 
 async def test_a_scrape_shows_a_drain(tmp_path: Path) -> None:

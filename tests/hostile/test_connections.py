@@ -17,7 +17,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
-from fl_server.rpc.limits.requests import LIMITS
+from fl_server.rpc import methods
 from protos.fl.v1 import errors_pb2
 from protos.status import detail_of
 from tests.hostile.attacks import empty_pending, half_open_metrics, health_names, silent_connections
@@ -33,7 +33,7 @@ MOST_MIB = 100
 """Allowed growth of memory under an attack that once took gigabytes."""
 ATTACK_S = 3.0
 HANDSHAKES = 25
-METHODS = [method for method in LIMITS if method.startswith("/fl.v1.") and "/fl.v1.WebLogin/" not in method]
+METHODS = [method for method in methods.METHODS if method.startswith("/fl.v1.") and "/fl.v1.WebLogin/" not in method]
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +161,7 @@ def test_invalid_requests_are_refused_in_one_line(federation: Federation, method
 def test_a_request_over_its_methods_size_is_refused(federation: Federation, method: str) -> None:
     """It is refused before parsing, with a message that has the limit."""
     role, port = caller_of(method)
-    size, name = LIMITS[method].size_bytes, f"exceeds-{METHODS.index(method)}"
+    size, name = methods.METHODS[method].limit.size_bytes, f"exceeds-{METHODS.index(method)}"
     with grpc.secure_channel(federation.server.settings[port], credentials(federation.hostile(name, role))) as channel:
         with pytest.raises(grpc.RpcError) as caught:
             list(rpc(channel.stream_stream(method))(iter([b"\x0a" + b"x" * size]), timeout=TIMEOUT_S))

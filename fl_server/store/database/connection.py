@@ -21,7 +21,6 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
-import fl_server.store.database.security.schema  # noqa: F401 - adds its tables to the metadata
 from fl_common.atomic_files import fsync_path
 from fl_server.store.database.postgres import is_away, postgres_engine
 from fl_server.store.database.schema import metadata

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from fl_server.store.database.ledger_audit import AuditLedger
+from fl_server.store.database.ledger_certificates import CertificateLedger
 from fl_server.store.database.ledger_clients import ClientLedger
 from fl_server.store.database.ledger_commits import CommitLedger
 from fl_server.store.database.ledger_removal import Removal
 from fl_server.store.database.ledger_rounds import RoundLedger
 from fl_server.store.database.ledger_runs import RunLedger
-from fl_server.store.database.security.ledger_audit import AuditLedger
-from fl_server.store.database.security.ledger_certificates import CertificateLedger
 
 
 class Store(RunLedger, RoundLedger, CommitLedger, ClientLedger, Removal, CertificateLedger, AuditLedger):

@@ -14,8 +14,7 @@ from structlog.testing import capture_logs
 
 from fl_common.audit import AuditRow, ChainCheck, Head
 from fl_server.audit import writer as writer_module
-from fl_server.audit.record import AuditRecord
-from fl_server.audit.writer import ALTERED, HEAD_FILE, HEAD_MISSING, AuditWriter
+from fl_server.audit.writer import ALTERED, HEAD_FILE, HEAD_MISSING, AuditRecord, AuditWriter
 from fl_server.metrics import Metrics
 from fl_server.store.database.opening import open_sqlite
 from fl_server.store.errors import StoreFull, StoreTakenOver, StoreUnavailable

@@ -23,7 +23,7 @@ from fl_server.clients.contested_identities import (
 from fl_server.clients.sessions import Origin
 from fl_server.errors import Contested, Fenced, Forbidden
 from fl_server.identity import address
-from fl_server.rpc.client_details import client_details
+from fl_server.rpc.clients import client_details
 from protos.fl.v1 import coordinator_pb2 as pb
 from tests.fl_server.devices import NO_CONTEXT, Device
 from tests.fl_server.fleet_checks import history

@@ -12,7 +12,7 @@ from fl_common.certificates.pem import PemFiles
 from fl_server.enrollment.authority import Authority
 from fl_server.enrollment.issuing import Checks, Issuer
 from fl_server.enrollment.revocations import Revocations
-from fl_server.enrollment.token_actions import TokenActions, TokenSpec
+from fl_server.enrollment.tokens import TokenActions, TokenSpec
 from fl_server.errors import Forbidden
 from fl_server.identity import Identity
 from fl_server.security_config import EnrollmentConfig

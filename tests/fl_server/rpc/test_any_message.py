@@ -11,8 +11,8 @@ from google.protobuf.message import Message
 
 from fl_server.clients import contested_identities, transfer_limits
 from fl_server.errors import ServerError
-from fl_server.rpc.statuses import CODES
 from fl_server.rpc.views import client_status, run_status
+from fl_server.statuses import CODES
 from protos.chunks import make_chunk
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import Assignment, ExchangeKey, UpdateHeader

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_server.rpc.cohorts import cohort_page
+from fl_server.rpc.lists import cohort_page
 from fl_server.run.run import Run
 from protos.fl.v1 import admin_pb2
 from tests.fl_server.devices import NO_CONTEXT, Device

@@ -9,7 +9,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from fl_server.errors import NoSuchService
-from fl_server.rpc.health_service import Probes
+from fl_server.rpc.health import Probes
 
 STATUS = health_pb2.HealthCheckResponse
 

@@ -17,9 +17,8 @@ from safetensors.torch import load_file, save
 from fl_ops.admin.client import model_parts
 from fl_server.errors import InvalidInput
 from fl_server.identity import Identity, caller
-from fl_server.rpc.access.owners import OwnedRuns
-from fl_server.rpc.initial_models import InitialModels
-from fl_server.rpc.model_exports import ModelExports
+from fl_server.rpc.access import OwnedRuns
+from fl_server.rpc.models import InitialModels, ModelExports
 from fl_server.run_config import RunConfig
 from fl_server.run_spec import to_spec
 from protos.digests import digest_message

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from fl_server.rpc import pages
+from fl_server import pages
 from fl_server.store.records import ClientEvaluation, CommitRecord
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1 import admin_pb2_grpc

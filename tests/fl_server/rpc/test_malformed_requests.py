@@ -14,14 +14,14 @@ import pytest
 from grpc_reflection.v1alpha import reflection
 from structlog.testing import capture_logs
 
+from fl_server.enrollment.devices import CertificatesService
 from fl_server.rpc import service
 from fl_server.rpc.admin import AdminService
-from fl_server.rpc.enrollment.devices import CertificatesService
 from fl_server.rpc.health import Health
 from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
-from fl_server.rpc.limits.open_calls import CallLimits
-from fl_server.rpc.limits.requests import NESTED
-from fl_server.rpc.web.logins import WebLoginService
+from fl_server.rpc.open_calls import CallLimits
+from fl_server.rpc.requests import NESTED
+from fl_server.web.logins import WebLoginService
 from fl_server.web.sessions import WebSessions
 from protos.fl.v1 import admin_pb2_grpc, enrollment_pb2_grpc, web_pb2_grpc
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -47,7 +47,7 @@ async def serving(world: World) -> AsyncIterator[grpc.aio.Channel]:
     certificates = CertificatesService(None, world.services.metrics, world.services.audit)
     enrollment_pb2_grpc.add_CertificatesServicer_to_server(certificates, server)
     enrollment_pb2_grpc.add_EnrollmentServicer_to_server(enrollment(), server)
-    logins = WebLoginService(WebSessions(), lambda: None, world.services.audit)
+    logins = WebLoginService(WebSessions(), None, world.services.audit)
     web_pb2_grpc.add_WebLoginServicer_to_server(logins, server)
     Health(()).serve_on(server)
     reflection.enable_server_reflection((service.SERVICE,), server)

@@ -24,12 +24,12 @@ from fl_common.settings import SettingsError
 from fl_ops.certificates import ca
 from fl_server import identity
 from fl_server.metrics import Metrics
-from fl_server.rpc import tls as tls_module
+from fl_server.rpc import listening
+from fl_server.rpc import open_calls as calls
+from fl_server.rpc.connections import SETTLED_S, ConnectionWatch
 from fl_server.rpc.interceptors import CallInterceptor
-from fl_server.rpc.limits import certificate_expiry as expiry
-from fl_server.rpc.limits.certificate_expiry import ExpiringCalls
-from fl_server.rpc.limits.connections import SETTLED_S, ConnectionWatch
-from fl_server.rpc.tls import Certificates
+from fl_server.rpc.listening import Certificates
+from fl_server.rpc.open_calls import ExpiringCalls
 from fl_server.security_config import TlsConfig
 from protos.status import detail_of
 from tests.fl_server.echo import Credentials, calling, echo_policy
@@ -154,7 +154,7 @@ async def test_a_certificate_without_an_identity_is_refused(site: Site, names: s
 
 async def test_open_calls_end_with_the_certificate(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream of responses and one of requests on a connection end with an error; a further call is refused."""
-    monkeypatch.setattr(expiry, "CHECK_S", 0.05)
+    monkeypatch.setattr(calls, "CHECK_S", 0.05)
     metrics, open_calls = Metrics(CollectorRegistry()), [asyncio.Event(), asyncio.Event()]
     server = Certificates(site.tls, metrics).credentials()
 
@@ -294,7 +294,7 @@ Port = tuple[str, Logs, Metrics]
 @pytest.fixture
 async def port(renewable: Renewable, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Port]:
     """A server with `return_caller` that checks its certificate files continuously."""
-    monkeypatch.setattr(tls_module, "CHECK_S", 0.01)
+    monkeypatch.setattr(listening, "CHECK_S", 0.01)
     metrics = Metrics(CollectorRegistry())
     tls = TlsConfig(cert=renewable.cert, key=renewable.key, client_ca=renewable.client_ca)
     certificates = Certificates(tls, metrics)

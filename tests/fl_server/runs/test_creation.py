@@ -11,7 +11,7 @@ from grpc import StatusCode
 
 from fl_server.aggregation.engine import Engine
 from fl_server.errors import InvalidInput, NoSuchResource, NoSuchRun, RunExists
-from fl_server.rpc.statuses import code_of
+from fl_server.statuses import code_of
 from tests.fl_server.harness import TASK, World
 
 

@@ -15,9 +15,8 @@ from fl_server.admission.gate import AdmissionGate, UpdateRefused
 from fl_server.aggregation.shapes import PayloadShape, UpdateShape
 from fl_server.clients.registration_request import check_sizes, common_protocol, record_of
 from fl_server.errors import InvalidInput, NoCommonProtocol
-from fl_server.rpc.limits.requests import parse
-from fl_server.rpc.pages import Cursor, Page
-from fl_server.rpc.upload_requests import parse_request
+from fl_server.pages import Cursor, Page
+from fl_server.rpc.requests import parse, parse_request
 from fl_server.run_spec import from_spec, from_stored, to_spec
 from fl_server.uploads.chunk_stream import chunk_of, part_of, trailer_of
 from protos.chunks import ChunkError, ReadChunk, check_chunk

@@ -13,7 +13,7 @@ from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
 from fl_ops.errors import NotAllowed
-from fl_server.rpc.access.method_roles import ADMIN, EVERYONE, METHOD_ROLES
+from fl_server.rpc.methods import ADMIN, EVERYONE, METHODS
 from protos.fl.v1 import admin_pb2 as pb
 from protos.status import detail_of
 from protos.wire import client_options
@@ -43,8 +43,8 @@ REQUESTS: Mapping[str, Message] = {
     "RevokeCertificates": pb.RevokeCertificatesRequest(name="edge-1"),
 }  # fmt: skip
 """Requests that would have an effect, or return something. Methods that are not here get an empty request."""
-ADMIN_METHODS = sorted(name for name in METHOD_ROLES if name.startswith(ADMIN))
-CLIENT_METHODS = sorted(name for name in METHOD_ROLES if name.startswith(("/fl.v1.Coordinator/", "/fl.v1.Cert")))
+ADMIN_METHODS = sorted(name for name in METHODS if name.startswith(ADMIN))
+CLIENT_METHODS = sorted(name for name in METHODS if name.startswith(("/fl.v1.Coordinator/", "/fl.v1.Cert")))
 NO_IDENTITY = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
 
 
@@ -97,12 +97,12 @@ def test_every_admin_method_refuses_every_wrong_role(
     before = state_of(server)
     for method in ADMIN_METHODS:
         request = REQUESTS.get(method.removeprefix(ADMIN))
-        for role in sorted(set(ROLES) - METHOD_ROLES[method]):
+        for role in sorted(set(ROLES) - METHODS[method].roles):
             code, error = status_of(channels[role, "admin_listen"], method, request)
             assert code is grpc.StatusCode.PERMISSION_DENIED, (method, role, code)
             assert f"{role}:{role}-1 is not allowed to do this; needed: the role" in error.details(), (method, role)
             detail: Any = detail_of((entry.key, entry.value) for entry in error.trailing_metadata())
-            assert set(detail.roles) == METHOD_ROLES[method]
+            assert set(detail.roles) == METHODS[method].roles
     assert state_of(server) == before
 
 
@@ -111,7 +111,7 @@ def test_the_right_roles_are_not_refused(
 ) -> None:
     """They may get another error, because an empty request has none of what the method needs."""
     for method in ADMIN_METHODS:
-        for role in METHOD_ROLES[method]:
+        for role in METHODS[method].roles:
             code, _ = status_of(channels[role, "admin_listen"], method)
             assert code not in NO_IDENTITY, (method, role, code)
 
@@ -144,7 +144,7 @@ def test_every_method_that_reflection_lists_has_a_row(channels: dict[tuple[str, 
         for service in _reflected(channels["admin", port]):
             methods = _descriptor(service).methods
             served |= {f"/{service}/{method.name}" for method in methods}
-    assert served <= METHOD_ROLES.keys()
+    assert served <= METHODS.keys()
     assert served >= {f"{ADMIN}ListRuns", "/fl.v1.Coordinator/Register"}
 
 
@@ -188,7 +188,7 @@ def test_who_am_i(server: SecureCoordinator, pki: Pki) -> None:
         with server.admin(files) as admin:
             found = admin.access.who_am_i()
         assert (found.identity, list(found.roles), found.source) == (f"{role}:eva", [role], "certificate")
-        allowed = {name for name, roles in METHOD_ROLES.items() if role in roles and roles != EVERYONE}
+        allowed = {name for name, row in METHODS.items() if role in row.roles and row.roles != EVERYONE}
         assert {f"{ADMIN}{name}" for name in found.methods} == allowed
         assert found.HasField("ends")
     with server.admin(pki.issue("client", "eva")) as admin, pytest.raises(NotAllowed):

@@ -16,7 +16,7 @@ import pytest
 from fl_ops.admin.client import AdminClient
 from fl_ops.admin.settings import Connection, Token
 from fl_ops.errors import NotAllowed, NotFound, OpsError, Unreachable
-from fl_server.rpc.access.method_roles import ADMIN, METHOD_ROLES
+from fl_server.rpc.methods import ADMIN, METHODS
 from protos.fl.v1 import admin_pb2
 from protos.wire import client_options
 from tests.processes.browser import Browser
@@ -109,10 +109,10 @@ def test_every_admin_method_checks_the_roles_of_a_token(site: Site) -> None:
     """The same table as for certificates."""
     for group, role in ROLES.items():
         metadata = [("authorization", f"Bearer {site.token(groups=[group])}")]
-        for method, roles in METHOD_ROLES.items():
+        for method, row in METHODS.items():
             if method.startswith(ADMIN):
                 refused = status(site, method, metadata)[0] in {"PERMISSION_DENIED", "UNAUTHENTICATED"}
-                assert refused == (role not in roles), (method, role)
+                assert refused == (role not in row.roles), (method, role)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_an_invalid_token_is_refused(site: Site, claims: dict[str, Any], reason:
 )
 def test_a_call_without_a_token_is_unauthenticated(site: Site, metadata: list[tuple[str, str]]) -> None:
     """For every admin method; health and reflection are for everyone."""
-    for method in METHOD_ROLES:
+    for method in METHODS:
         if method.startswith(ADMIN):
             code, text = status(site, method, metadata)
             assert code == "UNAUTHENTICATED", method
@@ -163,7 +163,7 @@ def test_a_token_is_worth_nothing_at_other_ports(site: Site) -> None:
     with grpc.secure_channel(str(site.server.settings["admin_listen"]), security) as channel:
         call: Any = channel.unary_unary(f"{ADMIN}WhoAmI", response_deserializer=admin_pb2.WhoAmIResponse.FromString)
         assert call(b"", timeout=60, metadata=admin_token).identity == "viewer:vera"
-    for method in METHOD_ROLES:
+    for method in METHODS:
         if method.startswith(("/fl.v1.Coordinator", "/fl.v1.Cert", "/fl.v1.Enroll")):
             assert status(site, method, admin_token)[0] == "UNIMPLEMENTED", method
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fl_server.store.certificates import CertificateRecord, EnrollmentRecord, NotSpent, RevocationRecord
+from fl_server.store.database.ledger_certificates import CERTIFICATES_KEPT_S, TOKENS_KEPT_S
 from fl_server.store.database.opening import open_sqlite
-from fl_server.store.database.security.ledger_certificates import CERTIFICATES_KEPT_S, TOKENS_KEPT_S
 from fl_server.store.database.store import Store
 from tests.fl_server.store.records import why
 

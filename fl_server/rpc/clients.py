@@ -1,0 +1,193 @@
+"""Clients for operators: the list, filtered, searched, in any order and in pages, and one client in detail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import nlargest, nsmallest
+
+from fl_server.clients.contested_identities import Contest
+from fl_server.clients.fleet import Fleet
+from fl_server.clients.sessions import Origin
+from fl_server.errors import InvalidInput, NoSuchRun
+from fl_server.pages import Cursor, Entries, Position
+from fl_server.rpc.access import HIDDEN, OwnedRuns
+from fl_server.rpc.views import client_status, history_entry
+from fl_server.run.run import Run
+from fl_server.runs.coordinator import Coordinator
+from fl_server.services import Services
+from fl_server.store.records import ClientRecord, HistoryRecord
+from protos.fl.v1 import admin_pb2 as pb
+from protos.wire import timestamp
+
+MARKS = ("banned", "draining", "quarantined")
+"""What may apply to a client in any state."""
+STATES = ("present", "suspect", "lost")
+SEARCH_CHARS = 256
+_AT_ONCE = 2000
+"""Clients that are looked at before the event loop has its turn."""
+Key = Callable[[ClientRecord], int | float]
+
+
+class ClientList:
+    """Answers `ListClients`."""
+
+    def __init__(self, services: Services, runs: OwnedRuns) -> None:
+        self._services, self._runs = services, runs
+
+    async def page(self, request: pb.ListClientsRequest) -> pb.ListClientsResponse:
+        """A page of clients: in the order of id bytes, or in another one."""
+        key, kind = await self._order(request.order)
+        wanted = _Wanted(self._services.fleet, request)
+        cursor = Cursor.of_request(request, (str,) if kind is None else (kind, str), *wanted.of)
+        positions: list[Position] = []
+        for number, record in enumerate(list(self._services.fleet.records.in_memory().values()), 1):
+            if wanted.has(record):
+                positions.append((record.client_id,) if key is None else (key(record), record.client_id))
+            if not number % _AT_ONCE:
+                await asyncio.sleep(0)
+        first = _first_descending if request.descending else _first
+
+        async def read(after: Position | None, count: int) -> Entries[pb.ClientStatus]:
+            chosen = first(positions, after, count)
+            ledger = self._services.ledger  # which has the counters
+            records = await ledger.do(ledger.store.clients_of, [position[-1] for position in chosen])
+            known = {record.client_id: record for record in records}
+            return [(each, self._status(known[each[-1]])) for each in chosen if each[-1] in known]
+
+        page = await cursor.page(read)
+        return pb.ListClientsResponse(clients=page.entries, next_page_token=page.next_token, found=len(positions))
+
+    def _status(self, record: ClientRecord) -> pb.ClientStatus:
+        status = client_status(self._services.fleet, record)
+        if self._runs.hides(status.run_id):
+            status.run_id = HIDDEN
+        return status
+
+    async def _order(self, order: int) -> tuple[Key | None, type | None]:
+        """The key of an order and its type; None for the order of ids. Raises InvalidInput."""
+        fleet, ledger = self._services.fleet, self._services.ledger
+        if order in {pb.CLIENT_ORDER_UNSPECIFIED, pb.CLIENT_ORDER_ID}:
+            return None, None
+        if order == pb.CLIENT_ORDER_STATE:
+            return lambda record: STATES.index(fleet.state(record.client_id)), int
+        if order == pb.CLIENT_ORDER_LAST_SEEN:
+            return fleet.last_seen, float
+        if order not in pb.ClientOrder.values():
+            raise InvalidInput("order", f"one of {', '.join(pb.ClientOrder.keys())}", order)
+        which = 0 if order == pb.CLIENT_ORDER_UPDATES_COUNTED else 1
+        counts = await ledger.do(ledger.store.update_counts)
+        return lambda record: counts.get(record.client_id, (0, 0))[which], int
+
+
+class _Wanted:
+    """The filters of a request."""
+
+    def __init__(self, fleet: Fleet, request: pb.ListClientsRequest) -> None:
+        """Raises InvalidInput for a state or a mark that does not exist."""
+        self._fleet, state, labels = fleet, request.state, dict(request.labels)
+        if state not in pb.ClientState.values():
+            raise InvalidInput("state", f"one of {', '.join(pb.ClientState.keys())}", state)
+        if unknown := sorted(set(request.marks) - set(MARKS)):
+            raise InvalidInput("marks", f"some of {', '.join(MARKS)}", unknown[0][:SEARCH_CHARS])
+        if len(request.search) > SEARCH_CHARS:
+            raise InvalidInput("search", f"at most {SEARCH_CHARS} characters", len(request.search))
+        self._name = pb.ClientState.Name(state).removeprefix("CLIENT_STATE_").lower() if state else ""
+        self._labels, self._marks, self._text = labels, set(request.marks), request.search.lower()
+        self._quarantined = fleet.quarantine.clients() if "quarantined" in self._marks else ()
+        order = (request.search, int(request.order), request.descending)
+        self.of: list[object] = ["clients", state, labels, *order, sorted(self._marks)]
+        """What a token belongs to."""
+
+    def has(self, record: ClientRecord) -> bool:
+        """Whether the request is for this client."""
+        return (
+            (not self._name or self._fleet.state(record.client_id) == self._name)
+            and self._labels.items() <= record.labels.items()
+            and (not self._marks or self._is_marked(record))
+            and (not self._text or any(self._text in each.lower() for each in _texts(record)))
+        )
+
+    def _is_marked(self, record: ClientRecord) -> bool:
+        return (
+            ("banned" in self._marks and record.banned)
+            or ("draining" in self._marks and record.draining)
+            or record.client_id in self._quarantined
+        )
+
+
+def _texts(record: ClientRecord) -> Iterator[str]:
+    yield record.client_id
+    yield record.note
+    for name, value in record.labels.items():
+        yield f"{name}={value}"
+
+
+def _first(positions: list[Position], after: Position | None, count: int) -> list[Position]:
+    return nsmallest(count, (each for each in positions if after is None or each > after))
+
+
+def _first_descending(positions: list[Position], after: Position | None, count: int) -> list[Position]:
+    """The largest keys first; of equal keys the smaller id first."""
+    if positions and len(positions[0]) == 1:
+        return nlargest(count, (each for each in positions if after is None or each < after))
+    ordered = sorted(positions, key=lambda each: (-each[0], each[1]))
+    following = (each for each in ordered if after is None or (-each[0], each[1]) > (-after[0], after[1]))
+    return [each for each, _ in zip(following, range(count), strict=False)]
+
+
+Numbered = tuple[int, HistoryRecord]
+
+
+def client_details(fleet: Fleet, record: ClientRecord, entries: Sequence[Numbered]) -> pb.GetClientResponse:
+    """The response without the client's work. entries: its history with numbers, oldest first."""
+    client_id = record.client_id
+    response = pb.GetClientResponse(
+        client=client_status(fleet, record), history=[history_entry(*entry) for entry in entries]
+    )
+    if (session := fleet.sessions.of(client_id)) is not None:
+        response.session.CopyFrom(_origin(session.origin))
+    if (contest := fleet.contested.contest_of(client_id)) is not None:
+        _add_contest(contest, response)
+    if (refusals := fleet.quarantine.refusals_of(client_id)) is not None:
+        response.standing.CopyFrom(pb.Quarantine(refusals=refusals.refusals, reason=refusals.reason))
+        if refusals.until:
+            response.standing.until.CopyFrom(timestamp(refusals.until))
+    return response
+
+
+def work_of(coordinator: Coordinator, client_id: str, run_id: str) -> str:
+    """The client's current work, in words; empty without work."""
+    try:
+        run = coordinator.run(run_id)
+    except NoSuchRun:
+        return ""
+    work = "has an assignment" if run.state.works(client_id) else "is reserved for it"
+    return f"run {run_id}, round {run.state.round}, {run.state.phase.value}: {work}"
+
+
+def not_drawn(runs: Iterable[Run], client_id: str) -> list[pb.NotDrawn]:
+    """Why some runs do not draw the client; one that has ended, or may draw it or has, is left out."""
+    open_runs = (run for run in runs if not run.ended and not run.state.works(client_id))
+    reasons = ((run.id, run.eligible.why_not(run.state, client_id)) for run in open_runs)
+    return [pb.NotDrawn(run_id=run_id, **why._asdict()) for run_id, why in reasons if why is not None]
+
+
+def _add_contest(contest: Contest, response: pb.GetClientResponse) -> None:
+    response.conflicts, response.contested = contest.conflicts, contest.flapping
+    if contest.refused is not None:
+        response.refused.CopyFrom(_origin(contest.refused))
+    if contest.fenced is not None:
+        response.fenced.CopyFrom(_origin(contest.fenced))
+
+
+def _origin(origin: Origin) -> pb.ClientOrigin:
+    message = pb.ClientOrigin(
+        address=origin.address,
+        instance_id=origin.instance_id,
+        registered=timestamp(origin.at),
+        certificate_serial=origin.serial,
+    )
+    if origin.ends is not None:
+        message.certificate_end.CopyFrom(timestamp(origin.ends))
+    return message

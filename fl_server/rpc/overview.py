@@ -1,0 +1,175 @@
+"""`GetOverview`: counts of clients and runs, and the runs in short, the newest first."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from heapq import nlargest
+
+from fl_common.program import impetus_version
+from fl_server.clients.fleet import Fleet
+from fl_server.clients.roster import Presence
+from fl_server.errors import InvalidInput
+from fl_server.pages import Cursor, Entries, Position
+from fl_server.rounds.state import Phase
+from fl_server.rpc.access import OwnedRuns
+from fl_server.rpc.clients import SEARCH_CHARS
+from fl_server.rpc.views import run_reason
+from fl_server.run.run import Run
+from fl_server.runs.table import NotLoaded
+from fl_server.services import Services
+from protos.fl.v1 import admin_pb2 as pb
+from protos.wire import timestamp
+
+PAGE_SIZE = 100
+MOST_POINTS = 100
+_RUNS_AT_ONCE = 25
+"""Runs whose values are read in one call of the ledger."""
+_MOST_KEPT = 4096
+"""Runs whose values are kept."""
+
+
+class Overview:
+    """Answers `GetOverview`."""
+
+    def __init__(self, services: Services, runs: OwnedRuns) -> None:
+        self._services, self._runs = services, runs
+        self._values: dict[str, tuple[tuple[int, int], list[pb.MetricPoint]]] = {}
+        """By run: the changes of its log and the number of points for which these values were read, and the values."""
+
+    async def page(self, request: pb.GetOverviewRequest) -> pb.GetOverviewResponse:
+        """A page of runs, with the counts of all."""
+        states = _states(request)
+        if request.points > MOST_POINTS:
+            raise InvalidInput("points", f"at most {MOST_POINTS}", request.points)
+        newest = await self._services.ledger.history.newest()
+        everything: list[Run | NotLoaded] = [*self._runs.loaded(), *self._runs.not_loaded()]
+        wanted = {_position(run): run for run in everything if _is_wanted(run, states, request.search.lower())}
+        request.page_size = request.page_size or PAGE_SIZE
+        of = ("overview", sorted(states), request.search, request.points)
+        cursor = Cursor.of_request(request, (float, str), *of)
+
+        async def read(after: Position | None, count: int) -> Entries[pb.RunOverview]:
+            chosen = nlargest(count, (each for each in wanted if after is None or each < after))
+            shown = [_shown(wanted[each]) for each in chosen]
+            await self._add_points(shown, request.points)
+            return list(zip(chosen, shown, strict=True))
+
+        page = await cursor.page(read)
+        return pb.GetOverviewResponse(
+            runs=page.entries,
+            next_page_token=page.next_token,
+            runs_by_state=Counter(map(_state, everything)),
+            clients_by_state=clients_by_state(self._services.fleet),
+            history_number=newest,
+            version=impetus_version(),
+            now=timestamp(time.time()),
+            runs_found=len(wanted),
+        )
+
+    async def _add_points(self, shown: list[pb.RunOverview], count: int) -> None:
+        """Add the newest values of each run. They are read again only after a commit or an evaluation."""
+        ledger, loaded = self._services.ledger, {run.id: run for run in self._runs.loaded()}
+        measured = {run.run_id: run for run in shown if count and run.metric in run.newest_metrics}
+        keys = {run_id: (loaded[run_id].log.changes, count) for run_id in measured}
+        old = [run_id for run_id, key in keys.items() if self._values.get(run_id, (None,))[0] != key]
+        if len(self._values) > _MOST_KEPT:
+            self._values.clear()
+            old = list(keys)
+        for begin in range(0, len(old), _RUNS_AT_ONCE):
+            some = old[begin : begin + _RUNS_AT_ONCE]
+            wanted = {run_id: measured[run_id].metric for run_id in some}
+            for run_id, values in (await ledger.do(ledger.store.newest_values, wanted, count)).items():
+                points = [pb.MetricPoint(round=round_, value=value) for round_, value in values]
+                self._values[run_id] = keys[run_id], points
+        for run_id, run in measured.items():
+            run.points.extend(self._values[run_id][1] if run_id in self._values else ())
+
+
+def clients_by_state(fleet: Fleet) -> dict[str, int]:
+    """The number of clients in each state, and of those that are banned, draining or quarantined."""
+    records = fleet.records.in_memory()
+    present, suspect = fleet.count(Presence.PRESENT), fleet.count(Presence.SUSPECT)
+    return {
+        "present": present,
+        "suspect": suspect,
+        "lost": max(0, len(records) - present - suspect),
+        "banned": sum(record.banned for record in records.values()),
+        "draining": sum(record.draining for record in records.values()),
+        "quarantined": sum(client in records for client in fleet.quarantine.clients()),
+    }
+
+
+def _states(request: pb.GetOverviewRequest) -> set[str]:
+    if unknown := [state for state in request.states if state not in pb.RunState.values()]:
+        raise InvalidInput("states", f"some of {', '.join(pb.RunState.keys())}", unknown[0])
+    if len(request.search) > SEARCH_CHARS:
+        raise InvalidInput("search", f"at most {SEARCH_CHARS} characters", len(request.search))
+    return {pb.RunState.Name(state).removeprefix("RUN_STATE_").lower() for state in request.states}
+
+
+def _position(run: Run | NotLoaded) -> Position:
+    return run.record.created_at, run.record.run_id
+
+
+def _state(run: Run | NotLoaded) -> str:
+    return "unspecified" if isinstance(run, NotLoaded) else run.status
+
+
+def _is_wanted(run: Run | NotLoaded, states: set[str], text: str) -> bool:
+    if states and _state(run) not in states:
+        return False
+    if isinstance(run, NotLoaded):
+        names = (run.record.run_id, run.named("task"), run.named("algorithm"), run.owner or "")
+    else:
+        config = run.config
+        names = (run.id, config.task.name, config.algorithm.name, config.owner or "")
+    return any(text in name.lower() for name in names)
+
+
+def _shown(run: Run | NotLoaded) -> pb.RunOverview:
+    return _not_loaded(run) if isinstance(run, NotLoaded) else _loaded(run)
+
+
+def _not_loaded(run: NotLoaded) -> pb.RunOverview:
+    shown = pb.RunOverview(
+        run_id=run.record.run_id,
+        state=f"RUN_STATE_{(run.state or 'unspecified').upper()}",
+        reason=run.explained,
+        task=run.named("task"),
+        algorithm=run.named("algorithm"),
+        owner=run.owner or "",
+        created=timestamp(run.record.created_at),
+    )
+    if run.record.ended_at is not None:
+        shown.ended.CopyFrom(timestamp(run.record.ended_at))
+    return shown
+
+
+def _loaded(run: Run) -> pb.RunOverview:
+    state, record, log, config = run.state, run.record, run.log, run.config
+    shown = pb.RunOverview(
+        run_id=run.id,
+        state=f"RUN_STATE_{run.status.upper()}",
+        reason=run_reason(run),
+        task=config.task.name,
+        algorithm=config.algorithm.name,
+        owner=config.owner or "",
+        rounds_done=log.rounds,
+        rounds_planned=state.rounds,
+        phase="" if state.phase is Phase.ENDED else state.phase.value,
+        cohort_size=len(state.drawn),
+        admitted=len(state.admitted),
+        created=timestamp(record.created_at),
+        metric=log.criterion.metric,
+        newest_metrics=log.newest_metrics(),
+        labels_suspected=len(run.context.label_order.suspected),
+        below_due=len(log.shares.too_low),
+    )
+    if log.best is not None:
+        shown.best = log.best.value
+    if record.ended_at is not None:
+        shown.ended.CopyFrom(timestamp(record.ended_at))
+    if log.latest is not None:
+        shown.latest_commit.CopyFrom(timestamp(log.latest.committed_at))
+    return shown

@@ -1,0 +1,279 @@
+"""Enrollment tokens, certificates and revocations in the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import (
+    Boolean,
+    Column,
+    ColumnElement,
+    Connection,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    RowMapping,
+    Select,
+    String,
+    Table,
+    and_,
+    delete,
+    exists,
+    insert,
+    or_,
+    select,
+    tuple_,
+)
+from sqlalchemy import update as change
+
+from fl_server.store.certificates import (
+    CertificateRecord,
+    EnrollmentRecord,
+    NotSpent,
+    Position,
+    RevocationKind,
+    RevocationRecord,
+    of_renewed,
+)
+from fl_server.store.database import rows
+from fl_server.store.database.schema import JsonText, Words, metadata
+from fl_server.store.database.statements import rows_where, write_history
+from fl_server.store.database.transactions import Transactions
+from fl_server.store.records import HistoryRecord
+
+CERTIFICATES_KEPT_S = 7 * 86_400.0
+"""How long a certificate is kept after its end. The audit log has the others."""
+TOKENS_KEPT_S = 30 * 86_400.0
+
+
+enrollments = Table(
+    "enrollments",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("secret_hash", LargeBinary, nullable=False),
+    Column("name", String(64), nullable=False),
+    Column("prefix", Boolean, nullable=False),
+    Column("labels", JsonText, nullable=False),
+    Column("uses", Integer, nullable=False),
+    Column("uses_left", Integer, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    Column("actor", Words, nullable=False),
+    Column("revoked", Boolean, nullable=False),
+    Index("enrollments_by_time", "created_at", "id"),
+)
+
+certificates = Table(
+    "certificates",
+    metadata,
+    Column("serial", String(64), primary_key=True),
+    Column("role", String(16), nullable=False),
+    Column("name", String(64), nullable=False),
+    Column("key", String(64), nullable=False),
+    Column("issued_at", Double, nullable=False),
+    Column("not_before", Double, nullable=False),
+    Column("not_after", Double, nullable=False),
+    Column("enrollment_id", String(32), nullable=False),
+    Column("content", LargeBinary, nullable=False),
+    Column("renewed_from", String(64), nullable=False),
+    Column("labels", JsonText, nullable=False),
+    Index("certificates_by_name", "name", "issued_at"),
+    Index("certificates_by_time", "issued_at", "serial"),
+    Index("certificates_by_key", "key"),
+    Index("certificates_by_token", "enrollment_id"),
+    Index("certificates_by_parent", "renewed_from"),
+)
+
+revocations = Table(
+    "revocations",
+    metadata,
+    Column("kind", String(8), primary_key=True),
+    Column("value", String(64), primary_key=True),
+    Column("name", String(64), nullable=False),
+    Column("revoked_at", Double, nullable=False),
+    Column("actor", Words, nullable=False),
+    Column("reason", Words, nullable=False),
+)
+"""kind: "serial" or "key" with a value in hex, or "name": `certificates.RevocationRecord` has the meaning of each."""
+
+
+class CertificateLedger(Transactions):
+    """The part of the `Store` for certificates."""
+
+    def add_enrollments(self, enrollments_: Sequence[EnrollmentRecord], whys: Sequence[HistoryRecord]) -> None:
+        """Add tokens. Removes those that ended long before."""
+        with self._transaction("write enrollment tokens") as db:
+            long_ago = max(each.created_at for each in enrollments_) - TOKENS_KEPT_S
+            db.execute(delete(enrollments).where(enrollments.c.expires_at < long_ago))
+            db.execute(insert(enrollments), [rows.to_row(each) for each in enrollments_])
+            write_history(db, *whys)
+
+    def enrollment(self, enrollment_id: str) -> EnrollmentRecord | None:
+        """One token, if there is one."""
+        found = self._read("an enrollment token", rows_where(enrollments, id=enrollment_id))
+        return EnrollmentRecord(**found[0]) if found else None
+
+    def enrollments(self, after: Position | None, limit: int) -> list[EnrollmentRecord]:
+        """At most `limit` tokens, the newest first, after (created_at, id)."""
+        found = self._newest(enrollments, ("created_at", "id"), after, limit)
+        return [EnrollmentRecord(**row) for row in found]
+
+    def revoke_enrollment(self, enrollment_id: str, why: HistoryRecord) -> EnrollmentRecord | None:
+        """Make a token useless; fsynced. Returns the token; None if there is none. No history the second time."""
+        still = enrollments.c.revoked.is_(False)
+        with self._transaction(f"revoke the token {enrollment_id!r}", fsynced=True) as db:
+            if db.execute(change(enrollments).filter_by(id=enrollment_id).where(still).values(revoked=True)).rowcount:
+                write_history(db, why)
+            found = db.execute(rows_where(enrollments, id=enrollment_id)).mappings().first()
+            return EnrollmentRecord(**found) if found else None
+
+    def spend(self, certificate: CertificateRecord, why: HistoryRecord) -> CertificateRecord | NotSpent:
+        """Spend one use of the certificate's token and keep the certificate, together; fsynced.
+
+        A token that gave this key a certificate of this name before, which is still valid, gives the same one again,
+        without another use. `issued_at` is the current time.
+        """
+        token_id, now = certificate.enrollment_id, certificate.issued_at
+        with self._transaction(f"issue a certificate to {certificate.name!r}", fsynced=True) as db:
+            token = db.execute(rows_where(enrollments, id=token_id)).mappings().first()
+            if token is None or token["revoked"]:
+                return NotSpent.REVOKED
+            earlier = rows_where(certificates, enrollment_id=token_id, key=certificate.key)
+            if before := db.execute(earlier.where(certificates.c.not_after > now)).mappings().first():
+                return CertificateRecord(**before) if before["name"] == certificate.name else NotSpent.KEY
+            if _is_older(db, token, certificate):
+                return NotSpent.OLDER
+            # First, so that two transactions at once cannot both take the last use.
+            left = enrollments.c.uses_left
+            take = change(enrollments).filter_by(id=token_id).where(left > 0).values(uses_left=left - 1)
+            if token["expires_at"] <= now or not db.execute(take).rowcount:
+                return NotSpent.EXPIRED if token["expires_at"] <= now else NotSpent.USED
+            if token["prefix"] and _is_taken(db, certificate):
+                db.execute(change(enrollments).filter_by(id=token_id).values(uses_left=left + 1))
+                return NotSpent.NAME
+            _keep(db, certificate)
+            write_history(db, why)
+            return certificate
+
+    def add_certificate(self, certificate: CertificateRecord, parent_key: str = "") -> bool:
+        """Keep a renewed certificate. Removes certificates of the name that ended long before.
+
+        parent_key: of the certificate that it was renewed from. False: that one is revoked, and nothing is kept.
+        """
+        by = (("serial", certificate.renewed_from), ("key", parent_key))
+        with self._transaction(f"write a certificate of {certificate.name!r}") as db:
+            if db.execute(_denying(by)).first():
+                return False
+            _keep(db, certificate)
+            return True
+
+    def certificates(self, name: str, after: Position | None, limit: int) -> list[CertificateRecord]:
+        """At most `limit` certificates of a client ("" for all), the newest first, after (issued_at, serial)."""
+        only = [certificates.c.name == name] if name else []
+        found = self._newest(certificates, ("issued_at", "serial"), after, limit, *only)
+        return [CertificateRecord(**row) for row in found]
+
+    def certificates_with(self, kind: RevocationKind, value: str) -> list[CertificateRecord]:
+        """All certificates with this serial, key or client's name, the newest first."""
+        query = select(certificates).where(certificates.c[kind] == value).order_by(certificates.c.issued_at.desc())
+        if kind == "name":
+            query = query.where(certificates.c.role == "client")
+        return [CertificateRecord(**row) for row in self._read("certificates", query)]
+
+    def revoke(self, revocations_: Sequence[RevocationRecord], why: HistoryRecord) -> list[CertificateRecord]:
+        """Deny certificates; fsynced. Returns those that were renewed from them: they are denied by their serials.
+
+        A second revocation of a serial or key changes nothing. A second one of a name replaces the first.
+        """
+        renewed: list[CertificateRecord] = []
+        with self._transaction("write revocations", fsynced=True) as db:
+            for each in revocations_:
+                _deny(db, each)
+                # A name denies all of its certificates until now by itself.
+                found = [] if revocations_[0].kind == "name" else _renewed_from(db, each)
+                for certificate in found:
+                    _deny(db, of_renewed(each, certificate))
+                renewed += found
+            write_history(db, why)
+        return renewed
+
+    def revocations(self) -> list[RevocationRecord]:
+        """All revocations, the newest first."""
+        order = revocations.c.revoked_at.desc(), revocations.c.kind, revocations.c.value
+        return [RevocationRecord(**row) for row in self._read("revocations", select(revocations).order_by(*order))]
+
+    def revocations_alone(self, name: str, after: Position | None, limit: int) -> list[RevocationRecord]:
+        """Revocations of serials and keys that no certificate of the ledger has, of a holder ("" for all).
+
+        At most `limit`, the newest first, after (revoked_at, value).
+        """
+        value = revocations.c.value
+        known = exists().where(or_(certificates.c.serial == value, certificates.c.key == value))
+        only = [revocations.c.kind != "name", ~known, *([revocations.c.name == name] if name else [])]
+        found = self._newest(revocations, ("revoked_at", "value"), after, limit, *only)
+        return [RevocationRecord(**row) for row in found]
+
+    def _newest(
+        self, table: Table, key: tuple[str, str], after: Position | None, limit: int, *only: ColumnElement[bool]
+    ) -> list[Any]:
+        """Rows in descending order of a time and an id."""
+        time, name = table.c[key[0]], table.c[key[1]].collate(self._byte_order)
+        query = select(table).where(*only).order_by(time.desc(), name.desc()).limit(limit)
+        if after is not None:
+            query = query.where(or_(time < after[0], and_(time == after[0], name < after[1])))
+        return self._read(table.name, query)
+
+
+def _keep(db: Connection, certificate: CertificateRecord) -> None:
+    """Add a certificate, and remove old ones of its name."""
+    long_ago = certificate.issued_at - CERTIFICATES_KEPT_S
+    db.execute(delete(certificates).filter_by(name=certificate.name).where(certificates.c.not_after < long_ago))
+    db.execute(insert(certificates), rows.to_row(certificate))
+
+
+def _is_older(db: Connection, token: RowMapping, wanted: CertificateRecord) -> bool:
+    """Whether a certificate of the name was revoked since the token was made."""
+    revoked = select(revocations.c.revoked_at).filter_by(name=wanted.name)
+    return db.execute(revoked.where(revocations.c.revoked_at >= token["created_at"])).first() is not None
+
+
+def _deny(db: Connection, row: RevocationRecord) -> None:
+    """Write a revocation. One of a name replaces an earlier one; others stay as they are."""
+    place = {"kind": row.kind, "value": row.value}
+    if row.kind == "name":
+        db.execute(delete(revocations).filter_by(**place))
+    elif db.execute(rows_where(revocations, **place)).first():
+        return
+    db.execute(insert(revocations), rows.to_row(row))
+
+
+def _renewed_from(db: Connection, row: RevocationRecord) -> list[CertificateRecord]:
+    """The certificates in the chains of renewals that begin with a serial or key."""
+    begin = select(certificates.c.serial).where(certificates.c[row.kind] == row.value)
+    found: dict[str, CertificateRecord] = {}
+    parents = {row.value} if row.kind == "serial" else set(db.execute(begin).scalars())
+    while parents:
+        chosen = select(certificates).where(certificates.c.renewed_from.in_(parents))
+        renewed = [CertificateRecord(**each) for each in db.execute(chosen).mappings()]
+        parents = {each.serial for each in renewed} - set(found)
+        found |= {each.serial: each for each in renewed}
+    return list(found.values())
+
+
+def _denying(by: Sequence[tuple[str, str]]) -> Select[Any]:
+    """The revocations with these kinds and values."""
+    return select(revocations).where(tuple_(revocations.c.kind, revocations.c.value).in_(by))
+
+
+def _is_taken(db: Connection, wanted: CertificateRecord) -> bool:
+    """Whether the name has a certificate with another key that is valid now and not revoked."""
+    valid = certificates.c.not_after > wanted.issued_at
+    others = rows_where(certificates, name=wanted.name, role=wanted.role).where(valid, certificates.c.key != wanted.key)
+    for other in db.execute(others).mappings():
+        by = (("serial", other["serial"]), ("key", other["key"]), ("name", other["name"]))
+        found = db.execute(_denying(by)).mappings().all()
+        if not any(row["kind"] != "name" or other["not_before"] <= row["revoked_at"] for row in found):
+            return True
+    return False
