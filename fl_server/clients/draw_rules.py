@@ -278,8 +278,8 @@ RULES: tuple[Rule, ...] = (
         **_listed("at_work"),
     ),
     Rule(
-        "refused", "refused in this round", "`fl clients show {client}` has the cause; the next round draws it again",
-        scope=Scope.ROUND, operable=False, **_listed("refused"),
+        "refused", "refused in this round", "`fl clients show {client}` has the cause; the next round draws it again,"
+        " and so does this one if no other client is left", scope=Scope.ROUND, **_listed("refused"),
     ),
     Rule(
         "failed", "failed in this round", "repair the cause; the next round draws it again", scope=Scope.ROUND,

@@ -169,7 +169,9 @@ def deadline(state: RoundState, event: DeadlinePassed) -> Result:
     else:
         # One client that hangs must not keep the clients that failed from being drawn again.
         untried = set(state.candidates) - state.drawn
+        before = state
         state, effects = next_attempt(state if untried else forgive(state))
+        state = still_in_cohort(before, state)
     return state, (*effects, *late)
 
 
@@ -179,11 +181,36 @@ def forgive(state: RoundState) -> RoundState:
     return replace(state, drawn=state.drawn - again, out=state.out - again)
 
 
+def still_in_cohort(before: RoundState, state: RoundState) -> RoundState:
+    """Clients that could be drawn again and were not stay in the cohort, as in the ledger: they may still deliver."""
+    if (before.round, before.first_attempt) != (state.round, state.first_attempt):
+        return state
+    others = before.drawn - state.drawn
+    return replace(state, drawn=state.drawn | others, out=state.out | others) if others else state
+
+
 def retry(state: RoundState, event: RetryDue) -> Result:
-    """Draw again, also clients that failed."""
+    """Draw again, also clients that failed. If all were refused, the round is redrawn: they may deliver then.
+
+    Quarantine limits how often: a client that is refused in several rounds in a row is not eligible.
+    """
     if not state.goal:
         raise UnexpectedEvent(event, state, "this round has not been drawn, so nothing waits for a retry")
-    return select(replace(forgive(state), attempt=state.attempt + 1))
+    if only_refused_are_left(state):
+        client, refused = next(iter(state.refused.items()))
+        return restart_round(
+            state, f"{len(state.refused)} of its clients were refused, and no other is left; {client}: {refused.why}"
+        )
+    before = state
+    state, effects = select(replace(forgive(state), attempt=state.attempt + 1))
+    return still_in_cohort(before, state), effects
+
+
+def only_refused_are_left(state: RoundState) -> bool:
+    """Whether each client of the round has delivered or is not drawn again for it, and there is no other."""
+    if not state.settled or not state.refused or set(state.candidates) - state.drawn:
+        return False
+    return all(state.barred(client) or state.arrivals.has(client) for client in state.drawn)
 
 
 def next_attempt(state: RoundState) -> Result:

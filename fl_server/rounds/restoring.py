@@ -57,7 +57,7 @@ def restored_round(state: RoundState, saved: SavedRound) -> RoundState:
     exchange = saved.exchange
     cohorts = [(attempt, cohort) for number, attempt, cohort in saved.attempts if number == exchange]
     first = cohorts[0][1]
-    delivered = {client for client, _ in saved.admitted}
+    delivered = {client for client, _ in saved.admitted} | saved.refused.keys()
     state = replace(
         state,
         phase=Phase.COLLECTING,

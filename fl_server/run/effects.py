@@ -219,7 +219,7 @@ class Effects:
                 context.metrics.rounds.labels(context.run_id, "abandoned").inc()
             await self._release_files()
         finally:
-            self._release()
+            await self._release()
 
     async def _release_files(self) -> None:
         """Remove files and rows that are not needed any more. A failure leaves them to the next start."""
@@ -231,16 +231,13 @@ class Effects:
         if context.model.loaded:  # a run that could not be read keeps all checkpoints, for a repair
             await prune_checkpoints(context, control)
 
-    def _release(self) -> None:
+    async def _release(self) -> None:
         """Release the memory of the run that is over, and tell its clients and watchers."""
         context, control = self._context, self._control
         context.metrics.reported.ended(context.run_id, control.record.ended_at or time.time())
         context.model.unload()
         context.client_states.missing = frozenset()
-        if context.keeps_client_state:
-            evaluations = self._parts.client_evaluations
-            # A client that still evaluates needs its state. It is told when that is over.
-            evaluations.send_run_ended(each for each in context.fleet.present() if not evaluations.awaits(each))
+        await self._parts.client_evaluations.send_run_ended()
         if self._parts.server_evaluation.under_way:
             control.tasks.spawn(self._end_watching())
         else:

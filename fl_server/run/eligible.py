@@ -91,14 +91,14 @@ class EligibleClients:
         selection = self.selection()
         outs = self._context.log.transfers.outs.items()
         failed = {client: why for client, (how, why) in outs if how == "failed" and client in state.drawn}
+        refused = {client: found.why for client, found in state.refused.items()}
         own: dict[str, Iterable[str]] = {
             "state_lost": state.lost,
-            "refused": state.refused,
             "drawn": state.drawn,
             "population": set(state.eligible).difference(state.candidates),
         }
         of_round = {reason: dict.fromkeys(clients, "") for reason, clients in own.items()}
-        kept_out = {**selection.kept_out, **of_round, "failed": failed}
+        kept_out = {**selection.kept_out, **of_round, "refused": refused, "failed": failed}
         return replace(selection, kept_out=kept_out)
 
     def not_drawn(self, clients: Iterable[str], selection: Selection) -> dict[Rule, list[Candidate]]:

@@ -138,8 +138,6 @@ class Coordinator:
         if not run.ended:
             run.dispatch.client_back(client_id)
             run.eligible.notify(client_id)
-        elif client_id in run.client_states.members and not run.client_evaluations.awaits(client_id):
-            run.client_evaluations.send_run_ended([client_id])
 
     def client_available(self, client_id: str) -> None:
         """A client may train again: ask it once more for work that it gave up and that is still wanted."""

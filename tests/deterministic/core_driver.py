@@ -116,8 +116,10 @@ class Driver:
                 state, phase=Phase.ENDED, ending=(ledger.status, ledger.reason), goal=1 if attempts else 0,
                 attempt=max((attempt for _, attempt, _ in attempts), default=0),
             )  # fmt: skip
-            if policy.evaluate_every and done and done - 1 not in ledger.metrics:
-                self.work.append(f"evaluate {done - 1}")
+            running = replace(state, ending=None)
+            for round_ in range(done):
+                if evaluation_due(running, round_) and round_ not in ledger.metrics:
+                    self.work.append(f"evaluate {round_}")
             return
         state = restoring.restored_round(state, self.saved(done))
         state = restoring.without_absent(state, present)
@@ -177,7 +179,6 @@ class Driver:
         """An upload that is refused."""
         if self.state.undecided(place, client) and not self.state.not_wanted(place, client):
             self.ledger.refused.setdefault(place, {})[client] = Refused(fault, "bad")
-            self.ledger.failed.get(place, {}).pop(client, None)
             yield "refusal written"
             yield from self.take(ev.UpdateRefused(client, fault, "bad"))
 

@@ -104,11 +104,6 @@ class CoreLife:
         )
 
     def _over(self) -> bool:
-        state = self.driver.state
-        if self.healing and self.running is None and state.phase is Phase.SELECTING and state.goal:
-            tried = {client for client in state.drawn if state.barred(client) or state.arrivals.has(client)}
-            if tried == state.drawn and not set(state.candidates) - state.drawn:
-                return True  # every client has been refused for the round or has delivered: it waits for others
         return self.running is None and self.driver.state.phase is Phase.ENDED and not self.driver.work
 
     def _heal(self) -> None:

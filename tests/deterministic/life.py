@@ -351,9 +351,6 @@ class Life:
             self.note("the run is created")
             await self._until_ended(working)
             await asyncio.sleep(60.0)
-            if files_left(self):  # a device asks for the outcomes that it missed when it registers
-                for name in self.plan.clients:
-                    self._kill(name, 1.0)
             for _ in range(int(CLEAN_S)):
                 if not files_left(self):
                     break

@@ -76,6 +76,8 @@ class ClientEvaluations:
     def __init__(self, context: RunContext, control: RunControl) -> None:
         self._context, self._control = context, control
         self._under_way: dict[int, _Evaluation] = {}
+        self._not_told: set[str] = set()
+        """Clients that were away for a moment when the others were told of the run's end."""
 
     def broadcasts(self) -> Iterable[Broadcast]:
         """What clients can fetch for the evaluations under way."""
@@ -144,8 +146,7 @@ class ClientEvaluations:
         await self._summarise(one.round)
         self._context.log.being_evaluated[one.round] -= 1
         if self._control.ended:
-            if self._context.keeps_client_state:
-                self.send_run_ended(each for each in self._context.fleet.present() if not self.awaits(each))
+            await self.send_run_ended()
             await prune_checkpoints(self._context, self._control)
 
     async def _summarise(self, round_: int) -> None:
@@ -218,11 +219,23 @@ class ClientEvaluations:
         """Whether a client is asked for an evaluation that it has not made yet."""
         return any(client in one.outstanding for one in self._under_way.values())
 
-    def send_run_ended(self, clients: Iterable[str]) -> None:
-        """Tell these clients that the run is over, so that they remove its state."""
+    async def send_run_ended(self) -> None:
+        """Tell clients that the run is over, so that they remove its updates and states.
+
+        A client that still evaluates needs its state, and is told when that is over. One that is not attached is told
+        when it comes back in its session; in a new session it asks.
+        """
+        self._not_told.clear()
+        async for client in with_turns(self._context.fleet.present()):
+            if not self._control.ended:
+                return
+            if not self.awaits(client):
+                self._tell_end(client)
+
+    def _tell_end(self, client: str) -> None:
         message = pb.AttendResponse(run_ended=pb.RunEnded(run_id=self._context.run_id))
-        for client in clients:
-            self._context.fleet.push(client, message)
+        if not self._context.fleet.push(client, message):
+            self._not_told.add(client)
 
     # What clients do.
 
@@ -252,10 +265,13 @@ class ClientEvaluations:
         return bool(self._control.config.evaluation.clients_every) and round_ < self._context.log.rounds
 
     def client_attached(self, client: str) -> None:
-        """A client attached: send it the evaluations that it still has to make."""
+        """A client attached: send it the evaluations that it still has to make, and the end of the run."""
         for one in self._under_way.values():
             if client in one.outstanding and not self._restarts_too_often(one, client):
                 self._ask(one, client, self._assignment(one))
+        if self._control.ended and client in self._not_told:
+            self._not_told.discard(client)
+            self._tell_end(client)
 
     def _ask(self, one: _Evaluation, client: str, message: pb.AttendResponse) -> None:
         if process := self._context.fleet.process_of(client):
@@ -276,6 +292,7 @@ class ClientEvaluations:
 
     def client_gone(self, client: str) -> None:
         """A client is lost, banned or forgotten."""
+        self._not_told.discard(client)
         for one in self._under_way.values():
             one.client_out(client)
 

@@ -10,11 +10,12 @@ import pytest
 
 from fl_ops.simulate.simulation import Simulation
 from fl_ops.simulate.updates import NotDelivered
-from fl_server.rounds.events import Fault
+from fl_server.rounds.events import Fault, RetryDue
 from fl_server.rounds.sampling import by_id
 from fl_server.rounds.state import Phase, RoundState
 from fl_server.run.failures import Reason
 from fl_server.run.run import Run
+from fl_server.run.status.waiting import why_waiting
 from fl_server.store.records import UpdateRecord
 from protos.fl.v1.training_pb2 import ExchangeKey, UpdateHeader
 from tests.fl_server.devices import Device
@@ -29,6 +30,7 @@ REFUSED: dict[Fault, str] = {
     "not_finite": "REFUSAL_REASON_NOT_FINITE",
     "norm": "REFUSAL_REASON_NORM",
     "layout": "REFUSAL_REASON_LAYOUT",
+    "": "REFUSAL_REASON_SIZE",
 }
 
 
@@ -43,8 +45,11 @@ async def take(run: Run, client: str, fault: Reason | Fault) -> None:
     await run.submissions.record_verdict(record, UpdateHeader(key=key))
 
 
-async def online(folder: Path, fault: Reason | Fault) -> RoundState:
-    """The state of a coordinator's run in which every client has this fault, once it ends or waits."""
+async def online(folder: Path, fault: Reason | Fault, *, retried: bool = False) -> RoundState:
+    """The state of a coordinator's run in which every client has this fault, once it ends or waits.
+
+    retried: after the wait.
+    """
     async with World(folder) as world:
         for name in CLIENTS:
             await Device(name, works=False).connect(world)
@@ -52,6 +57,10 @@ async def online(folder: Path, fault: Reason | Fault) -> RoundState:
         await until(lambda: run.state.phase is Phase.COLLECTING, "the cohort is drawn")
         while run.state.phase is Phase.COLLECTING:
             await take(run, by_id(run.state.outstanding)[0], fault)
+        if retried:
+            assert f"5 refused in this round, first c0: {WHY}; `fl clients show c0` " in why_waiting(run.context, run)
+            run.post(RetryDue())
+            await until(lambda: run.state.phase is not Phase.SELECTING, "the wait is over")
         return run.state
 
 
@@ -106,3 +115,16 @@ async def test_other_failures_end_a_simulation_and_are_tried_again_by_a_coordina
     assert (here.phase, here.ending) == (Phase.SELECTING, None)
     assert there.ending is not None
     assert there.ending[1].startswith("too few clients could deliver; the last one that could not: ")
+
+
+async def test_refused_clients_end_a_simulation_and_are_drawn_again_by_a_coordinator(
+    tmp_path: Path, simulated: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have asked everybody, for reasons that are no fault of the run. A coordinator says so, and redraws."""
+    here, there = await online(tmp_path / "waits", ""), offline(simulated, monkeypatch, "")
+    assert here.refused.keys() == there.refused.keys() == set(CLIENTS)
+    assert (here.phase, here.ending) == (Phase.SELECTING, None)
+    assert there.ending is not None
+    assert there.ending[1].startswith("too few clients could deliver; the last one that could not: ")
+    after = await online(tmp_path / "goes on", "", retried=True)
+    assert (after.phase, after.round, after.refused, len(after.outstanding)) == (Phase.COLLECTING, 0, {}, 2)

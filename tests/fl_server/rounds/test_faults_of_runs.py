@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from fl_server.rounds.effects import EndRun, RetryLater
+from fl_server.rounds.effects import EndRun, RestartRound, RetryLater
 from fl_server.rounds.events import (
+    ClientReturned,
     CulpritsFound,
     Event,
     Fault,
@@ -78,6 +81,27 @@ def test_a_refused_client_is_not_drawn_again_for_the_round() -> None:
     assert set(state.candidates) == {"b"}
 
 
+@pytest.mark.parametrize("admitted", ["", "c"])
+def test_a_round_whose_other_clients_were_refused_is_redrawn(admitted: str) -> None:
+    """After the wait all of them are drawn again, and the reason has the first refusal."""
+    events = [*arrive(admitted), *refused("a", "", "expected 3 examples, got 4"), *refused("b", "", "torn")]
+    state, effects = play(collecting(f"ab{admitted}", quorum=2), *events)
+    assert (state.phase, type(effects[-1])) == (Phase.SELECTING, RetryLater)
+    state, effects = play(state, RetryDue())
+    why = "2 of its clients were refused, and no other is left; a: expected 3 examples, got 4"
+    assert effects[0] == RestartRound(0, why, states=False)
+    assert (set(state.outstanding), state.admitted) == (set(f"ab{admitted}"), ())
+
+
+def test_a_round_with_refused_clients_waits_for_one_that_may_still_deliver() -> None:
+    """It is not redrawn: the update that is here stays."""
+    events = [*arrive("a"), *refused("b", ""), *leave("c"), RosterChanged(("a", "b"), settled=True), RetryDue()]
+    state, _ = play(collecting("abc", quorum=2), *events)
+    assert (state.phase, len(state.admitted)) == (Phase.SELECTING, 1)
+    state, _ = play(state, ClientReturned("c"), *arrive("c"))
+    assert state.phase is Phase.STEPPING
+
+
 def test_a_client_that_failed_three_times_is_not_asked_when_it_returns() -> None:
     """It may still be drawn at a retry."""
     state = collecting("ab")
@@ -129,3 +153,18 @@ def test_a_kill_between_the_last_fault_and_the_end_changes_nothing() -> None:
     state, effects = play(killed(collecting("ab"), failed=failed), RoundRestored())
     assert state.failed_by == "not_finite"
     assert isinstance(effects[-1], EndRun)
+
+
+def test_a_failure_before_a_refused_update_is_over_after_a_restart_too() -> None:
+    """Also if the update was accepted first: the ledger keeps the failure, and the refusal is later."""
+    state, _ = play(collecting("ab", quorum=1), WorkFailed("a", "no memory"), *arrive("b"))
+    state, _ = play(state, CulpritsFound((("b", "too long"),)))
+    saved = {"failed": {"a": Failed("no memory"), "b": Failed("no memory")}, "refused": dict(state.refused)}
+    assert killed(state, **saved).failed == state.failed == {"a": Failed("no memory")}
+
+
+def test_a_failed_client_that_is_not_drawn_again_stays_in_the_cohort() -> None:
+    """Two failed, and one update is missing: the other may still deliver, as it may after a restart."""
+    state, _ = play(collecting("abc", quorum=3), *arrive("c"), *[WorkFailed(client, "no memory") for client in "ab"])
+    state, _ = play(replace(state, goal=2), RetryDue())
+    assert (state.drawn, len(state.outstanding), len(state.out)) == (frozenset("abc"), 1, 1)

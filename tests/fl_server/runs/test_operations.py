@@ -47,6 +47,21 @@ async def test_a_stop_abandons_the_open_round(world: World) -> None:
     assert world.store.updates("r", 0, 0) == []
     (outcome,) = await world.coordinator.outcomes.decided([ExchangeKey(run_id="r", round=0)], "a")
     assert (outcome.counted, outcome.reason) == (False, REFUSAL_REASON_ABANDONED)
+    assert [[end.run_id for end in device.pushed("run_ended")] for device in devices] == [["r"], ["r"]]
+
+
+async def test_a_client_that_was_away_is_told_of_the_end_when_it_comes_back(world: World) -> None:
+    """In its session, in which it asks about no update; a second time it is not told."""
+    (device,) = await connect(world, "a")
+    run = await world.create(round={"clients_per_round": 1})
+    await device.assigned()
+    await device.leave()
+    await world.coordinator.actions.stop(run, "", "admin")
+    for _ in range(2):
+        device.stream = world.spawn(device._attend(world))  # noqa: SLF001 - the session of before
+        await until(lambda: device.pushed("run_ended"), "it is told")
+        await device.leave()
+    assert len(device.pushed("run_ended")) == 1
 
 
 async def test_an_operation_from_the_wrong_state_is_refused(world: World) -> None:
