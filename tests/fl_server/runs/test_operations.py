@@ -58,7 +58,7 @@ async def test_a_client_that_was_away_is_told_of_the_end_when_it_comes_back(worl
     await device.leave()
     await world.coordinator.actions.stop(run, "", "admin")
     for _ in range(2):
-        device.stream = world.spawn(device._attend(world))  # noqa: SLF001 - the session of before
+        device.stream = world.spawn(device._attend(world))
         await until(lambda: device.pushed("run_ended"), "it is told")
         await device.leave()
     assert len(device.pushed("run_ended")) == 1
