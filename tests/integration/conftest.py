@@ -20,9 +20,8 @@ def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 @pytest.fixture
 def fleet(shared_fleet: Fleet) -> Iterator[Fleet]:
     """A coordinator and three idle daemons. A round draws two of them."""
-    shared_fleet.reset()
-    yield shared_fleet
-    shared_fleet.release()
+    with shared_fleet.lent() as fleet:
+        yield fleet
 
 
 @pytest.fixture(scope="session")

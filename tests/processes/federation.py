@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -221,15 +222,29 @@ class Fleet:
         for daemon in self.daemons.values():
             daemon.hold.unlink(missing_ok=True)
 
+    @contextmanager
+    def lent(self) -> Iterator[Self]:
+        """The fleet for one test. Afterwards no daemon trains on beside the tests that follow."""
+        self.reset()
+        yield self
+        if self.server.exit_code is None:
+            self._end_runs()
+        self.release()
+
+    def _end_runs(self) -> None:
+        """Stop the runs that a test has left open."""
+        with self.server.admin() as admin:
+            for run in admin.runs.list_runs():
+                if not run.HasField("ended"):
+                    admin.runs.stop_run(run.run_id, "its test is over")
+
     def reset(self) -> None:
         """Undo the effects of a test: all daemons run and are idle, no run is open, no client is banned or drained."""
         self.release()
         if self.server.exit_code is not None:
             self.server.serve()
+        self._end_runs()
         with self.server.admin() as admin:
-            for run in admin.runs.list_runs():
-                if not run.HasField("ended"):
-                    admin.runs.stop_run(run.run_id, "its test is over")
             for client in admin.clients.list_clients():
                 if client.client_id not in self.daemons:
                     admin.clients.forget_client(client.client_id)

@@ -30,9 +30,8 @@ def fleet_on_postgres(tmp_path_factory: pytest.TempPathFactory, url: str) -> Ite
 @pytest.fixture
 def pg_fleet(fleet_on_postgres: Fleet) -> Iterator[Fleet]:
     """The fleet, idle and connected."""
-    fleet_on_postgres.reset()
-    yield fleet_on_postgres
-    fleet_on_postgres.release()
+    with fleet_on_postgres.lent() as fleet:
+        yield fleet
 
 
 def test_a_killed_coordinator_continues_in_the_same_round(pg_fleet: Fleet, undisturbed: list[str]) -> None:

@@ -42,9 +42,8 @@ def module_fleet(module_workspace: Workspace) -> ScoredFleet:
 @pytest.fixture
 def fleet(module_fleet: ScoredFleet) -> Iterator[ScoredFleet]:
     """A coordinator and three idle daemons."""
-    module_fleet.reset()
-    yield module_fleet
-    module_fleet.release()
+    with module_fleet.lent() as fleet:
+        yield fleet
 
 
 def values(fleet: Fleet, run: str, metric: str) -> list[float]:

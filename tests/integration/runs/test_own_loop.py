@@ -52,9 +52,8 @@ def module_fleet(module_workspace: Workspace) -> LoopFleet:
 def fleet(module_fleet: LoopFleet, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopFleet]:
     """A coordinator and three idle daemons."""
     monkeypatch.syspath_prepend(HERE)
-    module_fleet.reset()
-    yield module_fleet
-    module_fleet.release()
+    with module_fleet.lent() as fleet:
+        yield fleet
 
 
 def epochs_of(summary: admin_pb2.RoundSummary) -> list[dict[str, float]]:

@@ -60,9 +60,8 @@ def module_fleet(module_workspace: Workspace) -> PersonalFleet:
 def fleet(module_fleet: PersonalFleet, monkeypatch: pytest.MonkeyPatch) -> Iterator[PersonalFleet]:
     """A coordinator and three idle daemons."""
     monkeypatch.syspath_prepend(HERE)
-    module_fleet.reset()
-    yield module_fleet
-    module_fleet.release()
+    with module_fleet.lent() as fleet:
+        yield fleet
 
 
 @pytest.mark.parametrize("method", slow_except(METHODS, "fedcm", "scaffold"))
