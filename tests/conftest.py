@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 import torch
 from hypothesis import settings
 from torch import nn
@@ -22,6 +23,16 @@ TESTS = Path(__file__).parent
 
 # Bits are the same for a fixed number of threads only, and the test workers share the cores.
 torch.set_num_threads(1)
+
+# structlog's own default renders each traceback with rich and pygments, which takes a second of the processor's time.
+structlog.configure(
+    processors=[
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.dev.set_exc_info,
+        structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
+    ]
+)
 
 # A suite started in the background ignores SIGINT, and its processes would inherit that. Processes under test need
 # the default handler.
