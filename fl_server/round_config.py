@@ -6,11 +6,9 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from fl_common.built_in import REDUCERS
 from fl_server.plain_values import MAX_COUNT, MAX_NUMBER, MAX_SECONDS, Word, check_plain
-
-BUILT_IN_REDUCERS = ("mean", "median", "trimmed_mean", "krum")
-"""As in `algorithms.BUILT_IN_REDUCERS`, repeated here so that a configuration is read without torch."""
-
+from fl_server.rounds.sampling import Sampling
 
 MAX_PARAMETERS, MAX_LIST = 64, 16
 """Parameters of an optimizer, and numbers in one of them."""
@@ -123,7 +121,7 @@ class LocalSection(_Section):
 class RoundSection(_Section):
     """Which clients take part in a round, and when it closes."""
 
-    sampling: Literal["fixed", "bernoulli"] = "fixed"
+    sampling: Sampling = "fixed"
     clients_per_round: int = Field(default=2, ge=1, le=MAX_COUNT)
     rate: float = Field(default=0.1, gt=0, le=1)
     min_clients: int | None = Field(default=None, ge=1, le=MAX_COUNT)
@@ -186,12 +184,12 @@ class RoundSection(_Section):
     @model_validator(mode="after")
     def _reducer_has_enough(self) -> Self:
         """Every round that closes must have enough updates for the reducer. One from outside is checked when loaded."""
-        if self.reducer in BUILT_IN_REDUCERS and self.reducer_parameters:
+        if self.reducer in REDUCERS and self.reducer_parameters:
             raise ValueError(
                 f'expected no reducer_parameters with reducer = "{self.reducer}": they are of reducers from outside,'
                 " built-in ones have trim, krum_byzantine and krum_keep"
             )
-        if self.reducer == "mean" or self.reducer not in BUILT_IN_REDUCERS:
+        if self.reducer == "mean" or self.reducer not in REDUCERS:
             return self
         if self.sampling != "fixed":
             raise ValueError(f'expected sampling = "fixed" with reducer = "{self.reducer}": a cohort may be too small')

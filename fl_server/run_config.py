@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 
+from fl_common.built_in import EDEN, SPARSE, Dense, Encoding
 from fl_server.plain_values import (
     MAX_COUNT,
     MAX_EXAMPLES,
@@ -134,20 +135,10 @@ class EvaluationSection(_Section):
     averaged_on_clients: bool = False
 
 
-Dense = Literal["plain", "bf16", "int8", "int4", "int2", "eden4", "eden2", "eden1"]
-"""Encodings that keep every value. As in `protos.encodings`, repeated here so that a configuration is read without
-torch."""
-AnyEncoding = Literal["plain", "bf16", "int8", "int4", "int2", "eden4", "eden2", "eden1", "topk", "randk"]
-SPARSE = ("topk", "randk")
-"""Encodings that leave values out."""
-EDEN = ("eden4", "eden2", "eden1")
-"""Encodings that rotate the values, in every round by other signs."""
-
-
 class EncodingsSection(_Section):
     """How updates, the model and the direction travel."""
 
-    update: AnyEncoding = "plain"
+    update: Encoding = "plain"
     model: Dense = "plain"
     direction: Dense = "plain"
     fraction: float | None = Field(default=None, gt=0, le=1)

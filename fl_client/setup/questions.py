@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import typer
 
 from fl_client.errors import UsageError
+from fl_common.built_in import TASKS
 from fl_common.names import check_id
 from fl_common.settings import is_loopback, split_address
 
@@ -89,7 +90,7 @@ def collect_values(flags: Flags, answers: Answers, config: Path) -> dict[str, An
     """The values of the settings file, by key. Raises UsageError for missing or contradicting flags."""
     server = flags.server or answers.text("--server", "Coordinator, host:port", None, _server)
     values = {"server": server, **_identity(flags, answers, config, server)}
-    task = flags.task or answers.text("--task", f"Task: {_BUILT_IN}, or module:attribute", None, _not_empty)
+    task = flags.task or answers.text("--task", f"Task: {', '.join(TASKS)}, or module:attribute", None, _not_empty)
     place = flags.state_dir or answers.text(
         "--state-dir", "State directory", str(default_state_dir(config)), _not_empty
     )
@@ -204,7 +205,6 @@ def default_state_dir(config: Path) -> Path:
     return Path("/var/lib/impetus") if path.is_relative_to("/etc") else path.parent / "state"
 
 
-_BUILT_IN = "digits, fashion-mnist, cifar10, cifar100, emnist, emnist-digits"
 _FILES = {
     "ca": ("ca.crt", "Certificate of the authority that signed the coordinator's"),
     "cert": ("tls.crt", "This device's certificate"),

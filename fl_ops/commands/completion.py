@@ -11,16 +11,10 @@ from importlib.metadata import entry_points
 
 import typer
 
+from fl_common.built_in import METHODS, TASKS
 from fl_ops.admin import settings
 from fl_ops.admin.client import AdminClient
 
-TASKS = ("digits", "fashion-mnist", "cifar10", "cifar100", "emnist", "emnist-digits", "shakespeare")
-"""The keys of `fl_tasks.BUILT_IN`, repeated here so that `fl` starts without torch."""
-METHODS = (
-    "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedcm", "feddemon", "feddemonadam", "feddyn", "fednova", "fedprox",
-    "fedrobust", "fedsam", "fedyogi", "mfl", "mime", "mimelite", "mofedsam", "qg", "scaffold", "slowmo",
-)  # fmt: skip
-"""As in `algorithms.names()`, for the same reason."""
 SECONDS = 2.0
 """Longest time for the coordinator's answer."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any
 
 import annotated_types
 import pytest
@@ -12,9 +12,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fl_server.errors import InvalidInput
-from fl_server.run_config import EDEN, SPARSE, AnyEncoding, Dense, RunConfig
+from fl_server.run_config import RunConfig
 from fl_server.run_spec import from_spec, from_values, to_spec
-from protos.encodings import ENCODINGS
 from protos.fl.v1 import admin_pb2
 
 TASK = {"name": "digits"}
@@ -341,10 +340,3 @@ def test_the_needed_encodings_are_those_that_are_not_plain() -> None:
     assert run.encodings.needed == {"topk", "bf16"}
     assert not config().encodings.needed
     assert from_spec(to_spec(run)).encodings == run.encodings
-
-
-def test_the_names_of_encodings_are_those_of_the_codec() -> None:
-    """The configuration repeats them, to be read without torch."""
-    names = set(get_args(AnyEncoding))
-    assert names == set(ENCODINGS) == set(get_args(Dense)) | set(SPARSE)
-    assert {name for name in names if name.startswith("eden")} == set(EDEN)

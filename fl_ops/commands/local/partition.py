@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import RenderableType
 
+from fl_common.built_in import PartitionMethod
 from fl_common.command_help import FlagGroup
 from fl_ops.commands import completion
 from fl_ops.commands.options import Context, command
@@ -21,17 +22,13 @@ _MAX_COLUMNS = 20
 """With more classes, only their number is shown."""
 
 
-Method = Literal["dirichlet", "dirichlet-hsu", "dirichlet-class", "classes", "shards", "iid", "natural"]
-"""The methods of fl_tasks.PartitionSpec, repeated here so that `fl --help` does not load torch."""
-
-
 @dataclass(frozen=True)
 class PartitionFlags(FlagGroup):
     """The partition. The fields are those of fl_tasks.PartitionSpec, but for its number of clients."""
 
-    method: Annotated[Method, typer.Option(help="Partition method; docs/training/tasks.md describes them.")] = (
-        "dirichlet"
-    )
+    method: Annotated[
+        PartitionMethod, typer.Option(help="Partition method; docs/training/tasks.md describes them.")
+    ] = "dirichlet"
     alpha: Annotated[
         float,
         typer.Option(

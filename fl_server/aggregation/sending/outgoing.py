@@ -9,11 +9,12 @@ from types import MappingProxyType
 import torch
 
 import algorithms as fl
+from fl_common.built_in import EDEN
 from fl_server.aggregation.bundles import packed
 from fl_server.aggregation.run_encodings import bundle_key, kind_name
 from fl_server.aggregation.server_update import Diverged
 from fl_server.errors import model_of
-from fl_server.run_config import EDEN, RunConfig
+from fl_server.run_config import RunConfig
 from protos.codec import Buffer, Layout
 from protos.encodings import PLAIN, EncodedLayout, EncodingError, EncodingSpec, decode, encode
 from protos.fl.v1.tensor_pb2 import (

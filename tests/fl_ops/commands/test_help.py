@@ -17,12 +17,9 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-import algorithms
-import fl_tasks
 from fl_client.setup import commands as client_commands
 from fl_client.setup.enrolling import ENROLL_PORT
 from fl_ops.admin import settings
-from fl_ops.commands import completion
 from fl_ops.commands.cli import app
 from fl_ops.demo.settings import DemoSettings
 from fl_ops.simulate.engines.batched import BatchedOptions
@@ -117,12 +114,6 @@ def test_the_defaults_of_a_simulation_are_true() -> None:
     fields = {name: each.default for name, each in SimulationSection.model_fields.items()}
     assert (fields.pop("system"), fields.pop("task_options")) == (None, {})
     assert tomllib.loads(toml) == fields
-
-
-def test_completed_task_names_are_the_built_in_tasks() -> None:
-    """They are repeated in the command, so that it starts without torch. So are the methods."""
-    assert completion.TASKS == tuple(fl_tasks.BUILT_IN)
-    assert completion.METHODS == algorithms.names()
 
 
 def complete(line: str, address: str) -> list[str]:

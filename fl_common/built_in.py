@@ -1,0 +1,28 @@
+"""Names of what is built in, for completion, help and checks of settings, which must not wait for torch.
+
+The code is elsewhere, and most of it needs torch. A test compares each list with the table that has the code.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+METHODS = (
+    "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedcm", "feddemon", "feddemonadam", "feddyn", "fednova", "fedprox",
+    "fedrobust", "fedsam", "fedyogi", "mfl", "mime", "mimelite", "mofedsam", "qg", "scaffold", "slowmo",
+)  # fmt: skip
+"""`algorithms.registry`."""
+REDUCERS = ("mean", "median", "trimmed_mean", "krum")
+"""`algorithms.reducers.table`."""
+TASKS = ("digits", "fashion-mnist", "cifar10", "cifar100", "emnist", "emnist-digits", "shakespeare")
+"""`fl_tasks.naming`."""
+PartitionMethod = Literal["dirichlet", "dirichlet-hsu", "dirichlet-class", "classes", "shards", "iid", "natural"]
+"""`fl_tasks.partitioning`."""
+Sparse = Literal["topk", "randk"]
+"""Encodings that leave values out: `protos.encodings`."""
+Eden = Literal["eden4", "eden2", "eden1"]
+"""Encodings that rotate the values, in every round by other signs."""
+Dense = Literal["plain", "bf16", "int8", "int4", "int2", Eden]
+"""Encodings that keep every value."""
+Encoding = Literal[Dense, Sparse]
+SPARSE, EDEN = get_args(Sparse), get_args(Eden)
