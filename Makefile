@@ -26,7 +26,7 @@ install: .venv/installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-# Trains with one coordinator and eight daemons on this machine: FedCM, then FedAvg.
+# Trains with one coordinator and 20 daemons on this machine: FedCM, then FedAvg.
 demo: .venv/installed
 	$(BIN)/fl demo
 

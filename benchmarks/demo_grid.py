@@ -2,11 +2,14 @@
 
     python -m benchmarks.demo_grid
 
-Every algorithm is run with the same learning rates, FedCM with each of its alphas at each rate. Every cell is run with
-several seeds; a seed decides the data partition, the first model, the cohorts and the batches. Accuracy is measured on
-one in five of the TRAINING scans of each digit, which no client has; the 360 scans of the demo's evaluation are not
-used. The best cell of each algorithm is then run with other seeds and all training scans, and evaluated on these 360
-scans. This checks the choice and does not influence it.
+Every algorithm gets the same number of cells and the same norms of gradient clipping: FedAvg with twelve learning
+rates, FedCM with three alphas at four rates. Every cell is run with several seeds; a seed decides the data partition,
+the first model, the cohorts and the batches. A cell is judged by its averaged model, on one in five of the TRAINING
+scans of each digit, which no client has; the 360 scans of the demo's evaluation are not used. The decay of the averaged
+models is then chosen for all algorithms together, with the best cell of each and the same seeds and scans.
+
+The best cells are then run with other seeds and all training scans, and evaluated on the 360 scans. This checks the
+choice and does not influence it.
 """
 
 from __future__ import annotations
@@ -19,8 +22,9 @@ import sys
 import time
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
@@ -28,116 +32,149 @@ from typing import Any
 
 import torch
 
-from fl_ops.demo.partitioning import METRIC
-from fl_ops.demo.settings import BATCH_SIZE, DIRICHLET_ALPHA, EPOCHS, LAST, DemoSettings, Method
+from fl_ops.demo.settings import BATCH_SIZE, DIRICHLET_ALPHA, EPOCHS, LAST, METRICS, DemoSettings, Method
 from fl_ops.simulate.clients import prepare
 from fl_ops.simulate.settings import parse_simulation
 from fl_ops.simulate.simulation import Simulation
 
 TARGET = Path(__file__).parents[1] / "fl_ops" / "demo" / "grid.json"
-LEARNING_RATES = (0.05, 0.1, 0.2, 0.3, 0.4)
-PARAMETERS: dict[str, tuple[dict[str, float], ...]] = {
-    "fedavg": ({},),
-    "fedcm": ({"alpha": 0.1}, {"alpha": 0.2}, {"alpha": 0.3}),
-}
+SEARCH_DECAY = 0.9
+DECAYS = (0.7, 0.8, SEARCH_DECAY, 0.95)
+NORMS = (0.0, 0.5, 1.0, 2.0)
+"""Gradient norms at which local steps are clipped; 0 is no clipping."""
+FEDAVG_RATES = (0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.2, 1.6, 2.0, 2.4, 3.2)
+FEDCM_RATES = (0.4, 0.8, 1.6, 3.2)
+ALPHAS = (0.2, 0.5, 0.8)
+CELL = ("algorithm", "learning_rate", "parameters", "max_gradient_norm")
+"""What a cell sets."""
 SEEDS = tuple(range(101, 107))
 CHECK_SEEDS = tuple(range(201, 221))
 DEMO = DemoSettings()
 VALIDATION_EVERY = 5
-PROCESSES = 2
+PROCESSES = os.cpu_count() or 1
 RULE = (
-    f"the cell with the highest validation accuracy, mean of the last {LAST} rounds, averaged over the seeds; of "
-    "equals the first"
+    f"the cell with the highest validation accuracy of its averaged model, mean of the last {LAST} rounds, averaged "
+    "over the seeds; of equals the first"
 )
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One setting of one algorithm."""
-
-    algorithm: str
-    learning_rate: float
-    parameters: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Job:
-    """One run. validate: evaluate on validation scans, otherwise on the demo's held-out scans."""
+    """One run. decay: of the averaged model; validate: on validation scans, otherwise on the demo's held-out scans."""
 
-    cell: Cell
+    cell: Method
     seed: int
+    decay: float
     validate: bool
 
 
-def run(job: Job) -> list[float]:
-    """Accuracy after each round."""
-    cell = job.cell
-    method = Method(cell.algorithm, cell.learning_rate, cell.parameters, "its grid")
-    simulation = {
-        "clients": DEMO.clients, "names": "client-{index}",
-        "partition": {"method": "dirichlet", "alpha": DIRICHLET_ALPHA},
-        "validation_every": VALIDATION_EVERY if job.validate else 0,
-    }  # fmt: skip
-    prepared = prepare(parse_simulation({**DEMO.run(method), "simulation": simulation}), job.seed)
+def cells() -> dict[str, list[Method]]:
+    """The whole grid, by algorithm."""
+    return {
+        "fedavg": [Method("fedavg", rate, {}, norm) for norm, rate in product(NORMS, FEDAVG_RATES)],
+        "fedcm": [
+            Method("fedcm", rate, {"alpha": alpha}, norm) for norm, alpha, rate in product(NORMS, ALPHAS, FEDCM_RATES)
+        ],
+    }
+
+
+def run(job: Job) -> dict[str, list[float]]:
+    """Accuracy of each model, latest and averaged, after each round."""
+    config = {
+        **DEMO.run(job.cell),
+        "averaging": {"method": "ema", "decay": job.decay},
+        "simulation": {
+            "clients": DEMO.clients,
+            "names": "client-{index}",
+            "partition": {"method": "dirichlet", "alpha": DIRICHLET_ALPHA},
+            "validation_every": VALIDATION_EVERY if job.validate else 0,
+        },
+    }
+    prepared = prepare(parse_simulation(config), job.seed)
     with Simulation(prepared.config, prepared.clients, task=prepared.server_task) as simulated:
-        return [done.metrics[METRIC] for done in simulated.rounds()]
+        metrics = [done.metrics for done in simulated.rounds()]
+    return {model: [values[metric] for values in metrics] for model, metric in METRICS.items()}
 
 
-def cells() -> list[Cell]:
-    """The whole grid."""
-    return [
-        Cell(algorithm, rate, parameters)
-        for algorithm, choices in PARAMETERS.items()
-        for parameters in choices
-        for rate in LEARNING_RATES
-    ]
+class Search:
+    """Runs cells in several processes, the same way for search and check."""
+
+    def __init__(self, pool: ProcessPoolExecutor, seeds: tuple[int, ...], *, validate: bool) -> None:
+        self._pool = pool
+        self._seeds = seeds
+        self._validate = validate
+
+    def measure(self, cells: Iterable[Method], decay: float) -> list[dict[str, Any]]:
+        """Run each cell with all seeds. Returns each cell with the accuracies of both of its models."""
+        cells, rows = list(cells), []
+        accuracies = self._pool.map(
+            run, [Job(cell, seed, decay, self._validate) for cell in cells for seed in self._seeds]
+        )
+        for cell in cells:
+            done = [next(accuracies) for _ in self._seeds]
+            rows.append({**_facts(cell), **{model: _last([one[model] for one in done]) for model in METRICS}})
+            print(decay, json.dumps(rows[-1]), file=sys.stderr, flush=True)
+        return rows
 
 
-def measure(pool: ProcessPoolExecutor, cells: Iterable[Cell], seeds: tuple[int, ...], validate: bool) -> list[Any]:
-    """Run each cell with all seeds. Returns mean and worst accuracy of the last rounds, by seed and on average."""
-    rows = []
-    for cell in cells:
-        last = [accuracies[-LAST:] for accuracies in pool.map(run, [Job(cell, seed, validate) for seed in seeds])]
-        means, worst = [round(fmean(values), 4) for values in last], [round(min(values), 4) for values in last]
-        rows.append({**asdict(cell), "mean": round(fmean(means), 4), "mean_by_seed": means, "worst_by_seed": worst})
-        print(cell, rows[-1]["mean"], means, worst, file=sys.stderr, flush=True)
-    return rows
+def _facts(cell: Method) -> dict[str, Any]:
+    return {key: asdict(cell)[key] for key in CELL}
 
 
-def best(rows: list[Any], algorithm: str) -> Cell:
-    """The cell that the rule chooses."""
-    chosen = max((row for row in rows if row["algorithm"] == algorithm), key=lambda row: row["mean"])
-    return Cell(algorithm, chosen["learning_rate"], chosen["parameters"])
+def _last(runs: list[list[float]]) -> dict[str, Any]:
+    """Mean and worst accuracy of the last rounds, by seed, and the average of the means."""
+    means = [round(fmean(accuracies[-LAST:]), 4) for accuracies in runs]
+    worst = [round(min(accuracies[-LAST:]), 4) for accuracies in runs]
+    return {"mean": round(fmean(means), 4), "mean_by_seed": means, "worst_by_seed": worst}
 
 
 def main() -> None:
     """Search, check, and write the file."""
     began = time.monotonic()
     with ProcessPoolExecutor(PROCESSES, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-        grid = measure(pool, cells(), SEEDS, validate=True)
-        choice = [best(grid, algorithm) for algorithm in PARAMETERS]
-        check = measure(pool, choice, CHECK_SEEDS, validate=False)
+        search = Search(pool, SEEDS, validate=True)
+        rows = {name: search.measure(methods, SEARCH_DECAY) for name, methods in cells().items()}
+        best = [max(of_one, key=lambda row: row["averaged"]["mean"]) for of_one in rows.values()]
+        choice = [Method(**{key: row[key] for key in CELL}) for row in best]
+        decays = {decay: best if decay == SEARCH_DECAY else search.measure(choice, decay) for decay in DECAYS}
+        averages = {one: round(fmean(row["averaged"]["mean"] for row in rows), 4) for one, rows in decays.items()}
+        decay = max(averages, key=lambda one: averages[one])
+        check = Search(pool, CHECK_SEEDS, validate=False).measure(choice, decay)
     facts = {
         "command": "python -m benchmarks.demo_grid",
         "date": datetime.now(UTC).date().isoformat(),
         "machine": machine(),
         "seconds": round(time.monotonic() - began),
-        "setup": {
-            "task": DEMO.task, "clients": DEMO.clients, "dirichlet_alpha": DIRICHLET_ALPHA, "rounds": DEMO.rounds,
-            "clients_per_round": DEMO.clients_per_round, "epochs": EPOCHS, "batch_size": BATCH_SIZE, "last": LAST,
-            "validation": f"one in {VALIDATION_EVERY} training scans of each digit, held by no client",
-        },
+        "setup": setup(),
         "seeds": SEEDS,
         "rule": RULE,
-        "cells": grid,
+        "cells": [row for of_one in rows.values() for row in of_one],
         "choice": {
-            cell.algorithm: {"learning_rate": cell.learning_rate, "parameters": cell.parameters} for cell in choice
+            cell.algorithm: {key: row for key, row in _facts(cell).items() if key != "algorithm"} for cell in choice
         },
+        "decays": [{"decay": one, "mean": mean} for one, mean in averages.items()],
+        "decay": decay,
         "check": {"seeds": CHECK_SEEDS, "cells": check},
-    }  # fmt: skip
+    }
     # Lists of numbers on one line, so that a cell is readable.
     text = re.sub(r"\[[^\[\]{}]*\]", lambda numbers: " ".join(numbers.group().split()), json.dumps(facts, indent=1))
     TARGET.write_text(text + "\n", encoding="utf-8")
+
+
+def setup() -> dict[str, Any]:
+    """The demo's settings that the search has in common with it."""
+    return {
+        "task": DEMO.task,
+        "clients": DEMO.clients,
+        "dirichlet_alpha": DIRICHLET_ALPHA,
+        "rounds": DEMO.rounds,
+        "clients_per_round": DEMO.clients_per_round,
+        "epochs": EPOCHS,
+        "batch_size": BATCH_SIZE,
+        "last": LAST,
+        "search_decay": SEARCH_DECAY,
+        "validation": f"one in {VALIDATION_EVERY} training scans of each digit, held by no client",
+    }
 
 
 def machine() -> dict[str, Any]:

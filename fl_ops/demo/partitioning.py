@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fl_ops.demo.settings import DIRICHLET_ALPHA, DemoSettings
+from fl_ops.demo.settings import DIRICHLET_ALPHA, METRIC, DemoSettings
 from fl_ops.errors import UsageError
 
 if TYPE_CHECKING:
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from fl_tasks import PartitionSpec, Task
     from fl_tasks.data.forms import Data
-
-METRIC = "accuracy"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Plots accuracy by round, with one curve for each algorithm."""
+"""Plots accuracy by round: the averaged model of each algorithm, and its latest model as a faint line."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from typing import Any
 
 from fl_common.units import percent
 from fl_ops.demo.results import Result
-from fl_ops.demo.settings import DIRICHLET_ALPHA, TARGET, DemoSettings
+from fl_ops.demo.settings import DIRICHLET_ALPHA, LAST, TARGET, DemoSettings
 
 _COLOURS = ("#0b6e99", "#d1642e", "#5b8c3a", "#8a4f9e", "#8c6d1f")
 """The first two differ for colour-blind readers and in grey."""
 _INK, _PALE = "#333333", "#b8b8b8"
+_LINES: dict[str, dict[str, Any]] = {
+    "averaged": {"linewidth": 2.2, "zorder": 4},
+    "latest": {"linewidth": 1.2, "zorder": 3, "alpha": 0.4},
+}
+"""Model -> how its line is drawn."""
 
 
 def draw(settings: DemoSettings, results: Sequence[Result], path: Path, method: str = "dirichlet") -> None:
@@ -25,13 +30,13 @@ def draw(settings: DemoSettings, results: Sequence[Result], path: Path, method: 
 
     figure = Figure(figsize=(10, 4.8), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    last = len(results[0].last)
+    last = len(results[0].averaged.last)
     enlarge = last < settings.rounds
     panels = figure.subplots(1, 1 + enlarge, width_ratios=[2.1, 1][: 1 + enlarge], squeeze=False)[0]
     for axes in panels:
         _frame(axes)
         for result, colour in zip(results, _COLOURS * len(results), strict=False):
-            _curve(axes, result, colour)
+            _curves(axes, result, colour)
     _all_rounds(panels[0], settings, method)
     if enlarge:
         _last_rounds(panels[1], settings.rounds, results)
@@ -53,12 +58,15 @@ def _all_rounds(axes: Any, settings: DemoSettings, method: str) -> None:
         percent(TARGET, 0), (0.995, 100 * TARGET), xycoords=("axes fraction", "data"), xytext=(0, -3),
         textcoords="offset points", ha="right", va="top", color="#777777", fontsize=9,
     )  # fmt: skip
-    axes.legend(loc="lower right", frameon=False, labelcolor=_INK, fontsize=9.5)
+    axes.legend(
+        title=f"Mean of the last {min(LAST, settings.rounds)} rounds", alignment="left", loc="lower right",
+        frameon=False, labelcolor=_INK, fontsize=9.5,
+    )  # fmt: skip
 
 
 def _last_rounds(axes: Any, rounds: int, results: Sequence[Result]) -> None:
-    last = len(results[0].last)
-    values = [100 * accuracy for result in results for accuracy in result.last]
+    last = len(results[0].averaged.last)
+    values = [100 * accuracy for result in results for curve in result.curves.values() for accuracy in curve.last]
     margin = max(0.08 * (max(values) - min(values)), 0.2)
     axes.set_xlim(rounds - last + 0.5, rounds + 0.5)
     axes.set_ylim(min(values) - margin, max(values) + margin)
@@ -76,8 +84,9 @@ def _frame(axes: Any) -> None:
     axes.tick_params(colors=_INK, length=3)
 
 
-def _curve(axes: Any, result: Result, colour: str) -> None:
+def _curves(axes: Any, result: Result, colour: str) -> None:
     rounds = [one.number + 1 for one in result.rounds]
-    values = [100 * one.accuracy for one in result.rounds]
-    label = f"{result.label}: mean of the last {len(result.last)} rounds {percent(result.mean_last, 1)}"
-    axes.plot(rounds, values, color=colour, linewidth=1.8, marker="o", markersize=3, label=label, zorder=3)
+    for model, curve in result.curves.items():
+        label = f"{result.label}, {model} model: {percent(curve.mean_last, 1)}"
+        values = [100 * accuracy for accuracy in curve.accuracies]
+        axes.plot(rounds, values, color=colour, label=label, **_LINES[model])

@@ -1,7 +1,4 @@
-"""Sentences on the difference between two runs: its size, its reliability, and the difference on other seeds.
-
-Every sentence follows from measured numbers, whichever algorithm is better.
-"""
+"""The comparison as a table for the terminal and as a Markdown page, with the set-up and the source of the settings."""
 
 from __future__ import annotations
 
@@ -13,95 +10,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fl_common.units import duration, percent, size
-from fl_ops.demo.results import Demo, Result, title
-from fl_ops.demo.settings import (
-    BATCH_SIZE,
-    DIRICHLET_ALPHA,
-    EPOCHS,
-    TARGET,
-    DemoSettings,
-    Difference,
-    at_edge,
-    difference,
-    read_grid,
-)
+from fl_ops.demo import conclusions
+from fl_ops.demo.results import Curve, Demo, Result, title
+from fl_ops.demo.settings import BATCH_SIZE, DIRICHLET_ALPHA, EPOCHS, METRICS, TARGET, DemoSettings, read_grid
 from fl_ops.environment import machine, versions
 from fl_ops.render.fitted import FirstThatFits, FittedTable
-
-
-def sentences(demo: Demo) -> list[str]:
-    """The difference of the first two algorithms, and its reliability. Empty for a single algorithm."""
-    return list(_sentences(demo)) if len(demo.results) > 1 else []
-
-
-def _sentences(demo: Demo) -> Iterator[str]:
-    first, second = demo.results[:2]
-    yield _gap(first, second, demo.data.evaluation_examples)
-    yield "The seed decides the data partition, the first model, the cohorts and the batches: one run is one sample."
-    settings, grid = demo.settings, read_grid()
-    if not settings.tuned:
-        yield f"Rates and parameters were not tuned for {settings.task}: the result hardly shows which one is better."
-        return
-    other = difference(grid, first.method.algorithm, second.method.algorithm)
-    if other is not None:
-        yield _on_other_seeds(other, f"{first.title} minus {second.title}", grid)
-    yield from _caveats(settings, [first, second], grid)
-
-
-def _gap(first: Result, second: Result, examples: int) -> str:
-    gap, count = first.mean_last - second.mean_last, len(first.last)
-    ahead, behind = (first, second) if gap >= 0 else (second, first)
-    size = f"{abs(100 * gap):.1f} points, or {abs(gap) * examples:.1f} of {examples} examples"
-    mean = (
-        f"Over the last {count} rounds the mean accuracy of {ahead.title} is {size}, above that of {behind.title}"
-        if gap
-        else f"Over the last {count} rounds {first.title} and {second.title} have the same mean accuracy"
-    )
-    worst = " and ".join(f"{percent(one.worst_last)} for {one.title}" for one in (first, second))
-    return f"{mean}; the worst of these rounds is {worst}."
-
-
-def _on_other_seeds(other: Difference, what: str, grid: dict[str, Any]) -> str:
-    seeds, average = grid["check"]["seeds"], other.average
-    worst = sum(other.worst) / len(other.worst)
-    return (
-        f"On {len(seeds)} other seeds ({seeds[0]} to {seeds[-1]}, simulated with the chosen settings), {what} "
-        f"in the mean of the last {grid['setup']['last']} rounds was {_points(average)} on average, from "
-        f"{_points(min(other.means))} to {_points(max(other.means))}, and above zero on {other.wins} of {len(seeds)}; "
-        f"in the worst of these rounds it was {_points(worst)} on average."
-    )
-
-
-def _caveats(settings: DemoSettings, results: Sequence[Result], grid: dict[str, Any]) -> Iterator[str]:
-    chosen = [result for result in results if result.method.algorithm in grid["choice"]]
-    tried = [sum(cell["algorithm"] == one.method.algorithm for cell in grid["cells"]) for one in chosen]
-    if len(set(tried)) > 1:
-        counts = ", ".join(f"{one.title} {count}" for one, count in zip(chosen, tried, strict=True))
-        yield f"The search tried the same rates for every algorithm; with its own parameters, cells tried: {counts}."
-    if edges := [title(one.method.algorithm) for one in chosen if at_edge(grid, one.method.algorithm)]:
-        yield f"The rate chosen for {' and '.join(edges)} is the lowest or highest tried: a better one may be outside."
-    yield from grid.get("notes", ())  # what a later search found
-    if settings.seed in (*grid["seeds"], *grid["check"]["seeds"]):
-        yield f"Seed {settings.seed} was used in the grid search or its check: it is no new evidence."
-    if settings.learning_rate is not None:
-        yield f"The rate {settings.learning_rate:g} was given by --learning-rate; the grid search did not choose it."
-    if _searched(settings) != {key: grid["setup"][key] for key in _searched(settings)}:
-        yield "The grid search used another number of rounds or clients: its choice may not fit this run."
-
-
-def _searched(settings: DemoSettings) -> dict[str, Any]:
-    return {
-        "clients": settings.clients,
-        "rounds": settings.rounds,
-        "clients_per_round": settings.clients_per_round,
-        "epochs": EPOCHS,
-        "batch_size": BATCH_SIZE,
-    }
-
-
-def _points(share: float) -> str:
-    return f"{100 * share:+.1f} points"
-
 
 _BY_SEED = ("mean_by_seed", "worst_by_seed")
 _HOW = {
@@ -116,22 +29,31 @@ _MOST_CLASSES = 20
 
 def comparison_rows(results: Sequence[Result]) -> list[list[str]]:
     """One row for each figure: its name, then one column for each algorithm."""
-    last = len(results[0].last)
-    names = [
-        "Learning rate", "Final accuracy", f"Mean of the last {last} rounds", f"Worst of the last {last} rounds",
-        f"Rounds to {percent(TARGET, 0)}", "Bytes down", "Bytes up", "Time",
-    ]  # fmt: skip
-    columns = map(_figures, results)
-    return [[name, *values] for name, *values in zip(names, *columns, strict=True)]
+    columns = [_figures(result) for result in results]
+    return [[name, *(column[name] for column in columns)] for name in columns[0]]
 
 
-def _figures(result: Result) -> list[str]:
-    reached = result.rounds_to_target
-    return [
-        f"{result.method.learning_rate:g}", percent(result.final), percent(result.mean_last),
-        percent(result.worst_last), "never" if reached is None else str(reached), size(result.bytes_down),
-        size(result.bytes_up), duration(result.seconds),
-    ]  # fmt: skip
+def _figures(result: Result) -> dict[str, str]:
+    method = result.method
+    return {
+        "Learning rate": f"{method.learning_rate:g}",
+        "Gradient clipping": f"{method.max_gradient_norm:g}" if method.max_gradient_norm else "none",
+        **_accuracies("Averaged", result.averaged),
+        **_accuracies("Latest", result.curves["latest"]),
+        "Bytes down": size(result.bytes_down),
+        "Bytes up": size(result.bytes_up),
+        "Time": duration(result.seconds),
+    }
+
+
+def _accuracies(model: str, curve: Curve) -> dict[str, str]:
+    last, reached = f"last {len(curve.last)} rounds", curve.rounds_to_target
+    return {
+        f"{model} model: mean of the {last}": percent(curve.mean_last),
+        f"{model} model: worst of the {last}": percent(curve.worst_last),
+        f"{model} model: final accuracy": percent(curve.final),
+        f"{model} model: rounds to {percent(TARGET, 0)}": "never" if reached is None else str(reached),
+    }
 
 
 def comparison_table(results: Sequence[Result]) -> RenderableType:
@@ -153,7 +75,7 @@ def page(demo: Demo, plot: str, numbers: str) -> str:
         f"# {' and '.join(result.title for result in demo.results)} on {demo.settings.task}",
         f"![Accuracy on held-out data after each round]({plot})",
         _table(["", *(result.label for result in demo.results)], comparison_rows(demo.results)),
-        " ".join(sentences(demo)),
+        " ".join(conclusions.sentences(demo)),
         "## How it was run",
         *_setup(demo, numbers),
         *(_grid_search(read_grid()) if demo.settings.tuned else _untuned(demo)),
@@ -170,8 +92,9 @@ def _setup(demo: Demo, numbers: str) -> Iterator[str]:
         f"{settings.clients_per_round} of {settings.clients} clients trained in each of {settings.rounds} rounds, "
         f"with {EPOCHS} local epochs, batches of {BATCH_SIZE} and seed {settings.seed}. Every algorithm had the same "
         "daemons, data, cohorts, first model and number of rounds. "
-        f"Accuracy is measured for the coordinator's model on {demo.data.evaluation_examples} examples that no client "
-        f"has{held_out}."
+        f"Accuracy is measured on {demo.data.evaluation_examples} examples that no client has{held_out}: for "
+        "the latest model of the coordinator, and for the average of the models so far, in which each round the "
+        f"average so far counts {settings.averaging['decay']:g} and the new model the rest. Training does not use it."
     )
     yield (
         f"{_HOW[demo.data.method]}; each client has {few if few == many else f'{few} to {many}'} examples"
@@ -224,9 +147,13 @@ def _grid_search(grid: dict[str, Any]) -> Iterator[str]:
         f"`{grid['command']}` searched on {grid['date']} for {duration(grid['seconds'])}: "
         f"{len(grid['cells'])} cells, each with the seeds {', '.join(map(str, grid['seeds']))}, "
         f"{setup['rounds']} rounds. Accuracy was measured on {setup['validation']}; the demo's held-out data were not "
-        f"used. For each algorithm the choice is {grid['rule']}."
+        f"used. For each algorithm the choice is {grid['rule']}. The decay of the averaged models is then chosen "
+        f"for all algorithms together: {_decays(grid)} (mean of the chosen cells, with the same seeds and scans)."
     )
-    yield f"Validation accuracy by rate: mean of the last {setup['last']} rounds and all seeds; the choice is bold."
+    yield (
+        f"Validation accuracy of the averaged model by rate, with the decay {setup['search_decay']:g}: mean of the "
+        f"last {setup['last']} rounds and all seeds; the choice is bold."
+    )
     yield _cells(grid)
     check = grid["check"]
     yield (
@@ -234,7 +161,11 @@ def _grid_search(grid: dict[str, Any]) -> Iterator[str]:
         f"(mean and worst of the last {setup['last']} rounds; not used for the choice):"
     )
     rows = [
-        [title(cell["algorithm"]), *(percent(of(cell[key])) for of in (fmean, min) for key in _BY_SEED)]
+        [
+            f"{title(cell['algorithm'])}, {model}",
+            *(percent(of(cell[model][key])) for of in (fmean, min) for key in _BY_SEED),
+        ]
+        for model in METRICS
         for cell in check["cells"]
     ]
     yield _table(["", "Mean, average seed", "Worst, average seed", "Mean, worst seed", "Worst, worst seed"], rows)
@@ -244,14 +175,21 @@ def _cells(grid: dict[str, Any]) -> str:
     rates = sorted({cell["learning_rate"] for cell in grid["cells"]})
     rows: dict[str, dict[float, str]] = {}
     for cell in grid["cells"]:
-        parameters = "".join(f", {key} {value}" for key, value in cell["parameters"].items())
-        choice = {key: cell[key] for key in ("learning_rate", "parameters")}
-        text = percent(cell["mean"])
-        chosen = grid["choice"][cell["algorithm"]] == choice
-        row = rows.setdefault(title(cell["algorithm"]) + parameters, {})
-        row[cell["learning_rate"]] = f"**{text}**" if chosen else text
+        choice, text = grid["choice"][cell["algorithm"]], percent(cell["averaged"]["mean"])
+        row = rows.setdefault(_without_rate(cell), {})
+        row[cell["learning_rate"]] = f"**{text}**" if choice.items() <= cell.items() else text
     table = [[name, *(row.get(rate, "") for rate in rates)] for name, row in rows.items()]
     return _table(["", *(f"{rate:g}" for rate in rates)], table)
+
+
+def _without_rate(cell: dict[str, Any]) -> str:
+    parameters = "".join(f", {key} {value}" for key, value in cell["parameters"].items())
+    norm = cell["max_gradient_norm"]
+    return title(cell["algorithm"]) + parameters + (f", clipped at {norm:g}" if norm else "")
+
+
+def _decays(grid: dict[str, Any]) -> str:
+    return ", ".join(f"{percent(one['mean'])} with {one['decay']:g}" for one in grid["decays"])
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -7,8 +7,18 @@ from datetime import UTC, datetime
 from statistics import fmean
 from typing import Any, Self
 
-from fl_ops.demo.partitioning import METRIC, PartitionedData
-from fl_ops.demo.settings import BATCH_SIZE, DIRICHLET_ALPHA, EPOCHS, LAST, TARGET, DemoSettings, Method, read_grid
+from fl_ops.demo.partitioning import PartitionedData
+from fl_ops.demo.settings import (
+    BATCH_SIZE,
+    DIRICHLET_ALPHA,
+    EPOCHS,
+    LAST,
+    METRICS,
+    TARGET,
+    DemoSettings,
+    Method,
+    read_grid,
+)
 from fl_ops.environment import machine, versions
 from protos.fl.v1 import admin_pb2
 
@@ -22,10 +32,10 @@ def title(algorithm: str) -> str:
 
 @dataclass(frozen=True)
 class Round:
-    """One committed round. number: from 0; accuracy: share of 1 on the held-out data; bytes: tensor bytes."""
+    """One committed round. number: from 0; accuracy: of each model of METRICS, share of 1; bytes: tensor bytes."""
 
     number: int
-    accuracy: float
+    accuracy: dict[str, float]
     loss: float | None
     seconds: float
     clients: int
@@ -38,13 +48,45 @@ class Round:
         metrics = dict(summary.metrics)
         return cls(
             number=summary.round,
-            accuracy=metrics[METRIC],
+            accuracy={model: metrics[metric] for model, metric in METRICS.items()},
             loss=metrics.get("loss"),
             seconds=summary.seconds,
             clients=summary.accepted,
             bytes_down=summary.bytes_down,
             bytes_up=summary.bytes_up,
         )
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The accuracy of one model of a run, after each round."""
+
+    accuracies: tuple[float, ...]
+
+    @property
+    def last(self) -> tuple[float, ...]:
+        """Those of the last LAST rounds, or all if there are fewer."""
+        return self.accuracies[-LAST:]
+
+    @property
+    def final(self) -> float:
+        """Accuracy after the last round."""
+        return self.accuracies[-1]
+
+    @property
+    def mean_last(self) -> float:
+        """Mean accuracy of the last rounds."""
+        return fmean(self.last)
+
+    @property
+    def worst_last(self) -> float:
+        """Lowest accuracy of the last rounds."""
+        return min(self.last)
+
+    @property
+    def rounds_to_target(self) -> int | None:
+        """Number of rounds until the accuracy first reached TARGET; None if it never did."""
+        return next((number for number, one in enumerate(self.accuracies, 1) if one >= TARGET), None)
 
 
 @dataclass(frozen=True)
@@ -67,29 +109,14 @@ class Result:
         return ", ".join([self.title, *(f"{key} {value}" for key, value in self.method.parameters.items())])
 
     @property
-    def last(self) -> list[float]:
-        """Accuracy of the last LAST rounds, or of all if there are fewer."""
-        return [one.accuracy for one in self.rounds[-LAST:]]
+    def curves(self) -> dict[str, Curve]:
+        """The curve of each model of METRICS."""
+        return {model: Curve(tuple(one.accuracy[model] for one in self.rounds)) for model in METRICS}
 
     @property
-    def final(self) -> float:
-        """Accuracy after the last round."""
-        return self.rounds[-1].accuracy
-
-    @property
-    def mean_last(self) -> float:
-        """Mean accuracy of the last rounds."""
-        return fmean(self.last)
-
-    @property
-    def worst_last(self) -> float:
-        """Lowest accuracy of the last rounds."""
-        return min(self.last)
-
-    @property
-    def rounds_to_target(self) -> int | None:
-        """Number of rounds until the accuracy first reached TARGET; None if it never did."""
-        return next((one.number + 1 for one in self.rounds if one.accuracy >= TARGET), None)
+    def averaged(self) -> Curve:
+        """The curve of the averaged model, by which algorithms are compared."""
+        return self.curves["averaged"]
 
     @property
     def bytes_down(self) -> int:
@@ -129,6 +156,7 @@ def as_json(demo: Demo) -> dict[str, Any]:
             "rounds": settings.rounds,
             "clients": settings.clients,
             "clients_per_round": settings.clients_per_round,
+            "averaging": settings.averaging,
             "epochs": EPOCHS,
             "batch_size": BATCH_SIZE,
             "partition": _partition(demo.data.method, settings.seed),
@@ -147,17 +175,24 @@ def _result_as_json(result: Result) -> dict[str, Any]:
     return {
         "learning_rate": result.method.learning_rate,
         "parameters": result.parameters,
+        "max_gradient_norm": result.method.max_gradient_norm,
         "source": result.method.source,
-        "final": result.final,
-        "mean_last": result.mean_last,
-        "worst_last": result.worst_last,
-        "last": len(result.last),
         "target": TARGET,
-        "rounds_to_target": result.rounds_to_target,
+        **{model: _curve_as_json(curve) for model, curve in result.curves.items()},
         "bytes_down": result.bytes_down,
         "bytes_up": result.bytes_up,
         "seconds": round(result.seconds, 2),
         "rounds": [asdict(one) for one in result.rounds],
+    }
+
+
+def _curve_as_json(curve: Curve) -> dict[str, Any]:
+    return {
+        "final": curve.final,
+        "mean_last": curve.mean_last,
+        "worst_last": curve.worst_last,
+        "last": len(curve.last),
+        "rounds_to_target": curve.rounds_to_target,
     }
 
 

@@ -1,23 +1,40 @@
-"""The settings of the demo, and the grid search that chose them."""
+"""The settings of the demo, and the grid search that chose them: grid.json has its cells, choice and check.
+
+`python -m benchmarks.demo_grid` writes grid.json.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
+from operator import sub
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
+
+DEFAULT_RATE = 0.1
+"""The learning rate if neither the grid search nor the user gives one."""
+TUNED_TASK = "digits"
+"""The task of the grid search."""
+COHORT, EPOCHS, BATCH_SIZE, DIRICHLET_ALPHA = 2, 5, 16, 0.1
+METRIC = "accuracy"
+METRICS = {"averaged": f"averaged_{METRIC}", "latest": METRIC}
+"""Model -> the metric of its accuracy. The comparison is by the first."""
+LAST = 10
+"""Number of last rounds that the comparison uses."""
+TARGET = 0.9
+"""Accuracy whose first round the comparison reports."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Accuracy of one algorithm minus another, by seed of the check: mean and worst of the last rounds, shares of 1."""
+    """Accuracy of one algorithm minus another, by seed of the check: means of the last rounds, shares of 1."""
 
     means: tuple[float, ...]
-    worst: tuple[float, ...]
 
     @property
     def wins(self) -> int:
@@ -29,6 +46,11 @@ class Difference:
         """The average of `means`."""
         return fmean(self.means)
 
+    @property
+    def standard_error(self) -> float:
+        """The standard error of the average."""
+        return stdev(self.means) / math.sqrt(len(self.means))
+
 
 @cache
 def read_grid() -> dict[str, Any]:
@@ -37,43 +59,43 @@ def read_grid() -> dict[str, Any]:
     return content
 
 
-def difference(grid: dict[str, Any], first: str, second: str) -> Difference | None:
-    """First minus second, seed by seed; None if the check does not have both."""
+def differences(grid: dict[str, Any], first: str, second: str) -> dict[str, Difference]:
+    """First minus second for each model, averaged and latest, seed by seed; empty if the check does not have both."""
     by_name = {cell["algorithm"]: cell for cell in grid["check"]["cells"]}
     if first not in by_name or second not in by_name:
-        return None
-    means, worst = (
-        tuple(a - b for a, b in zip(by_name[first][key], by_name[second][key], strict=True))
-        for key in ("mean_by_seed", "worst_by_seed")
-    )
-    return Difference(means, worst)
+        return {}
+    means = {
+        model: map(sub, by_name[first][model]["mean_by_seed"], by_name[second][model]["mean_by_seed"])
+        for model in METRICS
+    }
+    return {model: Difference(tuple(of_model)) for model, of_model in means.items()}
 
 
 def at_edge(grid: dict[str, Any], algorithm: str) -> bool:
-    """Whether the chosen rate is the lowest or the highest of the search; a better one may be outside."""
-    rates = [cell["learning_rate"] for cell in grid["cells"]]
-    return grid["choice"][algorithm]["learning_rate"] in (min(rates), max(rates))
+    """Whether a chosen value is the lowest or highest of those tried; a better one may be outside."""
+    tried = [_numbers(cell) for cell in grid["cells"] if cell["algorithm"] == algorithm]
+    chosen = _numbers(grid["choice"][algorithm])
+    return any(
+        value in (min(one[key] for one in tried), max(one[key] for one in tried)) for key, value in chosen.items()
+    )
 
 
-DEFAULT_RATE = 0.1
-"""The learning rate if neither the grid search nor the user gives one."""
-TUNED_TASK = "digits"
-"""The task of the grid search."""
-COHORT, EPOCHS, BATCH_SIZE, DIRICHLET_ALPHA = 2, 5, 16, 0.1
-LAST = 10
-"""Number of last rounds that the comparison uses."""
-TARGET = 0.9
-"""Accuracy whose first round the comparison reports."""
+def _numbers(cell: dict[str, Any]) -> dict[str, float]:
+    return {"learning_rate": cell["learning_rate"], "norm": cell["max_gradient_norm"], **cell["parameters"]}
 
 
 @dataclass(frozen=True)
 class Method:
-    """One algorithm with its settings. source: the origin of rate and parameters, as text."""
+    """One algorithm with its settings.
+
+    max_gradient_norm: of each local step; 0 is no clipping; source: the origin of the settings, as text.
+    """
 
     algorithm: str
     learning_rate: float
     parameters: dict[str, Any]
-    source: str
+    max_gradient_norm: float = 0.0
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,7 +104,7 @@ class DemoSettings:
 
     algorithms: tuple[str, ...] = ("fedcm", "fedavg")
     rounds: int = 40
-    clients: int = 8
+    clients: int = 20
     task: str = TUNED_TASK
     options: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
@@ -100,6 +122,11 @@ class DemoSettings:
         return self.task == TUNED_TASK
 
     @property
+    def averaging(self) -> dict[str, Any]:
+        """How models are averaged, the same for every algorithm."""
+        return {"method": "ema", "decay": read_grid()["decay"]}
+
+    @property
     def own_algorithms(self) -> list[str]:
         """The algorithms that server and daemons must list: those named module:attribute."""
         return [name for name in self.algorithms if ":" in name]
@@ -107,12 +134,10 @@ class DemoSettings:
     def method(self, algorithm: str) -> Method:
         """The settings of an algorithm: the user's rate, otherwise those of the grid search, otherwise defaults."""
         chosen = read_grid()["choice"].get(algorithm) if self.tuned else None
-        parameters = chosen["parameters"] if chosen else {}
-        if self.learning_rate is not None:
-            return Method(algorithm, self.learning_rate, parameters, "--learning-rate")
-        if chosen:
-            return Method(algorithm, chosen["learning_rate"], parameters, "best of its grid")
-        return Method(algorithm, DEFAULT_RATE, parameters, "default, not tuned")
+        method = Method(algorithm, source="best of its grid", **chosen) if chosen else _untuned(algorithm)
+        if self.learning_rate is None:
+            return method
+        return replace(method, learning_rate=self.learning_rate, source="--learning-rate")
 
     def run(self, method: Method) -> dict[str, Any]:
         """The run of an algorithm, as the content of a run's file."""
@@ -121,9 +146,19 @@ class DemoSettings:
             "seed": self.seed,
             "task": {"name": self.task},
             "algorithm": {"name": method.algorithm, "parameters": method.parameters},
-            "local": {"learning_rate": method.learning_rate, "epochs": EPOCHS, "batch_size": BATCH_SIZE},
+            "local": {
+                "learning_rate": method.learning_rate,
+                "max_gradient_norm": method.max_gradient_norm,
+                "epochs": EPOCHS,
+                "batch_size": BATCH_SIZE,
+            },
+            "averaging": self.averaging,
             # Wait for all clients before the first round: cohorts then depend on the seed only.
             # The clients are of this machine: a model may show their updates.
             "round": {"clients_per_round": self.clients_per_round, "min_clients": self.clients, "min_accepted": 1},
-            "stop": {"rounds": self.rounds, "metric": "accuracy"},
+            "stop": {"rounds": self.rounds, "metric": METRICS["averaged"]},
         }
+
+
+def _untuned(algorithm: str) -> Method:
+    return Method(algorithm, DEFAULT_RATE, {}, source="default, not tuned")

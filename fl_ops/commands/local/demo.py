@@ -18,7 +18,7 @@ from fl_common.units import duration, plain
 from fl_ops.commands import completion
 from fl_ops.commands.interrupts import interruptible
 from fl_ops.commands.options import Context, command
-from fl_ops.demo import plot, report
+from fl_ops.demo import conclusions, plot, report
 from fl_ops.demo.fleet import Fleet
 from fl_ops.demo.processes import ChildEnded, Processes
 from fl_ops.demo.results import Demo, as_json
@@ -53,6 +53,7 @@ LearningRate = Annotated[
     float | None,
     typer.Option(help="For every algorithm, instead of the tuned rates (0.1 for your own task).", show_default=False),
 ]
+Clients = Annotated[int, typer.Option(min=1, help="Number of daemons; two of them train in each round.")]
 DataRoot = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Folder of the task's data set, for tasks that need one.")
 ]
@@ -61,8 +62,8 @@ DataRoot = Annotated[
 @command
 def demo(
     context: Context,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds for each algorithm.")] = 40,
-    clients: Annotated[int, typer.Option(min=1, help="Number of daemons; two of them train in each round.")] = 8,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds for each algorithm.")] = DemoSettings.rounds,
+    clients: Clients = DemoSettings.clients,
     algorithm: Algorithms = None,
     task: Task = DemoSettings.task,
     out: Out = DemoSettings.out,
@@ -125,7 +126,7 @@ def _write_results(done: Demo, console: Console, context: Context) -> None:
         output.show(facts, "", as_json=True)
         return
     console.print(report.comparison_table(done.results))
-    for sentence in report.sentences(done):
+    for sentence in conclusions.sentences(done):
         console.print(plain(sentence), markup=False, highlight=False)
     files = f"{settings.out / PAGE} has the results, with {PLOT} and {NUMBERS}; done in {duration(done.seconds)}."
     console.print(f"\n{plain(files)}", markup=False, highlight=False, soft_wrap=True)

@@ -22,14 +22,20 @@ StartDemo = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def finished() -> Finished:
-    """A finished demo with these accuracies, one list for each algorithm of the settings."""
+    """A finished demo with these accuracies of the averaged models, one list for each algorithm of the settings.
+
+    Those of the latest models are a tenth of them.
+    """
 
     def make(settings: DemoSettings, *accuracies: list[float]) -> Demo:
         results = [
             Result(
                 method=settings.method(algorithm),
                 parameters=settings.method(algorithm).parameters,
-                rounds=tuple(Round(number, value, 0.5, 0.1, 2, 1024, 512) for number, value in enumerate(values)),
+                rounds=tuple(
+                    Round(number, {"averaged": value, "latest": value / 10}, 0.5, 0.1, 2, 1024, 512)
+                    for number, value in enumerate(values)
+                ),
                 seconds=4.5,
             )
             for algorithm, values in zip(settings.algorithms, accuracies, strict=True)

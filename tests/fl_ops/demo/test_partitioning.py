@@ -47,10 +47,10 @@ def own_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_the_partition_file(tmp_path: Path) -> None:
-    """Eight disjoint parts of digits; the returned counts match the file."""
+    """Disjoint parts of digits for all clients; the returned counts match the file."""
     data = partition(DemoSettings(), tmp_path / "partition.json")
     parts = json.loads((tmp_path / "partition.json").read_text())["parts"]
-    assert [len(part) for part in parts] == [sum(row) for row in data.classes] == [179] * 8
+    assert [len(part) for part in parts] == [sum(row) for row in data.classes] == [71] * 20
     assert data.evaluation_examples == 360
 
 
@@ -85,8 +85,10 @@ def test_missing_scikit_learn_is_reported_with_its_remedy(monkeypatch: pytest.Mo
 
 
 def test_a_task_without_classes_is_partitioned_at_random(tmp_path: Path) -> None:
-    """Dict batches of sequences: eight random parts, which the page describes without a table of classes."""
-    data = partition(DemoSettings(task="tests.processes.sequence_task:Counting"), tmp_path / "partition.json")
+    """Dict batches of sequences: random parts, which the page describes without a table of classes."""
+    data = partition(
+        DemoSettings(clients=8, task="tests.processes.sequence_task:Counting"), tmp_path / "partition.json"
+    )
     stored = json.loads((tmp_path / "partition.json").read_text())
     assert (data.method, stored["spec"]["method"]) == ("iid", "iid")
     assert [len(part) for part in stored["parts"]] == [row[0] for row in data.classes] == [12, 12] + [11] * 6

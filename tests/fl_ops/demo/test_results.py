@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fl_ops.demo import plot, report
+from fl_ops.demo import conclusions, plot, report
 from fl_ops.demo.results import as_json
-from fl_ops.demo.settings import DemoSettings
+from fl_ops.demo.settings import DemoSettings, read_grid
 from tests.fl_ops.demo.conftest import Finished
 
 HIGH, LOW = [0.2, 0.9, 1.0], [0.1, 0.8, 0.6]
@@ -19,36 +19,44 @@ HIGH, LOW = [0.2, 0.9, 1.0], [0.1, 0.8, 0.6]
 def test_the_numbers_of_a_run(finished: Finished) -> None:
     """Of 0.2, 0.9, 1.0: final 1.0, mean 0.7, worst 0.2, 90 % after two rounds, three rounds of bytes."""
     (result,) = finished(DemoSettings(algorithms=("fedcm",)), HIGH).results
-    assert (result.final, result.worst_last, result.rounds_to_target) == (1.0, 0.2, 2)
-    assert result.mean_last == pytest.approx(0.7)
+    curve = result.averaged
+    assert (curve.final, curve.worst_last, curve.rounds_to_target) == (1.0, 0.2, 2)
+    assert (curve.mean_last, result.curves["latest"].mean_last) == pytest.approx((0.7, 0.07))
     assert (result.bytes_down, result.bytes_up) == (3072, 1536)
 
 
 def test_only_the_last_ten_rounds_count_for_mean_and_worst(finished: Finished) -> None:
     """Two bad rounds before ten good ones do not count."""
     (result,) = finished(DemoSettings(algorithms=("fedcm",)), [0.0, 0.0, *[0.95] * 10]).results
-    assert (result.worst_last, len(result.last)) == (0.95, 10)
+    assert (result.averaged.worst_last, len(result.averaged.last)) == (0.95, 10)
 
 
 def test_the_better_algorithm_is_named(finished: Finished) -> None:
     """Means 0.7 and 0.5: 20 points, 72 of 360 examples; the sentence depends on the numbers, not on the names."""
     for first, second, ahead, behind in ((HIGH, LOW, "FedCM", "FedAvg"), (LOW, HIGH, "FedAvg", "FedCM")):
-        text = report.sentences(finished(DemoSettings(), first, second))[0]
-        assert f"mean accuracy of {ahead} is 20.0 points, or 72.0 of 360 examples, above that of {behind}" in text
+        text = conclusions.sentences(finished(DemoSettings(), first, second))[0]
+        assert f"averaged models, the mean accuracy of {ahead} is 20.0 points, or 72.0 of 360 examples" in text
+        assert f"above that of {behind}" in text
 
 
 def test_a_tie_is_a_tie(finished: Finished) -> None:
     """With equal numbers, no algorithm is better."""
-    text = report.sentences(finished(DemoSettings(), HIGH, HIGH))[0]
+    text = conclusions.sentences(finished(DemoSettings(), HIGH, HIGH))[0]
     assert "FedCM and FedAvg have the same mean accuracy" in text
 
 
 def test_the_sentences_have_the_spread_over_seeds(finished: Finished) -> None:
-    """The spread over other seeds, and that FedCM had more cells to choose from."""
-    text = " ".join(report.sentences(finished(DemoSettings(), HIGH, LOW)))
+    """The difference of both models on the seeds of the check."""
+    text = " ".join(conclusions.sentences(finished(DemoSettings(), HIGH, LOW)))
     assert "one run is one sample" in text
-    assert "On 20 other seeds (201 to 220" in text
-    assert "FedCM 15, FedAvg 5" in text
+    assert f"On {len(read_grid()['check']['seeds'])} other seeds (201 to " in text
+    assert "with the latest models it was" in text
+
+
+def test_the_latest_models_are_compared_too(finished: Finished) -> None:
+    """Means of 0.07 and 0.05, beside those of the averaged models."""
+    text = " ".join(conclusions.sentences(finished(DemoSettings(), HIGH, LOW)))
+    assert "With the latest models the mean accuracy is 7.00 % for FedCM and 5.00 % for FedAvg." in text
 
 
 @pytest.mark.parametrize(
@@ -65,13 +73,13 @@ def test_a_caveat_where_the_grid_search_does_not_fit(
     finished: Finished, settings: DemoSettings, reservation: str
 ) -> None:
     """Another setting than the grid's, or a seed of the grid itself; the usual demo has no such sentence."""
-    assert reservation in " ".join(report.sentences(finished(settings, HIGH, LOW)))
-    assert reservation not in " ".join(report.sentences(finished(DemoSettings(), HIGH, LOW)))
+    assert reservation in " ".join(conclusions.sentences(finished(settings, HIGH, LOW)))
+    assert reservation not in " ".join(conclusions.sentences(finished(DemoSettings(), HIGH, LOW)))
 
 
 def test_one_algorithm_is_compared_with_nothing(finished: Finished) -> None:
     """No sentence about a gap."""
-    assert report.sentences(finished(DemoSettings(algorithms=("fedcm",)), HIGH)) == []
+    assert conclusions.sentences(finished(DemoSettings(algorithms=("fedcm",)), HIGH)) == []
 
 
 def test_the_table_fits_a_terminal_and_has_all_numbers(finished: Finished) -> None:
@@ -79,8 +87,9 @@ def test_the_table_fits_a_terminal_and_has_all_numbers(finished: Finished) -> No
     console = Console(width=80, record=True, file=None, quiet=True)
     lines = console.render_lines(report.comparison_table(finished(DemoSettings(), HIGH, LOW).results))
     text = ["".join(part.text for part in line).split() for line in lines]
-    assert ["Rounds", "to", "90", "%", "2", "never"] in text
-    assert ["Mean", "of", "the", "last", "3", "rounds", "70.00", "%", "50.00", "%"] in text
+    assert ["Averaged", "model:", "rounds", "to", "90", "%", "2", "never"] in text
+    for model, values in (("Averaged", ["70.00", "%", "50.00", "%"]), ("Latest", ["7.00", "%", "5.00", "%"])):
+        assert [model, "model:", "mean", "of", "the", "last", "3", "rounds", *values] in text
 
 
 def test_the_page_lists_grid_and_choice(finished: Finished) -> None:
@@ -88,10 +97,10 @@ def test_the_page_lists_grid_and_choice(finished: Finished) -> None:
     text = report.page(finished(DemoSettings(), HIGH, LOW), "p.png", "n.json")
     grid = as_json(finished(DemoSettings(), HIGH, LOW))["grid"]
     for cell in grid["cells"]:
-        assert f" {100 * cell['mean']:.2f} % " in text.replace("**", "")
+        assert f" {100 * cell['averaged']['mean']:.2f} % " in text.replace("**", "")
     assert text.count("**") == 2 * len(grid["choice"])
     assert grid["rule"] in text
-    assert "| Final accuracy | 100.00 % | 60.00 % |" in text
+    assert "| Averaged model: final accuracy | 100.00 % | 60.00 % |" in text
     assert "](p.png)" in text
     assert "](n.json)" in text
 
@@ -114,7 +123,8 @@ def test_the_facts_are_json_and_whole(finished: Finished) -> None:
     """Settings, seeds, rounds, versions, grid and choice."""
     facts = json.loads(json.dumps(as_json(finished(DemoSettings(seed=4), HIGH, LOW))))
     assert facts["settings"]["seed"] == facts["settings"]["partition"]["seed"] == 4
-    assert [one["accuracy"] for one in facts["algorithms"]["fedavg"]["rounds"]] == LOW
+    assert [one["accuracy"]["averaged"] for one in facts["algorithms"]["fedavg"]["rounds"]] == LOW
+    assert {facts["algorithms"]["fedavg"][model]["final"] for model in ("averaged", "latest")} == {0.6, 0.06}
     assert facts["grid"]["choice"].keys() == {"fedavg", "fedcm"}
     assert {"python", "torch", "impetus-fl"} <= facts["versions"].keys()
 
