@@ -31,7 +31,7 @@ from fl_tasks.partitioning.partition import (
     training_labels,
     training_size,
 )
-from fl_tasks.torchvision_compat import install_import_hook
+from fl_tasks.torchvision_compat import declare_missing_operators
 
 __all__ = [
     "BUILT_IN",
@@ -62,4 +62,4 @@ __all__ = [
 
 # Before a task's module is imported, here or in a process that reads its data: it may import torchvision itself, or
 # through peft or transformers.
-install_import_hook()
+declare_missing_operators()

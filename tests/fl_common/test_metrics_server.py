@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from email.message import Message
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, start_http_server
 from prometheus_client.core import Metric
 
 from fl_common.metrics import serve_metrics
 from fl_common.metrics_server import MAX_REQUEST_BYTES, ServerLimits, respond
-from tests.processes.process import TIMEOUT_S
+from tests.processes.process import TIMEOUT_S, eventually
 
 LIMITS = ServerLimits(connections=4, seconds=20.0)
 
@@ -123,3 +123,18 @@ def test_a_port_that_is_taken_is_an_error(registry: CollectorRegistry, port: int
     """The caller reports the setting."""
     with pytest.raises(OSError, match="in use"), serve_metrics(registry, ("127.0.0.1", port)):
         pass
+
+
+def test_the_librarys_server_keeps_a_thread_for_each_connection(registry: CollectorRegistry) -> None:
+    """Silent connections hold threads without a limit, so our own server stays; without this, it could go."""
+    before, silent = threading.active_count(), 8
+    server, thread = start_http_server(0, "127.0.0.1", registry)
+    connections = [socket.create_connection(server.server_address) for _ in range(silent)]
+    try:
+        eventually(lambda: threading.active_count() == before + 1 + silent, "each connection has a thread")
+    finally:
+        for connection in connections:
+            connection.close()
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from grpc_health.v1 import health_pb2
+from grpc_health.v1._async import HealthServicer
 
 from fl_server.errors import NoSuchService
 from fl_server.rpc.health import Probes
+from tests.fl_server.harness import TIMEOUT_S
 
 STATUS = health_pb2.HealthCheckResponse
 
@@ -54,3 +57,16 @@ async def test_an_unknown_service_is_not_kept() -> None:
     answers = [answer.status async for answer in probes.Watch(asked("x"), None)]
     assert answers == [STATUS.SERVICE_UNKNOWN]
     assert set(probes._states) == {"a"}
+
+
+async def test_the_library_keeps_what_strangers_watch() -> None:
+    """Its Watch of an unknown service never ends and keeps the name, so ours stays; without this, it could go."""
+    library, name = HealthServicer(), "x" * 1000
+    watching = asyncio.create_task(library.Watch(asked(name), AsyncMock()))
+    async with asyncio.timeout(TIMEOUT_S):
+        while not library._server_watchers:
+            await asyncio.sleep(0)
+    assert list(library._server_watchers) == [name]
+    assert not watching.done()
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
