@@ -21,7 +21,7 @@ class Place(FlagGroup):
 
 def test_a_group_stands_for_its_options() -> None:
     """The command has an option for each field, in place, and gets the dataclass."""
-    app, given = typer.Typer(), []
+    app, given = typer.Typer(add_completion=False), []
 
     @app.command()
     @with_groups
