@@ -23,32 +23,29 @@ from fl_client.audit import events
 from fl_client.audit.log import DeviceAudit
 from fl_client.connection.bundles.cache import BundleCache
 from fl_client.connection.certificates import Certificates
-from fl_client.connection.endpoint import Endpoint
-from fl_client.connection.enrollment_calls import GrpcEnrollment
 from fl_client.connection.link import Link, RetryDelays
+from fl_client.connection.reconnect import Endpoint
 from fl_client.connection.session_manager import SessionManager
-from fl_client.connection.transport import Connection, GrpcTransport
+from fl_client.connection.transport import Connection, GrpcEnrollment, GrpcTransport
 from fl_client.daemon import Daemon
 from fl_client.enrollment.folder import CertificateFolder
 from fl_client.enrollment.renewal import CertificateRenewal, Means
 from fl_client.errors import StartError, TransportError
-from fl_client.gates.factory import HostState, make_gates
+from fl_client.gates.conditions import HostState, make_gates
 from fl_client.gates.gate_set import GateSet
 from fl_client.monitoring.logs import Progress
 from fl_client.monitoring.metrics import Metrics
-from fl_client.policy.budget import Budget
-from fl_client.policy.file import CHECK_S, PolicyFile, PolicyGate
+from fl_client.policy.budget import FILE, Budget, DailyUsage
+from fl_client.policy.config import CHECK_S, PolicyFile, PolicyGate
 from fl_client.policy.site import SitePolicy
-from fl_client.policy.usage import FILE, DailyUsage
 from fl_client.settings import device as devices
 from fl_client.settings.config import ClientConfig
 from fl_client.settings.identity import identity_of
 from fl_client.storage.device_storage import DeviceStorage
 from fl_client.storage.disk import DiskThread, StorageLimits
 from fl_client.storage.state import FILES, StateDir
-from fl_client.training.data import LocalTask, load_local_task
+from fl_client.training.data import LocalTask, load_local_task, slow_start_logged
 from fl_client.training.methods import load_optimizers_of, offers
-from fl_client.training.slow_start import slow_start_logged
 from fl_client.training.trainer import Trainer
 from fl_client.training.worker import Worker
 from fl_common.allocator import keep_freed_memory

@@ -14,8 +14,8 @@ from multiprocessing.connection import Connection as Pipe
 
 import structlog
 
-from fl_client.connection.endpoint import Endpoint
 from fl_client.connection.link import Link, RetryDelays
+from fl_client.connection.reconnect import Endpoint
 from fl_client.connection.session_manager import SessionManager
 from fl_client.connection.transport import GrpcTransport
 from fl_common.certificates.pem import Pem

@@ -12,7 +12,7 @@ from fl_client.connection.messages import log_text
 from fl_client.errors import ClientError, WorkFailed
 from fl_client.settings.config import LimitsConfig
 from fl_client.storage.pending_updates import Key, key_of
-from fl_client.training.local_steps import optimizer_of, settings_of
+from fl_client.training.methods import optimizer_of, settings_of
 from fl_common.names import check_id
 from fl_tasks.batches import count_steps
 from protos.digests import digest_bytes

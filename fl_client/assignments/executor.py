@@ -12,22 +12,20 @@ import structlog
 from fl_client.assignments.availability import AvailabilityMonitor
 from fl_client.assignments.checks import check_amount, check_assignment, check_evaluation
 from fl_client.assignments.deadline import DeadlineTimer
-from fl_client.assignments.failure_reports import FailureReports
+from fl_client.assignments.reports import FailureReports, submit
 from fl_client.assignments.state_directory import StateDirectory
-from fl_client.assignments.submission import submit
 from fl_client.audit.events import note_assigned, note_evaluation, subject_of
 from fl_client.audit.log import DeviceAudit
-from fl_client.connection.bundles.bundle import Layouts
 from fl_client.connection.bundles.cache import BundleCache
+from fl_client.connection.bundles.expected import Layouts
 from fl_client.connection.link import Link, Session
 from fl_client.connection.messages import log_text
 from fl_client.errors import GivenUp, ResourceGone, TransportError, WorkFailed
 from fl_client.monitoring.logs import Progress
 from fl_client.monitoring.metrics import Metrics
-from fl_client.policy.requests import ordered_work
 from fl_client.policy.rules import Shard
 from fl_client.policy.rules import Work as Amount
-from fl_client.policy.site import SitePolicy
+from fl_client.policy.site import SitePolicy, ordered_work
 from fl_client.settings.config import LimitsConfig
 from fl_client.storage.device_storage import DeviceStorage
 from fl_client.storage.disk import DiskThread

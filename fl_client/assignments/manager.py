@@ -17,7 +17,7 @@ import structlog
 from fl_client.assignments.checks import InvalidEvent, checked_key, checked_outcome, checked_run
 from fl_client.assignments.deadline import DeadlineTimer, seconds_for
 from fl_client.assignments.executor import AssignmentExecutor, Services, key_fields
-from fl_client.assignments.failure_reports import FailureReports
+from fl_client.assignments.reports import FailureReports
 from fl_client.audit.events import subject_of
 from fl_client.connection.messages import log_text
 from fl_client.errors import WorkFailed

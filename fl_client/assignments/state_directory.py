@@ -15,8 +15,7 @@ import structlog
 from fl_client.assignments.availability import AvailabilityMonitor
 from fl_client.errors import WorkFailed
 from fl_client.storage.disk import DiskThread
-from fl_client.storage.examination import Examination, examine
-from fl_client.storage.state import StateDir
+from fl_client.storage.state import Examination, StateDir, examine
 from protos.fl.v1 import coordinator_pb2 as pb
 
 log = structlog.get_logger()

@@ -16,12 +16,10 @@ from typing import Any, Protocol
 
 import structlog
 
-from fl_client.connection.endpoint import Endpoint, WaitForRenewal
 from fl_client.connection.link import ActiveCalls, Link, Session
 from fl_client.connection.messages import log_text, seconds_of
-from fl_client.connection.reconnect import NEEDS_A_PERSON, ReconnectPolicy
-from fl_client.connection.registration import check_registration, requested_events, session_of
-from fl_client.connection.stream import EventStream
+from fl_client.connection.reconnect import NEEDS_A_PERSON, Endpoint, ReconnectPolicy, WaitForRenewal
+from fl_client.connection.session import EventStream, check_registration, requested_events, session_of
 from fl_client.connection.transport import Connection
 from fl_client.errors import (
     Fenced,

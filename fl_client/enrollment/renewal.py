@@ -15,10 +15,9 @@ from dataclasses import dataclass
 import structlog
 
 from fl_client.connection.certificates import Certificates
-from fl_client.connection.enrollment_calls import EnrollmentCalls
 from fl_client.connection.link import Backoff, Link, RetryDelays, Session
-from fl_client.enrollment.folder import CertificateFolder
-from fl_client.enrollment.requests import Issued, KeyRequest, checked, new_request, renew_time, signed
+from fl_client.connection.transport import EnrollmentCalls
+from fl_client.enrollment.folder import CertificateFolder, Issued, KeyRequest, checked, new_request, renew_time, signed
 from fl_client.errors import ClientError, NotAllowed, TransportError, Unreachable
 from fl_client.monitoring.metrics import Metrics
 from fl_client.storage.disk import DiskThread

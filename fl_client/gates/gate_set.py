@@ -1,15 +1,72 @@
-"""All gates of a device: their states, delayed opening, and tolerance of single failed readings."""
+"""Gates: conditions of the device or of the time under which it may train, and the readings behind them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 import structlog
 
-from fl_client.gates.base import Gate, GateReading, SensorError
 from protos.fl.v1.coordinator_pb2 import UnavailableReason
+
+
+class SensorError(Exception):
+    """A sensor cannot be read now. The message names what was expected and what was found."""
+
+
+@dataclass(frozen=True, slots=True)
+class GateReading:
+    """The result of one check."""
+
+    open: bool
+    detail: str = ""
+    """Why it is closed."""
+    until: float | None = None
+    """Unix seconds of the next change, where it is known."""
+
+
+class Gate(Protocol):
+    """One condition. It is checked on a thread that does not train, and may take about a second."""
+
+    name: str
+    """As in metrics, settings and logs: "window", "gpu", "power" or "temperature"."""
+    reason: UnavailableReason
+    """The reason for the coordinator while it is closed."""
+    debounced: bool
+    """Whether its condition may change often. Such a gate opens only when its condition has held for a while."""
+
+    def check(self) -> GateReading | None:
+        """The state now. None where the sensor gives no new information. Raises SensorError."""
+        ...
+
+
+def read_text(path: Path) -> str:
+    """The content of a file. Raises SensorError."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError as error:
+        raise SensorError(f"expected to read {path}, got {error.strerror or error}") from None
+
+
+def read_number(path: Path) -> int:
+    """A whole number. Raises SensorError."""
+    value = read_text(path)
+    try:
+        return int(value)
+    except ValueError:
+        raise SensorError(f"expected a whole number in {path}, got {value[:40]!r}") from None
+
+
+def read_optional(path: Path) -> str:
+    """The content of a file, or "" where it does not exist or cannot be read."""
+    try:
+        return read_text(path)
+    except SensorError:
+        return ""
+
 
 log = structlog.get_logger()
 

@@ -15,8 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from fl_client.errors import ConfigError
-from fl_client.gates import sysfs
-from fl_client.gates.base import GateReading, SensorError
+from fl_client.gates.gate_set import GateReading, SensorError, read_number
 from protos.fl.v1.coordinator_pb2 import UNAVAILABLE_REASON_DEVICE_BUSY
 
 _NAMESPACE = Path("/proc/self/ns/pid")
@@ -167,4 +166,4 @@ class TegraMeter:
 
     def share(self) -> float:
         """See LoadMeter."""
-        return sysfs.read_number(self._path) / 1000
+        return read_number(self._path) / 1000

@@ -18,10 +18,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fl_client.enrollment.authority_pin import parse_fingerprint
-from fl_client.enrollment.enroll import Enrollment, name_in
-from fl_client.enrollment.folder import CertificateFolder
-from fl_client.enrollment.requests import Issued
+from fl_client.enrollment.enroll import Enrollment, name_in, parse_fingerprint
+from fl_client.enrollment.folder import CertificateFolder, Issued
 from fl_client.errors import ConfigError, NotAllowed, ProtocolMismatch, Revoked, TransportError, UsageError
 from fl_client.settings.config import load_config
 from fl_client.setup.questions import default_state_dir
@@ -205,7 +203,7 @@ def _revoked(target: Target, name: str) -> str | None:
 def refusal_of(target: Target, name: str) -> str | None:
     """The coordinator's words if it has revoked the certificate, else None. Raises TransportError without an answer."""
     # Imported here, so that `fl-client --help` is quick.
-    from fl_client.connection.registration import ask
+    from fl_client.connection.session import ask
 
     files = target.folder.files()
     try:

@@ -13,9 +13,9 @@ import typer
 from google.protobuf.json_format import MessageToDict
 
 from fl_client.errors import StartError, UsageError
+from fl_client.policy.budget import FILE, NAMES, DailyUsage
 from fl_client.policy.config import NO_POLICY, Policy, read_policy
 from fl_client.policy.rules import Request, Shard, Verdict, Work, day_verdicts, verdicts, work_of
-from fl_client.policy.usage import FILE, NAMES, DailyUsage
 from fl_client.settings.config import ClientConfig, load_config
 from fl_client.setup.settings_file import toml
 from fl_client.setup.units import CONFIG

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 
 from fl_client.errors import ConfigError, UsageError
 from fl_client.settings.config import ClientConfig, load_config
-from fl_client.storage.files import write_whole
+from fl_client.storage.disk import write_whole
 
 _HEAD = """# Settings of a daemon, made by `fl-client init`. A key after a # has its default value.
 # `fl-client doctor` checks whether a daemon can work with these settings.

@@ -5,7 +5,11 @@ A state belongs to the update that created it: to its run, round and digest, and
 
 from __future__ import annotations
 
+import os
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 
 import structlog
@@ -15,10 +19,91 @@ from torch import Tensor
 
 from algorithms import tree
 from algorithms.base import Algorithm, ClientContext, ClientUpdate, Memory, Tensors
-from fl_client.storage import files, memory_file
+from fl_client.storage import disk
+from protos.chunks import Buffer
+from protos.codec import Layout, LayoutError, pieces_of, unpack
 from protos.digests import digest_of
 from protos.fl.v1 import coordinator_pb2 as pb
-from protos.fl.v1 import training_pb2
+from protos.fl.v1 import tensor_pb2, training_pb2
+
+_DIGEST_BYTES = 32
+_LENGTHS = struct.Struct("<QQ")
+
+
+class Damaged(ValueError):
+    """Bytes that `encode` did not write: truncated, changed, or of another program."""
+
+
+def encode(metadata: bytes, memories: Sequence[Memory]) -> list[Buffer]:
+    """The bytes of memories, in pieces that may share the tensors' memory. Tensors may be on any device."""
+    tensors = {
+        f"{number}/{symbol}/{name}": tensor
+        for number, memory in enumerate(memories)
+        for symbol, named in memory.items()
+        for name, tensor in named.items()
+    }
+    layout = Layout.of(tensors)
+    manifest = layout.to_manifest().SerializeToString()
+    pieces: list[Buffer] = [
+        _LENGTHS.pack(len(metadata), len(manifest)),
+        metadata,
+        manifest,
+        *pieces_of(tensors, layout),
+    ]
+    return [digest_of(*pieces), *pieces]
+
+
+def read_metadata(file: BufferedReader) -> bytes:
+    """The metadata alone, from the file's position, without a check of the digest. Raises Damaged."""
+    return _head(file)[2]
+
+
+def decode(file: BufferedReader, count: int) -> tuple[bytes, list[Memory]]:
+    """Metadata and `count` memories, from the file's position to its end. Tensors are on the CPU.
+
+    Raises:
+        Damaged: `encode` did not write these bytes.
+    """
+    digest, lengths, metadata, manifest_bytes = _head(file)
+    manifest = _exactly(file, manifest_bytes)
+    data = _exactly(file, _left(file))
+    if digest_of(lengths, metadata, manifest, data) != digest:
+        raise Damaged(f"expected bytes of digest {digest.hex()[:16]}, got others")
+    try:
+        layout = Layout.from_manifest(tensor_pb2.Manifest.FromString(bytes(manifest)), len(data))
+        return metadata, _memories(unpack(data, layout), count)
+    except (DecodeError, LayoutError, ValueError, IndexError) as error:
+        raise Damaged(f"expected client states, got {error}") from error
+
+
+def _memories(tensors: Tensors, count: int) -> list[Memory]:
+    memories: list[dict[str, Tensors]] = [{} for _ in range(count)]
+    for place, tensor in tensors.items():
+        number, symbol, name = place.split("/", 2)
+        memories[int(number)].setdefault(symbol, {})[name] = tensor
+    return list(memories)
+
+
+def _head(file: BufferedReader) -> tuple[bytes, bytes, bytes, int]:
+    """Digest, lengths, metadata, and the size of the manifest that follows."""
+    digest = bytes(_exactly(file, _DIGEST_BYTES))
+    lengths = bytes(_exactly(file, _LENGTHS.size))
+    metadata_bytes, manifest_bytes = _LENGTHS.unpack(lengths)
+    return digest, lengths, bytes(_exactly(file, metadata_bytes)), manifest_bytes
+
+
+def _exactly(file: BufferedReader, size: int) -> bytearray:
+    """The next `size` bytes. No memory is taken for bytes that the file does not have."""
+    if size > (left := _left(file)):
+        raise Damaged(f"expected {size} bytes more, got {left}")
+    data = bytearray(size)
+    file.readinto(data)
+    return data
+
+
+def _left(file: BufferedReader) -> int:
+    return os.fstat(file.fileno()).st_size - file.tell()
+
 
 log = structlog.get_logger()
 
@@ -74,23 +159,23 @@ class ClientStateStore:
     """Files of client states, each replaced by one rename."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = files.made(folder)
+        self._folder = disk.made(folder)
 
     def put(self, state: ClientState) -> None:
         """Write a state in place of the run's earlier one, durable against a power cut. Raises OSError."""
-        data = memory_file.encode(state.created_by.SerializeToString(), [state.memory])
-        files.write_whole(self._path(state.created_by.key.run_id), data, durable=True)
+        data = encode(state.created_by.SerializeToString(), [state.memory])
+        disk.write_whole(self._path(state.created_by.key.run_id), data, durable=True)
 
     def find(self, run_id: str) -> ClientState | None:
         """The run's state. None if there is none, or if its file is unreadable, which is logged."""
         path = self._path(run_id)
         try:
             with path.open("rb") as file:
-                metadata, (memory,) = memory_file.decode(file, 1)
+                metadata, (memory,) = decode(file, 1)
             return ClientState(training_pb2.Outcome.FromString(metadata), memory)
         except FileNotFoundError:
             return None
-        except (OSError, DecodeError, memory_file.Damaged) as error:
+        except (OSError, DecodeError, Damaged) as error:
             log.error("state_unreadable", run=run_id, file=path.name, reason=str(error), todo="it counts as lost")
             return None
 
@@ -119,8 +204,8 @@ class ClientStateStore:
 def _created_by(path: Path) -> training_pb2.Outcome | None:
     try:
         with path.open("rb") as file:
-            return training_pb2.Outcome.FromString(memory_file.read_metadata(file))
-    except (OSError, DecodeError, memory_file.Damaged):
+            return training_pb2.Outcome.FromString(read_metadata(file))
+    except (OSError, DecodeError, Damaged):
         return None
 
 

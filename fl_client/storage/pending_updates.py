@@ -16,7 +16,7 @@ from blake3 import blake3
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import DecodeError
 
-from fl_client.storage import files, memory_file
+from fl_client.storage import client_state_store, disk
 from fl_client.storage.client_state_store import NextState
 from protos.chunks import Buffer
 from protos.digests import digest_bytes, digest_of
@@ -29,7 +29,7 @@ _HEAD = struct.Struct("<32sQ")
 
 _BLOCK_BYTES = 1 << 20
 
-_SPARE = f"spare{files.PART}"
+_SPARE = f"spare{disk.PART}"
 """The file of a removed update, which the next update overwrites. The start of a daemon removes it."""
 
 Assigned = TypeVar("Assigned", training_pb2.Assignment, training_pb2.EvaluationAssignment)
@@ -133,7 +133,7 @@ class PendingUpdates:
     """Files of updates with an unknown outcome, one for each key, each replaced by one rename."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = files.made(folder)
+        self._folder = disk.made(folder)
         self._spare = self._folder / _SPARE
         self._sent: WeakSet[_OpenFile] = WeakSet()
         """Files in transfer. One that is removed meanwhile is not overwritten."""
@@ -147,9 +147,9 @@ class PendingUpdates:
         pieces = [_HEAD.pack(update.work_digest, len(header)), header, *update.pieces]
         if next_state is not None:
             # The metadata is the update's digest, so that the state is never used with another update.
-            pieces += memory_file.encode(update.header.digest.value, [next_state.at_one, next_state.at_zero])
+            pieces += client_state_store.encode(update.header.digest.value, [next_state.at_one, next_state.at_zero])
         path = self._path(key_of(update.header.key))
-        files.write_whole(path, pieces, durable=next_state is not None, over=self._spare)
+        disk.write_whole(path, pieces, durable=next_state is not None, over=self._spare)
         self._remove_oldest()
         return self._opened(
             UpdateFile(path, update.work_digest, update.header, _HEAD.size + len(header), next_state is not None)
@@ -255,7 +255,7 @@ def _next_state(stored: UpdateFile) -> NextState | None:
     try:
         with stored.path.open("rb") as file:
             file.seek(stored.start + stored.header.size_bytes)
-            digest, (at_one, at_zero) = memory_file.decode(file, 2)
-    except (OSError, struct.error, memory_file.Damaged):
+            digest, (at_one, at_zero) = client_state_store.decode(file, 2)
+    except (OSError, struct.error, client_state_store.Damaged):
         return None
     return NextState(at_one, at_zero) if digest == stored.header.digest.value else None

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
 
+import structlog
 import torch
 
+from algorithms.outside_code import place_of_thread
 from fl_client.errors import ConfigError
 from fl_client.settings.config import ClientConfig, ShardConfig
 from fl_client.training.methods import Methods, load_methods
@@ -22,6 +26,36 @@ from fl_tasks.own_loop import own_loop
 from fl_tasks.partitioning.file import load_indices, load_partition
 from fl_tasks.partitioning.partition import PartitionSpec, partition_task, training_size
 from protos.fl.v1 import coordinator_pb2, tensor_pb2, training_pb2
+
+log = structlog.get_logger()
+
+FIRST_S = 30.0
+"""Until the first line; each further one comes after twice the time."""
+
+
+@contextmanager
+def slow_start_logged(task: str) -> Iterator[None]:
+    """Log now and then in which line the task's code is, while this thread imports it and loads its data."""
+    done, thread = threading.Event(), threading.get_ident()
+
+    def report() -> None:
+        waited, wait = 0.0, FIRST_S
+        while not done.wait(wait):
+            waited, wait = waited + wait, 2 * wait
+            log.warning(
+                "task_still_loading",
+                task=task,
+                seconds=round(waited),
+                place=place_of_thread(thread) or "not in its code",
+                todo="if this line stays the same, the task's code does not end: end the daemon and correct it",
+            )
+
+    threading.Thread(target=report, name="slow_start", daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+
 
 CPU = torch.device("cpu")
 

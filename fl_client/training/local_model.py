@@ -1,21 +1,103 @@
-"""The task's model on the training device: one module for all assignments, made when it is first needed.
-
-Assignments replace its values. Those of a run that does not send frozen parameters use the ones that the task gave the
-model, so the module remembers their digest, and whether it still has them.
-"""
+"""The task's model on the training device, and loading of a bundle's values into it after a check of its layout."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 
 from torch import nn
 
-from algorithms.model_state import state_views
+from algorithms.base import Tensors
+from algorithms.model_state import ModelState, fill, state_views, trainable_views
+from algorithms.optimizers.spec import PREFIX
+from algorithms.precision import widened
+from fl_client.connection.bundles.expected import Bundle, Layouts, ResourceKey
 from fl_client.errors import WorkFailed
+from protos.codec import Layout, LayoutError, unpack
 from protos.digests import digest_text
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2
 from protos.frozen import frozen_resource, frozen_text
+
+Bundles = Mapping[ResourceKey, Bundle]
+"""The bundles of an assignment, by kind, and by name if they have one."""
+
+
+def layouts_of(model: nn.Module, personal: Collection[str] = (), *, own_frozen: bool = False) -> Layouts:
+    """The layouts of this model's bundles.
+
+    personal: names of the parameters and buffers that are personal. own_frozen: the model's own frozen parameters are
+    not sent.
+    """
+    here = _received(model, personal, own_frozen=own_frozen)
+    whole = Layout.of({**here.trainable, **here.buffers}, here.trainable.keys())
+    layouts = {
+        tensor_pb2.RESOURCE_KIND_MODEL: whole,
+        tensor_pb2.RESOURCE_KIND_AVERAGED: whole,
+        tensor_pb2.RESOURCE_KIND_DIRECTION: Layout.of(here.trainable, here.trainable.keys()),
+        tensor_pb2.RESOURCE_KIND_OPTIMIZER: Layout.of(widened(here.trainable), here.trainable.keys()),
+    }
+    return {**layouts, tensor_pb2.RESOURCE_KIND_FROZEN: Layout.of(here.frozen)} if here.frozen else layouts
+
+
+def load(
+    model: nn.Module, bundles: Bundles, personal: Collection[str] = (), *, own_frozen: bool = False
+) -> tuple[Tensors, Tensors]:
+    """Give the model the values of the round. Returns x and the buffers, in the bundle's memory, read only.
+
+    Personal parameters get their initial values. own_frozen: the model's own frozen parameters stay.
+
+    Raises WorkFailed when the layout is that of another model.
+    """
+    here = _received(model, personal, own_frozen=own_frozen)
+    expected = {**here.trainable, **here.buffers}
+    values = _tensors(bundles, tensor_pb2.RESOURCE_KIND_MODEL, Layout.of(expected, here.trainable.keys()))
+    frozen = _tensors(bundles, tensor_pb2.RESOURCE_KIND_FROZEN, Layout.of(here.frozen)) if here.frozen else {}
+    trainable, buffers = ({name: values[name] for name in part} for part in (here.trainable, here.buffers))
+    fill(here, ModelState(trainable, buffers, frozen))
+    return trainable, buffers
+
+
+def _received(model: nn.Module, personal: Collection[str], *, own_frozen: bool) -> ModelState:
+    """Views of the values that a run sends."""
+    here = state_views(model, personal)
+    if not own_frozen:
+        return here
+    return replace(here, frozen={name: each for name, each in here.frozen.items() if name in personal})
+
+
+def direction(model: nn.Module, bundles: Bundles, personal: Collection[str] = ()) -> Tensors | None:
+    """The direction bundle, if there is one. Raises WorkFailed for another layout than the trainable tensors'."""
+    if tensor_pb2.RESOURCE_KIND_DIRECTION not in bundles:
+        return None
+    x = trainable_views(model, personal)
+    return _tensors(bundles, tensor_pb2.RESOURCE_KIND_DIRECTION, Layout.of(x, x.keys()))
+
+
+def optimizer_state(model: nn.Module, bundles: Bundles, personal: Collection[str] = ()) -> dict[str, Tensors]:
+    """The averaged state of the local optimizer, if the coordinator sent one, by its symbols.
+
+    Raises WorkFailed for another layout than that of the trainable tensors in the state's dtypes.
+    """
+    keys = [key for key in bundles if isinstance(key, tuple)]
+    if not keys:
+        return {}
+    x = widened(trainable_views(model, personal))
+    layout = Layout.of(x, x.keys())
+    return {f"{PREFIX}{key[1]}": _tensors(bundles, key, layout) for key in keys}
+
+
+def _tensors(bundles: Bundles, kind: ResourceKey, expected: Layout) -> Tensors:
+    """The tensors of a bundle. Raises WorkFailed unless it has the expected layout."""
+    name = tensor_pb2.ResourceKind.Name(kind[0] if isinstance(kind, tuple) else kind)
+    if (bundle := bundles.get(kind)) is None:
+        raise WorkFailed(pb.FAILURE_REASON_LAYOUT, f"expected a resource {name}, the assignment has none")
+    if difference := expected.difference(bundle.layout):
+        raise WorkFailed(pb.FAILURE_REASON_LAYOUT, f"{name}, the model here against the coordinator's: {difference}")
+    try:
+        return unpack(bundle.data, bundle.layout)
+    except LayoutError as error:
+        raise WorkFailed(pb.FAILURE_REASON_LAYOUT, f"{name}: {error}") from error
 
 
 class LocalModel:

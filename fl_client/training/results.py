@@ -17,8 +17,7 @@ from algorithms.reference import KnownPart, reference_of
 from fl_client.errors import Raised, WorkFailed
 from fl_client.storage.client_state_store import NextState
 from fl_client.storage.pending_updates import Update
-from fl_client.training import error_feedback, packing, payloads
-from fl_client.training import personal as own
+from fl_client.training import client_states, payloads
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
 
@@ -102,13 +101,13 @@ def result_of(  # noqa: PLR0913, PLR0917 - what a header has
     """
     payloads.check_finite(computed, ready.buffers)
     known = _known_part(assignment, ready.work, computed.steps)
-    sparse = "delta" in computed.payloads and packing.encoding_of(assignment).sparse
-    sent = error_feedback.with_unsent(computed, ready.unsent)
-    update = packing.pack_update(assignment, sent, examples, seconds, known)
+    sparse = "delta" in computed.payloads and payloads.encoding_of(assignment).sparse
+    sent = client_states.with_unsent(computed, ready.unsent)
+    update = payloads.pack_update(assignment, sent, examples, seconds, known)
     keeps = sparse or _keeps_state(ready)
-    counted = packing.as_counted(assignment, sent, update, known) if keeps else computed
+    counted = payloads.as_counted(assignment, sent, update, known) if keeps else computed
     next_state = next_state_of(ready, counted)
-    return TrainingResult(update, error_feedback.added(next_state, sent, counted) if sparse else next_state)
+    return TrainingResult(update, client_states.with_next_unsent(next_state, sent, counted) if sparse else next_state)
 
 
 def next_state_of(ready: PreparedWork, counted: ClientUpdate) -> NextState | None:
@@ -118,7 +117,7 @@ def next_state_of(ready: PreparedWork, counted: ClientUpdate) -> NextState | Non
     """
     algorithm, context = ready.work.algorithm, ready.work.context
     next_state = NextState.of(algorithm, context, counted) if _keeps_state(ready) else None
-    return own.added(next_state, counted.personal)
+    return client_states.with_next_personal(next_state, counted.personal)
 
 
 def _keeps_state(ready: PreparedWork) -> bool:

@@ -19,15 +19,13 @@ from algorithms.model_state import trainable_views
 from algorithms.optimizers.classes import NO_CLASSES, Known
 from algorithms.optimizers.spec import PREFIX
 from algorithms.optimizers.steps import check_state
-from fl_client.connection.bundles.bundle import Layouts
+from fl_client.connection.bundles.expected import Layouts
 from fl_client.errors import WorkFailed
 from fl_client.settings.device import DEFAULT_COMPUTE, Compute
-from fl_client.training import error_feedback, model_values, packing, payloads
-from fl_client.training import personal as own
+from fl_client.training import client_states, local_model, payloads
 from fl_client.training.data import LocalTask
-from fl_client.training.local_model import LocalModel
-from fl_client.training.local_steps import settings_of
-from fl_client.training.model_values import Bundles
+from fl_client.training.local_model import Bundles, LocalModel
+from fl_client.training.methods import settings_of
 from fl_client.training.own_loop import OnStep, OwnTraining, Round, work_of
 from fl_client.training.results import PreparedWork, TrainingResult, result_of, task_failures
 from fl_tasks.batches import count_steps, ordered_batches, raw_batches, seed_everything
@@ -121,7 +119,7 @@ class Trainer:
             return known
         model, (personal, own_frozen) = self._get_model(), _layouts_key(assignment)
         with task_failures():
-            layouts = model_values.layouts_of(model, own.names_in(model, personal), own_frozen=own_frozen)
+            layouts = local_model.layouts_of(model, client_states.personal_in(model, personal), own_frozen=own_frozen)
         self._layouts = {(personal, own_frozen): layouts}  # a coordinator may have many runs: the latest is kept
         return layouts
 
@@ -169,15 +167,15 @@ class Trainer:
         self.check_task(assignment.task, assignment.fingerprint)
         algorithm = self.method_of(training)
         exchange = payloads.exchange_of(assignment, algorithm)
-        personal = own.names_in(self._get_model(), assignment.personal)
+        personal = client_states.personal_in(self._get_model(), assignment.personal)
         model, x, buffers = self._load(assignment, bundles, personal)
-        own.load(model, personal, client_state)
+        client_states.load_personal(model, personal, client_state)
         payloads.check_size(assignment, exchange, bundles[tensor_pb2.RESOURCE_KIND_MODEL].layout)
         context = self._context(
-            model_values.direction(model, bundles, personal),
-            _state_of(algorithm, model, own.without(client_state), personal),
+            local_model.direction(model, bundles, personal),
+            _state_of(algorithm, model, client_states.without_personal(client_state), personal),
             self._omega(algorithm, training),
-            model_values.optimizer_state(model, bundles, personal),
+            local_model.optimizer_state(model, bundles, personal),
         )
         settings = settings_of(training, scaled_loss=self._compute.precision == "float16")
         work = Work(algorithm, context, settings, assignment.key.exchange, x, personal)
@@ -187,7 +185,7 @@ class Trainer:
                 payloads.check_loop(algorithm)
                 round_ = Round(assignment.key.round, context.direction, on_step)
                 data = replace(data, loop=OwnTraining(loop, model, self._local.train, training, round_).run)
-        unsent = error_feedback.unsent_in(client_state, packing.encoding_of(assignment))
+        unsent = client_states.unsent_in(client_state, payloads.encoding_of(assignment))
         return PreparedWork(model, data, work, steps, buffers, unsent)
 
     def finish(
@@ -221,13 +219,13 @@ class Trainer:
     def _evaluated(
         self, assignment: training_pb2.EvaluationAssignment, bundles: Bundles, client_state: Memory | None
     ) -> Evaluation:
-        personal = own.names_in(self._get_model(), assignment.personal)
+        personal = client_states.personal_in(self._get_model(), assignment.personal)
         model, _, _ = self._load(assignment, bundles, personal)
         metrics, sums = self._measured(model)
         if not personal:
             return Evaluation(len(self._local.held_out), metrics, {}, sums)
         without = metrics, sums
-        own.load(model, personal, client_state, pb.FAILURE_REASON_LAYOUT)
+        client_states.load_personal(model, personal, client_state, pb.FAILURE_REASON_LAYOUT)
         metrics, sums = self._measured(model) if client_state is not None else without
         return Evaluation(len(self._local.held_out), metrics, without[0], sums, without[1])
 
@@ -252,7 +250,7 @@ class Trainer:
 
     def keeps_state(self, assignment: training_pb2.Assignment) -> bool:
         """Whether this device keeps a state for the assignment's run. Raises WorkFailed as `method_of`."""
-        sparse = packing.encoding_of(assignment).sparse
+        sparse = payloads.encoding_of(assignment).sparse
         return bool(assignment.personal) or sparse or self.method_of(assignment.training).keeps_client_state
 
     def check_task(self, task: str, fingerprint: training_pb2.TaskFingerprint) -> None:
@@ -274,11 +272,11 @@ class Trainer:
         if assignment.HasField("local_frozen"):
             with task_failures():
                 model = self._model.with_own_frozen(assignment.local_frozen)
-            return model, *model_values.load(model, bundles, personal, own_frozen=True)
+            return model, *local_model.load(model, bundles, personal, own_frozen=True)
         model = self._get_model()
         if tensor_pb2.RESOURCE_KIND_FROZEN in bundles:
             self._model.replaced()
-        return model, *model_values.load(model, bundles, personal)
+        return model, *local_model.load(model, bundles, personal)
 
     def _get_model(self) -> nn.Module:
         with task_failures():

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from algorithms.batches import examples_of, to_device
-from fl_client.training.model_values import layouts_of
+from fl_client.training.local_model import layouts_of
 from fl_tasks.base import Task
 from fl_tasks.batches import batches
 from fl_tasks.data.forms import Data, forward_of

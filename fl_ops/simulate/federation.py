@@ -16,7 +16,7 @@ from typing import Self
 import torch
 
 import algorithms as fl
-from fl_client.connection.bundles.bundle import Bundle, ResourceKey
+from fl_client.connection.bundles.expected import Bundle, ResourceKey
 from fl_client.training.data import LocalTask
 from fl_ops.simulate.clients import examples_of
 from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions, make_engine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fl_client.connection.bundles.bundle import Bundle, ResourceKey
+from fl_client.connection.bundles.expected import Bundle, ResourceKey
 from fl_ops.simulate.traffic import Name
 from fl_server.aggregation.sending.outgoing import Outgoing
 from protos.codec import pack

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fl_client.connection.bundles.bundle import ResourceKey
+from fl_client.connection.bundles.expected import ResourceKey
 from protos.codec import Buffer
 from protos.differences import make_difference
 

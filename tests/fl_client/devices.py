@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import algorithms as fl
-from fl_client.connection.bundles.bundle import Bundle, ResourceKey
+from fl_client.connection.bundles.expected import Bundle, ResourceKey
 from fl_client.storage.pending_updates import Update
 from fl_client.training.data import LocalTask
 from fl_tasks import Examples, Shard

@@ -16,14 +16,13 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from fl_client.assignments import failure_reports
+from fl_client.assignments import reports
 from fl_client.assignments.availability import AvailabilityMonitor
 from fl_client.assignments.deadline import DeadlineTimer, seconds_for
-from fl_client.assignments.failure_reports import FailureReports
-from fl_client.assignments.submission import MAX_CHUNKS, Upload
-from fl_client.connection import reconnect, stream
+from fl_client.assignments.reports import MAX_CHUNKS, FailureReports, Upload
+from fl_client.connection import reconnect, session
 from fl_client.connection.link import Backoff, Link, RetryDelays, Session
-from fl_client.connection.registration import MIN_CHUNK_BYTES, session_of
+from fl_client.connection.session import MIN_CHUNK_BYTES, session_of
 from fl_client.connection.transport import Connection, GrpcTransport
 from fl_client.errors import WorkFailed
 from fl_client.monitoring.logs import LogRate
@@ -98,7 +97,7 @@ async def test_a_stream_without_a_first_event_is_dropped(
     silent_coordinator: FakeCoordinator, make_fleet: Callable[[FakeCoordinator], Fleet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The coordinator accepts the stream and sends nothing. After a while the daemon retries."""
-    monkeypatch.setattr(stream, "FIRST_EVENT_S", 0.05)
+    monkeypatch.setattr(session, "FIRST_EVENT_S", 0.05)
     coordinator, fleet = silent_coordinator, make_fleet(silent_coordinator)
     real, greets = coordinator.Attend, asyncio.Event()
 
@@ -112,7 +111,7 @@ async def test_a_stream_without_a_first_event_is_dropped(
     async with coordinator.serving(), fleet.daemon() as daemon:
         await daemon.until(lambda: daemon.count("connection_attempts_total", result="failed"))
         greets.set()
-        monkeypatch.setattr(stream, "FIRST_EVENT_S", 60.0)
+        monkeypatch.setattr(session, "FIRST_EVENT_S", 60.0)
         await coordinator.until(lambda: coordinator.updates)
 
 
@@ -299,8 +298,8 @@ async def test_failures_are_reported_together_and_in_limited_number(monkeypatch:
         await asyncio.sleep(0.001)
     sending.cancel()
     reported = [failure.key.round for request in connection.requests for failure in request.failures]
-    assert reported == list(range(1000 - failure_reports.MAX_WAITING, 1000))
-    assert {len(request.failures) for request in connection.requests} == {failure_reports.MAX_PER_CALL}
+    assert reported == list(range(1000 - reports.MAX_WAITING, 1000))
+    assert {len(request.failures) for request in connection.requests} == {reports.MAX_PER_CALL}
     assert len(connection.requests[0].failures[0].message) <= 1000
 
 

@@ -123,7 +123,7 @@ async def test_an_update_is_not_sent_without_its_state_on_disk(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fl_client.storage.files.write_whole", full)
+    monkeypatch.setattr("fl_client.storage.disk.write_whole", full)
     async with fleet.daemon():
         await coordinator.until(lambda: coordinator.calls["Attend"])
         coordinator.push(assignment=scaffold(coordinator, 0))

@@ -18,7 +18,7 @@ from fl_client.assignments.executor import Services
 from fl_client.assignments.manager import AssignmentManager
 from fl_client.connection.link import Link, RetryDelays
 from fl_client.connection.messages import InvalidMessage, log_text, parse, seconds_of
-from fl_client.connection.registration import check_registration, requested_events
+from fl_client.connection.session import check_registration, requested_events
 from fl_client.errors import ClientError
 from fl_client.monitoring.metrics import Metrics
 from fl_client.settings.config import LimitsConfig

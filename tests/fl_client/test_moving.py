@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from fl_client import app
-from fl_client.connection.endpoint import Endpoint
+from fl_client.connection.reconnect import Endpoint
 from fl_client.connection.transport import GrpcTransport
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import errors_pb2, training_pb2

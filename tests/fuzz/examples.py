@@ -9,7 +9,7 @@ import torch
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from fl_client.enrollment.requests import new_request
+from fl_client.enrollment.folder import new_request
 from fl_tasks import fingerprint
 from protos.codec import Layout, digest_message, encode_chunk, pack
 from protos.fl.v1 import admin_pb2, coordinator_pb2, tensor_pb2, training_pb2

@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from fl_client.connection.bundles.bundle import Bundle, Layouts, ResourceKey, key_of_resource
-from fl_client.connection.bundles.differences import Differences
-from fl_client.connection.bundles.download import Download
-from fl_client.connection.bundles.expected import ExpectedBundle, ExpectedBundles
+from fl_client.connection.bundles.download import Differences, Download
+from fl_client.connection.bundles.expected import (
+    Bundle,
+    ExpectedBundle,
+    ExpectedBundles,
+    Layouts,
+    ResourceKey,
+    key_of_resource,
+)
 from fl_client.connection.link import Backoff, Link
 from fl_client.errors import WorkFailed
 from protos import codec

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fl_client.connection.bundles.bundle import Bundle, Layouts
 from fl_client.errors import WorkFailed
 from fl_client.storage.pending_updates import name_of
 from protos import codec
@@ -12,6 +12,26 @@ from protos.encodings import PLAIN, EncodedLayout, EncodingError, EncodingSpec, 
 from protos.encodings.random_words import KEY_BYTES
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2
+
+ResourceKey = tensor_pb2.ResourceKind | tuple[tensor_pb2.ResourceKind, str]
+"""The kind of a resource, and its name if it has one."""
+
+Layouts = Mapping[tensor_pb2.ResourceKind, codec.Layout]
+"""Layouts of the bundles of this device's own model, by kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """Named tensors as bytes."""
+
+    layout: codec.Layout
+    data: memoryview
+
+
+def key_of_resource(resource: tensor_pb2.Resource) -> ResourceKey:
+    """The key of a resource among those of an assignment."""
+    return (resource.kind, resource.name) if resource.name else resource.kind
+
 
 COMPARED_BYTES = 64 << 10
 """A bundle of the wrong size is fetched, to name the difference in its manifest, up to twice the right size plus this.

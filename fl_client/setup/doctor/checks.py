@@ -11,7 +11,7 @@ import typer
 
 from fl_client.errors import ConfigError
 from fl_client.settings.config import ClientConfig, load_config
-from fl_client.setup.doctor import certificates, handshake, network, policy, state_directory
+from fl_client.setup.doctor import files, network
 from fl_client.setup.doctor.findings import Finding, Level, fail, ok
 from fl_common.certificates.tls_version import set_oldest_tls
 
@@ -58,10 +58,10 @@ def run_checks(path: Path) -> Iterator[Finding]:
         return
     yield ok("settings", f"{path} is valid")
     yield network.check_clock(config)
-    own = certificates.check(config)
+    own = files.check_certificates(config)
     yield from own
-    yield from policy.check(config)
-    yield from state_directory.check(config)
+    yield from files.check_policy(config)
+    yield from files.check_state_directory(config)
     if Level.FAIL not in [finding.level for finding in own]:
         yield from _connection(config)
     yield from _training(config)
@@ -73,7 +73,7 @@ def _connection(config: ClientConfig) -> Iterator[Finding]:
     set_oldest_tls("1.3" if config.tls is None else config.tls.min_version)
     from fl_client.setup.doctor import coordinator
 
-    for check in (network.look_up, network.connect, handshake.check, coordinator.check):
+    for check in (network.look_up, network.connect, network.check_tls, coordinator.check):
         found = list(check(config))
         yield from found
         if any(finding.level is Level.FAIL for finding in found):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from fl_client.connection.registration import ask
+from fl_client.connection.session import ask
 from fl_client.errors import NotAllowed, ProtocolMismatch, Revoked, TransportError
 from fl_client.settings.config import ClientConfig
 from fl_client.settings.identity import identity_of
 from fl_client.setup.doctor.findings import Finding, fail, ok
-from fl_client.setup.doctor.handshake import uses_tls
+from fl_client.setup.doctor.network import uses_tls
 from fl_common.certificates.pem import PemFiles
 from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
 

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from fl_client.errors import ConfigError, DeviceError, StartError, StateError
-from fl_client.gates.base import Gate, SensorError
-from fl_client.gates.factory import HostState, make_gates
+from fl_client.gates.conditions import HostState, make_gates
+from fl_client.gates.gate_set import Gate, SensorError
 from fl_client.settings import device as devices
 from fl_client.settings.config import ClientConfig
+from fl_client.setup.doctor.files import USER, nearest
 from fl_client.setup.doctor.findings import Finding, fail, ok, size, warn
-from fl_client.setup.doctor.state_directory import USER, nearest
 from fl_client.storage.state import StateDir
 from fl_client.training.data import LocalTask, load_local_task
 from fl_client.training.trial import trial_step

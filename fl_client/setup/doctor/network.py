@@ -1,18 +1,25 @@
-"""Checks of the coordinator's name and port, and of the device's clock, without which no certificate is valid."""
+"""Checks of the way to the coordinator: its name, port and TLS, and the device's clock.
+
+Python's ssl reports causes for which grpc has one message.
+"""
 
 from __future__ import annotations
 
 import errno
 import socket
+import ssl
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+from cryptography import x509
+
 from fl_client.settings.config import ClientConfig
-from fl_client.setup.doctor.certificates import read
-from fl_client.setup.doctor.findings import Finding, fail, ok
+from fl_client.setup.doctor.files import read
+from fl_client.setup.doctor.findings import Finding, fail, ok, warn
 from fl_common import proxies
+from fl_common.certificates.names import SCHEME, NoHolder, holder_of, uris_of
 from fl_common.proxies import proxy_for
 from fl_common.settings import split_address
 
@@ -85,3 +92,164 @@ def check_clock(config: ClientConfig) -> Finding:
             "set the clock: sudo timedatectl set-ntp true, and check with timedatectl that it is synchronized",
         )
     return ok("clock", f"{now:%Y-%m-%d %H:%M} UTC, plausible")
+
+
+_WRONG_HOST = {62, 64}
+_EXPIRED, _NOT_YET = 10, 9
+"""OpenSSL's error numbers X509_V_ERR_*."""
+_SOON_DAYS = 7
+
+
+class _ClosedAfterHandshake(ConnectionResetError):
+    """A server with TLS 1.3 has refused the client's certificate: it closes the connection after the handshake."""
+
+
+def check_tls(config: ClientConfig) -> Iterator[Finding]:
+    """Do a handshake with this device's certificate. No finding without [tls]."""
+    if config.tls is None:
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as grpc does
+    context.load_verify_locations(config.tls.ca)
+    if config.tls.min_version == "1.3":
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+    try:
+        certificate = _shake(config, context)
+    except ssl.SSLCertVerificationError as error:
+        yield _unverified(config, error)
+    except _ClosedAfterHandshake as error:
+        yield fail("tls", f"expected the coordinator to accept this device's certificate, got: {error}", _NOT_TAKEN)
+    except (ssl.SSLEOFError, ConnectionError) as error:
+        message = f"expected a TLS handshake, got a connection that was closed in it: {error or type(error).__name__}"
+        yield fail("tls", message, _CLOSED)
+    except ssl.SSLError as error:
+        yield _refused(error)
+    except OSError as error:
+        message = f"expected a TLS handshake, got: {error or type(error).__name__}"
+        yield fail("tls", message, "is there a firewall, or is it no coordinator?")
+    else:
+        days = (certificate.not_valid_after_utc - datetime.now(UTC)).days
+        if days < _SOON_DAYS:
+            message = f"the coordinator's certificate ends in {days} days"
+            yield warn("tls", message, _RENEW)
+        yield from _other_role(certificate)
+        yield ok("tls", f"{split_address(config.server)[0]} has a certificate signed by {config.tls.ca}")
+
+
+def _other_role(certificate: x509.Certificate) -> Iterator[Finding]:
+    """A certificate with a URI of this project must name a server. Other certificates have only the host's name.
+
+    The daemon itself relies on the host's name and on the purpose serverAuth, which the transport checks.
+    """
+    try:
+        if not any(uri.startswith(f"{SCHEME}:") for uri in uris_of(certificate)):
+            return
+        holder = holder_of(certificate)
+    except NoHolder as none:
+        yield fail("tls", f"expected a coordinator's certificate, got one without a holder: {none}", _RENEW)
+        return
+    if holder.role != "server":
+        yield fail("tls", f"expected a coordinator's certificate, got one of {holder.uri}", _RENEW)
+
+
+def uses_tls(config: ClientConfig) -> bool:
+    """Whether the server uses TLS, with any certificate."""
+    try:
+        _shake(config, _trusting())
+    except _ClosedAfterHandshake:
+        return True
+    except ssl.SSLError as error:
+        return "ALERT" in (error.reason or "")
+    except OSError:
+        return False
+    return True
+
+
+def _shake(config: ClientConfig, context: ssl.SSLContext) -> x509.Certificate:
+    """Handshake until the peer's first byte: in TLS 1.3 it refuses a client's certificate only behind it."""
+    context.set_alpn_protocols(["h2"])
+    if config.tls is not None:
+        context.load_cert_chain(config.tls.cert, config.tls.key)
+    with (
+        open_connection(config) as connection,
+        context.wrap_socket(connection, server_hostname=split_address(config.server)[0]) as channel,
+    ):
+        channel.settimeout(SECONDS)
+        der = channel.getpeercert(binary_form=True)
+        if channel.selected_alpn_protocol() != "h2":
+            raise ssl.SSLError(0, _NO_HTTP2)
+        try:
+            first = channel.recv(1)
+        except ConnectionResetError:
+            first = b""
+        if not first:
+            raise _ClosedAfterHandshake("the connection was closed after the handshake")
+    return x509.load_der_x509_certificate(der or b"")
+
+
+def _trusting() -> ssl.SSLContext:
+    """A context that accepts any certificate, to read it. Nothing is sent."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _unverified(config: ClientConfig, error: ssl.SSLCertVerificationError) -> Finding:
+    """The reason why this device does not trust the coordinator's certificate, with the certificate's content."""
+    try:
+        certificate = _shake(config, _trusting())
+    except OSError as again:
+        return fail("tls", f"expected a certificate signed by tls.ca, got: {error.verify_message}; then: {again}")
+    host, now = split_address(config.server)[0], datetime.now(UTC)
+    if error.verify_code in _WRONG_HOST:
+        message = f"expected a certificate for {host}, got one for {', '.join(_hosts(certificate)) or 'no host'}"
+        return fail("tls", message, f"set server to one of these, or issue another: `fl ca issue server --host {host}`")
+    if error.verify_code in (_EXPIRED, _NOT_YET):
+        message = (
+            f"expected a certificate of the coordinator that is valid now, {now:%Y-%m-%d}, got one that is valid from"
+            f" {certificate.not_valid_before_utc:%Y-%m-%d} to {certificate.not_valid_after_utc:%Y-%m-%d}"
+            f" ({error.verify_message})"
+        )
+        return fail("tls", message, f"{_RENEW}; or this device's clock is wrong: timedatectl")
+    issuer = certificate.issuer.rfc4514_string()
+    message = f"expected a certificate signed by {config.tls and config.tls.ca}, got one of {issuer}"
+    return fail("tls", f"{message} ({error.verify_message})", "copy ca.crt of the authority that signed it")
+
+
+def _refused(error: ssl.SSLError) -> Finding:
+    """A handshake that the server ended."""
+    reason = error.reason or str(error)
+    if any(words in reason for words in _OLD_TLS):
+        return fail("tls", "expected TLS 1.3, got a server that has only older versions", _NO_TLS_1_3)
+    if "ALERT" in reason:
+        message = (
+            f"expected the coordinator to accept this device's certificate, got: {reason.lower().replace('_', ' ')}"
+        )
+        return fail("tls", message, _NOT_TAKEN)
+    if _NO_HTTP2 in str(error):
+        return fail("tls", f"expected a coordinator, got: {_NO_HTTP2}", "is this the port of its `listen`?")
+    message = f"expected TLS, got something else ({reason.lower().replace('_', ' ')})"
+    fix = "the server uses plain text: it is another program's port, or a coordinator without [tls]"
+    return fail("tls", message, fix)
+
+
+def _hosts(certificate: x509.Certificate) -> list[str]:
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    return [str(name.value) for name in names if isinstance(name, x509.DNSName | x509.IPAddress)]
+
+
+_CLOSED = (
+    "no certificate was checked: the coordinator is starting or ending, a proxy or port-forward in between has lost it,"
+    " or another program listens there"
+)
+_NOT_TAKEN = "it must be signed by tls.client_ca of the coordinator, and be valid by the coordinator's clock"
+_RENEW = "the operator renews it: `fl ca issue server --host HOST --force`"
+_OLD_TLS = ("PROTOCOL_VERSION", "UNSUPPORTED_PROTOCOL")
+_NO_TLS_1_3 = (
+    'a coordinator has TLS 1.3: is there a proxy in between? If it cannot do better, set tls.min_version = "1.2"'
+)
+_NO_HTTP2 = "TLS without HTTP/2, so not grpc"

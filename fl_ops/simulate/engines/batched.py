@@ -27,8 +27,7 @@ from algorithms.batched.streams import RandomStream
 from algorithms.outside_code import is_interrupt
 from fl_client.errors import WorkFailed
 from fl_client.training.data import LocalTask
-from fl_client.training.packing import encoding_of, header_of, laid_out
-from fl_client.training.payloads import check_finite, check_finite_metrics
+from fl_client.training.payloads import check_finite, check_finite_metrics, encoding_of, header_of, laid_out
 from fl_client.training.results import PreparedWork, next_state_of
 from fl_ops.simulate.engines.client_work import CPU, Assigned, ClientWork, one_thread
 from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, LocalEngine, Trained

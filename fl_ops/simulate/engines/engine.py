@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from fl_client.connection.bundles.bundle import Bundle, ResourceKey
+from fl_client.connection.bundles.expected import Bundle, ResourceKey
 from fl_client.errors import WorkFailed
 from fl_client.training.data import LocalTask
 from fl_client.training.trainer import Evaluation

@@ -15,7 +15,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from fl_client.training.packing import PlacedPayload
+from fl_client.training.payloads import PlacedPayload
 from fl_ops.simulate.files.scratch import MEMORY_SHARE, free_memory
 from protos.codec import Entry
 

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from algorithms.outside_code import described
-from fl_client.connection.bundles.bundle import Bundle, ResourceKey
+from fl_client.connection.bundles.expected import Bundle, ResourceKey
 from fl_ops.errors import Refused
 from fl_ops.simulate.engines.client_work import ClientWork
 from fl_ops.simulate.engines.engine import Bundles, Evaluated, Failed, Trained

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 from algorithms.base import Memory
-from fl_client.storage import memory_file
+from fl_client.storage import client_state_store
 from fl_client.storage.client_state_store import NextState
 from fl_ops.files import file_name
 
@@ -59,7 +59,7 @@ class SimulatedStates:
     def put(self, client: str, file: Path) -> None:
         """Copy a client's state from a file of an earlier process. Raises OSError, and Damaged if it was changed."""
         with file.open("rb") as opened:
-            memory_file.decode(opened, 1)
+            client_state_store.decode(opened, 1)
         shutil.copyfile(file, self._path(client, _STATE))
 
     def stored(self, client: str) -> bytes:
@@ -110,13 +110,13 @@ class SimulatedStates:
     def _read(self, client: str, kind: str) -> Memory | None:
         try:
             with self._path(client, kind).open("rb") as file:
-                return memory_file.decode(file, 1)[1][0]
+                return client_state_store.decode(file, 1)[1][0]
         except FileNotFoundError:
             return None
 
     def _write(self, client: str, kind: str, memory: Memory) -> None:
         with self._path(client, kind).open("wb") as file:
-            file.writelines(memory_file.encode(b"", [memory]))
+            file.writelines(client_state_store.encode(b"", [memory]))
 
     def _path(self, client: str, kind: str) -> Path:
         return self._folder / kind / file_name("a client's id", client)  # of a replayed ledger, too

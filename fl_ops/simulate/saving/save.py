@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from fl_client.storage.memory_file import Damaged
+from fl_client.storage.client_state_store import Damaged
 from fl_common.file_lock import FileLock, FileLocked
 from fl_ops.errors import Refused, UsageError
 from fl_ops.simulate.reports import RoundResult

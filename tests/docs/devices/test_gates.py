@@ -7,11 +7,9 @@ import tomllib
 from pathlib import Path
 from typing import get_args
 
+from fl_client.gates.conditions import PowerGate, TemperatureGate, WindowGate
 from fl_client.gates.gate_set import FAILURES
 from fl_client.gates.gpu import GpuGate
-from fl_client.gates.power import PowerGate
-from fl_client.gates.temperature import TemperatureGate
-from fl_client.gates.window import WindowGate
 from fl_client.settings.config import GateName, GatesConfig
 from protos.fl.v1.coordinator_pb2 import UnavailableReason
 

@@ -14,9 +14,8 @@ from structlog.typing import EventDict
 from fl_client import app
 from fl_client.connection import certificates
 from fl_client.connection.certificates import Certificates
-from fl_client.connection.endpoint import Endpoint
 from fl_client.connection.link import RetryDelays
-from fl_client.connection.reconnect import ReconnectPolicy
+from fl_client.connection.reconnect import Endpoint, ReconnectPolicy
 from fl_client.connection.transport import GrpcTransport
 from fl_client.errors import InvalidCertificate, TransportError, Unreachable
 from fl_client.monitoring.metrics import Metrics

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_client.enrollment.folder import CertificateFolder
-from fl_client.enrollment.requests import Issued, checked, new_request
+from fl_client.enrollment.folder import CertificateFolder, Issued, checked, new_request
 from fl_common.certificates.pem import PemFiles
 from tests.fl_client.enrollment.fake_authority import FakeAuthority, files_below
 from tests.processes.certificates import Pki

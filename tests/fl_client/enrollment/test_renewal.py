@@ -19,9 +19,8 @@ from fl_client.connection.certificates import Certificates
 from fl_client.connection.link import Link, RetryDelays, Session
 from fl_client.connection.transport import Connection
 from fl_client.enrollment import renewal
-from fl_client.enrollment.folder import CertificateFolder
+from fl_client.enrollment.folder import CertificateFolder, checked, new_request
 from fl_client.enrollment.renewal import CertificateRenewal, Means
-from fl_client.enrollment.requests import checked, new_request
 from fl_client.errors import NotAllowed, TransportError, Unreachable
 from fl_client.monitoring.metrics import Metrics
 from fl_client.settings.config import TlsConfig

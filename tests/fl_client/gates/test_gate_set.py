@@ -6,10 +6,8 @@ from pathlib import Path
 
 from structlog.testing import capture_logs
 
+from fl_client.gates.conditions import Limits, PowerGate, TemperatureGate, WindowGate
 from fl_client.gates.gate_set import FAILURES, GateSet
-from fl_client.gates.power import PowerGate
-from fl_client.gates.temperature import Limits, TemperatureGate
-from fl_client.gates.window import WindowGate
 from fl_client.settings.schedule import Schedule
 from tests.fl_client.gates.hardware import Hardware
 

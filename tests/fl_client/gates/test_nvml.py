@@ -22,7 +22,7 @@ PACKAGE = importlib.util.find_spec("pynvml") is not None
 ASKS = """
 import sys, torch
 from fl_client.errors import ConfigError
-from fl_client.gates.base import SensorError
+from fl_client.gates.gate_set import SensorError
 from fl_client.gates.gpu import NvmlMeter
 def reading(case, host_pids):
     open(case_file, "w").write(case.replace(";", "\\n"))

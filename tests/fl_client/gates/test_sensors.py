@@ -7,10 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from fl_client.errors import ConfigError
-from fl_client.gates.base import Gate, SensorError
+from fl_client.gates.conditions import Limits, PowerGate, TemperatureGate
+from fl_client.gates.gate_set import Gate, SensorError
 from fl_client.gates.gpu import READINGS, GpuGate, TegraMeter
-from fl_client.gates.power import PowerGate
-from fl_client.gates.temperature import Limits, TemperatureGate
 from tests.fl_client.gates.hardware import Hardware
 
 ALL_DAY = float("inf")

@@ -13,9 +13,8 @@ from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from fl_client.errors import StateError
-from fl_client.policy.budget import Budget, OverBudget, Stopwatch
+from fl_client.policy.budget import Amounts, Budget, DailyUsage, OverBudget, Stopwatch
 from fl_client.policy.config import Policy
-from fl_client.policy.usage import Amounts, DailyUsage
 
 ZURICH = ZoneInfo("Europe/Zurich")
 

@@ -6,8 +6,8 @@ from fractions import Fraction
 from typing import Any, cast
 
 import algorithms
-from fl_client.policy.requests import bytes_up, evaluation_request, ordered_work, training_request, unknown_fields
 from fl_client.policy.rules import Shard, Work
+from fl_client.policy.site import bytes_up, evaluation_request, ordered_work, training_request, unknown_fields
 from protos.fl.v1 import tensor_pb2, training_pb2
 
 MODEL, DIRECTION, FROZEN = (

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 import algorithms
 from fl_client.monitoring.metrics import DAY_AMOUNTS, POLICY_RULES
+from fl_client.policy.budget import NAMES
 from fl_client.policy.config import NO_POLICY, Policy
-from fl_client.policy.requests import ordered_work
 from fl_client.policy.rules import Request, Shard, Work, refusal, work_of
-from fl_client.policy.usage import NAMES
+from fl_client.policy.site import ordered_work
 from fl_tasks.batches import count_steps
 from protos.fl.v1 import training_pb2
 

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from fl_client.settings.config import ClientConfig, TaskConfig
-from fl_client.setup.doctor import device, state_directory
+from fl_client.setup.doctor import device, files
 from fl_client.setup.doctor.findings import Level, size
 from fl_client.storage.state import StateDir
 from tests.fl_client.setup.conftest import TASK, Doctor, DoctorReport, Site
@@ -89,7 +89,7 @@ def test_a_state_directory_that_may_not_be_written(tmp_path_factory: pytest.Temp
         client_id="edge-1", server="127.0.0.1:9", insecure=True, state_dir=folder / "state", task=TaskConfig(name=TASK)
     )
     with as_nobody():
-        (finding,) = state_directory.check(config)
+        (finding,) = files.check_state_directory(config)
     assert (finding.level, finding.check) == (Level.FAIL, "state_dir")
     assert "Permission denied" in finding.message
     assert "sudo -u impetus" in finding.fix

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fl_client.enrollment.folder import CertificateFolder
-from fl_client.enrollment.requests import checked, new_request
+from fl_client.enrollment.folder import CertificateFolder, checked, new_request
 from fl_client.settings.config import ClientConfig
-from fl_client.setup.doctor.certificates import check
+from fl_client.setup.doctor.files import check_certificates
 from tests.fl_client.enrollment.fake_authority import FakeAuthority
 from tests.processes.certificates import Pki
 
@@ -33,6 +32,6 @@ def test_a_late_renewal_is_a_warning(tmp_path: Path, begins_h: int, ends_h: int,
     (folder.current / "renewal.json").unlink()
     settings = {"server": "here:7070", "state_dir": tmp_path, "task": {"name": "digits"}}
     config = ClientConfig.model_validate({**settings, "tls": {**folder.files(), "renew": True}})
-    (finding,) = [each for each in check(config) if each.check == "tls.cert"]
+    (finding,) = [each for each in check_certificates(config) if each.check == "tls.cert"]
     assert finding.level.name == level
     assert words in f"{finding.message} {finding.fix}"

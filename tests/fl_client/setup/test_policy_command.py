@@ -12,8 +12,8 @@ import pytest
 from fl_client.__main__ import main
 from fl_client.settings.config import load_config
 from fl_client.setup import policy as command
+from fl_client.setup.doctor.files import check_policy as doctor_check
 from fl_client.setup.doctor.findings import Level
-from fl_client.setup.doctor.policy import check as doctor_check
 from fl_server.run_config import RunConfig
 from tests.processes.certificates import Pki
 

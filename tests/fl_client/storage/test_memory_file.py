@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fl_client.storage.memory_file import Damaged, decode, encode, read_metadata
+from fl_client.storage.client_state_store import Damaged, decode, encode, read_metadata
 
 MEMORIES = [
     {"c_i": {"w": torch.ones(2, 3), "a/b.bias": torch.zeros((), dtype=torch.float64)}},

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from fl_client.errors import ConfigError
 from fl_client.settings.config import ClientConfig
 from fl_client.storage.state import StateDir
-from fl_client.training import slow_start
+from fl_client.training import data
 from fl_client.training.data import LocalTask, load_local_task
 
 
@@ -144,8 +144,8 @@ def test_a_byte_order_mark_is_no_number(tmp_path: Path) -> None:
 
 def test_a_start_that_takes_long_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
     """An import that does not end: the log has the line of the task's code, again and again."""
-    monkeypatch.setattr(slow_start, "FIRST_S", 0.01)
-    with capture_logs() as lines, slow_start.slow_start_logged("mine:Task"):
+    monkeypatch.setattr(data, "FIRST_S", 0.01)
+    with capture_logs() as lines, data.slow_start_logged("mine:Task"):
         while len(lines) < 2:
             pass
     assert [line["event"] for line in lines[:2]] == ["task_still_loading"] * 2

@@ -11,8 +11,7 @@ import torch
 import algorithms as fl
 from algorithms import tree
 from fl_client.errors import WorkFailed
-from fl_client.training.packing import encoding_of, pack_update
-from fl_client.training.payloads import check_size, exchange_of
+from fl_client.training.payloads import check_size, encoding_of, exchange_of, pack_update
 from fl_client.training.results import TrainingResult
 from fl_client.training.trainer import Trainer
 from protos.codec import Layout, digest_message, digest_of

@@ -12,7 +12,7 @@ import torch
 import algorithms as fl
 from algorithms import tree
 from algorithms.base import Memory
-from fl_client.connection.bundles.bundle import Bundle
+from fl_client.connection.bundles.expected import Bundle
 from fl_client.errors import WorkFailed
 from fl_client.training.own_loop import OnStep
 from fl_client.training.results import Interrupted, TrainingResult

@@ -10,7 +10,7 @@ import torch
 
 from algorithms.base import ClientUpdate, Tensors
 from algorithms.reference import KnownPart
-from fl_client.training import error_feedback
+from fl_client.training import client_states
 from fl_ops.simulate.engines.batched import BatchedOptions
 from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions
 from fl_ops.simulate.simulation import Simulation
@@ -171,13 +171,13 @@ def test_nothing_of_a_delta_is_lost(
     A clipped part is kept, too.
     """
     deltas: list[dict[str, torch.Tensor]] = []
-    whole = error_feedback.with_unsent
+    whole = client_states.with_unsent
 
     def watched(computed: ClientUpdate, unsent: Tensors) -> ClientUpdate:
         deltas.append({name: tensor.clone() for name, tensor in computed.payloads["delta"].items()})
         return whole(computed, unsent)
 
-    monkeypatch.setattr(error_feedback, "with_unsent", watched)
+    monkeypatch.setattr(client_states, "with_unsent", watched)
     sections: dict[str, Any] = {
         "algorithm": {"name": "fedavg", "parameters": {"weights": "uniform"}},
         "round": {"clients_per_round": 4, "clip_update_norm": clip},
@@ -187,7 +187,7 @@ def test_nothing_of_a_delta_is_lost(
     with simulated(**sections) as simulation:
         first = {name: tensor.clone() for name, tensor in simulation.snapshot.state.x.items()}
         list(simulation.rounds())
-        kept = mean_state(simulation, error_feedback.SYMBOL)
+        kept = mean_state(simulation, client_states.UNSENT)
         for name, tensor in simulation.snapshot.state.x.items():
             assert float(kept[name].norm()) > 1e-3
             sums = torch.stack([delta[name] for delta in deltas]).sum(dim=0) / 4

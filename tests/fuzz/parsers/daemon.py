@@ -25,12 +25,11 @@ from fl_client.assignments.checks import (
 )
 from fl_client.assignments.deadline import seconds_for
 from fl_client.connection import transport
-from fl_client.connection.bundles.differences import Differences
-from fl_client.connection.bundles.download import Download
+from fl_client.connection.bundles.download import Differences, Download
 from fl_client.connection.bundles.expected import ExpectedBundle, ExpectedBundles
 from fl_client.connection.link import Backoff, Link, RetryDelays, Session
 from fl_client.connection.messages import InvalidMessage, log_text, parse, seconds_of
-from fl_client.connection.registration import check_registration, requested_events, session_of
+from fl_client.connection.session import check_registration, requested_events, session_of
 from fl_client.connection.transport_errors import error_of
 from fl_client.errors import TransportError, WorkFailed
 from fl_client.settings.config import LimitsConfig

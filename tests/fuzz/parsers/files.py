@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save
 
 from fl_client.settings.config import ClientConfig
-from fl_client.storage import memory_file
+from fl_client.storage import client_state_store
 from fl_client.storage.client_state_store import ClientState, ClientStateStore, NextState
 from fl_client.storage.pending_updates import PendingUpdates, Update, key_of
 from fl_common.settings import SettingsError, read_settings
@@ -93,14 +93,14 @@ def _state(folder: Path) -> Parser:
 def _memory(folder: Path) -> Parser:
     """The content of a client state, with a digest that always fits, so that what is behind it is read too."""
     path = folder / "memory"
-    whole = b"".join(bytes(piece) for piece in memory_file.encode(b"metadata", [_MEMORY]))
+    whole = b"".join(bytes(piece) for piece in client_state_store.encode(b"metadata", [_MEMORY]))
 
     def call(raw: bytes) -> None:
         path.write_bytes(digest_of(raw) + raw)
         with path.open("rb") as file:
-            memory_file.decode(file, 1)
+            client_state_store.decode(file, 1)
 
-    return Parser("file.memory", [whole[32:]], call, (memory_file.Damaged,), weight=2)
+    return Parser("file.memory", [whole[32:]], call, (client_state_store.Damaged,), weight=2)
 
 
 def _checkpoint(folder: Path) -> Iterator[Parser]:

@@ -13,8 +13,8 @@ import jwt
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from fl_client.enrollment.authority_pin import parse_fingerprint
-from fl_client.enrollment.requests import checked, new_request
+from fl_client.enrollment.enroll import parse_fingerprint
+from fl_client.enrollment.folder import checked, new_request
 from fl_client.errors import ConfigError, UnusableCertificate
 from fl_client.policy.config import read_policy
 from fl_common.certificates.names import Holder

@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator
 
 import torch
 
-from fl_client.connection.bundles.bundle import Layouts
 from fl_client.connection.bundles.cache import BundleCache
+from fl_client.connection.bundles.expected import Layouts
 from fl_client.connection.link import Link, RetryDelays, Session
 from fl_client.connection.transport import Fetched, GrpcTransport, _fetched
 from fl_client.errors import ResourceGone

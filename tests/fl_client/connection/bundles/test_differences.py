@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from fl_client.connection.bundles.differences import MAX_BROKEN
+from fl_client.connection.bundles.download import MAX_BROKEN
 from fl_client.connection.link import MAX_FAILED_CALLS
 from fl_client.errors import BrokenTransfer, FailedCall, ResourceGone, Unreachable, WorkFailed
 from fl_server.aggregation.sending.broadcast import Broadcast

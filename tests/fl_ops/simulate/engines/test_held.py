@@ -11,7 +11,7 @@ import torch
 
 import algorithms as fl
 from algorithms.base import ClientUpdate
-from fl_client.training.packing import PlacedPayload, laid_out
+from fl_client.training.payloads import PlacedPayload, laid_out
 from fl_ops.simulate.engines import batched, held
 from fl_ops.simulate.engines.batched import BatchedOptions
 from fl_ops.simulate.engines.choice import EngineOptions
