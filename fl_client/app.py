@@ -19,8 +19,7 @@ import structlog
 from fl_client.assignments.availability import AvailabilityMonitor
 from fl_client.assignments.executor import Services
 from fl_client.assignments.state_directory import StateDirectory
-from fl_client.audit import events
-from fl_client.audit.log import DeviceAudit
+from fl_client.audit.log import DeviceAudit, note_certificate, note_registered
 from fl_client.connection.bundles.cache import BundleCache
 from fl_client.connection.certificates import Certificates
 from fl_client.connection.link import Link, RetryDelays
@@ -36,7 +35,7 @@ from fl_client.gates.gate_set import GateSet
 from fl_client.monitoring.logs import Progress
 from fl_client.monitoring.metrics import Metrics
 from fl_client.policy.budget import FILE, Budget, DailyUsage
-from fl_client.policy.config import CHECK_S, PolicyFile, PolicyGate
+from fl_client.policy.file import CHECK_S, PolicyFile, PolicyGate
 from fl_client.policy.site import SitePolicy
 from fl_client.settings import device as devices
 from fl_client.settings.config import ClientConfig
@@ -209,7 +208,7 @@ def _endpoint(
 
     def connect() -> Connection:
         pem = certificates.current()
-        events.note_certificate(audit, pem.cert)
+        note_certificate(audit, pem.cert)
         pem = replace(pem, ca=site.trusted_ca(pem.ca))
         return transport(config.server, pem, traces, proxy_for(config.server, config.use_proxy))
 
@@ -236,7 +235,7 @@ def _accept(site: SitePolicy, audit: DeviceAudit, ca: Callable[[], bytes]) -> Ca
         except TransportError as error:
             audit.note("coordinator_refused", response.coordinator_id, "policy", str(error))
             raise
-        events.note_registered(audit, response, ca())
+        note_registered(audit, response, ca())
 
     return accept
 

@@ -14,8 +14,7 @@ from fl_client.assignments.checks import check_amount, check_assignment, check_e
 from fl_client.assignments.deadline import DeadlineTimer
 from fl_client.assignments.reports import FailureReports, submit
 from fl_client.assignments.state_directory import StateDirectory
-from fl_client.audit.events import note_assigned, note_evaluation, subject_of
-from fl_client.audit.log import DeviceAudit
+from fl_client.audit.log import DeviceAudit, note_assigned, note_evaluation, subject_of
 from fl_client.connection.bundles.cache import BundleCache
 from fl_client.connection.bundles.expected import Layouts
 from fl_client.connection.link import Link, Session

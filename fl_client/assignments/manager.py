@@ -18,7 +18,7 @@ from fl_client.assignments.checks import InvalidEvent, checked_key, checked_outc
 from fl_client.assignments.deadline import DeadlineTimer, seconds_for
 from fl_client.assignments.executor import AssignmentExecutor, Services, key_fields
 from fl_client.assignments.reports import FailureReports
-from fl_client.audit.events import subject_of
+from fl_client.audit.log import subject_of
 from fl_client.connection.messages import log_text
 from fl_client.errors import WorkFailed
 from fl_client.storage.pending_updates import Assigned, Key, key_of, message_of, name_of, work_digest

@@ -7,6 +7,7 @@ ones are counted, and a row has their number when the disk has room again. Rows 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections import deque
 from collections.abc import Callable
@@ -14,10 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import structlog
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 from prometheus_client import Counter
 
 from fl_client.audit.file import AuditFile, Entry
+from fl_client.storage.pending_updates import key_of
 from fl_common.rate_limits import RateLimiter
+from protos.fl.v1 import coordinator_pb2, training_pb2
 
 log = structlog.get_logger()
 
@@ -88,3 +93,54 @@ class DeviceAudit:
         else:
             self._failed = False
             self._counter("written").inc(len(entries))
+
+
+def subject_of(key: tuple[str, int, int]) -> str:
+    """The key of an assignment as the text run/round/exchange."""
+    return "/".join(map(str, key))
+
+
+def note_registered(audit: DeviceAudit, response: coordinator_pb2.RegisterResponse, ca: bytes) -> None:
+    """A coordinator accepted this device. ca: the trusted CAs in PEM; empty in plain text."""
+    audit.coordinator = f"coordinator:{response.coordinator_id}"
+    prints = ", ".join(_fingerprints(ca)) or "none, in plain text"
+    audit.note("registered", response.coordinator_id, detail=f"protocol {response.protocol}, CA {prints}")
+
+
+def note_certificate(audit: DeviceAudit, pem: bytes) -> None:
+    """This device connects with this certificate; one row for each."""
+    if pem == audit.certificate:
+        return
+    audit.certificate = pem
+    try:
+        leaf = x509.load_pem_x509_certificate(pem)
+    except ValueError:
+        return  # the connection names the problem
+    ends = f"ends {leaf.not_valid_after_utc:%Y-%m-%dT%H:%M:%SZ}"
+    audit.note("certificate_used", f"{leaf.serial_number:x}", detail=ends)
+
+
+def note_assigned(audit: DeviceAudit, assignment: training_pb2.Assignment) -> None:
+    """The coordinator asked for training."""
+    training = assignment.training
+    amount = f"{training.local_steps} steps" if training.local_steps else f"{training.local_epochs} epochs"
+    detail = (
+        f"attempt {assignment.attempt}, task {assignment.task[:100]} {assignment.fingerprint.source[:100]}, "
+        f"algorithm {training.algorithm.name[:100]}, {amount}, batches of {training.batch_size}"
+    )
+    audit.note("assigned", subject_of(key_of(assignment.key)), detail=detail)
+
+
+def note_evaluation(audit: DeviceAudit, assignment: training_pb2.EvaluationAssignment) -> None:
+    """The coordinator asked for an evaluation."""
+    detail = f"task {assignment.task[:100]} {assignment.fingerprint.source[:100]}"
+    audit.note("evaluation_assigned", subject_of(key_of(assignment.key)), detail=detail)
+
+
+def _fingerprints(pem: bytes) -> list[str]:
+    """SHA-256 of each certificate (DER) in hex."""
+    try:
+        found = x509.load_pem_x509_certificates(pem) if pem else []
+    except ValueError:
+        return ["unreadable"]
+    return [hashlib.sha256(each.public_bytes(Encoding.DER)).hexdigest() for each in found]

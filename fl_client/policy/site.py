@@ -15,7 +15,8 @@ from fl_client.errors import PolicyChanged, PolicyRefused, Untrusted, WorkFailed
 from fl_client.gates.gate_set import ClosedGate
 from fl_client.monitoring.metrics import Metrics
 from fl_client.policy.budget import NAMES, Amounts, Budget, OverBudget
-from fl_client.policy.config import InForce, Policy, PolicyFile, fingerprints, trusted_certificates
+from fl_client.policy.config import Policy, fingerprints, trusted_certificates
+from fl_client.policy.file import InForce, PolicyFile
 from fl_client.policy.rules import Request, Shard, Work, refusal, work_of
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2

@@ -13,9 +13,8 @@ from cryptography.hazmat.primitives import hashes
 from prometheus_client import CollectorRegistry, Counter
 
 from fl_client.audit import log as log_module
-from fl_client.audit.events import note_certificate, note_registered
 from fl_client.audit.file import AuditFile, Entry, rows_in
-from fl_client.audit.log import LEFT_OUT, DeviceAudit
+from fl_client.audit.log import LEFT_OUT, DeviceAudit, note_certificate, note_registered
 from protos.fl.v1 import coordinator_pb2 as pb
 from tests.processes.certificates import Pki
 
