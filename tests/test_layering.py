@@ -412,3 +412,9 @@ def test_no_process_imports_torchvision_without_need() -> None:
         "print(sorted({'torchvision', 'sklearn', 'scipy'} & set(sys.modules)))"
     )
     assert run(code) == "[]\n"
+
+
+def test_the_set_up_of_a_device_starts_without_torch_and_grpc() -> None:
+    """`fl-client --help` and `doctor` are quick, and `doctor` can set up grpc's own messages before it is loaded."""
+    code = "import sys, fl_client.setup.commands; print(sorted({'torch', 'grpc'} & set(sys.modules)))"
+    assert run(code) == "[]\n"
