@@ -348,7 +348,7 @@ def test_an_event_that_is_logged_too_often_is_dropped_and_counted() -> None:
         except structlog.DropEvent:
             continue
     assert kept == ["notice", "notice", "outcome"]
-    limit._limiters["notice"]._due = 0.0
+    limit._limiters["notice"]._bucket.fill()
     assert limit(None, "info", {"event": "notice"}) == {"event": "notice", "lines_dropped": 2}
 
 
