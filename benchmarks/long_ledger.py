@@ -114,7 +114,7 @@ def save_checkpoint(state: Path, config: RunConfig, last: CommitRecord) -> None:
     engine = Engine(config, load_task(config.task.name, config.task.options, [TASK]))
     snapshot = replace(engine.first(), round=last.round)
     facts: dict[str, object] = {"commit": asdict(last), "left_out": ()}
-    Checkpoints(state / "checkpoints").save(config.name, last.round, engine.to_checkpoint(snapshot, facts))
+    Checkpoints(state / "checkpoints").save(config.name, last.round, engine.snapshots.checkpoint(snapshot, facts))
 
 
 def measure(folder: Path, extra: str, repeats: int) -> dict[str, object]:

@@ -103,7 +103,7 @@ class Federation:
         self.states = SimulatedStates(self._state_folder.path)
         self._context = self._new_context(task)
         if config.evaluation.every and options.workers > 1:
-            self.engine.evaluation.held_out()  # read before the processes start, so that they share it
+            self.engine.local_model.held_out()  # read before the processes start, so that they share it
         self._engine = make_engine(options, self._context)
         self._shared = SharedWork(self.engine, self._engine, options.workers, self._scratch.path)
         self.engine.sum_updates = self._shared.sum_updates
@@ -198,7 +198,7 @@ class Federation:
             metrics = self._shared.evaluate(self.snapshot)
             if self.engine.estimates_statistics:
                 return {**metrics, **self.engine.evaluate_averaged(self.snapshot)}
-            averaged = self.engine.averaged(self.snapshot)
+            averaged = self.snapshot.of_average()
             return metrics if averaged is None else {**metrics, **as_averaged(self._shared.evaluate(averaged))}
 
     def reduce(self, exchange: int, accepted: Iterable[str]) -> None:
@@ -292,22 +292,22 @@ class Federation:
         """The latest model's whole state_dict."""
         if self.engine.local_frozen is not None:
             return dict(self.engine.whole_model(self.snapshot))
-        return dict(self.engine.to_checkpoint(self.snapshot, {}).state_dict)
+        return dict(self.engine.snapshots.checkpoint(self.snapshot, {}).state_dict)
 
     @property
     def averaged_digest(self) -> str | None:
         """Digest of the averaged model, as in the ledger; None if there is none."""
         with one_thread():
-            return self.engine.averaged_digest(self.snapshot)
+            return self.engine.snapshots.averaged_digest(self.snapshot)
 
     def averaged_model(self) -> dict[str, torch.Tensor] | None:
         """The averaged model's whole state_dict; None if there is none."""
-        averaged = self.engine.averaged(self.snapshot)
+        averaged = self.snapshot.of_average()
         if averaged is None:
             return None
         if self.engine.local_frozen is not None or self.engine.estimates_statistics:
             return dict(self.engine.whole_model(averaged, estimate=self.engine.estimates_statistics))
-        return dict(self.engine.to_checkpoint(averaged, {}).state_dict)
+        return dict(self.engine.snapshots.checkpoint(averaged, {}).state_dict)
 
     def _accepted(self, exchange: int, accepted: Iterable[str]) -> list[Contribution]:
         return [self._contributions[exchange, client] for client in accepted]

@@ -1,16 +1,19 @@
-"""Evaluation of the server's model on the task's held-out examples, on a CPU or another device."""
+"""The model of a task in this process, evaluated on the held-out examples, on a CPU or another device."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+import algorithms as fl
 from fl_server.aggregation.blocks import CPU
+from fl_server.aggregation.task_model import TaskModel
 from fl_tasks import Task
 from fl_tasks.data.examples import Examples
 from fl_tasks.data.forms import Data, as_data
@@ -30,81 +33,110 @@ from fl_tasks.evaluation import (
 from fl_tasks.statistics import estimate_statistics
 
 
-class ServerEvaluation:
-    """The task's metrics on the server's held-out examples, which are read once. For one thread at a time."""
+class LocalModel(TaskModel):
+    """One run's module with the task's metrics on the held-out examples, which are read once. Not for two threads.
 
-    def __init__(self, task: Task, device: torch.device, batch_size: int) -> None:
-        """device: of the examples and of the model during an evaluation. batch_size: 0: chosen for the device."""
-        self._task, self._device = task, device
-        self._batch_size = batch_size or batch_size_on(device)
+    `RemoteModel` has the same methods for a task in a process of its own.
+    """
+
+    def __init__(self, task: Task, device: torch.device, batch_size: int, **options: Any) -> None:
+        """As `TaskModel`, which takes the options.
+
+        device: of the examples and of the model during an evaluation. batch_size: 0: chosen for the device.
+        """
+        super().__init__(task, **options)
+        self._device, self._batch_size = device, batch_size or batch_size_on(device)
         self._held_out: Data | None = None
-        self.left = ""
+        self._left = ""
         """Why the evaluation under way is to be left at its next batch; empty: it goes on."""
 
-    def metrics(self, model: nn.Module, *, estimate: bool = False) -> dict[str, float]:
-        """Every metric over the examples. model: on the CPU; it stays there.
+    def evaluate(self, values: fl.ModelState, *, estimate: bool = False) -> dict[str, float]:
+        """The task's metrics of a model with these values, over all examples.
 
-        estimate: compute the running statistics of the model anew, from the examples' inputs.
+        estimate: compute the running statistics of the model anew first, from the examples' inputs.
 
-        Raises as `fl_tasks.evaluate`, and EvaluationLeft.
+        Raises as `fl_tasks.evaluate`, and EvaluationLeft after `leave`.
         """
-        if self._device != CPU:
-            # Moved itself, the module would lose the memory that its owner fills.
-            model = copy.deepcopy(model).to(self._device)
-        self.left = ""
-        with task_call("the task's evaluation"):
-            data = self.held_out()
-            if estimate and len(data):
-                estimate_statistics(self._task, model, data, self._batch_size)
-            batches = self._until_left(sums_of_batches(self._task, model, batches_of(data, self._batch_size)))
-            return finished(self._task, totals_of(batches, len(data)))
+        with self.filled(values) as module:
+            model = self._on_device(module)
+            del module  # with it goes its memory, when the block ends
+            self._left = ""
+            with task_call("the task's evaluation"):
+                data = self.held_out()
+                if estimate and len(data):
+                    estimate_statistics(self._task, model, data, self._batch_size)
+                batches = self._until_left(sums_of_batches(self._task, model, batches_of(data, self._batch_size)))
+                metrics = finished(self._task, totals_of(batches, len(data)))
+            del model, batches
+        return metrics
 
-    def finished(self, found: Totals) -> dict[str, float]:
-        """The metrics of an evaluation whose parts were computed alone. Raises TaskError."""
-        return finished(self._task, found)
+    def _on_device(self, module: nn.Module) -> nn.Module:
+        """The module, or a copy on another device: moved itself, it would lose the memory that `filled` fills."""
+        return module if self._device == CPU else copy.deepcopy(module).to(self._device)
 
     def _until_left(self, batches: Iterator[BatchSums]) -> Iterator[BatchSums]:
         for batch in batches:
-            if self.left:
-                raise EvaluationLeft(self.left)
+            if self._left:
+                raise EvaluationLeft(self._left)
             yield batch
 
-    def names(self, model: nn.Module) -> list[str] | None:
-        """Names of the metrics, from the first batch; None without examples. model: on the CPU. Raises TaskError."""
+    def leave(self, why: str) -> None:
+        """End the evaluation under way at its next batch. Thread-safe."""
+        self._left = why
+
+    def finished(self, totals: Totals) -> dict[str, float]:
+        """The metrics of an evaluation whose parts were computed alone. Raises TaskError."""
+        return finished(self._task, totals)
+
+    def names(self, values: fl.ModelState) -> list[str] | None:
+        """Names of the metrics, from the first batch; None without examples. Raises TaskError."""
         if not len(data := self.held_out()):
             return None
-        if self._device != CPU:
-            model = copy.deepcopy(model).to(self._device)
-        with task_call("the task's evaluation"):
-            first = list(sums_of_batches(self._task, model, islice(batches_of(data, self._batch_size), 1)))
-            return names_of(self._task, totals_of(first, sum(each.examples for each in first)))
+        with self.filled(values) as module:
+            model = self._on_device(module)
+            del module
+            with task_call("the task's evaluation"):
+                first = list(sums_of_batches(self._task, model, islice(batches_of(data, self._batch_size), 1)))
+                names = names_of(self._task, totals_of(first, sum(batch.examples for batch in first)))
+            del model
+        return names
 
-    def estimate(self, model: nn.Module) -> None:
-        """Compute the running statistics of a model on the CPU anew, from the examples' inputs. Raises TaskError."""
-        with task_call("the task's evaluation"):
-            if len(data := self.held_out()):
-                on = copy.deepcopy(model).to(self._device) if self._device != CPU else model
-                estimate_statistics(self._task, on, data, self._batch_size)
-                if on is not model:
-                    model.load_state_dict(on.state_dict())
+    def whole(self, values: fl.ModelState, *, estimate: bool = False) -> fl.Tensors:
+        """The whole state_dict with these values, in memory of its own. estimate: as in `evaluate`."""
+        with self.filled(values) as module:
+            if estimate and len(data := self.held_out()):
+                model = self._on_device(module)
+                with task_call("the task's evaluation"):
+                    estimate_statistics(self._task, model, data, self._batch_size)
+                if model is not module:
+                    module.load_state_dict(model.state_dict())
+                del model
+            whole = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+            del module
+        return whole
 
     def batches(self) -> int | None:
         """Number of batches if parts of the evaluation can be computed alone; None if they cannot. Raises TaskError."""
         data = self.held_out()
         return -(-len(data) // self._batch_size) if isinstance(data, Examples) and self._device == CPU else None
 
-    def part(self, model: nn.Module, first: int, last: int) -> list[BatchSums]:
+    def part(self, values: fl.ModelState, first: int, last: int) -> list[BatchSums]:
         """The batches from `first` up to `last`, on the CPU, in order, with sums as numbers."""
-        batches = islice(batches_of(self.held_out(), self._batch_size), first, last)
-        found = sums_of_batches(self._task, model, batches)
-        return [
-            BatchSums(
-                {name: float(total) for name, total in each.sums.items()},
-                each.examples,
-                {key: np.asarray(total) for key, total in each.statistics.items()},
+        with self.filled(values) as module:
+            batches = sums_of_batches(
+                self._task, module, islice(batches_of(self.held_out(), self._batch_size), first, last)
             )
-            for each in found
-        ]
+            del module
+            sums = [
+                BatchSums(
+                    {name: float(total) for name, total in batch.sums.items()},
+                    batch.examples,
+                    {key: np.asarray(total) for key, total in batch.statistics.items()},
+                )
+                for batch in batches
+            ]
+            del batches
+        return sums
 
     def held_out(self) -> Data:
         """The examples, on the device. The first call reads them. Raises TaskError."""

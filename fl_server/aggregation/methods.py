@@ -80,6 +80,20 @@ def learning_rate_in(config: RunConfig, round_: int) -> float:
     return rate if schedule.constant else rate * schedule.factor(round_, config.horizon)
 
 
+def round_info(config: RunConfig, round_: int, cohort_size: int) -> fl.RoundInfo:
+    """What the method is told of a round."""
+    return fl.RoundInfo(
+        round_,
+        learning_rate_in(config, round_),
+        previous_learning_rate=learning_rate_in(config, round_ - 1) if round_ else None,
+        rounds=config.horizon,
+        population=config.population or None,
+        population_examples=config.population_examples or None,
+        cohort_size=cohort_size,
+        schedule=rate_schedule(config.local.schedule),
+    )
+
+
 def check_own_loop(config: RunConfig, algorithm: fl.Algorithm) -> None:
     """Raises InvalidInput unless method and local settings work with a training loop of the task's own."""
     for field in ("optimizer", "schedule", "micro_batch_size"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import algorithms as fl
 from algorithms.reference import KnownPart, Reference, has_reference, reference_of
-from fl_server.aggregation.methods import learning_rate_in, optimizer_spec, rate_schedule
+from fl_server.aggregation.methods import check_own_loop, learning_rate_in, optimizer_spec, rate_schedule
 from fl_server.errors import InvalidInput
 from fl_server.rounds.sampling import training_seed
 from fl_server.run_config import RunConfig
@@ -85,8 +85,13 @@ class References:
         return KnownPart(reference, reference.scale(settings, steps))
 
 
-def check_reference(config: RunConfig, algorithm: fl.Algorithm, *, own_loop: bool) -> None:
-    """Raises InvalidInput if a run has a reference that its clients could not leave out."""
+def check_local_steps(config: RunConfig, algorithm: fl.Algorithm, *, own_loop: bool) -> None:
+    """Raises InvalidInput unless the local steps suit the method, and a reference that clients are to leave out.
+
+    own_loop: the task has a training loop of its own.
+    """
+    if own_loop:
+        check_own_loop(config, algorithm)
     section = config.encodings
     if section.reference == "none":
         return

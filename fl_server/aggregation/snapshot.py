@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
+
 import algorithms as fl
+from algorithms import tree
+from algorithms.averaging import Averaging
+from algorithms.precision import master_dtype
+from fl_server.aggregation.bundles import blank, laid_out, master_layout
+from fl_server.aggregation.task_model import other_frozen
+from fl_server.run_config import AveragingSection
 from fl_server.store.averaged_model import AveragedModel
+from fl_server.store.checkpoints import FROZEN, Checkpoint
+from fl_tasks import TaskError
+from protos.codec import Layout, digest_of, pieces_of
+from protos.digests import digest_text
+from protos.fl.v1.tensor_pb2 import Resource
+from protos.frozen import frozen_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +45,113 @@ class Snapshot:
         """The trainable parameters in the model's dtypes: what clients are sent, what is evaluated and exported."""
         return {**self.state.x, **self.rounded}
 
+    @property
+    def sent(self) -> fl.Tensors:
+        """What clients are sent of the model, and what is averaged: the parameters and the buffers."""
+        return {**self.parameters, **self.buffers}
+
+    def measured(self) -> Snapshot:
+        """The snapshot with its norm."""
+        return replace(self, norm=float(tree.norm(self.state.x))) if self.state.x else self
+
     def averaged_in(self, folder: Path) -> Snapshot:
         """The snapshot whose averaged model, if there is one, has its sums in this folder."""
         if self.averaged is None:
             return self
         return replace(self, averaged=replace(self.averaged, folder=folder, before=None))
+
+    def with_average(self, section: AveragingSection | None, before: AveragedModel | None) -> Snapshot:
+        """A new model with the average of all up to it, whose sums are written with its checkpoint.
+
+        before: the average after the round before.
+        """
+        if section is None:
+            return self
+        rule = Averaging(section.method, section.decay or 0.0, section.start or 0, section.window or 0)
+        if rule.mean(self.round) is None:
+            return self
+        folder = None if before is None else before.folder
+        return replace(self, averaged=AveragedModel(rule, self.round, self.sent, before=folder))
+
+    def of_average(self) -> Snapshot | None:
+        """The averaged model in the form of a snapshot, to be evaluated; None if there is none. It has no memory.
+
+        Its floating buffers, such as the statistics of batch normalisation, are means too, which is an approximation:
+        the averaged parameters have other statistics.
+        """
+        if self.averaged is None:
+            return None
+        values = self.averaged.values()
+        x = {name: values[name] for name in self.parameters}
+        return Snapshot(self.round, fl.ServerState(x, {}), {name: values[name] for name in self.buffers})
+
+
+class Snapshots:
+    """Lays out, saves and restores the snapshots of one run."""
+
+    def __init__(
+        self, layout: Layout, trainable: Layout, local_frozen: Resource | None, tied: Mapping[str, str]
+    ) -> None:
+        """layout: of all that is sent of the model; the other arguments are as the attributes of `TaskModel`."""
+        self._layout, self._local_frozen, self._tied = layout, local_frozen, tied
+        self.state_layout = master_layout(trainable)
+        """The layout of the server's state."""
+        self.low: Mapping[str, torch.dtype] = {
+            entry.name: entry.dtype for entry in trainable.entries if entry.dtype != master_dtype(entry.dtype)
+        }
+        """The parameters of a lower precision than the state's."""
+        self.frozen: fl.Tensors = {}
+        """Frozen tensors of the first model, if they are sent; set with the first snapshot."""
+
+    def first(self, start: fl.ModelState, state: fl.ServerState) -> Snapshot:
+        """The snapshot before round 0, in memory of its own. state: of the values that training starts from."""
+        self.frozen = laid_out(start.frozen, Layout.of(start.frozen))
+        return self._laid_out(Snapshot(-1, state, start.buffers))
+
+    def blank_after(self, snapshot: Snapshot) -> Snapshot:
+        """A snapshot for the round after, whose memory is to be filled."""
+        memory = {symbol: blank(self.state_layout) for symbol in snapshot.state.memory}
+        master = {name: torch.empty_like(snapshot.state.x[name]) for name in self.low}
+        return self._of(snapshot.round + 1, blank(self._layout), master, memory)
+
+    def _laid_out(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot in memory of its own, in wire layout."""
+        into, master = blank(self._layout), {name: snapshot.state.x[name].clone() for name in self.low}
+        tree.copy_(into, {**snapshot.state.x, **snapshot.buffers})
+        memory = {symbol: laid_out(tensors, self.state_layout) for symbol, tensors in snapshot.state.memory.items()}
+        return self._of(snapshot.round, into, master, memory).measured()
+
+    def _of(self, round_: int, model: fl.Tensors, master: fl.Tensors, memory: fl.Memory) -> Snapshot:
+        """model: all that is sent; master: the state's tensors for parameters of low precision."""
+        x = {entry.name: model[entry.name] for entry in self._layout.entries if entry.trainable}
+        buffers = {entry.name: model[entry.name] for entry in self._layout.entries if not entry.trainable}
+        rounded = {name: model[name] for name in self.low}
+        return Snapshot(round_, fl.ServerState({**x, **master}, memory, self.low), buffers, rounded)
+
+    def checkpoint(self, snapshot: Snapshot, facts: Mapping[str, object]) -> Checkpoint:
+        """The checkpoint of a snapshot."""
+        model = {**snapshot.sent, **self.frozen}
+        master = {name: snapshot.state.x[name] for name in snapshot.rounded}
+        named = {FROZEN: frozen_text(self._local_frozen)} if self._local_frozen else {}
+        memory = snapshot.state.memory
+        return Checkpoint(model, memory, {**facts, **named}, self._tied, master, snapshot.averaged)
+
+    def restored(self, checkpoint: Checkpoint) -> Snapshot:
+        """The snapshot of a checkpoint. Raises TaskError if the task has other frozen parameters than the run."""
+        if (named := checkpoint.facts.get(FROZEN, "")) != frozen_text(self._local_frozen):
+            raise TaskError(other_frozen(named, frozen_text(self._local_frozen)))
+        sent = {entry.name for entry in self._layout.entries}
+        frozen = {name: tensor for name, tensor in checkpoint.model.items() if name not in sent}
+        self.frozen = laid_out(frozen, Layout.of(frozen))
+        memory = {symbol: dict(tensors) for symbol, tensors in checkpoint.memory.items()}
+        model, master = dict(checkpoint.model), dict(checkpoint.master)
+        snapshot = self._laid_out(self._of(checkpoint.facts["round"], model, master, memory))
+        if checkpoint.averaged is None:
+            return snapshot
+        return replace(snapshot, averaged=replace(checkpoint.averaged, model=snapshot.sent))
+
+    def averaged_digest(self, snapshot: Snapshot) -> str | None:
+        """Digest of the averaged model, as that of a committed one; None if there is none."""
+        if snapshot.averaged is None:
+            return None
+        return digest_text(digest_of(self._layout.table, pieces=pieces_of(snapshot.averaged.values(), self._layout)))

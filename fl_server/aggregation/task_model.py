@@ -1,4 +1,4 @@
-"""Loads a run's first model from a safetensors file, whose names are those of the task's model."""
+"""The module of a run's task: built, loaded from a file, filled with values and released."""
 
 from __future__ import annotations
 
@@ -18,15 +18,30 @@ from algorithms.model_state import fill, personal_names, state_views, tied_names
 from fl_common.allocator import give_back_freed_memory
 from fl_server.errors import InvalidInput
 from fl_server.rounds.sampling import initial_model_seed
+from fl_server.store.files import file_digest
 from fl_tasks import Task, TaskError
 from fl_tasks.building.holders import held_outside
 from fl_tasks.building.new_model import new_model, remarks_on
 from fl_tasks.building.size_limit import ModelTooLarge
 from protos.codec import Layout, LayoutError
+from protos.digests import digest_text
 from protos.fl.v1.tensor_pb2 import Resource
 from protos.frozen import frozen_resource, frozen_text, tensor_digests
 
 _FIELD, _EXPECTED = "initial_model", "a safetensors file of this task's model"
+
+
+def initial_path(wanted: str, start: Path | None) -> str:
+    """The path of a run's initial model; empty for none.
+
+    wanted: the run's `initial_model`. start: the file whose digest that is; None: it is a path itself. Raises
+    InvalidInput for another file than the run's.
+    """
+    if not wanted or start is None:
+        return wanted
+    if (got := digest_text(file_digest(start))) != wanted:
+        raise InvalidInput(_FIELD, f"the file with the digest {wanted}", got)
+    return str(start)
 
 
 def load_initial(module: nn.Module, path: Path, *, keep_frozen: bool) -> None:

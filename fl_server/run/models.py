@@ -85,7 +85,11 @@ class ModelStore:
         """Bytes of the latest model, its frozen parameters, and the directions and other state beside it; 0 if none."""
         if self._engine is None or self._snapshot is None:
             return 0
-        tensors = [*self._engine.frozen.values(), *self._snapshot.buffers.values(), *self._snapshot.state.x.values()]
+        tensors = [
+            *self._engine.snapshots.frozen.values(),
+            *self._snapshot.buffers.values(),
+            *self._snapshot.state.x.values(),
+        ]
         tensors += [tensor for memory in self._snapshot.state.memory.values() for tensor in memory.values()]
         return sum(tensor.nbytes for tensor in tensors)
 
@@ -124,7 +128,7 @@ class ModelStore:
             self._snapshot = await self._services.in_building(self.engine.first)
             await self._save(self._snapshot, {})
         else:
-            self._snapshot = await self._services.in_compute(self.engine.from_checkpoint, saved)
+            self._snapshot = await self._services.in_compute(self.engine.restored, saved)
             # The clients' states may have been restarted after the checkpoint was written.
             if commit is not None and commit.get("state_epoch", 0) < state_epoch:
                 await self.restart_states()
@@ -230,7 +234,7 @@ class ModelStore:
         if saved is None:
             return None
         engine = await self._made(config)
-        return engine, await self._services.in_evaluations(engine.from_checkpoint, saved)
+        return engine, await self._services.in_evaluations(engine.restored, saved)
 
     async def prune(self, rounds: RoundLog, keep: int) -> None:
         """Remove all checkpoints except the latest few, the best one, and those that may become the best.
@@ -262,12 +266,12 @@ class ModelStore:
 
     async def _with_averaged_digest(self, record: CommitRecord, snapshot: Snapshot) -> CommitRecord:
         """The record with the digest of the averaged model, which is known once the sums are written."""
-        digest = await self._services.in_compute(self.engine.averaged_digest, snapshot)
+        digest = await self._services.in_compute(self.engine.snapshots.averaged_digest, snapshot)
         return replace(record, averaged_digest=digest)
 
     async def _save(self, snapshot: Snapshot, facts: dict[str, object]) -> Snapshot:
         """Write the checkpoint. Returns the snapshot whose averaged model is in it."""
-        checkpoint = self.engine.to_checkpoint(snapshot, facts)
+        checkpoint = self.engine.snapshots.checkpoint(snapshot, facts)
         folder = await self._services.in_compute(
             self._services.checkpoints.save, self._run_id, snapshot.round, checkpoint
         )

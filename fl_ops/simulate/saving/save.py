@@ -103,7 +103,7 @@ class RunSave:
             results = self._history.read(latest.facts["history"])
             self._states.put_back(simulation.federation.states, latest.facts["states"])
             self._states.remove_others()
-        snapshot = simulation.federation.engine.from_checkpoint(latest)
+        snapshot = simulation.federation.engine.restored(latest)
         point = point_of(latest.facts["point"], snapshot, simulation.first_state)
         simulation.continue_from(point, results)
         self._saved = (snapshot.round, point.state.phase is Phase.ENDED)
@@ -146,7 +146,7 @@ class RunSave:
                 "history": self._history.facts,
                 "states": self._states.versions,
             }
-            checkpoint = simulation.federation.engine.to_checkpoint(point.federation.snapshot, facts)
+            checkpoint = simulation.federation.engine.snapshots.checkpoint(point.federation.snapshot, facts)
             self._checkpoints.save(_RUN, round_, checkpoint)
             self._checkpoints.prune(_RUN, {round_})
             self._states.remove_others()

@@ -6,21 +6,18 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
 
 import algorithms as fl
 from algorithms.outside_code import described, is_of_the_machine
 from fl_common.allocator import give_back_freed_memory
 from fl_server.aggregation.blocks import CPU
 from fl_server.aggregation.bundles import packed
-from fl_server.aggregation.evaluation import ServerEvaluation
+from fl_server.aggregation.evaluation import LocalModel
 from fl_server.aggregation.outside_task.messages import layout_of, layout_text, receive, receive_bundle, send
 from fl_server.aggregation.outside_task.own_options import with_own
-from fl_server.aggregation.task_model import TaskModel
 from fl_server.errors import InvalidInput
 from fl_tasks import Task, TaskError, fingerprint, load_task
 from fl_tasks.errors import is_own_fault
@@ -66,9 +63,8 @@ class _Hosted:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._task: Task | None = None
-        self._model: TaskModel | None = None
+        self._model: LocalModel | None = None
         self._frozen = Layout((), 0)
-        self._evaluation: ServerEvaluation | None = None
 
     def answer(self, request: Mapping[str, Any]) -> Reply:
         """The reply to a request. Its bundles are read in any case, so that the next request is in its place."""
@@ -97,9 +93,7 @@ class _Hosted:
         }, []
 
     def _build(self, batch_size: int, options: Mapping[str, Any]) -> Reply:
-        task = _there(self._task)
-        self._model = model = TaskModel(task, **options)
-        self._evaluation = ServerEvaluation(task, CPU, batch_size)
+        self._model = model = LocalModel(_there(self._task), CPU, batch_size, **options)
         frozen = model.local_frozen
         return {
             "layout": layout_text(model.layout),
@@ -118,16 +112,13 @@ class _Hosted:
         return {"frozen": layout_text(self._frozen)}, copies
 
     def _evaluate(self, sent: memoryview, frozen: memoryview, frozen_layout: str, *, estimate: bool = False) -> Reply:
-        with self._filled(sent, frozen, frozen_layout) as module:
-            metrics = _there(self._evaluation).metrics(module, estimate=estimate)
-            del module
+        model = _there(self._model)
+        metrics = model.evaluate(_values(model, sent, frozen, frozen_layout), estimate=estimate)
         return {"metrics": {name: float(value).hex() for name, value in metrics.items()}}, []
 
     def _names(self, sent: memoryview, frozen: memoryview, frozen_layout: str) -> Reply:
-        with self._filled(sent, frozen, frozen_layout) as module:
-            names = _there(self._evaluation).names(module)
-            del module
-        return {"names": names}, []
+        model = _there(self._model)
+        return {"names": model.names(_values(model, sent, frozen, frozen_layout))}, []
 
     def _pool(self, sums: list[PlainSum]) -> Reply:
         pool = Pool()
@@ -135,16 +126,15 @@ class _Hosted:
         values, problems = pool.values(_there(self._task))
         return {"values": {name: value.hex() for name, value in values.items()}, "problems": problems}, []
 
-    def _filled(self, sent: memoryview, frozen: memoryview, frozen_layout: str) -> AbstractContextManager[nn.Module]:
-        model = _there(self._model)
-        tensors = unpack(sent, model.layout)
-        trainable = {entry.name for entry in model.layout.entries if entry.trainable}
-        values = fl.ModelState(
-            {name: tensor for name, tensor in tensors.items() if name in trainable},
-            {name: tensor for name, tensor in tensors.items() if name not in trainable},
-            unpack(frozen, layout_of(frozen_layout)),
-        )
-        return model.filled(values)
+
+def _values(model: LocalModel, sent: memoryview, frozen: memoryview, frozen_layout: str) -> fl.ModelState:
+    tensors = unpack(sent, model.layout)
+    trainable = {entry.name for entry in model.layout.entries if entry.trainable}
+    return fl.ModelState(
+        {name: tensor for name, tensor in tensors.items() if name in trainable},
+        {name: tensor for name, tensor in tensors.items() if name not in trainable},
+        unpack(frozen, layout_of(frozen_layout)),
+    )
 
 
 def _there(part: T | None) -> T:

@@ -31,7 +31,7 @@ def exported(task: Task, folder: Path, frozen: str = "local") -> Path:
     """The first model of a run of the task, as a coordinator exports it."""
     config = from_values({"task": {"name": "tiny", "frozen": frozen}, "seed": SEED})
     engine = Engine(config, task)
-    checkpoint = engine.to_checkpoint(engine.first(), {})
+    checkpoint = engine.snapshots.checkpoint(engine.first(), {})
     return Checkpoints(folder / "checkpoints").save("tiny", -1, checkpoint) / "model.safetensors"
 
 

@@ -148,11 +148,11 @@ def test_a_checkpoint_restores_everything(tmp_path: Path, model: str) -> None:
     cohort, paths, _ = updates(run, tmp_path)
     snapshot, _ = run.server_update(run.first(), cohort, paths)
     checkpoints = Checkpoints(tmp_path / "checkpoints")
-    checkpoints.save("r", 0, run.to_checkpoint(snapshot, {}))
+    checkpoints.save("r", 0, run.snapshots.checkpoint(snapshot, {}))
     other = engine(model)
     latest = checkpoints.latest("r")
     assert latest is not None
-    restored = other.from_checkpoint(latest)
+    restored = other.restored(latest)
     same_snapshot(restored, snapshot)
     same_snapshot(other.server_update(restored, cohort, paths)[0], run.server_update(snapshot, cohort, paths)[0])
     same(other.frozen, run.frozen)
@@ -175,10 +175,10 @@ def test_a_run_can_start_from_a_file(tmp_path: Path, model: str) -> None:
     first = run.first()
     same_snapshot(first, expected)
     same(run.frozen, frozen)
-    checkpoint = run.to_checkpoint(first, {"round": -1})
+    checkpoint = run.snapshots.checkpoint(first, {"round": -1})
     path.unlink()
     restarted = engine(model, initial_model=str(path))
-    same_snapshot(restarted.from_checkpoint(checkpoint), expected)
+    same_snapshot(restarted.restored(checkpoint), expected)
     same(restarted.frozen, frozen)
 
 
@@ -187,7 +187,7 @@ def test_a_checkpoint_has_every_name_of_tied_weights(tmp_path: Path) -> None:
     run = engine("tied")
     first = run.first()
     checkpoints = Checkpoints(tmp_path / "checkpoints")
-    checkpoints.save("r", 0, run.to_checkpoint(first, {}))
+    checkpoints.save("r", 0, run.snapshots.checkpoint(first, {}))
     with checkpoints.open_model("r", 0) as file:
         path = Path(str(file.name))
     model = tiny_task.tied()
@@ -198,7 +198,7 @@ def test_a_checkpoint_has_every_name_of_tied_weights(tmp_path: Path) -> None:
     assert latest is not None
     assert latest.model.keys() == first.state.x.keys()
     restarted = engine("tied")
-    same(restarted.from_checkpoint(latest).state.x, first.state.x)
+    same(restarted.restored(latest).state.x, first.state.x)
     assert restarted.frozen == {}
 
 

@@ -14,6 +14,7 @@ from torch import nn
 
 import algorithms as fl
 from fl_server.aggregation.engine import Engine
+from fl_server.aggregation.methods import round_info
 from fl_server.aggregation.sending.broadcast import make_broadcast
 from fl_server.aggregation.server_update import Diverged
 from fl_server.aggregation.snapshot import Snapshot
@@ -62,7 +63,7 @@ def test_an_average_is_of_what_clients_get(tmp_path: Path, dtype: torch.dtype) -
         snapshot.averaged.write_sums(folder)
         snapshot = snapshot.averaged_in(folder)
         sent.append(snapshot.parameters["weight"])
-    averaged = tested.averaged(snapshot)
+    averaged = snapshot.of_average()
     assert averaged is not None
     total = sum((each.double() for each in sent), torch.zeros(1, 1, dtype=torch.float64))
     assert torch.equal(averaged.parameters["weight"], (total / 6).to(dtype))
@@ -105,7 +106,7 @@ def test_the_bits_are_those_of_the_algorithms_in_memory(tmp_path: Path, method: 
     for _ in range(3):
         cohort, paths, tensors = updates(tested, tmp_path)
         snapshot, _ = tested.server_update(snapshot, cohort, paths)
-        info = tested._round_info(snapshot.round, 3)
+        info = round_info(tested.config, snapshot.round, 3)
         sent = [(each, delta) for each, (delta, _) in zip(cohort, tensors, strict=True)]
         state = fl.apply_updates(tested.algorithm, state, sent, info)
         same(snapshot.state.x, state.x)
@@ -120,12 +121,12 @@ def test_a_checkpoint_keeps_the_master(tmp_path: Path) -> None:
     cohort, paths, _ = updates(tested, tmp_path)
     made, _ = tested.server_update(tested.first(), cohort, paths)
     saved = Checkpoints(tmp_path / "saved")
-    folder = saved.save("r", 0, tested.to_checkpoint(made, {}))
+    folder = saved.save("r", 0, tested.snapshots.checkpoint(made, {}))
     read = saved.latest("r")
     assert read is not None
     assert (list(read.master), read.model[LAYER].dtype) == (["first.weight", "first.bias"], torch.bfloat16)
     assert not torch.equal(read.master[LAYER], read.model[LAYER].float())
-    again = tested.from_checkpoint(read)
+    again = tested.restored(read)
     same_snapshot(again, made)
     same(again.parameters, made.parameters)
     assert json.loads((folder / "meta.json").read_text())["format"] == 2
@@ -137,7 +138,7 @@ def test_models_of_float32_have_no_master(tmp_path: Path) -> None:
     first = tested.first()
     assert first.rounded == {}
     assert all(first.parameters[name] is tensor for name, tensor in first.state.x.items())
-    folder = Checkpoints(tmp_path).save("r", -1, tested.to_checkpoint(first, {}))
+    folder = Checkpoints(tmp_path).save("r", -1, tested.snapshots.checkpoint(first, {}))
     meta = json.loads((folder / "meta.json").read_text())
     assert (meta["format"], sorted(meta["files"])) == (1, ["memory-Delta.safetensors", "model.safetensors"])
 
