@@ -26,8 +26,7 @@ from benchmarks.table import markdown
 from fl_ops.simulate.clients import prepare
 from fl_ops.simulate.settings import parse_simulation
 from fl_ops.simulate.simulation import Simulation
-from fl_server.aggregation.run_encodings import kind_name
-from fl_server.aggregation.sending.outgoing import Outgoing, in_encoding
+from fl_server.aggregation.outgoing import Outgoing, in_encoding, kind_name
 from fl_server.run_config import EncodingsSection, RunConfig
 from protos.buffers import zeros
 from protos.codec import Buffer, Layout, pack

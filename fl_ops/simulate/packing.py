@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from fl_client.connection.bundles.expected import Bundle, ResourceKey
 from fl_ops.simulate.traffic import Name
-from fl_server.aggregation.sending.outgoing import Outgoing
+from fl_server.aggregation.outgoing import Outgoing
 from protos.codec import pack
 from protos.encodings import PLAIN
 

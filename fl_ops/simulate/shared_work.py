@@ -17,10 +17,10 @@ import algorithms as fl
 from algorithms.precision import master_dtype
 from fl_ops.simulate.engines.engine import LocalEngine
 from fl_ops.simulate.engines.server_parts import EvaluationPart, Piece, SumPart
-from fl_server.aggregation import mean
-from fl_server.aggregation.blocks import BLOCK_BYTES, Source, joined, neighbours
+from fl_server.aggregation import reduction
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.snapshot import Snapshot
+from fl_server.aggregation.updates import BLOCK_BYTES, Source, joined, neighbours
 from fl_tasks.evaluation import totals_of
 from protos.codec import Entry, Layout, pack
 
@@ -55,10 +55,10 @@ class SharedWork:
     def sum_updates(
         self, sources: Sequence[Source], layout: Layout, rows: Sequence[Sequence[float]]
     ) -> list[fl.Tensors]:
-        """See `mean.sum_updates`. After the first tensors of a payload, the others are there already."""
+        """See `reduction.sum_updates`. After the first tensors of a payload, the others are there already."""
         sums = self._sums(sources, layout, rows) if self._processes > 1 else None
         if sums is None:
-            return mean.sum_updates(sources, layout, rows)
+            return reduction.sum_updates(sources, layout, rows)
         wanted = [entry.name for entry in layout.entries if entry.trainable]
         return [{name: row[name] for name in wanted} for row in sums]
 
@@ -122,7 +122,7 @@ def _tensors(row: torch.Tensor, groups: Sequence[Sequence[Entry]]) -> fl.Tensors
         dtype = master_dtype(entry.dtype)
         size = entry.numel * dtype.itemsize
         values = row[output : output + size].view(dtype)
-        sums.update(mean.apart(values.view(entry.shape) if len(group) == 1 else values, group))
+        sums.update(reduction.apart(values.view(entry.shape) if len(group) == 1 else values, group))
         output += -(-size // 8) * 8
     return sums
 

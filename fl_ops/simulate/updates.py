@@ -13,8 +13,8 @@ from fl_server.admission.epochs import Epochs, epochs_of
 from fl_server.admission.expected_work import RegisteredData
 from fl_server.admission.gate import UpdateRefused, fault_of
 from fl_server.admission.round_gate import Collecting, build_gate
-from fl_server.aggregation.blocks import Source
 from fl_server.aggregation.engine import Engine
+from fl_server.aggregation.updates import Source
 from fl_server.rounds.events import Fault
 from protos.codec import digest_bytes
 from protos.fl.v1.coordinator_pb2 import FailureReason

@@ -15,7 +15,7 @@ import torch
 import algorithms as fl
 from algorithms import tree
 from fl_server.admission.norms import FARTHEST, FLOOR, NO_LIMIT, RelativeNorm
-from fl_server.aggregation.blocks import Source, read_block
+from fl_server.aggregation.updates import Source, read_block
 from protos.codec import Entry
 
 VARIANCES = frozenset({"running_var", "moving_var", "running_variance", "moving_variance"})

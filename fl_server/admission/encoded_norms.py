@@ -8,7 +8,7 @@ import blake3
 import torch
 
 from fl_server.aggregation.encoded_update import EncodedUpdate, Part
-from fl_server.aggregation.shapes import PayloadShape
+from fl_server.aggregation.updates import PayloadShape
 from fl_server.store.spool.update_file import UpdateFile
 from protos.encodings import EncodingError
 

@@ -12,10 +12,8 @@ from fl_server.admission.epochs import wrong_epochs
 from fl_server.admission.expected_work import ExpectedWork
 from fl_server.admission.norms import BUFFERS, FARTHEST, FLOOR, NO_LIMIT, RelativeNorm
 from fl_server.admission.reading import UpdateContent, read_update
-from fl_server.aggregation.blocks import Source
-from fl_server.aggregation.encoded_update import Decoding, EncodedUpdate
-from fl_server.aggregation.run_encodings import UpdateKeys
-from fl_server.aggregation.shapes import PayloadShape, UpdateShape
+from fl_server.aggregation.encoded_update import Decoding, EncodedUpdate, UpdateKeys
+from fl_server.aggregation.updates import PayloadShape, Source, UpdateShape
 from fl_server.rounds.events import Fault
 from protos.codec import Layout, LayoutError, digest_bytes, digest_text
 from protos.encodings import PLAIN

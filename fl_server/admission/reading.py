@@ -9,7 +9,7 @@ from typing import NamedTuple
 from fl_server.admission.digest_and_norms import digest_and_norms
 from fl_server.admission.encoded_norms import digest_and_norms_of_encoded
 from fl_server.aggregation.encoded_update import EncodedUpdate
-from fl_server.aggregation.shapes import UpdateShape
+from fl_server.aggregation.updates import UpdateShape
 
 
 class UpdateContent(NamedTuple):

@@ -1,4 +1,4 @@
-"""What is needed to decode one client's update, besides its bytes."""
+"""An update in an encoding: the keys of its random numbers, and its values, decoded range by range."""
 
 from __future__ import annotations
 
@@ -11,13 +11,34 @@ from typing import NamedTuple
 
 import torch
 
+import algorithms as fl
 from algorithms.reference import KnownPart
-from fl_server.aggregation.blocks import CPU, Source
-from fl_server.aggregation.run_encodings import UpdateKeys
-from fl_server.aggregation.shapes import PayloadShape, UpdateShape
+from fl_server.aggregation.updates import CPU, PayloadShape, Source, UpdateShape
+from fl_server.rounds.sampling import training_seed
+from fl_server.run_config import RunConfig
 from fl_server.store.files import disk_errors
 from protos.codec import Entry
-from protos.encodings import decode_range
+from protos.encodings import decode_range, encoding_key
+
+
+class UpdateKeys:
+    """The keys of one client's update in an exchange, by payload. Clients derive the same ones from their seed."""
+
+    def __init__(self, seed: int, exchange: int) -> None:
+        """seed: the client's training seed of the round."""
+        self._seed, self._exchange = seed, exchange
+        self._made: dict[str, bytes] = {}
+
+    @classmethod
+    def of(cls, config: RunConfig, round_: int, exchange: int, client: str) -> UpdateKeys:
+        """The keys of a client in a round of a run."""
+        return cls(training_seed(config.seed, round_, client), exchange)
+
+    def of_payload(self, payload: fl.Payload) -> bytes:
+        """The key of one payload."""
+        if payload not in self._made:
+            self._made[payload] = encoding_key(self._seed, "update", self._exchange, payload)
+        return self._made[payload]
 
 
 class Decoding(NamedTuple):
@@ -44,7 +65,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EncodedUpdate:
-    """One client's update; see `fl_server.aggregation.blocks.HeldUpdate`. Entries have the offsets of plain bytes.
+    """One client's update; see `fl_server.aggregation.updates.HeldUpdate`. Entries have the offsets of plain bytes.
 
     Only the encoded blocks that cover a range are read and decoded, so no decoded update is ever whole in memory.
     """

@@ -16,21 +16,32 @@ import torch
 
 import algorithms as fl
 from algorithms import tree
-from fl_server.aggregation.blocks import CPU, Source
-from fl_server.aggregation.client_share import capped, left_out, lighter
-from fl_server.aggregation.encoded_update import Decoding, opened
+from fl_server.aggregation.encoded_update import Decoding, UpdateKeys, opened
 from fl_server.aggregation.evaluation import LocalModel
-from fl_server.aggregation.mean import SumUpdates, sum_updates
-from fl_server.aggregation.methods import algorithm_in, build_algorithm, round_info
+from fl_server.aggregation.methods import (
+    References,
+    algorithm_in,
+    build_algorithm,
+    check_local_steps,
+    round_info,
+    update_encoding,
+)
+from fl_server.aggregation.outgoing import ExchangeBundles, Outgoing, direction_of, dtype_names, in_encoding
 from fl_server.aggregation.outside_task.remote_task import RemoteModel, RemoteTask
-from fl_server.aggregation.reduction import Reduction, reduce_buffers, select_updates
-from fl_server.aggregation.run_encodings import References, UpdateKeys, check_local_steps, update_encoding
-from fl_server.aggregation.sending.exchange import ExchangeBundles, direction_of, dtype_names
-from fl_server.aggregation.sending.outgoing import Outgoing, in_encoding
+from fl_server.aggregation.reduction import (
+    Reduction,
+    SumUpdates,
+    capped,
+    left_out,
+    lighter,
+    reduce_buffers,
+    select_updates,
+    sum_updates,
+)
 from fl_server.aggregation.server_update import ServerUpdateStats, apply_server_update, check_finite
-from fl_server.aggregation.shapes import AcceptedUpdates, UpdateShape
 from fl_server.aggregation.snapshot import Snapshot, Snapshots
 from fl_server.aggregation.task_model import initial_path
+from fl_server.aggregation.updates import CPU, AcceptedUpdates, Source, UpdateShape
 from fl_server.rounds.directions import as_averaged
 from fl_server.run_config import RunConfig
 from fl_server.store.checkpoints import Checkpoint

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import algorithms as fl
-from fl_server.aggregation.blocks import CPU
 from fl_server.aggregation.task_model import TaskModel
+from fl_server.aggregation.updates import CPU
 from fl_tasks import Task
 from fl_tasks.data.examples import Examples
 from fl_tasks.data.forms import Data, as_data

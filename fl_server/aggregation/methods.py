@@ -1,4 +1,4 @@
-"""A run's method: built from its configuration, which is checked and completed, and its parameters in a round."""
+"""A run's method: built from its configuration, which is checked and completed; what it has in a round."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import algorithms as fl
 from algorithms.optimizers.classes import check_optimizer
 from algorithms.optimizers.federated import check_combination, with_optimizer
 from algorithms.optimizers.spec import OptimizerSpec, RateSchedule
+from algorithms.reference import KnownPart, Reference, has_reference, reference_of
 from fl_server.aggregation.reduction import check_reducer
 from fl_server.errors import InvalidInput
 from fl_server.round_config import LocalSection, RateSection
 from fl_server.run_config import RunConfig, ScheduleSection
+from protos.encodings import EncodingSpec
 
 
 def build_algorithm(config: RunConfig) -> fl.Algorithm:
@@ -153,3 +155,73 @@ def _schedules(config: RunConfig) -> dict[str, fl.Schedule]:
 
 def _schedule(section: ScheduleSection) -> fl.Schedule:
     return fl.Schedule(**dict(section))
+
+
+def outside_names(config: RunConfig) -> str:
+    """The run's method and reducer as far as they are from outside, for messages; empty if both are built in."""
+    method, reducer = config.algorithm.name, config.round.reducer
+    parts = [f"algorithm {method}"] * (method not in fl.names())
+    return " and ".join(parts + [f"reducer {reducer}"] * (reducer not in fl.BUILT_IN_REDUCERS))
+
+
+def update_encoding(config: RunConfig) -> EncodingSpec:
+    """The encoding of a run's updates."""
+    section = config.encodings
+    return EncodingSpec(section.update, section.fraction or 0.0)
+
+
+class References:
+    """The references of the exchanges of one round: of the latest one whose bundles were made."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._round = -1
+        self._known: dict[int, Reference | None] = {}
+        """The known part of the deltas, by exchange."""
+
+    def prepare(self, algorithm: fl.Algorithm, round_: int, exchange: int, direction: fl.Tensors | None) -> None:
+        """Compute the reference of an exchange.
+
+        algorithm: with its parameters of the round. direction: as the clients receive it.
+        """
+        if round_ != self._round:
+            self._round, self._known = round_, {}
+        self._known[exchange] = reference_of(algorithm, exchange, direction)
+
+    def of_client(self, round_: int, exchange: int, steps: int) -> KnownPart | None:
+        """What to add to the sent values of a client with so many steps. None: they are the delta."""
+        if self._config.encodings.reference == "none":
+            return None
+        if round_ != self._round or exchange not in self._known:
+            raise RuntimeError(
+                f"expected the bundles of round {round_}, exchange {exchange}, to be made before updates"
+            )
+        reference = self._known[exchange]
+        if reference is None:
+            return None
+        schedule = rate_schedule(self._config.local.schedule)
+        settings = fl.LocalSettings(learning_rate_in(self._config, round_), schedule=schedule)
+        return KnownPart(reference, reference.scale(settings, steps))
+
+
+def check_local_steps(config: RunConfig, algorithm: fl.Algorithm, *, own_loop: bool) -> None:
+    """Raises InvalidInput unless the local steps suit the method, and a reference that clients are to leave out.
+
+    own_loop: the task has a training loop of its own.
+    """
+    if own_loop:
+        check_own_loop(config, algorithm)
+    section = config.encodings
+    if section.reference == "none":
+        return
+    why = ""
+    if section.update == "plain":
+        why = 'with update = "plain", which has no error that a reference could reduce'
+    elif own_loop or not optimizer_spec(config.local).plain:
+        why = "unless clients make plain SGD steps, which are linear in the direction"
+    elif not has_reference(algorithm):
+        why = f"with {algorithm.name}, whose clients add no direction of the server to their steps"
+    elif algorithm.objective != "uniform":
+        why = 'with objective = "examples": the reference would differ among clients'
+    if why:
+        raise InvalidInput("encodings.reference", f'"none" {why}', section.reference)

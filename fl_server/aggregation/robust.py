@@ -26,9 +26,8 @@ from algorithms.reducers.robust import (
     trimmed_maximum,
     trimmed_mean,
 )
-from fl_server.aggregation.blocks import Source, by_block
-from fl_server.aggregation.outside import as_weights, geometry_of, outside_reducer
-from fl_server.aggregation.shapes import AcceptedUpdates
+from fl_server.aggregation.updates import AcceptedUpdates, Source, by_block
+from fl_server.errors import InvalidInput
 from fl_server.round_config import RoundSection
 from protos.codec import Layout
 
@@ -162,3 +161,45 @@ def centre_updates(
         for result, whole in zip(centres, by_block(sources, entry, centre, BLOCK_ENTRIES), strict=True):
             result[entry.name] = whole
     return centres
+
+
+def outside_reducer(section: RoundSection) -> fl.Reducer | None:
+    """The run's reducer if it is from outside, with its parameters. The process must have loaded it.
+
+    Raises AlgorithmError for an unknown reducer, and for a parameter that it does not take.
+    """
+    if section.reducer in fl.BUILT_IN_REDUCERS:
+        return None
+    return fl.build_reducer(section.reducer, **section.reducer_parameters)
+
+
+def check_outside_reducer(section: RoundSection) -> None:
+    """Raises InvalidInput unless every round that closes has enough updates for the run's reducer from outside."""
+    try:
+        reducer = outside_reducer(section)
+    except fl.AlgorithmError as error:
+        field = ".".join(filter(None, ("round.reducer_parameters", error.parameter)))
+        raise InvalidInput(field, "a value that the reducer takes", error) from error
+    if reducer is None or reducer.fewest == 1:
+        return
+    if section.sampling != "fixed":
+        raise InvalidInput(
+            "round.sampling",
+            f'"fixed" with reducer = "{section.reducer}", which needs {reducer.fewest} updates: a cohort may be too'
+            " small",
+            section.sampling,
+        )
+    if section.fewest < reducer.fewest:
+        raise InvalidInput(
+            "round.quorum", f'at least {reducer.fewest} with reducer = "{section.reducer}"', section.fewest
+        )
+
+
+def geometry_of(distances: torch.Tensor) -> fl.Geometry:
+    """Of deltas, from the squared distances [clients + 1, clients + 1] between them and, last, the zero vector."""
+    return fl.Geometry(distances[-1, :-1].clone(), distances[:-1, :-1].clone())
+
+
+def as_weights(weights: Sequence[float]) -> torch.Tensor:
+    """p_i as a reducer gets them, [clients], float64."""
+    return torch.tensor(list(weights), dtype=torch.float64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from fl_common.allocator import give_back_freed_memory
 from fl_server.errors import InvalidInput
 from fl_server.rounds.sampling import initial_model_seed
 from fl_server.store.files import file_digest
-from fl_tasks import Task, TaskError
+from fl_tasks import Task, TaskError, own_options
 from fl_tasks.building.holders import held_outside
 from fl_tasks.building.new_model import new_model, remarks_on
 from fl_tasks.building.size_limit import ModelTooLarge
@@ -270,3 +270,23 @@ def _memories(module: nn.Module) -> list[tuple[torch.UntypedStorage, int]]:
         if tensor.numel() and tensor.nbytes == memory.nbytes() and memory.resizable():
             found[memory.data_ptr()] = (memory, memory.nbytes())
     return list(found.values())
+
+
+def with_own(
+    name: str, options: Mapping[str, object], here: Mapping[str, object], listed: Collection[str]
+) -> dict[str, object]:
+    """A run's options of a task, with those of server.toml. The task's module is imported.
+
+    here: of `task_options`. listed: as for `load_task`. Raises InvalidInput for an option that a run must not give;
+    TaskError for a task that cannot be loaded.
+    """
+    foreign = (own_options(name, listed) | here.keys()) & options.keys()
+    if foreign:
+        option = min(foreign)
+        raise InvalidInput(
+            f"task.options.{option}",
+            f"no value in a run: each machine has its own. On the coordinator set it in server.toml, [task_options]"
+            f" {name!r} = {{ {option} = ... }}; on a device in client.toml",
+            options[option],
+        )
+    return {**options, **here}

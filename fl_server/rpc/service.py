@@ -12,7 +12,7 @@ import grpc.aio
 import structlog
 from google.protobuf.message import Message
 
-from fl_server.aggregation.sending.broadcast import Broadcast
+from fl_server.aggregation.broadcast import Broadcast
 from fl_server.clients.fleet import Fleet
 from fl_server.clients.transfers import Transfer
 from fl_server.errors import InvalidInput, NoSuchResource, NoSuchRun, NotNow

@@ -8,9 +8,14 @@ from dataclasses import dataclass
 from google.protobuf.struct_pb2 import Struct
 
 import algorithms as fl
-from fl_server.aggregation.methods import learning_rate_in, optimizer_spec, parameters_in, rate_schedule
-from fl_server.aggregation.run_encodings import update_encoding
-from fl_server.aggregation.sending.broadcast import Broadcast
+from fl_server.aggregation.broadcast import Broadcast
+from fl_server.aggregation.methods import (
+    learning_rate_in,
+    optimizer_spec,
+    parameters_in,
+    rate_schedule,
+    update_encoding,
+)
 from fl_server.round_config import LocalSection
 from fl_server.rounds.sampling import training_seed
 from fl_server.run_config import AlgorithmSection, RunConfig

@@ -13,7 +13,7 @@ from itertools import chain
 
 import structlog
 
-from fl_server.aggregation.sending.broadcast import Broadcast
+from fl_server.aggregation.broadcast import Broadcast
 from fl_server.metrics.runs import RunFigures
 from fl_server.rounds import effects
 from fl_server.rounds.state import Phase

@@ -6,7 +6,7 @@ import asyncio
 
 import structlog
 
-from fl_server.aggregation.sending.broadcast import Broadcast
+from fl_server.aggregation.broadcast import Broadcast
 from fl_server.errors import InvalidInput, NoBestRound, NoSuchModel, NoSuchResource, NoSuchRun
 from fl_server.rounds import events as ev
 from fl_server.run.run import Run

@@ -13,8 +13,7 @@ import structlog
 from algorithms import AlgorithmError
 from fl_common.allocator import free_what_failed
 from fl_common.units import size
-from fl_server.aggregation.methods import complete
-from fl_server.aggregation.outside import outside_names
+from fl_server.aggregation.methods import complete, outside_names
 from fl_server.errors import InvalidInput, RunExists
 from fl_server.outside_calls import OutsideCode
 from fl_server.run.evaluation.criterion import check_metric, directions_of, needs_metric, with_direction

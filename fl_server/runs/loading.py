@@ -16,10 +16,9 @@ from algorithms import AlgorithmError
 from fl_extensions.methods import METHODS, REDUCERS, Code, NotListed, load_method, load_reducer
 from fl_extensions.naming import Kind, comma_separated, installed, is_known, unknown
 from fl_server.aggregation.engine import Engine
-from fl_server.aggregation.methods import build_algorithm
-from fl_server.aggregation.outside import outside_names
-from fl_server.aggregation.outside_task.own_options import with_own
+from fl_server.aggregation.methods import build_algorithm, outside_names
 from fl_server.aggregation.outside_task.remote_task import RemoteTask, TaskProcesses
+from fl_server.aggregation.task_model import with_own
 from fl_server.config import ServerConfig
 from fl_server.errors import InvalidInput
 from fl_server.outside_calls import OutsideCode

@@ -11,7 +11,7 @@ from functools import partial
 import structlog
 
 from algorithms import AlgorithmError
-from fl_server.aggregation.outside import outside_names
+from fl_server.aggregation.methods import outside_names
 from fl_server.aggregation.outside_task.remote_task import RemoteTask
 from fl_server.errors import InvalidInput, one_line
 from fl_server.outside_calls import CallTimedOut

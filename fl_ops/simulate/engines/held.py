@@ -27,7 +27,7 @@ _WIDE_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class HeldInMemory:
-    """One client's update; see `fl_server.aggregation.blocks.HeldUpdate`."""
+    """One client's update; see `fl_server.aggregation.updates.HeldUpdate`."""
 
     data: Tensor
     """Its bytes, [size]."""

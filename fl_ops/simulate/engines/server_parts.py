@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import algorithms as fl
-from fl_server.aggregation.blocks import read_block
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.snapshot import Snapshot
+from fl_server.aggregation.updates import read_block
 from fl_tasks.evaluation import BatchSums
 from protos.codec import Entry, unpack
 

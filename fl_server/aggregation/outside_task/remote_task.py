@@ -20,8 +20,8 @@ import torch
 
 import algorithms as fl
 from fl_server.aggregation.bundles import packed
+from fl_server.aggregation.outside_task.child import Closed, layout_of, layout_text, receive, receive_bundle, send
 from fl_server.aggregation.outside_task.forking import ForkServer
-from fl_server.aggregation.outside_task.messages import Closed, layout_of, layout_text, receive, receive_bundle, send
 from fl_server.errors import InvalidInput
 from fl_server.limits_config import LimitsConfig
 from fl_tasks import TaskError
@@ -88,9 +88,12 @@ class _Process:
 
     def _header(self, what: str, ends: float) -> dict[str, Any]:
         """The reply, with a log line while it takes long."""
-        began = time.monotonic()
-        with _Repeated(_PROGRESS_S, lambda: self._still(what, began)):
+        over = threading.Event()
+        threading.Thread(target=self._log_progress, args=(what, over), name="progress", daemon=True).start()
+        try:
             header = receive(self._connection, ends)
+        finally:
+            over.set()
         match header:
             case {"task": str(message)}:
                 raise (TaskFault if header.get("own") is True else TaskError)(message)
@@ -98,10 +101,11 @@ class _Process:
                 raise InvalidInput(field, expected, came)
         return header
 
-    def _still(self, what: str, began: float) -> None:
-        log.info(
-            "task_still_working", task=self._name, what=what, seconds=round(time.monotonic() - began), pid=self.pid
-        )
+    def _log_progress(self, what: str, over: threading.Event) -> None:
+        began = time.monotonic()
+        while not over.wait(_PROGRESS_S):
+            seconds = round(time.monotonic() - began)
+            log.info("task_still_working", task=self._name, what=what, seconds=seconds, pid=self.pid)
 
     def end(self, why: str) -> None:
         """End the process, whatever it does. A call under way raises."""
@@ -290,22 +294,3 @@ class RemoteModel:
 
 def _metrics(found: Mapping[str, str]) -> dict[str, float]:
     return {str(name): float.fromhex(value) for name, value in found.items()}
-
-
-class _Repeated:
-    """Does something again and again while a block of code runs."""
-
-    def __init__(self, seconds: float, work: Callable[[], None]) -> None:
-        self._seconds, self._work = seconds, work
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._repeat, name="progress", daemon=True)
-
-    def _repeat(self) -> None:
-        while not self._over.wait(self._seconds):
-            self._work()
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from fl_server.aggregation.sending.broadcast import Broadcast
+from fl_server.aggregation.broadcast import Broadcast
 from fl_server.errors import InvalidInput
 from fl_server.rounds.client_metrics import EVALUATED, summary, with_own
 from fl_server.rounds.directions import of_averaged

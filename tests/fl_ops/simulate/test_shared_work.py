@@ -12,9 +12,8 @@ import torch
 
 from fl_ops.simulate.engines.server_parts import Part, PartResult
 from fl_ops.simulate.shared_work import SharedWork
-from fl_server.aggregation.blocks import BLOCK_BYTES
-from fl_server.aggregation.mean import sum_updates
-from fl_server.aggregation.shapes import UpdateShape
+from fl_server.aggregation.reduction import sum_updates
+from fl_server.aggregation.updates import BLOCK_BYTES, UpdateShape
 from protos.codec import Layout, pack
 
 LONG = BLOCK_BYTES // 4 + 17

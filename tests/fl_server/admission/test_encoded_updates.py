@@ -13,9 +13,8 @@ from fl_server.admission import encoded_norms
 from fl_server.admission.digest_and_norms import digest_and_norms
 from fl_server.admission.encoded_norms import digest_and_norms_of_encoded
 from fl_server.admission.gate import AdmissionGate, UpdateRefused, WrongDigest
-from fl_server.aggregation.encoded_update import Decoding, EncodedUpdate
-from fl_server.aggregation.run_encodings import UpdateKeys
-from fl_server.aggregation.shapes import UpdateShape
+from fl_server.aggregation.encoded_update import Decoding, EncodedUpdate, UpdateKeys
+from fl_server.aggregation.updates import UpdateShape
 from protos.codec import Layout, digest_message, digest_of, pack
 from protos.encodings import ENCODINGS, EncodedLayout, EncodingSpec, decode, encode
 from protos.fl.v1 import training_pb2 as pb

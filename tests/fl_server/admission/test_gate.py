@@ -12,7 +12,7 @@ import torch
 
 from fl_server.admission import digest_and_norms as module
 from fl_server.admission.gate import AdmissionGate, UpdateRefused, WrongDigest
-from fl_server.aggregation.shapes import PayloadShape, UpdateShape
+from fl_server.aggregation.updates import PayloadShape, UpdateShape
 from protos.codec import Layout, digest_message, digest_of, pack
 from protos.fl.v1 import training_pb2 as pb
 

@@ -13,7 +13,7 @@ import torch
 import algorithms as fl
 from fl_server.admission.gate import AdmissionGate, UpdateRefused
 from fl_server.admission.norms import NO_LIMIT, NormHistory, RelativeNorm
-from fl_server.aggregation.shapes import UpdateShape
+from fl_server.aggregation.updates import UpdateShape
 from fl_server.round_config import RoundSection
 from fl_server.store.records import UpdateRecord
 from protos.codec import Layout, digest_of, pack

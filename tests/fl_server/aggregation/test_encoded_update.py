@@ -11,12 +11,10 @@ import torch
 
 import algorithms as fl
 from algorithms.reducers.robust import trimmed_mean
-from fl_server.aggregation.blocks import Source, by_block, joined, neighbours
-from fl_server.aggregation.encoded_update import Decoding, EncodedUpdate
-from fl_server.aggregation.mean import average_buffers, sum_updates
+from fl_server.aggregation.encoded_update import Decoding, EncodedUpdate, UpdateKeys
+from fl_server.aggregation.reduction import average_buffers, sum_updates
 from fl_server.aggregation.robust import centre_updates
-from fl_server.aggregation.run_encodings import UpdateKeys
-from fl_server.aggregation.shapes import UpdateShape
+from fl_server.aggregation.updates import Source, UpdateShape, by_block, joined, neighbours
 from fl_server.store.errors import StoreError
 from protos.codec import Layout, pack
 from protos.encodings import ENCODINGS, EncodingError, EncodingSpec, decode, encode

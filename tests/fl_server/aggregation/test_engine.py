@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 import algorithms as fl
 from algorithms.aggregate import average_buffers
+from fl_server.aggregation.broadcast import Broadcast, make_broadcast
 from fl_server.aggregation.engine import Engine
-from fl_server.aggregation.sending.broadcast import Broadcast, make_broadcast
 from fl_server.aggregation.server_update import Diverged
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.errors import InvalidInput
@@ -155,7 +155,7 @@ def test_a_checkpoint_restores_everything(tmp_path: Path, model: str) -> None:
     restored = other.restored(latest)
     same_snapshot(restored, snapshot)
     same_snapshot(other.server_update(restored, cohort, paths)[0], run.server_update(snapshot, cohort, paths)[0])
-    same(other.frozen, run.frozen)
+    same(other.snapshots.frozen, run.frozen)
 
 
 def saved(tmp_path: Path, model: str, seed: int) -> tuple[Path, Snapshot, fl.Tensors]:
@@ -163,8 +163,8 @@ def saved(tmp_path: Path, model: str, seed: int) -> tuple[Path, Snapshot, fl.Ten
     other = engine(model, seed=seed)
     first = other.first()
     path = tmp_path / "start.safetensors"
-    save_file({**first.state.x, **first.buffers, **other.frozen}, path)
-    return path, first, other.frozen
+    save_file({**first.state.x, **first.buffers, **other.snapshots.frozen}, path)
+    return path, first, other.snapshots.frozen
 
 
 @pytest.mark.parametrize("model", ["batchnorm", "frozen"])
@@ -174,12 +174,12 @@ def test_a_run_can_start_from_a_file(tmp_path: Path, model: str) -> None:
     run = engine(model, initial_model=str(path))
     first = run.first()
     same_snapshot(first, expected)
-    same(run.frozen, frozen)
+    same(run.snapshots.frozen, frozen)
     checkpoint = run.snapshots.checkpoint(first, {"round": -1})
     path.unlink()
     restarted = engine(model, initial_model=str(path))
     same_snapshot(restarted.restored(checkpoint), expected)
-    same(restarted.frozen, frozen)
+    same(restarted.snapshots.frozen, frozen)
 
 
 def test_a_checkpoint_has_every_name_of_tied_weights(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_checkpoint_has_every_name_of_tied_weights(tmp_path: Path) -> None:
     assert latest.model.keys() == first.state.x.keys()
     restarted = engine("tied")
     same(restarted.restored(latest).state.x, first.state.x)
-    assert restarted.frozen == {}
+    assert restarted.snapshots.frozen == {}
 
 
 @pytest.mark.parametrize("kept", ["first.weight", "again.weight", "third.weight"])
@@ -264,7 +264,7 @@ def test_the_bundles_of_a_round(tmp_path: Path, model: str, method: str, kinds: 
     if "direction" in kinds:
         same(by_kind["direction"][1], snapshot.state.memory["Delta"])
     if "frozen" in kinds:
-        same(by_kind["frozen"][1], run.frozen)
+        same(by_kind["frozen"][1], run.snapshots.frozen)
 
 
 def test_an_evaluation_is_of_the_snapshot() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_server.aggregation.sending.broadcast import RECENT, Broadcast
+from fl_server.aggregation.broadcast import RECENT, Broadcast
 from fl_server.errors import Forbidden, InvalidInput, NoSuchResource, UnknownSessionError
 from fl_server.run.run import Run
 from protos.fl.v1 import coordinator_pb2 as pb

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from fl_server.aggregation.blocks import by_block
+from fl_server.aggregation.updates import by_block
 from fl_server.run.models import ModelStore
 from fl_server.store import ledger as ledger_module
 from fl_server.store.checkpoints import Checkpoint, Checkpoints

@@ -9,8 +9,8 @@ import torch
 from google.protobuf.json_format import MessageToDict
 
 import algorithms as fl
-from fl_server.aggregation.sending.broadcast import make_broadcast
-from fl_server.aggregation.sending.outgoing import Outgoing
+from fl_server.aggregation.broadcast import make_broadcast
+from fl_server.aggregation.outgoing import Outgoing
 from fl_server.rounds.sampling import training_seed
 from fl_server.run.assignment import RoundPosition, RoundWork, assignment
 from protos.codec import Layout

@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from fl_server.admission.gate import AdmissionGate, UpdateRefused
-from fl_server.aggregation.shapes import PayloadShape, UpdateShape
+from fl_server.aggregation.updates import PayloadShape, UpdateShape
 from fl_server.clients.registration_request import check_sizes, common_protocol, record_of
 from fl_server.errors import InvalidInput, NoCommonProtocol
 from fl_server.pages import Cursor, Page

@@ -17,9 +17,8 @@ from fl_ops.simulate.engines.batched import BatchedOptions
 from fl_ops.simulate.engines.choice import EngineOptions
 from fl_ops.simulate.engines.held import DeviceMemory, HeldInMemory, sums_of_squares
 from fl_server.admission.digest_and_norms import digest_and_norms
-from fl_server.aggregation.blocks import Source
-from fl_server.aggregation.mean import average_buffers, sum_updates
-from fl_server.aggregation.shapes import UpdateShape
+from fl_server.aggregation.reduction import average_buffers, sum_updates
+from fl_server.aggregation.updates import Source, UpdateShape
 from protos.codec import pieces_of
 from tests.fl_ops.simulate.conftest import Simulated
 from tests.fl_ops.simulate.test_batched import UNEVEN, run

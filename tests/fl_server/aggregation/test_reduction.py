@@ -1,4 +1,4 @@
-"""Sums over files are, bit for bit, the sums over tensors in memory, for any block size."""
+"""The mean has the bits of the algorithms in memory, and a client's share of a round's examples can be limited."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from algorithms import UpdateInfo, example_weights
 from algorithms.aggregate import average_buffers as average_in_memory
 from algorithms.aggregate import weighted_sums_of_tensors
 from algorithms.base import Tensors
-from fl_server.aggregation import blocks
-from fl_server.aggregation.mean import average_buffers, sum_updates
+from fl_server.aggregation.reduction import average_buffers, capped, sum_updates
 from fl_server.store.errors import StoreError
 from protos.codec import Layout, LayoutError, pack
 
@@ -68,7 +70,7 @@ def test_sums_of_files_are_the_sums_of_tensors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, block_bytes: int
 ) -> None:
     """Two rows at once. Blocks of one entry, of some entries and of all entries give the same bits."""
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr("fl_server.aggregation.updates.BLOCK_BYTES", block_bytes)
     tensors, layout = updates(dtype)
     result = sum_updates(written(tmp_path, tensors, layout), layout, ROWS)
     for total, expected in zip(
@@ -82,7 +84,7 @@ def test_buffers_of_files_are_the_buffers_of_tensors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int
 ) -> None:
     """Floating buffers are averaged with the weights; of integers and booleans the maximum is taken."""
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr("fl_server.aggregation.updates.BLOCK_BYTES", block_bytes)
     tensors, layout = updates()
     weights = (0.2, 0.3, 0.5)
     result = average_buffers(written(tmp_path, tensors, layout), layout, weights)
@@ -139,3 +141,37 @@ def test_updates_are_summed_in_the_callers_order(tmp_path: Path) -> None:
     ones = (1.0, 1.0, 1.0)
     assert sum_updates(paths, layout, [ones])[0]["w"].item() == 0.0
     assert sum_updates([paths[0], paths[2], paths[1]], layout, [ones])[0]["w"].item() == 1.0
+
+
+COUNTS = st.lists(st.integers(10_000, 2**53), min_size=1, max_size=12)
+
+
+def weights(counts: list[int], share: float) -> Sequence[float]:
+    """Weights of a cohort with these numbers of examples, capped."""
+    return example_weights(capped([UpdateInfo(str(at), count, 1) for at, count in enumerate(counts)], share))
+
+
+@given(COUNTS, st.floats(0.01, 1.0))
+def test_no_weight_exceeds_the_share_unless_all_are_equal(counts: list[int], share: float) -> None:
+    """For any counts; no client gets more examples than it has."""
+    result = weights(counts, share)
+    assert max(result) <= share + 1e-3 or len(set(result)) == 1
+    after = capped([UpdateInfo(str(at), count, 1) for at, count in enumerate(counts)], share)
+    assert all(info.num_examples <= count for info, count in zip(after, counts, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("counts", "share", "expected"),
+    [
+        ([10, 10, 2**53], 0.5, [10, 10, 20]),
+        ([100, 100, 10, 10], 0.25, [10, 10, 10, 10]),
+        ([1000, 2000, 50, 50, 100], 0.4, [400, 400, 50, 50, 100]),
+        ([1, 2, 3], 0.5, [1, 2, 3]),
+        ([5, 500], 0.4, [5, 5]),
+        ([7], 0.5, [7]),
+    ],
+)
+def test_the_cap_by_hand(counts: list[int], share: float, expected: list[int]) -> None:
+    """c = share * (k c + rest) for the k capped clients: 0.4 (2 * 400 + 200) = 400."""
+    after = capped([UpdateInfo(str(at), count, 1) for at, count in enumerate(counts)], share)
+    assert [info.num_examples for info in after] == expected

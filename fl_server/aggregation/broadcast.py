@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fl_server.aggregation.run_encodings import kind_name
-from fl_server.aggregation.sending.outgoing import Outgoing
+from fl_server.aggregation.outgoing import Outgoing, kind_name
 from protos.chunks import crc32c
 from protos.codec import Buffer, chunk_spans, digest_message, digest_of, encode_chunk, encode_fetch_header
 from protos.differences import make_difference
