@@ -155,7 +155,7 @@ def test_a_checkpoint_restores_everything(tmp_path: Path, model: str) -> None:
     restored = other.restored(latest)
     same_snapshot(restored, snapshot)
     same_snapshot(other.server_update(restored, cohort, paths)[0], run.server_update(snapshot, cohort, paths)[0])
-    same(other.snapshots.frozen, run.frozen)
+    same(other.snapshots.frozen, run.snapshots.frozen)
 
 
 def saved(tmp_path: Path, model: str, seed: int) -> tuple[Path, Snapshot, fl.Tensors]:
