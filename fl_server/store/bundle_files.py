@@ -20,8 +20,8 @@ from fl_common.settings import parse_json
 from fl_server.store.errors import StoreError
 from fl_server.store.files import disk_error, disk_errors, file_digest
 
-PLAIN, WITH_MASTER = 1, 2
-"""Formats: of model and memory; of these and a master of higher precision."""
+FORMAT = 1
+"""The format of a checkpoint, in its meta.json."""
 _META = "meta.json"
 _LENGTH_BYTES = 8
 """Of the length of a safetensors header, at the beginning of its file."""
@@ -84,10 +84,10 @@ def check_file(path: Path, entry: Mapping[str, Any]) -> None:
         )
 
 
-def write_meta(folder: Path, meta: Mapping[str, Any], checkpoint_format: int = PLAIN) -> None:
+def write_meta(folder: Path, meta: Mapping[str, Any]) -> None:
     """Write the folder's meta.json and fsync it. Raises StoreError if a value is not JSON."""
     try:
-        content = json.loads(json.dumps({"format": checkpoint_format, **meta}))
+        content = json.loads(json.dumps({"format": FORMAT, **meta}))
     except (TypeError, ValueError) as error:
         raise StoreError(f"a checkpoint's facts must be JSON values: {error}") from error
     (folder / _META).write_bytes(json.dumps({**content, "digest": _meta_digest(content)}, indent=1).encode())
@@ -106,10 +106,9 @@ def read_meta(folder: Path) -> dict[str, Any]:
             raise Damaged(f"{_META} is torn: {error}") from error
     if digest != _meta_digest(meta):
         raise Damaged(f"{_META} does not have the digest that it names")
-    if meta.get("format") not in (PLAIN, WITH_MASTER):
+    if (found := meta.get("format")) != FORMAT:
         raise StoreError(
-            f"{folder} has checkpoint format {meta.get('format')!r}; this program knows {PLAIN} and "
-            f"{WITH_MASTER}: start the version that wrote it"
+            f"{folder} has checkpoint format {found!r}; this program knows {FORMAT}: start the version that wrote it"
         )
     return meta
 

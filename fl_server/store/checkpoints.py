@@ -32,8 +32,6 @@ from algorithms.averaging import Averaging
 from fl_common.atomic_files import atomic_writer, fsync_path, make_folders
 from fl_server.store.averaged_model import AveragedModel
 from fl_server.store.bundle_files import (
-    PLAIN,
-    WITH_MASTER,
     Damaged,
     check_file,
     read_meta,
@@ -273,8 +271,7 @@ def _write(folder: Path, checkpoint: Checkpoint, writers: Callable[[int], Execut
     if checkpoint.averaged is not None:
         files |= _write_averaged(folder, checkpoint, checkpoint.averaged)
         meta["averaging"] = asdict(checkpoint.averaged.rule)
-    # A version that does not know the master must not continue without it.
-    write_meta(folder, meta, WITH_MASTER if master else PLAIN)
+    write_meta(folder, meta)
 
 
 def _write_averaged(folder: Path, checkpoint: Checkpoint, averaged: AveragedModel) -> dict[str, Any]:

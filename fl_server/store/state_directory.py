@@ -46,7 +46,7 @@ class DirectoryLock:
     def home(self) -> Home:
         """The ids of the directory and of its ledger, from the marker file."""
         found = _read_json(self.path / MARKER)
-        return Home(str(found.get("id", "")), str(found.get("ledger", "")))
+        return Home(found["id"], found.get("ledger", ""))
 
     def keep_ledger(self, coordinator_id: str) -> None:
         """Record the ledger of the directory, permanently."""
@@ -77,7 +77,7 @@ def lock_directory(path: Path | str) -> DirectoryLock:
         _check_ours(folder)
         lock = _lock(folder)
         try:
-            if "id" not in _read_json(folder / MARKER):
+            if not (folder / MARKER).exists():
                 _mark(folder, id=uuid.uuid4().hex)
             _sync_names(folder)
         except BaseException:
@@ -115,6 +115,10 @@ def _check_ours(folder: Path) -> None:
         raise StateDirectoryError(
             f"{folder} has state format {found.get('format')!r}; this program knows {_MARKER_CONTENT['format']}: start "
             "the version that wrote it, or name another directory"
+        )
+    if not isinstance(found.get("id"), str):
+        raise StateDirectoryError(
+            f"expected the directory's id in {marker}, got none: restore the file, or name another directory"
         )
 
 

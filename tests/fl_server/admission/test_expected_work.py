@@ -45,7 +45,7 @@ def record(*offers: dict[str, Any]) -> ClientRecord:
 
 
 def test_registered_data() -> None:
-    """Records of older versions have no own batches; the largest of several offers counts; no offer is no data."""
+    """A task without batches of its own has none; the largest of several offers counts; no offer is no data."""
     assert registered_data(record({"train_examples": 9}), TASK) == RegisteredData(9)
     both = record({"train_examples": 9, "train_batches": 3}, {"train_examples": 4})
     assert registered_data(both, TASK) == (9, 3)

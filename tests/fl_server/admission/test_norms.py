@@ -203,7 +203,7 @@ async def test_a_run_that_is_extended_after_a_restart_keeps_its_limit(tmp_path: 
 
 
 def test_a_history_that_was_put_back_gives_the_same_limits() -> None:
-    """Bit for bit, also after further rounds. A commit of an older version has none."""
+    """Bit for bit, also after further rounds. Before the first commit there is none."""
     first, other = history([1 / 3, 2.0], [0.1 + 0.2, 3.0, 4.0], [3.0, 4.0, 5.0]), NormHistory()
     other.put_back(first.to_text())
     for _ in range(3):

@@ -204,7 +204,7 @@ def test_a_checkpoint_has_every_name_of_tied_weights(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kept", ["first.weight", "again.weight", "third.weight"])
 def test_a_file_with_one_name_of_a_tied_weight_is_enough(tmp_path: Path, kept: str) -> None:
-    """Other programs, and older versions of this one, write a tied weight once, under any of its names."""
+    """Other programs write a tied weight once, under any of its names."""
     run = engine("tied", seed=3)
     first = run.first()
     values = {**first.state.x, "again.bias": first.state.x["first.bias"].clone()}

@@ -116,12 +116,12 @@ def test_the_bits_are_those_of_the_algorithms_in_memory(tmp_path: Path, method: 
 
 
 def test_a_checkpoint_keeps_the_master(tmp_path: Path) -> None:
-    """What is read is what was saved, the file of the model has the model's dtype, and the format is a new one."""
+    """What is read is what was saved, and the file of the model has the model's dtype."""
     tested = tiny_engine("bfloat16")
     cohort, paths, _ = updates(tested, tmp_path)
     made, _ = tested.server_update(tested.first(), cohort, paths)
     saved = Checkpoints(tmp_path / "saved")
-    folder = saved.save("r", 0, tested.snapshots.checkpoint(made, {}))
+    saved.save("r", 0, tested.snapshots.checkpoint(made, {}))
     read = saved.latest("r")
     assert read is not None
     assert (list(read.master), read.model[LAYER].dtype) == (["first.weight", "first.bias"], torch.bfloat16)
@@ -129,18 +129,17 @@ def test_a_checkpoint_keeps_the_master(tmp_path: Path) -> None:
     again = tested.restored(read)
     same_snapshot(again, made)
     same(again.parameters, made.parameters)
-    assert json.loads((folder / "meta.json").read_text())["format"] == 2
 
 
 def test_models_of_float32_have_no_master(tmp_path: Path) -> None:
-    """The state is the model that is sent: no copy in memory, no file, and the format that older versions read."""
+    """The state is the model that is sent: no copy in memory, and no file."""
     tested = tiny_engine("batchnorm")
     first = tested.first()
     assert first.rounded == {}
     assert all(first.parameters[name] is tensor for name, tensor in first.state.x.items())
     folder = Checkpoints(tmp_path).save("r", -1, tested.snapshots.checkpoint(first, {}))
     meta = json.loads((folder / "meta.json").read_text())
-    assert (meta["format"], sorted(meta["files"])) == (1, ["memory-Delta.safetensors", "model.safetensors"])
+    assert sorted(meta["files"]) == ["memory-Delta.safetensors", "model.safetensors"]
 
 
 def test_a_model_that_its_dtype_cannot_hold_has_diverged(tmp_path: Path) -> None:

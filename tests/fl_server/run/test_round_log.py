@@ -25,7 +25,7 @@ def test_the_text_is_read_as_it_was_written() -> None:
     assert RoundStatistics.from_text(some_statistics().to_text()) == some_statistics()
 
 
-def test_a_row_of_an_older_version_has_no_statistics() -> None:
+def test_a_commit_without_statistics_is_read() -> None:
     """The ledger's default is the empty text."""
     assert RoundStatistics.from_text("") == RoundStatistics()
 

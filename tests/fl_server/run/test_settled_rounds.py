@@ -149,7 +149,7 @@ async def shown_run(world: World) -> Any:
 
 @pytest.mark.slow
 async def test_a_ledger_without_totals_gets_them_at_the_first_start(tmp_path: Path) -> None:
-    """An older version wrote none. Late metrics of a settled round remove them until the next start."""
+    """Late metrics of a settled round remove them until the next start."""
     async with World(tmp_path) as world:
         await Device("a").connect(world)
         await world.create(round={"clients_per_round": 1}, stop={"rounds": 40})

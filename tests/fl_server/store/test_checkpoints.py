@@ -124,11 +124,9 @@ def test_the_error_for_a_missing_round_lists_the_rounds(saved: Checkpoints) -> N
 def test_a_newer_format_is_not_treated_as_damaged(saved: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint of a newer program is refused with advice and stays unchanged."""
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "PLAIN", 3)
+        patch.setattr(bundle_files, "FORMAT", 2)
         saved.save("r1", 2, a_checkpoint())
-    with pytest.raises(
-        StoreError, match="checkpoint format 3; this program knows 1 and 2: start the version that wrote it"
-    ):
+    with pytest.raises(StoreError, match="checkpoint format 2; this program knows 1: start the version that wrote it"):
         saved.latest("r1")
     assert saved.rounds("r1") == [0, 1, 2]
 

@@ -27,9 +27,7 @@ def test_a_new_directory_is_created_and_marked(folder: Path) -> None:
 
 
 def test_a_directory_keeps_its_id_and_its_ledger(folder: Path) -> None:
-    """Across restarts. The marker of an older version has neither, and gets both."""
-    folder.mkdir(parents=True)
-    (folder / "impetus-state.json").write_text('{"program": "impetus-coordinator", "format": 1}')
+    """Across restarts."""
     with lock_directory(folder) as lock:
         first = lock.home
         lock.keep_ledger("abc")
@@ -75,9 +73,10 @@ def test_a_directory_with_other_files_is_refused(folder: Path) -> None:
     [
         ('{"program": "impetus-client", "format": 1}', "belongs to 'impetus-client'.*expected 'impetus-coordinator'"),
         ('{"program": "impetus-coordinator", "format": 2}', "state format 2; this program knows 1: start the version"),
+        ('{"program": "impetus-coordinator", "format": 1}', "expected the directory's id in .*: restore the file"),
         ("torn", "belongs to 'something unknown'"),
     ],
-    ids=["a daemon's", "newer", "torn"],
+    ids=["a daemon's", "newer", "without an id", "torn"],
 )
 def test_a_foreign_marker_is_refused(folder: Path, marker: str, message: str) -> None:
     """The error has the contents of the marker."""

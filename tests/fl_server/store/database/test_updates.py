@@ -141,7 +141,7 @@ def test_a_committed_list_is_final(store: Store) -> None:
 
 
 def test_norms_by_vector_are_kept(store: Store) -> None:
-    """All of them, bit for bit. Records of older versions have none."""
+    """All of them, bit for bit. A record without norms keeps none."""
     norms = {"delta": 0.1 + 0.2, "full_gradient": 1e30, "buffers": 0.0}
     store.record_update(an_update("a", norms=norms))
     store.record_update(an_update("b"))
