@@ -47,8 +47,7 @@ from fl_server.store.checkpoints import Checkpoints
 from fl_server.store.database.opening import open_ledger
 from fl_server.store.files import disk_errors
 from fl_server.store.ledger import Ledger
-from fl_server.store.spool.spool import Spool
-from fl_server.store.spool.unfinished import UnfinishedLimit
+from fl_server.store.spool.spool import Spool, UnfinishedLimit
 from fl_server.store.state_directory import lock_directory
 from fl_server.store.uploaded_models import UploadedModels
 from fl_server.uploads.receiver import UploadReceiver

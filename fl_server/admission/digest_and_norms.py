@@ -12,7 +12,7 @@ import blake3
 import torch
 from torch import Tensor
 
-from fl_server.store.spool.update_file import UpdateFile
+from fl_server.store.spool.part_file import UpdateFile
 from protos.codec import Entry
 
 READ_BYTES = 1 << 20

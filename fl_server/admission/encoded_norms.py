@@ -9,7 +9,7 @@ import torch
 
 from fl_server.aggregation.encoded_update import EncodedUpdate, Part
 from fl_server.aggregation.updates import PayloadShape
-from fl_server.store.spool.update_file import UpdateFile
+from fl_server.store.spool.part_file import UpdateFile
 from protos.encodings import EncodingError
 
 READ_BYTES = 1 << 20

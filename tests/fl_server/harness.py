@@ -38,8 +38,7 @@ from fl_server.store.database.opening import open_sqlite
 from fl_server.store.files import Durability
 from fl_server.store.ledger import Ledger
 from fl_server.store.spool.part_file import PartFile
-from fl_server.store.spool.spool import Spool
-from fl_server.store.spool.unfinished import UnfinishedLimit
+from fl_server.store.spool.spool import Spool, UnfinishedLimit
 from fl_server.store.uploaded_models import UploadedModels
 from fl_server.uploads.receiver import UploadReceiver
 

@@ -1,4 +1,7 @@
-"""One upload under way: a preallocated file, and the notes of the chunks that arrived."""
+"""The files of one update: an upload under way, with the notes of the chunks that arrived, and a whole update.
+
+Plain reads go into the caller's memory: a mapped file would count as resident memory.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,13 @@ import errno
 import os
 import threading
 from pathlib import Path
-from typing import NamedTuple
+from types import TracebackType
+from typing import NamedTuple, Self
 
 from fl_common.atomic_files import fsync_path
 from fl_server.store.errors import StoreError
 from fl_server.store.files import disk_errors
-from fl_server.store.spool.kept_prefixes import NOTE, PIECE, KeptPrefixes, PartPaths, notes_header
-from fl_server.store.spool.spare_files import SpareFiles
+from fl_server.store.spool.kept_files import NOTE, PIECE, KeptPrefixes, PartPaths, SpareFiles, notes_header
 from protos.chunks import Buffer, crc32c
 
 _NO_FALLOCATE = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
@@ -203,3 +206,35 @@ def _write_all(file: int, data: bytes | memoryview, offset: int) -> None:
     while view:
         written = os.pwrite(file, view, offset)
         view, offset = view[written:], offset + written
+
+
+class UpdateFile:
+    """A whole update, open for reading."""
+
+    def __init__(self, path: Path) -> None:
+        with disk_errors(f"open the update {path}"):
+            self._file = os.open(path, os.O_RDONLY)
+            self.size_bytes = os.fstat(self._file).st_size
+        self.path = path
+
+    def read_into(self, offset: int, buffer: bytearray | memoryview) -> None:
+        """Fill a buffer from `offset`, without a copy between. Raises StoreError if the file is shorter."""
+        view = memoryview(buffer).cast("B")
+        with disk_errors(f"read the update {self.path}"):
+            while view:
+                count = os.preadv(self._file, [view], offset)
+                if not count:
+                    raise StoreError(f"the update {self.path} ends at {offset}, {len(view)} bytes short: it is torn")
+                view, offset = view[count:], offset + count
+
+    def close(self) -> None:
+        """Close the file. A second call does nothing."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()

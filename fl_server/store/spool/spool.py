@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +22,8 @@ from pathlib import Path
 from fl_common.atomic_files import fsync_path, make_folders
 from fl_server.store.errors import StoreError, StoreFull
 from fl_server.store.files import Durability, check_id, disk_errors, remove_folder, run_folder
-from fl_server.store.spool.kept_prefixes import KeptPrefixes, PartPaths, noted_update
+from fl_server.store.spool.kept_files import KeptPrefixes, PartPaths, SpareFiles, noted_update
 from fl_server.store.spool.part_file import PartFile, SpoolParts
-from fl_server.store.spool.spare_files import SpareFiles
-from fl_server.store.spool.unfinished import UnfinishedLimit, UnfinishedUploads
 
 _FOLDERS = re.compile(r"run-(?P<run>[^/]+)/round-(?P<round>\d+)/exchange-(?P<exchange>\d+)")
 _FINAL = re.compile(r"(?P<client>.+)\.(?P<digest>(?:[0-9a-f]{2})+)\.update")
@@ -58,6 +57,54 @@ class Leftover:
     """Whether it is sealed; otherwise it is an upload under way."""
 
 
+@dataclass(frozen=True, slots=True)
+class UnfinishedLimit:
+    """Unfinished uploads that one client may have."""
+
+    files: int = 4
+    bytes: int = 4096 << 20
+    """A single upload may be larger."""
+
+
+class _UnfinishedUploads:
+    """Unfinished uploads by client, oldest first. The spool's lock guards it.
+
+    A sealed or discarded upload stays until its client begins the next one, or its round is over.
+    """
+
+    def __init__(self) -> None:
+        self._sizes: dict[str, dict[SpoolKey, int]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._sizes.values()))
+
+    def add(self, key: SpoolKey, size: int) -> None:
+        """An upload begins or continues."""
+        self._sizes.setdefault(key.client_id, {})[key] = size
+
+    def of(self, client_id: str) -> list[SpoolKey]:
+        """The uploads of a client."""
+        return list(self._sizes.get(client_id, ()))
+
+    def drop(self, keys: Iterable[SpoolKey]) -> None:
+        """Remove these uploads."""
+        for key in list(keys):
+            sizes = self._sizes.get(key.client_id, {})
+            sizes.pop(key, None)
+            if not sizes:
+                self._sizes.pop(key.client_id, None)
+
+    def drop_where(self, over: Callable[[SpoolKey], bool]) -> None:
+        """Remove all uploads for which `over` is true."""
+        self.drop([key for sizes in self._sizes.values() for key in sizes if over(key)])
+
+    def excess(self, key: SpoolKey, size: int, limit: UnfinishedLimit) -> list[SpoolKey]:
+        """The client's other uploads, oldest first, if they and this one exceed the limit; otherwise nothing."""
+        others = {each: bytes_ for each, bytes_ in self._sizes.get(key.client_id, {}).items() if each != key}
+        fits = len(others) < limit.files and sum(others.values()) + size <= limit.bytes
+        return [] if fits else list(others)
+
+
 class Spool:
     """All updates of one coordinator. Blocking and thread-safe. Raises StoreError, and StoreFull when the disk is full.
 
@@ -70,7 +117,7 @@ class Spool:
         """unfinished_limit: of each client."""
         self._directory = Path(directory)
         self._unfinished_limit = unfinished_limit or UnfinishedLimit()
-        self._unfinished: UnfinishedUploads[SpoolKey] = UnfinishedUploads()
+        self._unfinished = _UnfinishedUploads()
         self.prefixes = KeptPrefixes()
         self._durable = durability == "power"
         self._lock = threading.Lock()

@@ -12,8 +12,7 @@ import pytest
 
 from fl_server.clients import sessions, transfer_limits
 from fl_server.errors import InvalidInput, LimitExceeded, NotNow, UnknownSessionError
-from fl_server.store.spool.spool import Spool, SpoolKey, TooManyUnfinished
-from fl_server.store.spool.unfinished import UnfinishedLimit
+from fl_server.store.spool.spool import Spool, SpoolKey, TooManyUnfinished, UnfinishedLimit
 from protos.codec import digest_of
 from protos.fl.v1 import coordinator_pb2 as pb
 from tests.fl_server.client_evaluation import WITH_CLIENT_EVALUATION

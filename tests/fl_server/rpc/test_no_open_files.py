@@ -18,8 +18,8 @@ from fl_server.store import ledger as ledger_module
 from fl_server.store.checkpoints import Checkpoint, Checkpoints
 from fl_server.store.errors import NoOpenFiles
 from fl_server.store.files import file_digest
+from fl_server.store.spool.part_file import UpdateFile
 from fl_server.store.spool.spool import Spool, SpoolKey
-from fl_server.store.spool.update_file import UpdateFile
 from protos.codec import Layout
 from tests.fl_server.devices import Device
 from tests.fl_server.harness import World

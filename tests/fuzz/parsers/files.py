@@ -21,7 +21,7 @@ from fl_server.config import ServerConfig
 from fl_server.errors import InvalidInput
 from fl_server.store.checkpoints import Checkpoint, Checkpoints
 from fl_server.store.errors import StoreError
-from fl_server.store.spool.kept_prefixes import NOTE, PartPaths, kept_prefix, noted_update, notes_header
+from fl_server.store.spool.kept_files import NOTE, PartPaths, kept_prefix, noted_update, notes_header
 from protos.chunks import crc32c
 from protos.digests import digest_of
 from protos.fl.v1 import training_pb2

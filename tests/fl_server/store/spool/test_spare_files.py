@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_server.store.spool import spare_files
+from fl_server.store.spool import kept_files
 from fl_server.store.spool.spool import Leftover, Spool, SpoolKey
 
 KEY = SpoolKey("r1", 12, 0, "device-7")
@@ -99,7 +99,7 @@ def test_spare_files_are_removed_for_space(spool: Spool, root: Path, monkeypatch
 
 def test_the_bytes_of_spare_files_are_limited(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a large cohort only some files are kept, and at most the number of the last round."""
-    monkeypatch.setattr(spare_files, "MOST_BYTES", 3 * len(DATA))
+    monkeypatch.setattr(kept_files, "MOST_BYTES", 3 * len(DATA))
     spool = Spool(root)
     for round_, clients in ((1, "abcd"), (2, "ab")):
         for client in clients:
@@ -115,6 +115,6 @@ def test_a_file_that_cannot_be_kept_is_removed(spool: Spool, root: Path, monkeyp
         raise OSError(errno.ENOSPC, "No space left on device")
 
     fill(spool)
-    monkeypatch.setattr(spare_files, "make_folders", refuse)
+    monkeypatch.setattr(kept_files, "make_folders", refuse)
     spool.remove_round("r1", 12)
     assert not [path for path in root.rglob("*") if path.is_file()]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fl_server.store.errors import StoreError
-from fl_server.store.spool.update_file import UpdateFile
+from fl_server.store.spool.part_file import UpdateFile
 
 DATA = bytes(range(256)) * 4
 
