@@ -30,8 +30,7 @@ from fl_server.run.committed.statistics import RoundStatistics
 from fl_server.run_config import RunConfig
 from fl_server.run_spec import from_values
 from fl_server.store.checkpoints import Checkpoints
-from fl_server.store.database.opening import open_ledger
-from fl_server.store.database.store import Store
+from fl_server.store.database.store import Store, open_ledger
 from fl_server.store.records import CommitRecord, HistoryRecord, RunRecord
 from fl_server.store.state_directory import lock_directory
 from fl_tasks import load_task

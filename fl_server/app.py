@@ -44,7 +44,7 @@ from fl_server.runs.coordinator import Coordinator
 from fl_server.services import Services
 from fl_server.shutdown import end_in_time, listen_to_signals
 from fl_server.store.checkpoints import Checkpoints
-from fl_server.store.database.opening import open_ledger
+from fl_server.store.database.store import open_ledger
 from fl_server.store.files import disk_errors
 from fl_server.store.ledger import Ledger
 from fl_server.store.spool.spool import Spool, UnfinishedLimit

@@ -28,7 +28,7 @@ from benchmarks.deployment import Deployment, Server
 from benchmarks.long_ledger import Size, fill
 from benchmarks.web.__main__ import fill_clients
 from fl_ops.demo.processes import Processes
-from fl_server.store.database.opening import open_ledger
+from fl_server.store.database.store import open_ledger
 from fl_server.store.state_directory import lock_directory
 
 VIEWS = ("/", "/runs", "/runs/run-0000", "/clients", "/events")

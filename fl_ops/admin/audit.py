@@ -74,7 +74,7 @@ def rows_in_ledger(place: Path | str) -> Iterator[AuditRow]:
     Raises Refused if it cannot be read.
     """
     # Imported here: other commands need no database.
-    from fl_server.store.database.opening import LEDGER, open_postgres_read_only, open_sqlite_read_only
+    from fl_server.store.database.store import LEDGER, open_postgres_read_only, open_sqlite_read_only
     from fl_server.store.errors import StoreError
 
     try:

@@ -28,8 +28,7 @@ from fl_server.run.assignment import RoundPosition
 from fl_server.run_config import RunConfig
 from fl_server.run_spec import from_stored
 from fl_server.store.checkpoints import start_file
-from fl_server.store.database.opening import LEDGER, open_postgres_read_only, open_sqlite_read_only
-from fl_server.store.database.store import Store
+from fl_server.store.database.store import LEDGER, Store, open_postgres_read_only, open_sqlite_read_only
 from fl_server.store.errors import StoreError
 from fl_server.store.files import file_digest
 from fl_server.store.records import CommitRecord, RunRecord

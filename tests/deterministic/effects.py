@@ -24,7 +24,7 @@ import safetensors.torch
 from sqlalchemy import Engine, event
 
 from fl_server.store import bundle_files
-from fl_server.store.database.connection import sqlite_engine
+from fl_server.store.database.transactions import sqlite_engine
 from fl_server.store.errors import StoreUnavailable
 from tests.deterministic.clocks import VIRTUAL
 from tests.deterministic.loop import CURRENT, Killed, Process, VirtualLoop

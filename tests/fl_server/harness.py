@@ -34,7 +34,7 @@ from fl_server.run_spec import from_values
 from fl_server.runs.coordinator import Coordinator
 from fl_server.services import Services
 from fl_server.store.checkpoints import Checkpoints
-from fl_server.store.database.opening import open_sqlite
+from fl_server.store.database.store import open_sqlite
 from fl_server.store.files import Durability
 from fl_server.store.ledger import Ledger
 from fl_server.store.spool.part_file import PartFile

@@ -140,7 +140,7 @@ def test_all_operations_are_recorded(tmp_path: Path) -> None:
 WRITER = """
 import os, sys
 from pathlib import Path
-from fl_server.store.database.opening import open_sqlite
+from fl_server.store.database.store import open_sqlite
 from tests.fl_server.store.records import a_client, a_run, why
 store = open_sqlite(Path(sys.argv[1]))
 writes = {"client": lambda: store.put_clients([a_client()]), "run": lambda: store.create_run(a_run(), why())}

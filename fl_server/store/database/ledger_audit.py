@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import Column, Connection, LargeBinary, RowMapping, Table, insert, select
 
 from fl_common.audit import START, AuditRow, Head
-from fl_server.store.database.connection import database_errors
 from fl_server.store.database.schema import BigId, Words, metadata
-from fl_server.store.database.transactions import Transactions
+from fl_server.store.database.transactions import Transactions, database_errors
 
 SCANNED = 5000
 """Rows that one call looks at: other calls of the ledger need their turn."""

@@ -38,8 +38,8 @@ from fl_server.store.certificates import (
     of_renewed,
 )
 from fl_server.store.database import rows
+from fl_server.store.database.rows import rows_where, write_history
 from fl_server.store.database.schema import JsonText, Words, metadata
-from fl_server.store.database.statements import rows_where, write_history
 from fl_server.store.database.transactions import Transactions
 from fl_server.store.records import HistoryRecord
 

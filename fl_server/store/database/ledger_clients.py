@@ -8,7 +8,7 @@ from sqlalchemy import bindparam, delete, insert, select
 from sqlalchemy import update as change
 
 from fl_server.store.database import rows, schema
-from fl_server.store.database.statements import (
+from fl_server.store.database.rows import (
     replace_quarantine_record,
     rows_where,
     write_history,

@@ -11,7 +11,7 @@ from sqlalchemy import update as change
 
 from fl_server.rounds.client_metrics import EVALUATED
 from fl_server.store.database import rows, schema
-from fl_server.store.database.statements import (
+from fl_server.store.database.rows import (
     LARGEST,
     increment,
     rows_where,

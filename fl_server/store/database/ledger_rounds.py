@@ -8,7 +8,7 @@ from sqlalchemy import Connection, delete, insert
 from sqlalchemy import update as change
 
 from fl_server.store.database import rows, schema
-from fl_server.store.database.statements import (
+from fl_server.store.database.rows import (
     LARGEST,
     increment,
     replace_quarantine_record,

@@ -15,7 +15,7 @@ from fl_server.audit import log as log_module
 from fl_server.audit.log import READS, REFUSALS, AuditLog
 from fl_server.audit.writer import AuditRecord
 from fl_server.metrics import Metrics
-from fl_server.store.database.opening import open_sqlite
+from fl_server.store.database.store import open_sqlite
 from fl_server.store.ledger import Ledger
 from tests.fl_server.harness import ledger_file, until
 

@@ -16,7 +16,7 @@ from fl_common.audit import AuditRow, ChainCheck, Head
 from fl_server.audit import writer as writer_module
 from fl_server.audit.writer import ALTERED, HEAD_FILE, HEAD_MISSING, AuditRecord, AuditWriter
 from fl_server.metrics import Metrics
-from fl_server.store.database.opening import open_sqlite
+from fl_server.store.database.store import open_sqlite
 from fl_server.store.errors import StoreFull, StoreTakenOver, StoreUnavailable
 from fl_server.store.ledger import Ledger
 from tests.fl_server.harness import ledger_file, until

@@ -16,7 +16,7 @@ from safetensors.torch import load
 from algorithms.model_state import read_state
 from fl_server.errors import InvalidInput
 from fl_server.rpc.admin import AdminService
-from fl_server.store.database.opening import open_sqlite_read_only
+from fl_server.store.database.store import open_sqlite_read_only
 from protos.codec import Layout, digest_text, pack
 from protos.fl.v1 import admin_pb2 as pb
 from tests.fl_server.devices import Device

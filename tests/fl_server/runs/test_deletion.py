@@ -11,8 +11,8 @@ import pytest
 from fl_server.config import RetentionConfig
 from fl_server.errors import NoSuchRun, RunExists, WrongState
 from fl_server.runs.deletion import DAY_S, Retention, runs_to_delete
-from fl_server.store.database import ledger_removal, schema
-from fl_server.store.database.statements import rows_where
+from fl_server.store.database import ledger_runs, schema
+from fl_server.store.database.rows import rows_where
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1 import admin_pb2_grpc
 from tests.fl_server import harness
@@ -116,8 +116,8 @@ async def test_only_a_run_that_has_ended_is_deleted(tmp_path: Path) -> None:
 
 async def test_a_deletion_takes_many_short_transactions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten rounds and a thousand lines at a time, here one of each; the result is the same."""
-    monkeypatch.setattr(ledger_removal, "ROUNDS_AT_ONCE", 1)
-    monkeypatch.setattr(ledger_removal, "LINES_AT_ONCE", 1)
+    monkeypatch.setattr(ledger_runs, "ROUNDS_AT_ONCE", 1)
+    monkeypatch.setattr(ledger_runs, "LINES_AT_ONCE", 1)
     await complete_runs(tmp_path, "gone")
     async with World(tmp_path) as world:
         assert await world.coordinator.actions.delete("gone", "", "admin:eve")

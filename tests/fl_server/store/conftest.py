@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_server.store.database.opening import open_ledger, open_sqlite
-from fl_server.store.database.store import Store
+from fl_server.store.database.store import Store, open_ledger, open_sqlite
 from tests.fl_server.harness import ledger_file
 from tests.fl_server.store.records import a_client, a_run, why
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fl_server.store import ledger as ledger_module
-from fl_server.store.database.opening import open_sqlite
+from fl_server.store.database.store import open_sqlite
 from fl_server.store.errors import StoreError, StoreFull
 from fl_server.store.ledger import Ledger, write_when_possible
 from fl_server.store.records import ClientRecord, HistoryRecord

@@ -18,7 +18,7 @@ from fl_server.run.committed.statistics import RoundStatistics
 from fl_server.run_config import RunConfig
 from fl_server.run_spec import from_values
 from fl_server.store.database import rows, schema
-from fl_server.store.database.opening import open_ledger, open_sqlite_read_only
+from fl_server.store.database.store import open_ledger, open_sqlite_read_only
 from fl_server.store.records import AttemptRecord, ClientRecord, CommitRecord, HistoryRecord, RunRecord
 from fl_server.store.state_directory import lock_directory
 from protos.wire import MAX_MESSAGE_BYTES

@@ -11,8 +11,7 @@ import pytest
 
 from fl_server.store.certificates import CertificateRecord, EnrollmentRecord, NotSpent, RevocationRecord
 from fl_server.store.database.ledger_certificates import CERTIFICATES_KEPT_S, TOKENS_KEPT_S
-from fl_server.store.database.opening import open_sqlite
-from fl_server.store.database.store import Store
+from fl_server.store.database.store import Store, open_sqlite
 from tests.fl_server.store.records import why
 
 NOW = 1000.0

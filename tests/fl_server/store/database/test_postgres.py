@@ -10,8 +10,7 @@ import pytest
 from sqlalchemy import Connection, event
 
 from fl_server.store.database import postgres as backend
-from fl_server.store.database.opening import open_ledger, open_postgres_read_only
-from fl_server.store.database.store import Store
+from fl_server.store.database.store import Store, open_ledger, open_postgres_read_only
 from fl_server.store.errors import StoreError, StoreFull, StoreTakenOver, StoreUnavailable
 from tests.fl_server.store.records import a_client, a_commit, a_run, an_attempt, an_update, why
 from tests.postgres_server import PostgresServer
@@ -20,7 +19,7 @@ UNREACHABLE = "postgresql://eve:secret@127.0.0.1:9/fl?sslpassword=secret"
 
 KILLED_WRITER = """
 import os, signal, sys
-from fl_server.store.database.opening import open_ledger
+from fl_server.store.database.store import open_ledger
 from pathlib import Path
 from tests.fl_server.store.records import *
 store = open_ledger(sys.argv[1], Path("nowhere"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_server.store.database.opening import open_sqlite, open_sqlite_read_only
+from fl_server.store.database.store import open_sqlite, open_sqlite_read_only
 from fl_server.store.errors import StoreError
 from fl_server.store.records import HistoryRecord
 

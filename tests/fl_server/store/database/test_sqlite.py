@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, event
 
-from fl_server.store.database.opening import open_sqlite
-from fl_server.store.database.store import Store
+from fl_server.store.database.store import Store, open_sqlite
 from fl_server.store.errors import StoreError, StoreFull
 from tests.fl_server.store.records import a_client, a_commit, a_run, an_attempt, an_update, why
 
 KILLED_WRITER = """
 import os, signal, sys
-from fl_server.store.database.opening import open_sqlite
+from fl_server.store.database.store import open_sqlite
 from tests.fl_server.store.records import *
 store = open_sqlite(sys.argv[1])
 store.create_run(a_run(), why())
