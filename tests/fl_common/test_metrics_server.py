@@ -129,7 +129,7 @@ def test_the_librarys_server_keeps_a_thread_for_each_connection(registry: Collec
     """Silent connections hold threads without a limit, so our own server stays; without this, it could go."""
     before, silent = threading.active_count(), 8
     server, thread = start_http_server(0, "127.0.0.1", registry)
-    connections = [socket.create_connection(server.server_address) for _ in range(silent)]
+    connections = [socket.create_connection(("127.0.0.1", server.server_port)) for _ in range(silent)]
     try:
         eventually(lambda: threading.active_count() == before + 1 + silent, "each connection has a thread")
     finally:
