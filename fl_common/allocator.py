@@ -49,10 +49,10 @@ def free_what_failed(error: BaseException) -> None:
     seen: set[int] = set()
     errors = [error]
     while errors:
-        each = errors.pop()
-        seen.add(id(each))
-        traceback.clear_frames(each.__traceback__)
-        errors += [one for one in (each.__cause__, each.__context__) if one is not None and id(one) not in seen]
+        cause = errors.pop()
+        seen.add(id(cause))
+        traceback.clear_frames(cause.__traceback__)
+        errors += [one for one in (cause.__cause__, cause.__context__) if one is not None and id(one) not in seen]
     gc.collect()
     give_back_freed_memory()
 

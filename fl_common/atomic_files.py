@@ -59,11 +59,11 @@ def fsync_path(path: Path) -> None:
 
 def make_folders(folder: Path, *, durable: bool) -> None:
     """Make a folder and its missing parents. durable: each new name is synced in its parent folder."""
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
-    for each in reversed(missing):
-        each.mkdir(exist_ok=True)
+    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    for made in reversed(missing):
+        made.mkdir(exist_ok=True)
         if durable:
-            fsync_path(each.parent)
+            fsync_path(made.parent)
 
 
 def _open_part(path: Path, part: Path | None) -> tuple[int, Path]:

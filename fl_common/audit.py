@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Self
 from fl_common.logs import escaped
 
 FIELDS = ("number", "time_us", "actor", "address", "method", "subject", "result", "detail")
-"""In the order in which they are hashed."""
+"""The fields in the order in which they are hashed."""
 _NUMBERS = FIELDS[:2]
 _LARGEST = 2**63 - 1
 _MOST_CHARACTERS: Mapping[str, int] = {
@@ -42,12 +42,12 @@ class Head(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From NUMBER:HASH. Raises ValueError."""
+        """Read a head from NUMBER:HASH. Raises ValueError."""
         number, _, digest = text.strip().partition(":")
-        found = cls(int(number), bytes.fromhex(digest)) if number.isascii() and number.isdigit() else None
-        if found is None or len(found.hash) != HASH_BYTES:
+        head = cls(int(number), bytes.fromhex(digest)) if number.isascii() and number.isdigit() else None
+        if head is None or len(head.hash) != HASH_BYTES:
             raise ValueError(f"expected NUMBER:HASH with a hash of {2 * HASH_BYTES} hex digits, got {text[:100]!r}")
-        return found
+        return head
 
 
 START = Head(0, bytes(HASH_BYTES))
@@ -59,7 +59,7 @@ class AuditRow:
     """A row with its place in the chain."""
 
     number: int
-    """From 1, without gaps."""
+    """Rows count from 1, without gaps."""
     time_us: int
     """Unix time in whole microseconds, by the writer's clock."""
     actor: str
@@ -91,14 +91,14 @@ class AuditRow:
     @classmethod
     def from_json(cls, line: str | bytes) -> Self:
         """The row of a line of JSON. Raises ValueError."""
-        found = json.loads(line)
-        if not isinstance(found, dict) or set(found) != {*FIELDS, "hash"}:
+        values = json.loads(line)
+        if not isinstance(values, dict) or set(values) != {*FIELDS, "hash"}:
             raise ValueError(f"expected the fields {', '.join((*FIELDS, 'hash'))}")
-        for name, value in found.items():
+        for name, value in values.items():
             good = type(value) is int and 0 <= value <= _LARGEST if name in _NUMBERS else isinstance(value, str)
             if not good:
                 raise ValueError(f"{name}: expected {'a number' if name in _NUMBERS else 'text'}, got {value!r:.100}")
-        return cls(**{**found, "hash": bytes.fromhex(found["hash"])})
+        return cls(**{**values, "hash": bytes.fromhex(values["hash"])})
 
 
 def limited(fields: Mapping[str, str]) -> dict[str, Any]:

@@ -28,10 +28,11 @@ def restrict_permissions(folder: Path, names: Sequence[str] | None = None) -> li
     Links are not followed. Files of another user stay unchanged, such as the folder of a volume whose group and mode
     Kubernetes sets (fsGroup). A file that disappears during the call is no error.
     """
-    found = sorted(folder.iterdir())
-    ours = found if names is None else [path for path in found if path.name in names]
-    whole = [folder] if len(ours) == len(found) else []
-    below = (path for each in ours if each.is_dir() and not each.is_symlink() for path in _below(each))
+    paths = sorted(folder.iterdir())
+    ours = paths if names is None else [path for path in paths if path.name in names]
+    whole = [folder] if len(ours) == len(paths) else []
+    folders = [path for path in ours if path.is_dir() and not path.is_symlink()]
+    below = (path for inner in folders for path in _below(inner))
     return [path for path in (*whole, *ours, *below) if not _restricted(path)]
 
 
@@ -47,18 +48,18 @@ def check_secret(path: Path, setting: str, kind: str) -> None:
     in a pod with an fsGroup (defaultMode 0440, owner root).
     """
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return  # reading the file reports the error
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return
-    beyond_owner = found.st_mode & _NOT_OWNER
-    ours = found.st_uid == os.geteuid() != 0
-    group = stat.S_IRGRP if not ours and found.st_gid in {os.getegid(), *os.getgroups()} else 0
+    beyond_owner = status.st_mode & _NOT_OWNER
+    ours = status.st_uid == os.geteuid() != 0
+    group = stat.S_IRGRP if not ours and status.st_gid in {os.getegid(), *os.getgroups()} else 0
     if beyond_owner & ~group:
         raise SettingsError(
             f"{setting}: expected a {kind} that only its owner can read, got {path} with mode "
-            f"{stat.S_IMODE(found.st_mode):04o}: chmod 600 {path} (a Secret of Kubernetes: defaultMode 0440 with an "
+            f"{stat.S_IMODE(status.st_mode):04o}: chmod 600 {path} (a Secret of Kubernetes: defaultMode 0440 with an "
             "fsGroup); if others could read it, issue a new one"
         )
 
@@ -72,12 +73,12 @@ def _below(folder: Path) -> Iterator[Path]:
 def _restricted(path: Path) -> bool:
     """Whether nobody else can change the file."""
     try:
-        found = path.lstat()
-        if stat.S_ISLNK(found.st_mode) or not found.st_mode & _NOT_OWNER:
+        status = path.lstat()
+        if stat.S_ISLNK(status.st_mode) or not status.st_mode & _NOT_OWNER:
             return True
-        if found.st_uid != os.geteuid():
-            return not found.st_mode & stat.S_IWOTH
-        path.chmod(stat.S_IMODE(found.st_mode) & ~_NOT_OWNER)
+        if status.st_uid != os.geteuid():
+            return not status.st_mode & stat.S_IWOTH
+        path.chmod(stat.S_IMODE(status.st_mode) & ~_NOT_OWNER)
     except FileNotFoundError:
         return True
     except OSError:

@@ -6,6 +6,8 @@ repeats for one client is written a few times a minute; the rest of the minute i
 
 from __future__ import annotations
 
+import asyncio
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -21,6 +23,8 @@ MAX_CHARACTERS = 2000
 MAX_TRACEBACK = 20_000
 """The same for a traceback."""
 WINDOW_S = 60.0
+FLUSH_S = 5.0
+"""Period at which counted repetitions are written."""
 REPEATED = "repeated"
 """Key of a line that stands for suppressed lines: their number in a minute. The line is the latest of them."""
 _PEER_KEYS = ("client", "caller", "peer", "address")
@@ -42,7 +46,9 @@ def escaped(text: str, keep: str = "") -> str:
     """
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() or each in keep else _escape(each) for each in text)
+    return "".join(
+        character if character.isprintable() or character in keep else _escape(character) for character in text
+    )
 
 
 def shortened(text: str, most: int = MAX_CHARACTERS) -> str:
@@ -81,7 +87,7 @@ class RepeatLimiter(Generic[K, T]):
         """limit: lines of one kind in a window; 0 for no limit. kinds: most windows that are open at once."""
         self._limit, self._window_s, self._kinds = limit, window_s, kinds
         self._windows: OrderedDict[K, _Window[T]] = OrderedDict()
-        """In the order in which they began."""
+        """Open windows by kind, in the order in which they began."""
 
     def __len__(self) -> int:
         return len(self._windows)
@@ -101,15 +107,15 @@ class RepeatLimiter(Generic[K, T]):
 
     def take_ended(self, now: float) -> list[Suppressed[T]]:
         """End the windows that are over, and the oldest where there are too many. Returns what they suppressed."""
-        found = []
+        ended = []
         while self._windows:
             kind, window = next(iter(self._windows.items()))
             if now - window.began < self._window_s and len(self._windows) < self._kinds:
                 break
             del self._windows[kind]
             if window.suppressed:
-                found.append(Suppressed(window.last, window.suppressed))
-        return found
+                ended.append(Suppressed(window.last, window.suppressed))
+        return ended
 
     def next_end(self, now: float) -> float | None:
         """Seconds until the next window ends; None if no window is open."""
@@ -141,7 +147,7 @@ class RepeatFilter:
         if not peers:
             return event
         kinds = [str(event[key]) for key in _KIND_KEYS if key in event]
-        key = (str(event.get("event")), *(shortened(each, 100) for each in (*peers, *kinds)))
+        key = (str(event.get("event")), *(shortened(key, 100) for key in (*peers, *kinds)))
         with self._lock:
             if self._limiter.allow(key, dict(event), self._clock()):
                 return event
@@ -204,9 +210,34 @@ def _safe(value: Any, depth: int) -> Any:
     if isinstance(value, str):
         return escaped(shortened(value))
     if depth and isinstance(value, Mapping):
-        return {escaped(str(key)): _safe(each, depth - 1) for key, each in value.items()}
+        return {escaped(str(key)): _safe(item, depth - 1) for key, item in value.items()}
     if depth and isinstance(value, list | tuple | set | frozenset):
-        return [_safe(each, depth - 1) for each in value]
+        return [_safe(item, depth - 1) for item in value]
     if value is None or isinstance(value, bool | int | float | BaseException):
         return value
     return escaped(shortened(str(value)))
+
+
+def set_up_logs(style: str, lines_per_minute: int) -> RepeatFilter:
+    """Set up structlog for the process. Returns the filter, which limits repeated lines.
+
+    style: "json", "pretty", or "auto": pretty on a terminal.
+    lines_per_minute: of one event about one client; 0: no limit.
+    """
+    pretty = style == "pretty" or (style == "auto" and sys.stdout.isatty())
+    repeats = RepeatFilter(lines_per_minute)
+    renderer = console_renderer(colors=sys.stdout.isatty()) if pretty else structlog.processors.JSONRenderer()
+    structlog.configure(
+        processors=processors(renderer, repeats),
+        wrapper_class=structlog.make_filtering_bound_logger("info"),
+        logger_factory=structlog.PrintLoggerFactory(sys.stdout),
+        cache_logger_on_first_use=True,
+    )
+    return repeats
+
+
+async def write_repeat_counts(repeats: RepeatFilter) -> None:
+    """Write counted repetitions periodically, without end, even if nothing else is logged."""
+    while True:
+        await asyncio.sleep(FLUSH_S)
+        repeats.flush()

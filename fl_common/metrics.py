@@ -50,7 +50,7 @@ class Declaration:
     """A metric as it appears on the metrics page."""
 
     name: str
-    """As in a query; a histogram's without _bucket, _sum and _count."""
+    """The name as in a query; a histogram's without _bucket, _sum and _count."""
     kind: Literal["counter", "gauge", "histogram"]
     meaning: str
     labels: Mapping[str, Values]
@@ -205,10 +205,10 @@ def package_version(package: str) -> str:
 
 def _bytes(folder: Path, blocks: Callable[[os.statvfs_result], int]) -> float:
     try:
-        found = os.statvfs(folder)
+        system = os.statvfs(folder)
     except OSError:
         return math.nan  # the other metrics are still exported
-    return float(blocks(found) * found.f_frsize)
+    return float(blocks(system) * system.f_frsize)
 
 
 @contextmanager

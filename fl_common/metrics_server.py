@@ -35,7 +35,7 @@ class ServerLimits:
     connections: int = 32
     """Open at the same time."""
     seconds: float = 10.0
-    """From the start of a connection to the end of its response."""
+    """Longest time from the start of a connection to the end of its response."""
 
 
 DEFAULT_LIMITS = ServerLimits()
@@ -64,7 +64,7 @@ class MetricsServer:
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
         self._connections: dict[int, _Connection] = {}
-        """By file descriptor, the oldest first."""
+        """Open connections by file descriptor, the oldest first."""
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._waker, self._wakes = socket.socketpair()
@@ -85,8 +85,8 @@ class MetricsServer:
             for connection in list(self._connections.values()):
                 self._close(connection)
             self._selector.close()
-            for each in (self._listener, self._waker, self._wakes):
-                each.close()
+            for opened in (self._listener, self._waker, self._wakes):
+                opened.close()
 
     def close(self) -> None:
         """End `serve`; from any thread."""
@@ -112,7 +112,7 @@ class MetricsServer:
                 self._close(self._longest_waiting())
 
     def _longest_waiting(self) -> _Connection:
-        waiting = (each for each in self._connections.values() if each.response is None)
+        waiting = (connection for connection in self._connections.values() if connection.response is None)
         return next(waiting, next(iter(self._connections.values())))
 
     def _progress(self, connection: _Connection) -> None:
@@ -147,7 +147,7 @@ class MetricsServer:
         self._selector.modify(connection.socket, selectors.EVENT_WRITE)
 
     def _close_overdue(self, now: float) -> None:
-        for connection in [each for each in self._connections.values() if each.ends <= now]:
+        for connection in [connection for connection in self._connections.values() if connection.ends <= now]:
             self._close(connection)
 
     def _close(self, connection: _Connection) -> None:
@@ -171,8 +171,8 @@ def respond(app: WsgiApp, head: bytes) -> bytes:
         "REQUEST_METHOD": method, "PATH_INFO": path, "QUERY_STRING": query, "SERVER_PROTOCOL": "HTTP/1.0",
         "wsgi.input": io.BytesIO(), "wsgi.errors": sys.stderr, "wsgi.url_scheme": "http",
     }  # fmt: skip
-    for each in headers:
-        name, _, value = each.partition(":")
+    for header in headers:
+        name, _, value = header.partition(":")
         environ[f"HTTP_{name.strip().upper().replace('-', '_')}"] = value.strip()
     started: list[Any] = []
     try:

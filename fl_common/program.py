@@ -69,10 +69,10 @@ def require_own_packages(program: str) -> None:
     for name in ("algorithms", "protos"):
         spec = find_spec(name)
         places = [] if spec is None else [spec.origin] if spec.has_location else spec.submodule_search_locations or []
-        found = [Path(place).resolve() for place in places if place]
-        if found and ours / name not in {found[0], found[0].parent}:
+        folders = [Path(place).resolve() for place in places if place]
+        if folders and ours / name not in {folders[0], folders[0].parent}:
             print(  # noqa: T201 - logging is not set up
-                f"{program}: expected the package {name} of impetus in {ours / name}, got {found[0]}, which Python"
+                f"{program}: expected the package {name} of impetus in {ours / name}, got {folders[0]}, which Python"
                 " finds first: rename that folder or file, or start from another folder, without it in PYTHONPATH",
                 file=sys.stderr,
             )

@@ -23,7 +23,7 @@ _EXCEPTIONS = ("no_grpc_proxy", "no_proxy")
 """The first one that is set counts, as in gRPC."""
 _PORT = 80
 _MOST_BYTES = 16 << 10
-"""Of a proxy's answer."""
+"""Largest answer of a proxy."""
 _FAILURES = (
     ("Connection refused", "the proxy does not answer: nothing listens there"),
     (r"HTTP proxy returned response code (\d+)", r"the proxy refuses the connection with status \1"),
@@ -48,7 +48,7 @@ class Proxy:
 
     @property
     def url(self) -> str:
-        """With the password: for gRPC only."""
+        """The URL with the password, for gRPC only."""
         return f"http://{self.user}{'@' if self.user else ''}{self.address}"
 
     def __str__(self) -> str:

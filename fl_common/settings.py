@@ -222,15 +222,15 @@ def _is_secret(where: Sequence[int | str], kind: type[BaseModel]) -> bool:
         parts = list(_parts(fields[str(part)].annotation))
         if SecretStr in parts:
             return True
-        section = next((each for each in parts if _is_section(each)), section)
+        section = next((part for part in parts if _is_section(part)), section)
     return False
 
 
 def _parts(annotation: Any) -> Iterator[Any]:
     """A type and the types that it is made of."""
     yield annotation
-    for each in get_args(annotation):
-        yield from _parts(each)
+    for part in get_args(annotation):
+        yield from _parts(part)
 
 
 def _suggestion(detail: ErrorDetails, kind: type[BaseModel]) -> str:
@@ -240,7 +240,7 @@ def _suggestion(detail: ErrorDetails, kind: type[BaseModel]) -> str:
         if str(part) not in section.model_fields:
             continue  # an index of a list, or a name in a table of sections
         annotation = section.model_fields[str(part)].annotation
-        section = next(each for each in (annotation, *get_args(annotation)) if _is_section(each))
+        section = next(part for part in (annotation, *get_args(annotation)) if _is_section(part))
     known = list(section.model_fields)
     near = difflib.get_close_matches(str(detail["loc"][-1]), known, n=1)
     return f", did you mean {near[0]}?" if near else f", expected one of {', '.join(known)}"

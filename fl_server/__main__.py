@@ -74,11 +74,12 @@ def _serve(config: ServerConfig) -> int:
     import asyncio
     import gc
 
+    from fl_common.logs import set_up_logs
+
     # Imported here: torch takes seconds, and an error in the settings should appear at once.
     from fl_common.settings import SettingsError
     from fl_server.aggregation.outside_task.forking import ForkServer, default_memory
     from fl_server.app import serve
-    from fl_server.logs import set_up_logs
     from fl_server.runs.loading import outside_tasks
     from fl_server.store.errors import StoreError
 

@@ -14,7 +14,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from fl_common.file_permissions import restrict_permissions
-from fl_common.logs import RepeatFilter
+from fl_common.logs import RepeatFilter, write_repeat_counts
 from fl_common.metrics import serve_metrics
 from fl_common.metrics_server import ServerLimits
 from fl_common.settings import SettingsError, split_address
@@ -30,7 +30,6 @@ from fl_server.enrollment.authority import Authority
 from fl_server.enrollment.devices import CertificatesService, EnrollmentService
 from fl_server.enrollment.issuing import Checks, Issuer
 from fl_server.enrollment.revocations import Revocations
-from fl_server.logs import write_repeat_counts
 from fl_server.metrics import Metrics
 from fl_server.oidc.keys import SigningKeys
 from fl_server.oidc.tokens import TokenVerifier
@@ -177,7 +176,7 @@ class Server:
         denials = Denials(self.config, services.ledger, services.revocations, services.fleet)
         await denials.restore(services.audit)
         await self._coordinator.start()
-        for server, name in ((clients, service.SERVICE), *((each, admin.SERVICE) for each in operators)):
+        for server, name in ((clients, service.SERVICE), *((server, admin.SERVICE) for server in operators)):
             await self._listeners.start(server, name, self._health)
         await self._start_enrollment()
         await self._start_web()

@@ -15,7 +15,7 @@ from fl_server.security_config import EnrollmentConfig, TlsConfig, WebTlsConfig
 
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 LEAST_ROUNDS = 20
-"""Of each run whose details are kept."""
+"""Fewest rounds of each run whose details are kept."""
 _MAY_BE_EMPTY = ("ledger", "metrics_listen", "health_listen", "enroll_listen", "token_listen", "web_listen")
 
 

@@ -44,7 +44,9 @@ def one_line(text: str, limit: int = 1000) -> str:
 
     White space becomes a space; any other unprintable character becomes U+FFFD.
     """
-    shown = "".join(each if each.isprintable() else " " if each.isspace() else "\ufffd" for each in text[:limit])
+    shown = "".join(
+        character if character.isprintable() else " " if character.isspace() else "\ufffd" for character in text[:limit]
+    )
     return shown.encode("utf-8", "replace")[:limit].decode("utf-8", "ignore")
 
 
@@ -190,7 +192,7 @@ class NoSuchModel(ServerError):
     """The checkpoint of a committed round was removed. Without a detail: its text is complete."""
 
     def __init__(self, run_id: str, round_: int, kept: Iterable[int]) -> None:
-        rounds = ", ".join(str(each) for each in kept if each >= 0)
+        rounds = ", ".join(str(round_) for round_ in kept if round_ >= 0)
         which = "first model" if round_ < 0 else f"model of round {round_}"
         instead = f"one of the rounds {rounds}, or " if rounds else ""
         super().__init__(
@@ -252,7 +254,7 @@ class NoSuchService(ServerError):
     routine = True
 
     def __init__(self, name: str, known: Sequence[str]) -> None:
-        names = ", ".join(repr(each) for each in known)
+        names = ", ".join(repr(name) for name in known)
         super().__init__(f"service: expected one of {names}, got {name[:100]!r}")
 
 

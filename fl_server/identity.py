@@ -71,7 +71,7 @@ address: ContextVar[str] = ContextVar("address", default="")
 """The address of the current call's caller, host:port; with a proxy, the address of the last one."""
 
 _known: OrderedDict[bytes, Identity | NoHolder] = OrderedDict()
-"""By the digest of the certificate, the least recently used first."""
+"""Identities by the digest of the certificate, the least recently used first."""
 
 
 def of_connection(auth: Mapping[str, Iterable[bytes]]) -> Identity:
@@ -84,25 +84,25 @@ def of_connection(auth: Mapping[str, Iterable[bytes]]) -> Identity:
 
 def of_certificate(pem: bytes) -> Identity:
     """The holder of a certificate. Raises Forbidden if it has none."""
-    found = _read(pem)
-    if isinstance(found, NoHolder):
+    holder = _read(pem)
+    if isinstance(holder, NoHolder):
         raise Forbidden(
-            "a certificate without an fl:// name", f"a certificate made by `fl ca issue`, or one like it: {found}"
+            "a certificate without an fl:// name", f"a certificate made by `fl ca issue`, or one like it: {holder}"
         )
-    return found
+    return holder
 
 
 def _read(pem: bytes) -> Identity | NoHolder:
     """A certificate's content, from the cache or read once."""
     digest = hashlib.sha256(pem).digest()
-    found = _known.get(digest)
-    if found is None:
-        found = _known[digest] = _identity_in(pem)
+    known = _known.get(digest)
+    if known is None:
+        known = _known[digest] = _identity_in(pem)
         while len(_known) > _KNOWN:
             _known.popitem(last=False)
     else:
         _known.move_to_end(digest)
-    return found
+    return known
 
 
 def _identity_in(pem: bytes) -> Identity | NoHolder:

@@ -55,7 +55,7 @@ class OutsideCode:
 
     run_id: str
     names: str
-    """For messages, as "algorithm mine:method". Empty: both are built in."""
+    """Names for messages, as "algorithm mine:method". Empty: both are built in."""
     loading: bool = False
     """Whether it is being loaded, as every run with the same names does at a start."""
 
@@ -88,7 +88,7 @@ class OutsideCalls:
         crash = _Crash.read(self._folder / _REPORT)
         if crash is not None:
             log.error("earlier_process_crashed", what=crash.what, place=crash.place)
-        found = {}
+        problems = {}
         for path in sorted(self._folder.glob("*.json")):
             if (note := _read_note(path)) is None:
                 path.unlink()
@@ -98,17 +98,17 @@ class OutsideCalls:
             ends += thread > 0
             ended = f"{code.names} ended the coordinator's process"
             if crash is not None and crash.thread == thread:
-                found[run_id] = f"{ended}: {crash.what}{f' ({crash.place})' if crash.place else ''}"
+                problems[run_id] = f"{ended}: {crash.what}{f' ({crash.place})' if crash.place else ''}"
             elif ends >= MOST_ENDS:
-                found[run_id] = f"{ended} {ends} times, one after the other, without a crash report"
+                problems[run_id] = f"{ended} {ends} times, one after the other, without a crash report"
             else:
                 self._ends[run_id] = ends
                 self._write_note(code, 0)
                 continue
             if code.loading:
-                self.crashed_loading[code.names] = found[run_id]
+                self.crashed_loading[code.names] = problems[run_id]
             path.unlink()
-        return found
+        return problems
 
     def close(self) -> None:
         """The process ends as it should, whatever its threads still do."""

@@ -19,11 +19,11 @@ from fl_server.errors import InvalidInput
 from protos.wire import MAX_MESSAGE_BYTES
 
 MOST_ENTRIES = 1000
-"""Of a page."""
+"""Most entries of a page."""
 ENTRIES_AT_ONCE = 250
 """Entries that are read and made into messages before the event loop has its turn."""
 PAGE_BYTES = MAX_MESSAGE_BYTES - (1 << 20)
-"""Of the entries of a page, except that a page has at least one. Callers accept no message over MAX_MESSAGE_BYTES."""
+"""Most bytes of a page's entries, but a page has at least one. Callers accept no message over MAX_MESSAGE_BYTES."""
 _MOST_CHARS = 4096
 _LARGEST = 2**53
 _ENTRY_BYTES = 6
@@ -72,20 +72,20 @@ class Cursor:
 
     async def page(self, read: Callable[[Position | None, int], Awaitable[Entries[M]]]) -> Page[M]:
         """Fill the page. read(after, count): at most `count` entries after a position, in order; fewer at the end."""
-        found: list[M] = []
+        messages: list[M] = []
         size, last = 0, self.after
         while True:
             # One more than fits shows whether there is another page.
-            count = min(ENTRIES_AT_ONCE, self.size + 1 - len(found))
+            count = min(ENTRIES_AT_ONCE, self.size + 1 - len(messages))
             entries = await read(last, count)
             for position, message in entries:
                 size += message.ByteSize() + _ENTRY_BYTES
-                if found and (size > PAGE_BYTES or len(found) == self.size):
-                    return self._full(found, last)
-                found.append(message)
+                if messages and (size > PAGE_BYTES or len(messages) == self.size):
+                    return self._full(messages, last)
+                messages.append(message)
                 last = position
             if len(entries) < count:
-                return Page(found, "")
+                return Page(messages, "")
 
     def _full(self, found: list[M], last: Position | None) -> Page[M]:
         """A page that another one follows."""

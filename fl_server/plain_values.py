@@ -83,9 +83,9 @@ def _leaves(values: Any) -> Iterator[tuple[int, Any]]:
     while waiting:
         depth, value = waiting.pop()
         if isinstance(value, Mapping):
-            waiting += [(depth + 1, each) for pair in value.items() for each in pair]
+            waiting += [(depth + 1, part) for pair in value.items() for part in pair]
         elif isinstance(value, list | tuple):
-            waiting += [(depth + 1, each) for each in value]
+            waiting += [(depth + 1, part) for part in value]
         if not isinstance(value, Mapping | list | tuple) or depth > MAX_DEPTH:
             yield depth, value
 
@@ -100,5 +100,5 @@ def _plain(value: Value) -> Any:
     if kind == "struct_value":
         return plain(value.struct_value)
     if kind == "list_value":
-        return [_plain(each) for each in value.list_value.values]
+        return [_plain(item) for item in value.list_value.values]
     return None if kind in (None, "null_value") else getattr(value, kind)

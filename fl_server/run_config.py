@@ -50,9 +50,9 @@ def _owner(name: str) -> str:
 
 def _with_whole_numbers(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _with_whole_numbers(each) for key, each in value.items()}
+        return {key: _with_whole_numbers(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_with_whole_numbers(each) for each in value]
+        return [_with_whole_numbers(item) for item in value]
     is_whole = isinstance(value, float) and value.is_integer() and abs(value) <= MOST_WHOLE
     return int(value) if is_whole else value
 

@@ -43,19 +43,19 @@ class Services:
     fleet: Fleet
     metrics: Metrics
     compute: ThreadPoolExecutor
-    """For server steps and checkpoints: long work on a processor."""
+    """Pool for server steps and checkpoints: long work on a processor."""
     evaluations: ThreadPoolExecutor
-    """For evaluations on the server's data, apart from `compute`: a round never waits for one that takes minutes."""
+    """Pool for evaluations on the server's data, apart from `compute`: a round never waits for long ones."""
     io: ThreadPoolExecutor
-    """For chunks and checks of uploads."""
+    """Pool for chunks and checks of uploads."""
     reads: ThreadPoolExecutor
-    """For reads that clients can ask for repeatedly; apart from `io`, so that uploads never wait for them."""
+    """Pool for reads that clients can ask for repeatedly; apart from `io`, so that uploads never wait for them."""
     building: ThreadPoolExecutor
-    """For the import of tasks and their model(), apart from `compute`: a round never waits for them."""
+    """Pool for the import of tasks and their model(), apart from `compute`: a round never waits for them."""
     slots: EvaluationSlots
     """The places in `evaluations`."""
     outside: OutsideCalls
-    """For methods and reducers from outside, apart from all pools, whose threads they might never return."""
+    """Calls of methods and reducers from outside, apart from all pools, whose threads they might never return."""
     audit: AuditLog
     revocations: Revocations
     issuer: Issuer | None = None

@@ -39,4 +39,6 @@ def frozen_text(resource: Resource | None) -> str:
 
 def tensor_digests(tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
     """The digest of each tensor's bytes, by name."""
-    return {name: digest_of(pieces=pieces_of({name: each}, Layout.of({name: each}))) for name, each in tensors.items()}
+    return {
+        name: digest_of(pieces=pieces_of({name: tensor}, Layout.of({name: tensor}))) for name, tensor in tensors.items()
+    }

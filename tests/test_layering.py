@@ -59,7 +59,6 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "run_config",
         "round_config",
         "rounds",
-        "logs",
         "shutdown",
         "config",
         "limits_config",

@@ -54,10 +54,10 @@ def parse_uri(uri: str) -> Holder:
     Names consist of the characters of an id. Anything else is refused and never normalized: other schemes, user, port,
     query, fragment, a longer path, percent-encoding, control characters.
     """
-    found = _URI.fullmatch(uri)
-    if found is None:
+    parts = _URI.fullmatch(uri)
+    if parts is None:
         raise NoHolder(f"expected fl://ROLE/NAME with a role of {', '.join(ROLES)}, got {uri[:120]!r}")
-    return Holder(found[1], found[2])
+    return Holder(parts[1], parts[2])
 
 
 def holder_of(certificate: x509.Certificate) -> Holder:

@@ -190,9 +190,9 @@ def _read(path: Path, setting: str) -> bytes:
 def _certificates(pem: bytes, path: Path, setting: str) -> list[x509.Certificate]:
     """All certificates of a file: at least one, each complete."""
     try:
-        found = x509.load_pem_x509_certificates(pem)
+        certificates = x509.load_pem_x509_certificates(pem)
     except (ValueError, x509.InvalidVersion) as error:
         raise SettingsError(f"{setting}: expected certificates in PEM in {path}: {error}") from None
-    if len(found) != pem.count(_BEGIN):
+    if len(certificates) != pem.count(_BEGIN):
         raise SettingsError(f"{setting}: expected whole certificates in {path}, got one that is cut short")
-    return found
+    return certificates

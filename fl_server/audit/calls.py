@@ -40,11 +40,11 @@ class Recorded:
     changes: bool = True
     """Whether the call changes something or gives a model away: then a row is durable before it begins."""
     subject: Callable[[Any], str] = _nothing
-    """From the request."""
+    """Reads the subject from the request."""
     details: tuple[str, ...] = ()
     """Fields of the request."""
     made: Callable[[Any], str] = _nothing
-    """From the response: the subject of a call that makes something."""
+    """Reads the subject of a call that makes something from the response."""
 
     def detail(self, request: Any) -> str:
         """The named fields that are set: "reason=lost device". A stream of requests has none."""
@@ -140,7 +140,7 @@ class _Call:
         await self._auditor.record_in_time(self._record(result, why))
 
     def _ended_later(self, result: str, why: str = "") -> None:
-        """Without waiting: the call is being cancelled, or its caller has all that it wanted."""
+        """Record the end without waiting: the call is being cancelled, or its caller has all that it wanted."""
         record = self._record(result, why)
         (self._auditor.record_later if self._what.changes else self._auditor.record_read)(record)
 

@@ -57,13 +57,13 @@ class _Search:
 
     async def rows(self, begin: int, count: int) -> list[AuditRow]:
         """The first `count` rows."""
-        found: list[AuditRow] = []
-        while begin <= self._last and len(found) < count:
+        matching: list[AuditRow] = []
+        while begin <= self._last and len(matching) < count:
             rows, begin = await self._ledger.do(
-                self._ledger.store.audit_rows, begin, self._last, count - len(found), self._matching
+                self._ledger.store.audit_rows, begin, self._last, count - len(matching), self._matching
             )
-            found += rows
-        return found
+            matching += rows
+        return matching
 
     async def first_of_newest(self, begin: int, limit: int) -> int:
         """Number of the first of the newest `limit` rows."""

@@ -26,18 +26,18 @@ from fl_server.store.ledger import RETRY_S, Ledger
 log = structlog.get_logger()
 
 HEAD_FILE = "audit.head"
-"""In the state directory: NUMBER:HASH of the newest durable row."""
+"""The file of the state directory with NUMBER:HASH of the newest durable row."""
 ALTERED = "audit_altered"
 """Method of the row that records that the chain's end is not the one that was written."""
 HEAD_MISSING = "audit_head_missing"
 """Method of the row that records that the file was not there, or not readable, at a start with rows in the ledger."""
 MOST_ROWS = 500
-"""Of one transaction: other calls of the ledger need their turn."""
+"""Most rows of one transaction: other calls of the ledger need their turn."""
 MOST_WAITING = 10_000
 """Rows that wait for the ledger. Further ones that nobody waits for are left out, and counted."""
 _LEAST = -(2**63)
 CLOSE_S = 1.0
-"""For the last rows at a stop."""
+"""A stop waits this long for the last rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,19 +166,19 @@ class AuditWriter:
         durable = any(row.written is not None for row in batch)
         sent = [(row.head, waiting) for row, waiting in zip(rows, batch, strict=True)]
         unsure, self._unsure = self._unsure, sent
-        found = await self._ledger.do(self._add, rows, after, durable)
+        newest = await self._ledger.do(self._add, rows, after, durable)
         self._unsure = ()
-        if found == rows[-1].head:
+        if newest == rows[-1].head:
             self._written(sent)
             return
         # Nothing was added, because another row is the newest. It may be one of the transaction that failed before.
-        known = next((number for number, (head, _) in enumerate(unsure, 1) if head == found), 0)
+        known = next((number for number, (head, _) in enumerate(unsure, 1) if head == newest), 0)
         self._written(unsure[:known])
         done = [waiting for _, waiting in unsure[:known]]
         self._waiting.extendleft(reversed([row for row in batch if row not in done]))
         if not known:
-            self._head = found
-            self._report(f"the newest row is {found}, expected {after}: rows were changed, added or removed")
+            self._head = newest
+            self._report(f"the newest row is {newest}, expected {after}: rows were changed, added or removed")
 
     def _written(self, rows: Sequence[tuple[Head, _Waiting]]) -> None:
         for head, waiting in rows:
@@ -206,10 +206,10 @@ class AuditWriter:
     # In the ledger's thread.
 
     def _add(self, rows: Sequence[AuditRow], after: Head, durable: bool) -> Head:
-        found = self._ledger.store.add_audit_rows(rows, after, fsynced=durable)
-        if durable and found == rows[-1].head:
-            self._write_head(found)
-        return found
+        newest = self._ledger.store.add_audit_rows(rows, after, fsynced=durable)
+        if durable and newest == rows[-1].head:
+            self._write_head(newest)
+        return newest
 
     def _write_head(self, head: Head) -> None:
         try:
@@ -247,8 +247,8 @@ class AuditWriter:
             return ""
         if known.number > head.number:
             return f"{missing(head.number + 1, known.number)} at the end: row {known} was written"
-        found = self._ledger.store.audit_rows(known.number, known.number, 1, {}).rows
-        if known.number and (not found or found[0].hash != known.hash):
+        kept = self._ledger.store.audit_rows(known.number, known.number, 1, {}).rows
+        if known.number and (not kept or kept[0].hash != known.hash):
             return f"row {known.number} is not the one that was written, which has the hash {known.hash.hex()}"
         return ""
 

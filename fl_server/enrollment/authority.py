@@ -88,8 +88,12 @@ class Authority:
     def chain(self, certificate: bytes) -> bytes:
         """A certificate (DER) as PEM, with the authority's own if another authority signed that."""
         leaf = x509.load_der_x509_certificate(certificate)
-        above = [each for each in x509.load_pem_x509_certificates(self._files.pem.cert) if each.issuer != each.subject]
-        return b"".join(each.public_bytes(Encoding.PEM) for each in (leaf, *above))
+        above = [
+            parent
+            for parent in x509.load_pem_x509_certificates(self._files.pem.cert)
+            if parent.issuer != parent.subject
+        ]
+        return b"".join(parent.public_bytes(Encoding.PEM) for parent in (leaf, *above))
 
     def signed(self, certificate: x509.Certificate) -> bool:
         """Whether this authority signed the certificate."""
@@ -111,8 +115,10 @@ class Authority:
     def server_authorities(self) -> bytes:
         """The authorities by which devices check the coordinator, PEM. The one that signed it now is the first."""
         own, first = self._files.pem, _issuer_of(self._server(), self._files.pem)
-        others = [each for each in x509.load_pem_x509_certificates(own.ca or own.cert) if each != first]
-        return b"".join(each.public_bytes(Encoding.PEM) for each in ([] if first is None else [first]) + others)
+        others = [authority for authority in x509.load_pem_x509_certificates(own.ca or own.cert) if authority != first]
+        return b"".join(
+            authority.public_bytes(Encoding.PEM) for authority in ([] if first is None else [first]) + others
+        )
 
     def fingerprint(self) -> str:
         """SHA-256 of the authority that signed the coordinator's certificate (DER) in hex."""
@@ -140,14 +146,16 @@ def _check(pem: Pem) -> None:
 
 def _trusts(bundle: bytes, authority: x509.Certificate) -> bool:
     """Whether these authorities are the authority, or have signed it."""
-    return any(each == authority or _is_issuer(each, authority) for each in x509.load_pem_x509_certificates(bundle))
+    return any(
+        trusted == authority or _is_issuer(trusted, authority) for trusted in x509.load_pem_x509_certificates(bundle)
+    )
 
 
 def _issuer_of(server: Pem, own: Pem) -> x509.Certificate | None:
     """The authority that signed the last certificate of the coordinator's chain; None if it is not known."""
     last = x509.load_pem_x509_certificates(server.cert)[-1]
     known = x509.load_pem_x509_certificates(own.ca or own.cert)
-    return next((each for each in known if each == last or _is_issuer(each, last)), None)
+    return next((authority for authority in known if authority == last or _is_issuer(authority, last)), None)
 
 
 def _is_issuer(authority: x509.Certificate, certificate: x509.Certificate) -> bool:

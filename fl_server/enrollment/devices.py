@@ -71,7 +71,7 @@ class EnrollmentRates:
 
 
 class EnrollmentService(enrollment_pb2_grpc.EnrollmentServicer):
-    """For devices without a valid certificate, on `enroll_listen`."""
+    """The service for devices without a valid certificate, on `enroll_listen`."""
 
     def __init__(self, issuer: Issuer, metrics: Metrics, audit: AuditLog) -> None:
         self._issuer, self._metrics, self._audit = issuer, metrics, audit
@@ -111,7 +111,7 @@ class EnrollmentService(enrollment_pb2_grpc.EnrollmentServicer):
 
 
 class CertificatesService(enrollment_pb2_grpc.CertificatesServicer):
-    """For devices with a valid certificate, on `listen`."""
+    """The service for devices with a valid certificate, on `listen`."""
 
     def __init__(self, issuer: Issuer | None, metrics: Metrics, audit: AuditLog) -> None:
         """issuer: None if the coordinator signs no certificates."""

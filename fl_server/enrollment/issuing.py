@@ -31,7 +31,7 @@ R = TypeVar("R")
 AT_ONCE = 8
 """Requests under way; others wait, so that a fleet that renews at once does not hold up the event loop."""
 RENEW_SHARE = 2 / 3
-"""Of its validity: devices renew a certificate from then on."""
+"""Devices renew a certificate after this share of its validity."""
 _TAKEN = (
     "a free name: this one has a valid certificate with another key. If its device lost the key, "
     "`fl clients revoke NAME` frees the name; without that it is free when the certificate ends"
@@ -160,12 +160,12 @@ class Issuer:
         revoked, of another key and another chain of renewals.
         """
         of_name = await self.ledger.do(self.ledger.store.certificates_with, "name", who.name)
-        valid = [each for each in of_name if each.not_after > signed.issued_at and not self._denies(each)]
-        if any(each.key not in {who.key, signed.key} for each in valid):
+        valid = [record for record in of_name if record.not_after > signed.issued_at and not self._denies(record)]
+        if any(record.key not in {who.key, signed.key} for record in valid):
             raise NotEnrolled(*_NEEDED[NotSpent.NAME], str(who))
         own, keys = _chain(who.serial, of_name), {who.key, signed.key}
-        others = [each for each in of_name if each.serial not in own and each.key not in keys]
-        if any(each.not_before >= who.begins for each in others):
+        others = [record for record in of_name if record.serial not in own and record.key not in keys]
+        if any(record.not_before >= who.begins for record in others):
             given = "a token: the name was given to another device after this certificate was issued"
             raise NotEnrolled("name", given, str(who))
 
@@ -211,12 +211,12 @@ class Issuer:
 
 def _chain(serial: str, certificates: Sequence[CertificateRecord]) -> set[str]:
     """The serials of a certificate, of those that it was renewed from, and of those that were renewed from it."""
-    parents = {each.serial: each.renewed_from for each in certificates}
+    parents = {certificate.serial: certificate.renewed_from for certificate in certificates}
     above, chain = serial, {serial}
     while above := parents.get(above, ""):
         chain.add(above)
     below = {serial}
-    while more := {each for each, parent in parents.items() if parent in below} - below:
+    while more := {child for child, parent in parents.items() if parent in below} - below:
         below |= more
     return chain | below
 

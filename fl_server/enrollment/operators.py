@@ -33,9 +33,9 @@ class EnrollmentCalls:
         config, issuer = self._config, self._issuer
         if issuer is None or config.enroll_listen is None:
             raise NotConfigured("enrollment", "enroll_listen and [enrollment]")
-        specs = [TokenSpec(each.name, each.name_prefix, each.uses, dict(each.labels)) for each in request.specs]
+        specs = [TokenSpec(spec.name, spec.name_prefix, spec.uses, dict(spec.labels)) for spec in request.specs]
         made = await self._tokens.create(specs, request.ttl_s, actor)
-        created = [pb.CreatedEnrollment(enrollment=_token(each.record), token=each.token.text) for each in made]
+        created = [pb.CreatedEnrollment(enrollment=_token(new.record), token=new.token.text) for new in made]
         return pb.CreateEnrollmentsResponse(
             created=created, ca_fingerprint=issuer.authority.fingerprint(), enroll_address=config.enroll_address or ""
         )
@@ -46,8 +46,8 @@ class EnrollmentCalls:
         cursor = Cursor.of_request(request, (float, str), "enrollments")
 
         async def read(after: Position | None, count: int) -> Entries[pb.EnrollmentToken]:
-            found = await ledger.do(ledger.store.enrollments, None if after is None else (after[0], after[1]), count)
-            return [((each.created_at, each.id), _token(each)) for each in found]
+            tokens = await ledger.do(ledger.store.enrollments, None if after is None else (after[0], after[1]), count)
+            return [((token.created_at, token.id), _token(token)) for token in tokens]
 
         page = await cursor.page(read)
         return pb.ListEnrollmentsResponse(enrollments=page.entries, next_page_token=page.next_token)
@@ -67,12 +67,14 @@ class EnrollmentCalls:
             entries: list[tuple[Position, pb.CertificateStatus]] = []
             if after is None or after[0] == _ISSUED:
                 place = None if after is None else (after[1], after[2])
-                found = await ledger.do(ledger.store.certificates, name, place, count)
-                entries = [((_ISSUED, each.issued_at, each.serial), self._status(each)) for each in found]
+                certificates = await ledger.do(ledger.store.certificates, name, place, count)
+                entries = [
+                    ((_ISSUED, record.issued_at, record.serial), self._status(record)) for record in certificates
+                ]
             if len(entries) < count:
                 place = (after[1], after[2]) if after is not None and after[0] == _FOREIGN else None
                 alone = await ledger.do(ledger.store.revocations_alone, name, place, count - len(entries))
-                entries += [((_FOREIGN, each.revoked_at, each.value), _revoked(each)) for each in alone]
+                entries += [((_FOREIGN, row.revoked_at, row.value), _revoked(row)) for row in alone]
             return entries
 
         page = await cursor.page(read)
@@ -91,7 +93,7 @@ class EnrollmentCalls:
             raise InvalidInput("name", "exactly one of name, serial and key", came)
         kind, value = chosen[0]
         done = await self._revocations.revoke(kind, value, request.reason, actor)
-        known: Sequence[pb.CertificateStatus] = [self._status(each) for each in done.certificates]
+        known: Sequence[pb.CertificateStatus] = [self._status(record) for record in done.certificates]
         return pb.RevokeCertificatesResponse(revoked=known or [_revoked(done.rows[0])])
 
     def _status(self, record: CertificateRecord) -> pb.CertificateStatus:

@@ -72,7 +72,7 @@ def check_signature(certificate: x509.Certificate, signature: bytes, message: by
 
 def _check_names(request: x509.CertificateSigningRequest, holder: Holder) -> None:
     try:
-        subject = [str(each.value) for each in request.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)]
+        subject = [str(name.value) for name in request.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)]
         names = request.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         names = x509.SubjectAlternativeName([])

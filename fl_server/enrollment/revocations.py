@@ -45,16 +45,16 @@ class Revocations:
         if not self._rows or not who.serial:
             return ""
         name = who.name if who.role == "client" else ""
-        found = self.of(who.serial, who.key, name, who.begins)
-        return "" if found is None else f"{found.kind} {found.value}: {found.reason or 'no reason given'}"
+        row = self.of(who.serial, who.key, name, who.begins)
+        return "" if row is None else f"{row.kind} {row.value}: {row.reason or 'no reason given'}"
 
     def of(self, serial: str, key: str, name: str, begins: float) -> RevocationRecord | None:
         """The revocation of a certificate; None if it is not revoked. name: of a client; "" for other roles."""
         rows = self._rows
-        found = rows.get(("serial", serial)) or rows.get(("key", key))
-        if found is None and (by_name := rows.get(("name", name))) is not None and begins <= by_name.revoked_at:
+        row = rows.get(("serial", serial)) or rows.get(("key", key))
+        if row is None and (by_name := rows.get(("name", name))) is not None and begins <= by_name.revoked_at:
             return by_name
-        return found
+        return row
 
     def of_record(self, record: CertificateRecord) -> RevocationRecord | None:
         """The revocation of a certificate of the ledger."""
@@ -83,21 +83,23 @@ class Revocations:
         it are denied too. After each of these, only a token that is made later gives the name a certificate.
         """
         value, reason, now = _checked(kind, value), one_line(reason), time.time()
-        found = await self._ledger.do(self._ledger.store.certificates_with, kind, value)
-        name = value if kind == "name" else found[0].name if found else ""
+        certificates = await self._ledger.do(self._ledger.store.certificates_with, kind, value)
+        name = value if kind == "name" else certificates[0].name if certificates else ""
         rows = [RevocationRecord(kind, value, name, now, actor, reason)]
         if kind == "name":
-            rows += [RevocationRecord("key", key, name, now, actor, reason) for key in sorted({c.key for c in found})]
+            rows += [
+                RevocationRecord("key", key, name, now, actor, reason) for key in sorted({c.key for c in certificates})
+            ]
         why = HistoryRecord(now, actor, "certificates_revoked", name or value, f"{kind} {value}: {reason}")
         renewed = await self._ledger.do(self._ledger.store.revoke, rows, why)
-        rows += [of_renewed(rows[0], each) for each in renewed] if kind != "name" else []
+        rows += [of_renewed(rows[0], certificate) for certificate in renewed] if kind != "name" else []
         for row in rows:
             place = row.kind, row.value
             self._rows[place] = row if row.kind == "name" else self._rows.get(place, row)
         for ended in self.on_change:
             ended()
-        denied = {each.serial: each for each in [*found, *renewed]}
-        return Revoked([each for each in denied.values() if each.not_after > now], rows)
+        denied = {certificate.serial: certificate for certificate in [*certificates, *renewed]}
+        return Revoked([certificate for certificate in denied.values() if certificate.not_after > now], rows)
 
 
 def _checked(kind: RevocationKind, value: str) -> str:

@@ -57,14 +57,14 @@ def new_token() -> Token:
 
 def parse_token(text: str) -> Token:
     """The parts of a token. Raises NotEnrolled for other text, which the message does not repeat."""
-    found = _FORM.fullmatch(text)
-    if found is None:
+    parts = _FORM.fullmatch(text)
+    if parts is None:
         raise NotEnrolled("token", "a token as `fl enroll create` prints it: 16 characters, a dot, 43 characters")
-    return Token(found[1], found[2])
+    return Token(parts[1], parts[2])
 
 
 MOST_TOKENS = 1000
-"""In one call."""
+"""Most tokens that one call makes."""
 MOST_USES = 100_000
 _MOST_LABELS, _LABEL_CHARS = 64, 256
 _LONGEST_TTL_S = 31_536_000.0
@@ -115,19 +115,19 @@ class TokenActions:
         now = time.time()
         made = [_new(spec, (now, now + (ttl_s or self._default_ttl_s)), actor) for spec in specs]
         whys = [
-            HistoryRecord(now, actor, "enrollment_created", each.record.name, f"token {each.record.id}")
-            for each in made
+            HistoryRecord(now, actor, "enrollment_created", token.record.name, f"token {token.record.id}")
+            for token in made
         ]
-        await self._ledger.do(self._ledger.store.add_enrollments, [each.record for each in made], whys)
+        await self._ledger.do(self._ledger.store.add_enrollments, [token.record for token in made], whys)
         return made
 
     async def revoke(self, enrollment_id: str, reason: str, actor: str) -> EnrollmentRecord:
         """Make a token useless. Raises NoSuchToken."""
         why = HistoryRecord(time.time(), actor, "enrollment_revoked", enrollment_id[:32], one_line(reason))
-        found = await self._ledger.do(self._ledger.store.revoke_enrollment, enrollment_id[:32], why)
-        if found is None:
+        revoked = await self._ledger.do(self._ledger.store.revoke_enrollment, enrollment_id[:32], why)
+        if revoked is None:
             raise NoSuchToken(enrollment_id)
-        return found
+        return revoked
 
 
 def _new(spec: TokenSpec, times: tuple[float, float], actor: str) -> NewToken:
@@ -160,6 +160,6 @@ def _check(spec: TokenSpec, where: str) -> None:
     if spec.uses > MOST_USES:
         raise InvalidInput(f"{where}.uses", f"at most {MOST_USES:,}", spec.uses)
     texts = (*spec.labels.keys(), *spec.labels.values())
-    if len(spec.labels) > _MOST_LABELS or any(len(each) > _LABEL_CHARS or not each.isprintable() for each in texts):
+    if len(spec.labels) > _MOST_LABELS or any(len(text) > _LABEL_CHARS or not text.isprintable() for text in texts):
         limits = f"at most {_MOST_LABELS} labels of at most {_LABEL_CHARS} printable characters"
         raise InvalidInput(f"{where}.labels", limits, f"{len(spec.labels)} labels")

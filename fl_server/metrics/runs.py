@@ -46,7 +46,7 @@ class RunFigures:
     training_loss: float | None
     newest_metrics: Mapping[str, float]
     best_metrics: GaugeValues
-    """By metric and by which values are better: "lower" or "higher"."""
+    """Best values by metric and by which values are better: "lower" or "higher"."""
     state_members: int
     missing_members: int
     left_out: int
@@ -86,7 +86,7 @@ class RunGauge:
 
     @property
     def declaration(self) -> Declaration:
-        """For the page of metrics."""
+        """The text for the page of metrics."""
         return Declaration(self.name, "gauge", self.meaning, {"run": ANY, **self.labels})
 
 
@@ -105,8 +105,8 @@ def _plain(name: str, meaning: str, read: Callable[[RunFigures], float | None], 
 
 
 def _by_statistic(run: RunFigures) -> GaugeValues:
-    found = spread(run.newest_metrics)
-    return {(name, statistic): value for name, values in found.items() for statistic, value in values.items()}
+    by_name = spread(run.newest_metrics)
+    return {(name, statistic): value for name, values in by_name.items() for statistic, value in values.items()}
 
 
 RUN_GAUGES = (
@@ -202,7 +202,7 @@ class RunsCollector(Collector):
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
         """Names only; the registry checks them for duplicates."""
-        return (_family(each) for each in (COUNT, *(gauge.declaration for gauge in RUN_GAUGES)))
+        return (_family(declaration) for declaration in (COUNT, *(gauge.declaration for gauge in RUN_GAUGES)))
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Called in a scraper's thread."""

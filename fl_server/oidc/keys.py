@@ -30,7 +30,7 @@ from fl_server.oidc.settings import OidcConfig
 log = structlog.get_logger()
 
 LEAST_WAIT_S = 10.0
-"""Between two reads: tokens with unknown keys must not make the coordinator call the provider for each."""
+"""Least time between two reads: tokens with unknown keys must not make the coordinator call the provider for each."""
 READ_S = 5.0
 """Time for one read."""
 MOST_AGE_S = 86_400.0
@@ -182,7 +182,7 @@ def proxies_of(config: OidcConfig) -> dict[str, str]:
 
 
 def _through(proxies: Mapping[str, str]) -> str:
-    """For a message: the proxy without its password, and its variable."""
+    """The proxy without its password, and its variable, for a message."""
     for scheme, url in proxies.items():
         return (
             f", through the proxy {url.rpartition('@')[2]} of the variable {scheme}_proxy: if it is not needed, set "

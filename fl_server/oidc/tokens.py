@@ -24,7 +24,7 @@ from fl_server.oidc.keys import SigningKeys
 from fl_server.oidc.settings import OidcConfig
 
 MOST_BYTES = 8000
-"""Of a token; the headers of a call have little more room."""
+"""Longest token; the headers of a call have little more room."""
 _KNOWN = 1024
 """Tokens whose verified identity is kept: a signature takes up to 0.1 ms."""
 _JWT = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
@@ -32,7 +32,7 @@ _TYPES = ("", "jwt", "at+jwt", "application/at+jwt")
 """Header `typ` of ID and access tokens. Others (logout+jwt) have the same claims and another purpose."""
 _NAME = re.compile(r"[!-~]{1,128}")
 _BY_STRENGTH = ("viewer", "enroller", "operator", "admin")
-"""Of several roles, the last of these is part of the caller's name in history and logs."""
+"""Roles in order: of several, the last of these is part of the caller's name in history and logs."""
 _CLAIMS = ("exp", "iat", "iss", "aud")
 _REASONS: tuple[tuple[type[Exception], str], ...] = (
     (refusals.ExpiredSignatureError, "it has expired: get a new one"),
@@ -52,9 +52,9 @@ class TokenVerifier:
     def __init__(self, config: OidcConfig, keys: SigningKeys, clock: Callable[[], float] = time.time) -> None:
         self._config, self._keys, self._clock = config, keys, clock
         self._known: OrderedDict[bytes, Identity] = OrderedDict()
-        """By the digest of the token, the least recently used first."""
+        """Holders by the digest of the token, the least recently used first."""
         self._version = -1
-        """Of the keys that verified them."""
+        """Version of the keys that verified them."""
 
     async def start(self) -> None:
         """Read the keys. Raises SettingsError."""
@@ -72,15 +72,15 @@ class TokenVerifier:
             self._known.clear()
             self._version = version
         digest = hashlib.sha256(token.encode()).digest()
-        if (found := self._known.get(digest)) is None:
-            found = self._holder(await self._claims(token))
+        if (known := self._known.get(digest)) is None:
+            known = self._holder(await self._claims(token))
             if self._keys.version == self._version:  # reading the keys may have changed them
-                self._known[digest] = found
+                self._known[digest] = known
                 while len(self._known) > _KNOWN:
                     self._known.popitem(last=False)
         else:
             self._known.move_to_end(digest)
-        return found
+        return known
 
     async def _claims(self, token: str) -> Mapping[str, Any]:
         """The claims of a valid token."""
@@ -117,7 +117,7 @@ class TokenVerifier:
         """Check exp, nbf and iat by our clock. Numbers may have fractions; booleans and texts are refused."""
         config, now = self._config, self._clock()
         times = {name: claims[name] for name in ("exp", "iat", "nbf") if name in claims}
-        if not all(type(each) in (int, float) and abs(each) < 2**53 for each in times.values()):
+        if not all(type(seconds) in (int, float) and abs(seconds) < 2**53 for seconds in times.values()):
             raise Unauthenticated("the token's times are not numbers of seconds")
         if times["exp"] + config.leeway_s <= now:
             raise _refused(refusals.ExpiredSignatureError())
@@ -163,17 +163,17 @@ def _claim(claims: Mapping[str, Any], path: str) -> Any:
     """A claim by its name, or by a path of keys with dots."""
     if path in claims:
         return claims[path]
-    found: Any = claims
+    value: Any = claims
     for part in path.split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return found
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
 
 def _groups(claims: Mapping[str, Any], path: str) -> Iterable[str]:
-    found = _claim(claims, path)
-    if isinstance(found, str):
-        return found.split()
-    return [group for group in found if isinstance(group, str)] if isinstance(found, list) else []
+    value = _claim(claims, path)
+    if isinstance(value, str):
+        return value.split()
+    return [group for group in value if isinstance(group, str)] if isinstance(value, list) else []
 
 
 def _refused(error: Exception) -> Unauthenticated:

@@ -25,7 +25,7 @@ from fl_server.runs.table import NotLoaded
 from fl_server.store.records import CommitRecord, HistoryRecord
 
 HIDDEN = "-"
-"""In place of the id of a run that the caller may not see; no run has this id."""
+"""Stands for the id of a run that the caller may not see; no run has this id."""
 _SEE_ALL, _CHANGE_ALL = frozenset({"viewer", "admin"}), frozenset({"admin"})
 
 

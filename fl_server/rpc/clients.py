@@ -53,7 +53,7 @@ class ClientList:
             ledger = self._services.ledger  # which has the counters
             records = await ledger.do(ledger.store.clients_of, [position[-1] for position in chosen])
             known = {record.client_id: record for record in records}
-            return [(each, self._status(known[each[-1]])) for each in chosen if each[-1] in known]
+            return [(position, self._status(known[position[-1]])) for position in chosen if position[-1] in known]
 
         page = await cursor.page(read)
         return pb.ListClientsResponse(clients=page.entries, next_page_token=page.next_token, found=len(positions))
@@ -105,7 +105,7 @@ class _Wanted:
             (not self._name or self._fleet.state(record.client_id) == self._name)
             and self._labels.items() <= record.labels.items()
             and (not self._marks or self._is_marked(record))
-            and (not self._text or any(self._text in each.lower() for each in _texts(record)))
+            and (not self._text or any(self._text in text.lower() for text in _texts(record)))
         )
 
     def _is_marked(self, record: ClientRecord) -> bool:
@@ -124,16 +124,18 @@ def _texts(record: ClientRecord) -> Iterator[str]:
 
 
 def _first(positions: list[Position], after: Position | None, count: int) -> list[Position]:
-    return nsmallest(count, (each for each in positions if after is None or each > after))
+    return nsmallest(count, (position for position in positions if after is None or position > after))
 
 
 def _first_descending(positions: list[Position], after: Position | None, count: int) -> list[Position]:
     """The largest keys first; of equal keys the smaller id first."""
     if positions and len(positions[0]) == 1:
-        return nlargest(count, (each for each in positions if after is None or each < after))
+        return nlargest(count, (position for position in positions if after is None or position < after))
     ordered = sorted(positions, key=lambda each: (-each[0], each[1]))
-    following = (each for each in ordered if after is None or (-each[0], each[1]) > (-after[0], after[1]))
-    return [each for each, _ in zip(following, range(count), strict=False)]
+    following = (
+        position for position in ordered if after is None or (-position[0], position[1]) > (-after[0], after[1])
+    )
+    return [position for position, _ in zip(following, range(count), strict=False)]
 
 
 Numbered = tuple[int, HistoryRecord]

@@ -41,17 +41,17 @@ FEW_LOG_S = 600.0
 
 
 def connections_to(ports: Iterable[int], tables: Iterable[Path] = _TABLES) -> dict[int, Counter[str]]:
-    """By local port: the number of connections from each address. Blocking; empty on other systems than Linux."""
-    found: dict[int, Counter[str]] = {port: Counter() for port in ports}
+    """The number of connections from each address, by local port. Blocking; empty on other systems than Linux."""
+    connected: dict[int, Counter[str]] = {port: Counter() for port in ports}
     for table in tables:
         try:
             counts = _connections(table)
         except OSError:
             continue  # not Linux; no IPv6; or no open file is left, which is reported elsewhere
         for (digits, remote), count in counts.items():
-            if (port := int(digits, 16)) in found:
-                found[port][_address(remote)] += count
-    return found
+            if (port := int(digits, 16)) in connected:
+                connected[port][_address(remote)] += count
+    return connected
 
 
 def _connections(table: Path) -> Counter[tuple[str, str]]:
@@ -154,7 +154,7 @@ class _Handshakes:
         families = self._metrics.registry.restricted_registry([name]).collect()
         samples = (sample for family in families for sample in family.samples)
         labels = {"port": self._setting}
-        return next((each.value for each in samples if (each.name, each.labels) == (name, labels)), 0.0)
+        return next((sample.value for sample in samples if (sample.name, sample.labels) == (name, labels)), 0.0)
 
 
 def _most(holders: Counter[str]) -> dict[str, int]:

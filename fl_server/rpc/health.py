@@ -51,8 +51,8 @@ class Probes:
 
     async def List(self, request: health_pb2.HealthListRequest, context: Any) -> health_pb2.HealthListResponse:  # noqa: N802, ARG002 - gRPC fixes name and arguments
         """The states of all services."""
-        found = {name: health_pb2.HealthCheckResponse(status=status) for name, status in self._states.items()}
-        return health_pb2.HealthListResponse(statuses=found)
+        statuses = {name: health_pb2.HealthCheckResponse(status=status) for name, status in self._states.items()}
+        return health_pb2.HealthListResponse(statuses=statuses)
 
     async def Watch(  # noqa: N802 - gRPC fixes the name
         self,

@@ -88,7 +88,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._policy = policy
         self._open = ExpiringCalls()
         self._wrapped: dict[str, MethodHandler] = {}
-        """By method: a server never changes its handlers."""
+        """Wrapped handlers by method: a server never changes them."""
 
     def end_denied(self) -> None:
         """End the open calls whose callers' certificates are revoked now."""
@@ -168,7 +168,7 @@ class _Call:
             raise errors.Revoked(str(who), why)
 
     def while_valid(self) -> AbstractContextManager[None]:
-        """For calls that may be open for long: they end with the caller's certificate."""
+        """The block of a call that may be open for long: it ends with the caller's certificate."""
         return self._open.while_valid(caller.get())
 
     async def read(self, open_call: OpenCall, context: Context) -> Any:
@@ -220,12 +220,12 @@ class _Call:
 async def _token_holder(tokens: Tokens, context: Context) -> Identity:
     """The caller of a port for tokens; ANYBODY without a token. Raises Unauthenticated, Forbidden, NotNow."""
     metadata: Iterable[tuple[str, Any]] = context.invocation_metadata() or ()
-    found = [value for key, value in metadata if key == "authorization"]
-    if not found:
+    given = [value for key, value in metadata if key == "authorization"]
+    if not given:
         return ANYBODY
-    if len(found) > 1 or not isinstance(found[0], str) or found[0][: len(_SCHEME)].lower() != _SCHEME:
+    if len(given) > 1 or not isinstance(given[0], str) or given[0][: len(_SCHEME)].lower() != _SCHEME:
         raise Unauthenticated("expected the metadata authorization: Bearer TOKEN, once, got another form")
-    return await tokens.identity(found[0][len(_SCHEME) :].strip())
+    return await tokens.identity(given[0][len(_SCHEME) :].strip())
 
 
 def _browser_of(context: Context) -> str:

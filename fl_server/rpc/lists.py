@@ -43,7 +43,7 @@ class Lists:
         cursor = Cursor.of_request(request, (float, str), "runs")
         runs, not_loaded = self._runs.loaded(), self._runs.not_loaded()
         keys: dict[Position, Run | NotLoaded] = {(run.record.created_at, run.id): run for run in runs}
-        keys |= {(each.record.created_at, each.record.run_id): each for each in not_loaded}
+        keys |= {(run.record.created_at, run.record.run_id): run for run in not_loaded}
 
         async def read(after: Position | None, count: int) -> Entries[pb.RunStatus]:
             following = (key for key in keys if after is None or key > after)
@@ -101,7 +101,7 @@ class Lists:
             round=round_summary(commit),
             evaluations=page.entries,
             next_page_token=page.next_token,
-            lower_is_better=known_directions(run, {name for each in page.entries for name in each.metrics}),
+            lower_is_better=known_directions(run, {name for evaluation in page.entries for name in evaluation.metrics}),
         )
 
 

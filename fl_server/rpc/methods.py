@@ -36,7 +36,7 @@ _OPERATE = frozenset({"operator", "admin"})
 _ENROLL = frozenset({"enroller", "admin"})
 _ADMIN_ONLY = frozenset({"admin"})
 _NAMES = 20
-"""Of a list, in one row of the audit log."""
+"""Most names of a list in one row of the audit log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class RequestLimit:
     """The limits of a method. The defaults are far above every honest request."""
 
     size_bytes: int = 64 << 10
-    """Of the serialized request; for a stream of requests, of each."""
+    """Largest serialized request; for a stream of requests, the largest of each."""
     values: int = 10_000
     """Fields, sub-messages and elements in it, at any depth; each costs up to some hundred bytes once it is parsed."""
     at_once: int = 16
@@ -174,7 +174,7 @@ METHODS: Mapping[str, Method] = {
     "/grpc.health.v1.Health/Watch": Method(EVERYONE, _SMALL),
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Method(EVERYONE, RequestLimit(4 << 10, 32, 2)),
 }
-"""By a method's full name. A test compares the table with the services."""
+"""The rows by the methods' full names. A test compares the table with the services."""
 
 WEB_METHODS = frozenset(
     name

@@ -65,21 +65,21 @@ class CallLimits:
         """known_connections: connections that are remembered, to count each once."""
         self._per_caller, self._in_all = per_caller, in_all
         self._open: dict[str, Counter[str]] = {}
-        """By caller, then by method."""
+        """Numbers of open calls by caller, then by method."""
         self._blocked: OrderedDict[str, float] = OrderedDict()
-        """End of the block, by caller."""
+        """The end of the block of each caller."""
         self._count = 0
         self._most_known = known_connections
         self._connections: OrderedDict[str, None] = OrderedDict()
 
     def open(self, who: str, method: str, at_once: int) -> OpenCall:
         """Open a call of a method of which a caller may have `at_once` open. Raises TooMany."""
-        name, found = method.rpartition("/")[2], self._open.get(who)
+        name, own = method.rpartition("/")[2], self._open.get(who)
         if self._blocked and (blocked_s := self._blocked.get(who, 0.0) - time.monotonic()) > 0:
             raise TooMany("the caller's last large request was refused", math.ceil(blocked_s), routine=True)
-        if found is not None and found[method] >= at_once:
+        if own is not None and own[method] >= at_once:
             raise TooMany(f"one caller may have at most {at_once} calls of {name} open", RETRY_S, routine=True)
-        if found is not None and found.total() >= self._per_caller:
+        if own is not None and own.total() >= self._per_caller:
             raise TooMany(f"one caller may have at most {self._per_caller} calls open", RETRY_S, routine=True)
         if self._count >= self._in_all:
             raise TooMany(f"{self._in_all} calls are open, which is the limit of this port", RETRY_S, routine=True)
@@ -156,10 +156,10 @@ class ExpiringCalls:
     def end_denied(self, denied: Callable[[Identity], str]) -> int:
         """End the calls of callers for which `denied` gives a reason. Returns their number."""
         calls = [(task, who) for same_end in self._by_end.values() for task, who in same_end.items()]
-        found = [(task, Revoked(str(who), why)) for task, who in calls if (why := denied(who))]
-        for task, revoked in found:
+        denied_calls = [(task, Revoked(str(who), why)) for task, who in calls if (why := denied(who))]
+        for task, revoked in denied_calls:
             self._end(task, revoked)
-        return len(found)
+        return len(denied_calls)
 
     def _forget(self, ends: float, task: asyncio.Task[object]) -> None:
         if (calls := self._by_end.get(ends)) is not None:
@@ -173,7 +173,7 @@ class ExpiringCalls:
 
     def _check(self) -> None:
         self._timer, now = None, time.time()
-        for ends in [each for each in self._by_end if each <= now]:
+        for ends in [end for end in self._by_end if end <= now]:
             for task, who in self._by_end.pop(ends).items():
                 self._end(task, who.ended())
         self._check_later()

@@ -35,7 +35,7 @@ class Overview:
     def __init__(self, services: Services, runs: OwnedRuns) -> None:
         self._services, self._runs = services, runs
         self._values: dict[str, tuple[tuple[int, int], list[pb.MetricPoint]]] = {}
-        """By run: the changes of its log and the number of points for which these values were read, and the values."""
+        """For each run: the changes of its log and the number of points that its values were read for, and the values."""
 
     async def page(self, request: pb.GetOverviewRequest) -> pb.GetOverviewResponse:
         """A page of runs, with the counts of all."""
@@ -50,8 +50,8 @@ class Overview:
         cursor = Cursor.of_request(request, (float, str), *of)
 
         async def read(after: Position | None, count: int) -> Entries[pb.RunOverview]:
-            chosen = nlargest(count, (each for each in wanted if after is None or each < after))
-            shown = [_shown(wanted[each]) for each in chosen]
+            chosen = nlargest(count, (position for position in wanted if after is None or position < after))
+            shown = [_shown(wanted[position]) for position in chosen]
             await self._add_points(shown, request.points)
             return list(zip(chosen, shown, strict=True))
 

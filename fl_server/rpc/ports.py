@@ -64,7 +64,7 @@ def share(limit: int, clients: int, wanted: ConnectionsConfig, also: Collection[
 
     There are an eighth more than clients: a client may have two connections while its certificate is renewed.
     """
-    admin, health = (min(each, max(4, limit // 16)) for each in (wanted.admin, wanted.health))
+    admin, health = (min(asked, max(4, limit // 16)) for asked in (wanted.admin, wanted.health))
     metrics = min(wanted.metrics, max(4, limit // 32))
     operators = 2 * admin if "token_listen" in also else admin
     enrollment = min(wanted.enrollment, max(4, limit // 16)) if "enroll_listen" in also else 0
@@ -84,7 +84,7 @@ EXTRA_CALLS = 256
 WEB_CALLS = 2048
 """Open calls of the web process for all browsers."""
 LARGEST_WEB_BYTES = 64 << 10
-"""Of one request of it."""
+"""The largest request of the web process."""
 
 
 @dataclass(frozen=True, slots=True)

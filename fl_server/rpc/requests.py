@@ -27,7 +27,7 @@ LARGE_BYTES = 256 << 10
 MOST_VALUES = 1 << 15
 """Values in a header: enough for manifests of about 4,000 tensors. A model with more tensors raises the limit."""
 VALUES_A_TENSOR = 48
-"""In up to three payloads: name, dtype, up to eight sizes, offset and similar fields of each."""
+"""Values of a tensor in up to three payloads: name, dtype, up to eight sizes, offset and similar fields of each."""
 MOST_NESTED = 64
 """Deepest nesting of messages, with map entries: twenty levels of a Struct."""
 _FIXED = {1: 8, 5: 4}
@@ -56,14 +56,14 @@ def nested_of(kind: Descriptor) -> Nested:
 def _nested(kind: Descriptor, known: dict[str, dict[int, Nested | int]]) -> dict[int, Nested | int]:
     if kind.full_name in known:
         return known[kind.full_name]
-    found: dict[int, Nested | int] = {}
-    known[kind.full_name] = found
+    nested: dict[int, Nested | int] = {}
+    known[kind.full_name] = nested
     for field in kind.fields:
         if field.message_type is not None:
-            found[field.number] = _nested(field.message_type, known)
+            nested[field.number] = _nested(field.message_type, known)
         elif field.is_repeated and field.type not in _TEXTS:
-            found[field.number] = _WIDTHS.get(field.type, 1)
-    return found
+            nested[field.number] = _WIDTHS.get(field.type, 1)
+    return nested
 
 
 def count_values(message: bytes, nested: Nested, most: int) -> int:
@@ -152,7 +152,7 @@ NESTED: Mapping[str, Nested] = {
     for service in _SERVICES
     for method in service.methods
 }
-"""By a method's full name: the nested messages of its request."""
+"""The nested messages of each method's request, by its full name."""
 
 
 class BadRequest(InvalidInput):

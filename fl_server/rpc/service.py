@@ -102,7 +102,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         # through all runs for each message would be most of the work for a large model.
         kept, size = ref(broadcast), broadcast.resource.size_bytes
         # An earlier model, which the client evaluates, is no transfer of the exchange under way.
-        transfers = run.log.transfers if any(each is broadcast for each in run.model.broadcasts) else ClientTransfers()
+        transfers = (
+            run.log.transfers if any(sent_now is broadcast for sent_now in run.model.broadcasts) else ClientTransfers()
+        )
         del broadcast
         with transfers.transfer(client, "down", size, request.offset) as shown:
             for place in places:

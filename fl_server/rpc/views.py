@@ -84,8 +84,8 @@ def run_status(run: Run) -> pb.RunStatus:
 
 def known_directions(run: Run, metrics: Iterable[str]) -> dict[str, bool]:
     """Whether a lower value is better, for each of the metrics whose direction is known."""
-    found = {name: run.context.directions.lower_is_better(name) for name in metrics}
-    return {name: lower for name, lower in found.items() if lower is not None}
+    directions = {name: run.context.directions.lower_is_better(name) for name in metrics}
+    return {name: lower for name, lower in directions.items() if lower is not None}
 
 
 def _failed(latest: FailureRecord, clients: int) -> pb.FailedWork:
@@ -157,7 +157,9 @@ def _states(run: Run) -> pb.StateMembers:
 
 def _below_due(shares: Mapping[str, Share]) -> list[pb.ClientShare]:
     first = by_id(shares)[:MOST_SHOWN]
-    return [pb.ClientShare(client_id=each, counted=shares[each].counted, due=shares[each].due) for each in first]
+    return [
+        pb.ClientShare(client_id=client, counted=shares[client].counted, due=shares[client].due) for client in first
+    ]
 
 
 def run_reason(run: Run) -> str:

@@ -21,13 +21,13 @@ import structlog
 log = structlog.get_logger()
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-"""Between an end of the process and its next start; twice as long each time."""
+"""Pauses between an end of the process and its next start; twice as long each time."""
 ANSWERED_PAUSE_S = 2.0
-"""In a pause of this length browsers are answered: the process has ended three times in a row."""
+"""Browsers are answered in a pause of this length: the process has ended three times in a row."""
 STEADY_S = 60.0
-"""After this long the next pause is the first one again."""
+"""The next pause is the first one again when the process has run this long."""
 STOP_S = 2.0
-"""After this long without an end the process is killed."""
+"""The process is killed if it has not ended after this time."""
 _PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
 """Variables of the environment that the process gets. Others may be secrets of the coordinator."""
 _UNAVAILABLE = ("-I", str(Path(__file__).with_name("unavailable.py")))
@@ -46,7 +46,7 @@ class WebProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the running process."""
+        """The id of the running process; None if none runs."""
         return None if self._process is None else self._process.pid
 
     def renew(self, settings: bytes) -> None:
@@ -122,4 +122,4 @@ def _environment() -> dict[str, str]:
     """Folders of modules are absolute, because the process works in another directory."""
     passed = {name: os.environ[name] for name in _PASSED if name in os.environ}
     folders = filter(None, passed.pop("PYTHONPATH", "").split(os.pathsep))
-    return {**passed, "PYTHONPATH": os.pathsep.join(str(Path(each).absolute()) for each in folders)}
+    return {**passed, "PYTHONPATH": os.pathsep.join(str(Path(folder).absolute()) for folder in folders)}

@@ -18,7 +18,7 @@ from fl_server.errors import Forbidden, TooMany, Unauthenticated
 from fl_server.identity import Identity
 
 LINK_S = 60.0
-"""For this long a link can be used."""
+"""A link can be used for this long."""
 SESSION_S = 8 * 3600.0
 """Longest session. It ends with the operator's certificate or token before that."""
 MOST_LINKS = 16
@@ -82,7 +82,7 @@ class WebSessions:
         """url: of the page, as browsers reach it. denied: why a certificate is revoked; empty if it is not."""
         self.url, self._denied = url, denied
         self.key = new_key()
-        """Of codes and sessions: the web process tells made-up ones by it (`fl_common/own_secrets.py`)."""
+        """Key of codes and sessions: the web process tells made-up ones by it (`fl_common/own_secrets.py`)."""
         self._links = _Held(self.key, MOST_LINKS, "login links are open")
         self._sessions = _Held(self.key, MOST_SESSIONS, "sessions are open")
 
@@ -125,9 +125,9 @@ class WebSessions:
 
     async def identity(self, token: str) -> Identity:
         """The operator of a session; `Tokens` for the web process's socket. Raises Unauthenticated."""
-        if (found := self._sessions.of(token)) is None:
+        if (holder := self._sessions.of(token)) is None:
             raise Unauthenticated(f"the session of this browser has ended: {_AGAIN}")
-        return found
+        return holder
 
 
 def _operator(who: Identity) -> Identity:

@@ -76,11 +76,11 @@ class Page:
     """What the web process is given beside settings of the coordinator."""
 
     path: Path
-    """Of the coordinator's socket for it."""
+    """Path of the coordinator's socket for it."""
     listening: int
     """File descriptor of the socket that browsers connect to."""
     secrets_key: bytes
-    """By which it tells made-up codes and sessions (`fl_common/own_secrets.py`)."""
+    """Key by which it tells made-up codes and sessions (`fl_common/own_secrets.py`)."""
     tls: Mapping[str, str | None] | None
     """cert, key, client_ca as PEM, and min_version; None for a page in plain text."""
 

@@ -69,7 +69,7 @@ class _Answers:
 
 
 def _tls(given: dict[str, Any] | None) -> ssl.SSLContext | None:
-    """As the page has it. Raises OSError, ssl.SSLError."""
+    """TLS as the page has it; None without. Raises OSError, ssl.SSLError."""
     if given is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

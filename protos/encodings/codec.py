@@ -153,9 +153,9 @@ def _encode_tensor(flat: Tensor, raw: Bytes, scheme: Scheme, words: _WordsOf) ->
     """Write the bytes of one tensor. flat: its values. raw: its section."""
     kind = torch.float64 if flat.dtype == torch.float64 else torch.float32
     numel = flat.numel()
-    for first, count, each in _tiles(numel, scheme.block, 0, -(-numel // scheme.block)):
-        begin, size = first * scheme.block, scheme.nbytes(each)
-        values = flat[begin : begin + count * each].to(kind).view(count, each).numpy()
+    for first, count, tile in _tiles(numel, scheme.block, 0, -(-numel // scheme.block)):
+        begin, size = first * scheme.block, scheme.nbytes(tile)
+        values = flat[begin : begin + count * tile].to(kind).view(count, tile).numpy()
         offset = first * scheme.nbytes(scheme.block)
         blocks = raw[offset : offset + count * size].reshape(count, size)
         scheme.encode(values, blocks, words.blocks(first, count, scheme.words))
@@ -174,10 +174,10 @@ class _Blocks:
         """Decode the blocks from the block `first` on into `decoded`, which ends with one of them."""
         block = self.scheme.block
         last = first + -(-len(decoded) // block)
-        for at, count, each in _tiles(self.entry.numel, block, first, last):
-            size = self.scheme.nbytes(each)
+        for at, count, tile in _tiles(self.entry.numel, block, first, last):
+            size = self.scheme.nbytes(tile)
             raw = _exactly(read, self.offset + at * self.scheme.nbytes(block), count * size)
-            target = decoded[(at - first) * block :][: count * each].view(count, each)
+            target = decoded[(at - first) * block :][: count * tile].view(count, tile)
             try:
                 self._decode_tile(np.frombuffer(raw, np.uint8).reshape(count, size), target, at)
             except EncodingError as error:

@@ -56,8 +56,8 @@ def _rows(table: npt.NDArray[Any], index: Bytes) -> npt.NDArray[Any]:
     # numpy copies an item of one type much faster than a row of several items.
     width = table.itemsize * table.shape[1]
     items = table.view(_item(width))
-    found = np.take(items.reshape(256, -1), index, axis=0, mode="wrap")
-    return found.view(table.dtype).reshape(len(index), -1)
+    unpacked = np.take(items.reshape(256, -1), index, axis=0, mode="wrap")
+    return unpacked.view(table.dtype).reshape(len(index), -1)
 
 
 @cache

@@ -23,7 +23,7 @@ def encoding_key(seed: int, *place: int | str) -> bytes:
     seed and each part of the place. No two places have the same text. For an update the place is ("update", exchange,
     payload) and the seed that of the assignment; for a broadcast it is ("broadcast", round, kind) and that of the run.
     """
-    parts = (f"s{len(each.encode())}:{each};" if isinstance(each, str) else f"i{each};" for each in (seed, *place))
+    parts = (f"s{len(part.encode())}:{part};" if isinstance(part, str) else f"i{part};" for part in (seed, *place))
     return digest_of(f"encoding key;{''.join(parts)}".encode())[:KEY_BYTES]
 
 

@@ -59,8 +59,8 @@ def arithmetic_type(dtype: torch.dtype) -> type[np.floating[Any]]:
 
 def finite_in(values: Floats, dtype: torch.dtype) -> npt.NDArray[np.bool_]:
     """Which values are finite after conversion to a dtype."""
-    found: npt.NDArray[np.bool_] = np.abs(values) < _TOO_LARGE.get(dtype, np.inf)
-    return found
+    usable: npt.NDArray[np.bool_] = np.abs(values) < _TOO_LARGE.get(dtype, np.inf)
+    return usable
 
 
 _TOO_LARGE = {torch.float16: 65520.0, torch.bfloat16: 2.0**128 - 2.0**119}
