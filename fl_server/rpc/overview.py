@@ -35,7 +35,7 @@ class Overview:
     def __init__(self, services: Services, runs: OwnedRuns) -> None:
         self._services, self._runs = services, runs
         self._values: dict[str, tuple[tuple[int, int], list[pb.MetricPoint]]] = {}
-        """For each run: the changes of its log and the number of points that its values were read for, and the values."""
+        """For each run: the changes of its log, the number of points that its values were read for, and the values."""
 
     async def page(self, request: pb.GetOverviewRequest) -> pb.GetOverviewResponse:
         """A page of runs, with the counts of all."""
