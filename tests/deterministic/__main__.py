@@ -1,88 +1,68 @@
 """`python -m tests.deterministic --depth 2 --seeds 0:100`: live the lives of these seeds, and check each.
 
 A life that fails prints the command that repeats it, what was violated, and the fewest of its faults that are enough.
-The exit status is the number of failed lives, 99 at most.
+The last line is a summary in JSON. The exit status is the number of failed lives, 99 at most. Long runs use all cores:
+`--depth 1 --seeds 0:1000000 --processes 16 --results lives.jsonl --seconds 500`.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import time
-from collections import Counter
-from dataclasses import replace
+from collections.abc import Iterator
+from pathlib import Path
 
 from tests.deterministic import clocks
+from tests.deterministic.batches import SIZES, Batch, batches, live_batch
 
 HASH_SEED = "0"
 """Sets of texts have one order in every process."""
 
 
 def main() -> int:
-    """Run the command. Times are of the processor."""
+    """Run the command."""
     clocks.require_first()
+    options = _options()
+    first, _, end = options.seeds.partition(":")
+    seeds = range(int(first), int(end) if end else int(first) + 1)
+    began, all_lives = time.monotonic(), Batch(options.depth)
+    for part, batch in _lived(options, seeds):
+        all_lives.add(batch)
+        for lines in batch.failed.values():
+            print(*lines, sep="\n", flush=True)
+        if options.results:
+            with options.results.open("a") as file:
+                file.write(json.dumps({"seeds": [part.start, part.stop], **batch.values()}) + "\n")
+    seconds = round(time.monotonic() - began, 2)
+    print(json.dumps({"seeds": options.seeds, "seconds": seconds, **all_lives.values()}), flush=True)
+    return min(len(all_lives.failed), 99)
+
+
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.deterministic", description=__doc__)
     parser.add_argument("--depth", type=int, choices=(1, 2), default=2, help="1: the core; 2: the whole system")
     parser.add_argument("--seeds", default="0:50", help="first:end, or one seed")
+    parser.add_argument("--processes", type=int, default=1, help="live so many lives beside each other")
+    parser.add_argument("--batch", type=int, default=0, help="lives of one batch; 0: about as many as a second has")
+    parser.add_argument("--results", type=Path, help="append a line of JSON for each batch of lives to this file")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no batch after this time")
     parser.add_argument("--log", action="store_true", help="print what happens, with virtual times")
-    options = parser.parse_args()
-    first, _, end = options.seeds.partition(":")
-    seeds = range(int(first), int(end) if end else int(first) + 1)
-    began, failed, happened = time.process_time(), 0, Counter[str]()
-    for seed in seeds:
-        lines, kinds = (_core if options.depth == 1 else _whole)(seed, log=options.log)
-        happened += kinds
-        failed += bool(lines)
-        for line in lines:
-            print(line, flush=True)
-        if (seed + 1) % 100 == 0:
-            print(f"up to seed {seed}: {failed} failed", file=sys.stderr, flush=True)
-    seconds = time.process_time() - began
-    faults = ", ".join(f"{count} {kind}" for kind, count in sorted(happened.items()))
-    print(
-        f"{len(seeds)} lives of depth {options.depth} in {seconds:.0f} s of processor time, {failed} failed: {faults}"
-    )
-    return min(failed, 99)
+    return parser.parse_args()
 
 
-def _whole(seed: int, *, log: bool) -> tuple[list[str], Counter[str]]:
-    """Live one life of depth 2. Returns the lines about its failure, none if all is well, and its faults by kind."""
-    from tests.deterministic.life import live
-    from tests.deterministic.plan import plan_of
-    from tests.deterministic.shrinking import shrunk
-
-    plan = plan_of(seed)
-    result = live(plan)
-    if log:
-        print("\n".join(result.seen.lines))
-    if not result.error:
-        return [], result.seen.happened
-    few = shrunk(plan.faults, lambda faults: bool(live(replace(plan, faults=tuple(faults))).error))
-    return [
-        f"FAILED: python -m tests.deterministic --depth 2 --seeds {seed} --log",
-        f"    {plan.job.name}, {len(plan.clients)} clients: {result.error}",
-        f"    {len(few)} of {len(plan.faults)} faults are enough: {'; '.join(map(str, few)) or 'none'}",
-    ], result.seen.happened
-
-
-def _core(seed: int, *, log: bool) -> tuple[list[str], Counter[str]]:
-    """The same for a life of depth 1."""
-    from tests.deterministic.core_life import CoreLife, live_core
-    from tests.deterministic.shrinking import shrunk
-
-    error, happened = live_core(seed)
-    kinds = Counter(fault.what for fault in happened)
-    if log:
-        print(CoreLife(seed).policy, *happened, sep="\n")
-    if not error:
-        return [], kinds
-    few = shrunk(happened, lambda faults: bool(live_core(seed, tuple(fault.step for fault in faults))[0]))
-    return [
-        f"FAILED: python -m tests.deterministic --depth 1 --seeds {seed} --log",
-        f"    {error}",
-        f"    {len(few)} of {len(happened)} faults are enough: {'; '.join(map(str, few)) or 'none'}",
-    ], kinds
+def _lived(options: argparse.Namespace, seeds: range) -> Iterator[tuple[range, Batch]]:
+    size = options.batch or SIZES[options.depth]
+    parts = (seeds[at : at + size] for at in range(0, len(seeds), size))
+    if options.processes > 1:
+        yield from batches(options.depth, parts, options.processes, options.seconds)
+        return
+    ends = time.monotonic() + options.seconds
+    for part in parts:
+        if time.monotonic() < ends:
+            yield part, live_batch(options.depth, part, log=options.log)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from hashlib import blake2b
 from typing import Any
 
 from fl_server.rounds import effects as fx
@@ -19,67 +17,11 @@ from fl_server.rounds.committing import clients_due, evaluation_due
 from fl_server.rounds.restoring import SavedRound
 from fl_server.rounds.state import ByClient, Failed, Lost, Phase, Refused, RoundPolicy, RoundState
 from fl_server.rounds.stop_rules import Judged
+from tests.deterministic import replacing
+from tests.deterministic.core_ledger import Ledger, Place, Told, digest
+from tests.deterministic.replacing import replaced
 
-Place = tuple[int, int]
-"""(round, exchange)."""
-
-
-class Broken(AssertionError):
-    """An invariant does not hold."""
-
-
-def digest(*parts: object) -> bytes:
-    """A digest of values by their text."""
-    return blake2b(repr(parts).encode(), digest_size=8).digest()
-
-
-def require(true: object, why: str) -> None:
-    """Raise Broken with the reason unless the condition holds."""
-    if not true:
-        raise Broken(why)
-
-
-@dataclass
-class Ledger:
-    """What is durable."""
-
-    rounds: int
-    status: Any = "running"
-    paused: bool = False
-    reason: str = ""
-    epoch: int = 0
-    attempts: dict[int, list[tuple[int, int, tuple[str, ...]]]] = field(default_factory=dict)
-    """Round -> (exchange, attempt, cohort)."""
-    updates: dict[Place, dict[str, bytes]] = field(default_factory=dict)
-    """Admitted updates in order of arrival."""
-    refused: dict[Place, dict[str, Refused]] = field(default_factory=dict)
-    failed: dict[Place, dict[str, Failed]] = field(default_factory=dict)
-    fixed: dict[Place, ev.Accepted] = field(default_factory=dict)
-    commits: list[tuple[bytes, ev.Accepted, int, float]] = field(default_factory=list)
-    """(model, accepted list, epoch, over-selection factor) by round."""
-    metrics: dict[int, dict[str, float]] = field(default_factory=dict)
-    by_clients: set[int] = field(default_factory=set)
-    lost: dict[str, Lost] = field(default_factory=dict)
-    """States that wait for a reset."""
-    judged_from: int = 0
-    restarts: set[int] = field(default_factory=set)
-    """Rounds that were redrawn."""
-
-    @property
-    def model(self) -> bytes:
-        """The latest model."""
-        return self.commits[-1][0] if self.commits else b"first"
-
-
-@dataclass
-class Told:
-    """What has left the coordinator, and so cannot be taken back."""
-
-    assigned: dict[str, tuple[int, int, int, bytes]] = field(default_factory=dict)
-    """Client -> (round, exchange, epoch, model) of its work."""
-    acknowledged: dict[tuple[int, int, str], bytes] = field(default_factory=dict)
-    announced: int = 0
-    """Rounds whose outcomes were sent."""
+replacing.install()
 
 
 class Driver:
@@ -104,7 +46,7 @@ class Driver:
         epochs = [commit[2] for commit in ledger.commits]
         of_epoch = [number for number, epoch in enumerate(epochs) if epoch == ledger.epoch]
         members = frozenset(client for number in of_epoch for client, _ in ledger.commits[number][1])
-        state = replace(
+        state = replaced(
             self.state, rounds=ledger.rounds, round=done, paused=ledger.paused, state_epoch=ledger.epoch,
             epoch_rounds=len(of_epoch), over_selection=ledger.commits[-1][3] if done else 0.0,
             members=members if policy.population else frozenset(), judged_from=ledger.judged_from,
@@ -112,11 +54,11 @@ class Driver:
         )  # fmt: skip
         if ledger.status != "running":
             attempts = ledger.attempts.get(done, [])
-            self.state = replace(
+            self.state = replaced(
                 state, phase=Phase.ENDED, ending=(ledger.status, ledger.reason), goal=1 if attempts else 0,
                 attempt=max((attempt for _, attempt, _ in attempts), default=0),
             )  # fmt: skip
-            running = replace(state, ending=None)
+            running = replaced(state, ending=None)
             for round_ in range(done):
                 if evaluation_due(running, round_) and round_ not in ledger.metrics:
                     self.work.append(f"evaluate {round_}")
@@ -149,7 +91,7 @@ class Driver:
 
     def take(self, event: ev.Event) -> Iterator[str]:
         """Process an event, if it still means something, and carry out its effects."""
-        require(not self.carrying, f"{event} came while effects were carried out")
+        assert not self.carrying, f"{event} came while effects were carried out"
         if not isinstance(event, ev.RoundRestored) and not machine.applies(event, self.state):
             return
         before = self.state
@@ -216,12 +158,12 @@ class Driver:
             self.counted[state.round] = digest(ledger.model, ledger.fixed[state.round, state.exchange])
             yield from self.take(ev.StepComputed())
         elif kind == "commit":
-            require(state.phase is Phase.COMMITTING, "a model is committed in another phase")
+            assert state.phase is Phase.COMMITTING, "a model is committed in another phase"
             yield "checkpoint written"
             fixed = ledger.fixed[state.round, state.exchange]
-            require(fixed == state.accepted, "the accepted list of the state is not that of the ledger")
-            require(state.round == len(ledger.commits), f"round {state.round} is committed again or too early")
-            require(state.state_epoch == ledger.epoch, "the epoch of the state is not that of the ledger")
+            assert fixed == state.accepted, "the accepted list of the state is not that of the ledger"
+            assert state.round == len(ledger.commits), f"round {state.round} is committed again or too early"
+            assert state.state_epoch == ledger.epoch, "the epoch of the state is not that of the ledger"
             ledger.commits.append((self.counted[state.round], fixed, ledger.epoch, state.over_selection))
             for client, _ in fixed:
                 ledger.lost.pop(client, None)
@@ -252,14 +194,14 @@ class Driver:
         match effect:
             case fx.OpenAttempt(round_, exchange, attempt, cohort):
                 rows = ledger.attempts.setdefault(round_, [])
-                require(rows or not ledger.paused, f"round {round_} was begun in a pause")
+                assert rows or not ledger.paused, f"round {round_} was begun in a pause"
                 if (exchange, attempt) not in [row[:2] for row in rows]:
                     rows.append((exchange, attempt, cohort))
             case fx.RecordFailure(client, why):
                 self._write_failure(client, why)
             case fx.ReduceExchange(accepted) | fx.ComputeStep(accepted):
                 known = ledger.fixed.get(place)
-                require(known in (None, accepted), f"another list of {place} is accepted: {accepted}, not {known}")
+                assert known in (None, accepted), f"another list of {place} is accepted: {accepted}, not {known}"
                 ledger.fixed[place] = accepted
             case fx.DropCulprits(round_, exchange, culprits):
                 for client, why in culprits:
@@ -269,7 +211,7 @@ class Driver:
                 ledger.fixed.pop((round_, exchange))
             case fx.RestartRound(round_, _, states, epoch):
                 self._forget_round(round_)
-                require(epoch == ledger.epoch + states, f"epoch {epoch} follows {ledger.epoch}")
+                assert epoch == ledger.epoch + states, f"epoch {epoch} follows {ledger.epoch}"
                 if states:
                     ledger.epoch = epoch
                     ledger.lost.clear()
@@ -320,7 +262,7 @@ class Driver:
                 for client in clients:
                     self.told.assigned.pop(client, None)
             case fx.Announce(round_):
-                require(round_ < len(self.ledger.commits), f"round {round_} is announced and not committed")
+                assert round_ < len(self.ledger.commits), f"round {round_} is announced and not committed"
                 self.told.announced = round_ + 1
             case fx.EndRun():
                 self.told.assigned.clear()
@@ -331,5 +273,5 @@ class Driver:
         if not state.works(client) or state.phase is not Phase.COLLECTING:
             return
         cohorts = [cohort for exchange, _, cohort in ledger.attempts.get(state.round, []) if exchange == state.exchange]
-        require(any(client in cohort for cohort in cohorts), f"{client} got work of {state.round} before it is written")
+        assert any(client in cohort for cohort in cohorts), f"{client} got work of {state.round} before it is written"
         self.told.assigned[client] = (state.round, state.exchange, state.state_epoch, ledger.model)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
 
 from fl_server.rounds import events as ev
 from fl_server.rounds.directions import BY_LOSS
-from fl_server.rounds.state import Phase, RoundPolicy, RoundState, UnexpectedEvent
+from fl_server.rounds.state import Phase, RoundPolicy, UnexpectedEvent
 from fl_server.rounds.stop_rules import StopPolicy
-from tests.deterministic.core_driver import Broken, Driver, Ledger, Place, Told, digest, require
+from tests.deterministic.core_checks import check_end, check_restored, check_state
+from tests.deterministic.core_driver import Driver
+from tests.deterministic.core_ledger import Ledger, Place, Told, digest
 
 CLIENTS = tuple(f"c{number}" for number in range(8))
 ROUNDS = 10
@@ -83,17 +85,17 @@ class CoreLife:
     # Steps.
 
     def live(self) -> None:
-        """Until the run is over. Raises Broken."""
+        """Until the run is over. Raises AssertionError for what an invariant forbids."""
         try:
             while not self._over():
                 self._step()
                 self.step += 1
                 if self.step == MOST_STEPS:
                     self._heal()
-                require(self.step < MOST_STEPS + MOST_AFTER, f"the run does not end: {self._describe()}")
-            self._check_end()
+                assert self.step < MOST_STEPS + MOST_AFTER, f"the run does not end: {self._describe()}"
+            check_end(self.driver, {fault.what for fault in self.happened})
         except UnexpectedEvent as error:
-            raise Broken(f"unexpected: {error}") from error
+            raise AssertionError(f"unexpected: {error}") from error
 
     def _describe(self) -> str:
         state = self.driver.state
@@ -126,7 +128,7 @@ class CoreLife:
                 next(self.running)
             except StopIteration:
                 self.running = None
-                self._check_state()
+                check_state(self.driver)
         else:
             self._next()
 
@@ -135,7 +137,10 @@ class CoreLife:
         before = self.driver.state
         self.begin()
         if quiet and before.phase is not Phase.ENDED:
-            self._check_restored(before)
+            assert self.running is not None
+            restored = next(self.running)  # it has its state again, and did nothing yet
+            check_restored(before, self.driver.state)
+            self.running = chain((restored,), self.running)
 
     def _do(self, work: Iterator[str]) -> None:
         self.running = work
@@ -207,7 +212,7 @@ class CoreLife:
         else:
             made = digest(client, round_, exchange, epoch, model)
             known = self.made.setdefault((client, round_, exchange, epoch), made)
-            require(known == made, f"{client} made two updates for {place}")
+            assert known == made, f"{client} made two updates for {place}"
             self.old.append((client, place, made, epoch))
             self._do(self.driver.admit(client, place, made))
 
@@ -254,108 +259,9 @@ class CoreLife:
         if self.policy.population:
             self._do(self.driver.take(ev.StatesLost("a client was forgotten", self.driver.state.state_epoch)))
 
-    # Invariants.
-
-    def _check_state(self) -> None:
-        """After the effects of an event."""
-        state, ledger = self.driver.state, self.ledger
-        require(state.round == len(ledger.commits) or state.phase is Phase.COMMITTING, f"the state is in {state.round}")
-        require(state.out <= state.drawn, f"out {state.out} of {state.drawn}")
-        require(not state.refused.keys() & set(state.arrivals.clients()), "a refused update counts")
-        if self.policy.population:
-            may_count = state.members | (state.drawn - state.out)
-            require(len(may_count) <= self.policy.population, "more clients than the population")
-        if state.phase is Phase.COLLECTING:
-            require(state.working or state.fixed, "a round collects, and no client works")
-            require(self.driver.deadline, "a round collects without a deadline")
-        if state.phase is Phase.SELECTING and state.goal and state.settled:
-            require(self.driver.retries, "a round waits for clients, and will not be tried again")
-        place = (state.round, state.exchange)
-        if state.collects:
-            rows = ledger.updates.get(place, {})
-            require(rows == dict(state.admitted), "the admitted updates are not those of the ledger")
-            require(rows.keys() <= state.drawn, "an update of a client counts that was not drawn")
-
-    def _check_restored(self, before: RoundState) -> None:
-        """After a restart at rest all that decides is as it was."""
-        for _ in self.driver.restore(frozenset(self.present)):
-            break
-        after = self.driver.state
-        self.driver = Driver(self.policy, self.ledger, self.told)
-        self.running = self.driver.restore(frozenset(self.present))
-        same = ["round", "exchange", "state_epoch", "rounds", "paused", "epoch_rounds", "members", "lost"]
-        if before.phase is Phase.COLLECTING and not before.fixed:
-            same += ["phase", "goal", "refused", "failed", "attempt"]
-            same += [] if before.repeated else ["admitted", "drawn"]
-        if self.policy.stop.uses_metrics:
-            same += ["judged", "judged_from"]
-        if before.phase in (Phase.REDUCING, Phase.STEPPING, Phase.COMMITTING):
-            same = [name for name in same if name not in ("members", "lost", "epoch_rounds")]
-            require(after.fixed == before.accepted, f"the fixed list {after.fixed} is not {before.accepted}")
-        for name in same:
-            was, now = _plain(getattr(before, name)), _plain(getattr(after, name))
-            require(was == now, f"{name} was {was} before a restart in {before.phase.value}, and is {now} after it")
-
-    def _check_end(self) -> None:
-        """At the end of the run."""
-        ledger, state, policy = self.ledger, self.driver.state, self.policy
-        if state.phase is not Phase.ENDED:
-            return
-        require(state.ending is not None, "the run has ended without a reason")
-        faults = {fault.what for fault in self.happened} & {"refuse", "fail", "culprits"}
-        require(ledger.status == "completed" or faults, f"the run has {ledger.status}: {ledger.reason}")
-        model = b"first"
-        for round_, (committed, accepted, epoch, _) in enumerate(ledger.commits):
-            last = policy.exchanges - 1
-            clients = [client for client, _ in accepted]
-            where = f"round {round_}"
-            require(clients == sorted(set(clients)), f"{where} counts {clients}")
-            require(len(clients) >= policy.min_accepted, f"{where} has {len(clients)} updates")
-            cohorts = {
-                client for exchange, _, cohort in ledger.attempts[round_] if exchange == last for client in cohort
-            }
-            require(set(clients) <= cohorts, f"{where} counts {clients} and asked {cohorts}")
-            if policy.sampling == "fixed" and not last:
-                least = min(policy.quorum or (policy.clients_per_round + 1) // 2, policy.clients_per_round)
-                require(len(clients) >= min(least, len(cohorts)), f"{where} closed with {len(clients)} of {least}")
-                require(len(clients) <= policy.clients_per_round, f"{where} counts {len(clients)} updates")
-            for client, made in accepted:
-                require(made == digest(client, round_, last, epoch, model), f"{where}: {client} trained from another")
-                require(ledger.updates[round_, last].get(client) == made, f"{where}: {client} was not admitted")
-            require(committed == digest(model, accepted), f"{where}: another model was committed")
-            model = committed
-        for (round_, exchange, client), made in self.told.acknowledged.items():
-            if round_ < len(ledger.commits):
-                rows = ledger.updates.get((round_, exchange), {})
-                require(rows.get(client) == made, f"the update of {client} in round {round_} was acknowledged and lost")
-        require(self.told.announced <= len(ledger.commits), "a round was announced that is not committed")
-        self._check_reason()
-
-    def _check_reason(self) -> None:
-        """The run ended for the first reason there was."""
-        ledger, policy = self.ledger, self.policy
-        done = len(ledger.commits)
-        if ledger.status != "completed":
-            return
-        target = policy.stop.target
-        if ledger.reason.endswith("rounds are done"):
-            require(done == ledger.rounds, f"{done} of {ledger.rounds} rounds, and {ledger.reason}")
-        if target is not None:
-            reached = [round_ for round_, found in ledger.metrics.items() if found["loss"] <= target]
-            judged = [round_ for round_ in reached if round_ >= ledger.judged_from]
-            require(
-                not judged or judged[0] >= done - 1, f"the target was reached in {judged}, and {done} rounds follow"
-            )
-        if policy.evaluate_every == 1:
-            require(len(ledger.metrics) == done, f"{len(ledger.metrics)} of {done} rounds were evaluated")
-
 
 _FAULTS = {"pause": 0.1, "leave": 0.5, "come": 1.0, "repeat": 1.0, "extend": 0.1, "states": 0.1}
 """Chance of each fault in a step, times the life's own."""
-
-
-def _plain(value: Any) -> Any:
-    return dict(value) if isinstance(value, dict) else tuple(value) if isinstance(value, list) else value
 
 
 def live_core(seed: int, faults: tuple[int, ...] | None = None) -> tuple[str, list[CoreFault]]:
@@ -363,6 +269,6 @@ def live_core(seed: int, faults: tuple[int, ...] | None = None) -> tuple[str, li
     life = CoreLife(seed, faults)
     try:
         life.live()
-    except Broken as error:
+    except AssertionError as error:
         return f"step {life.step}: {error}", life.happened
     return "", life.happened

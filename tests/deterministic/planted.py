@@ -187,11 +187,11 @@ PLANTED: dict[str, Callable[[], Patch]] = {
 }
 
 FOUND_BY = {
-    "a refused client may deliver again": 52,
+    "a refused client may deliver again": 88,
     "a restart forgets refusals": 40,
     "a restart forgets failures": 35,
     "a restart lowers the goal to the fixed list": 163,
-    "no evaluation is awaited": 72,
+    "no evaluation is awaited": 384,
     "clients do not join the population": 40,
     "an update is acknowledged before it is written": 19,
 }

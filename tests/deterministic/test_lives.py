@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 
 
-def simulated(*arguments: str) -> str:
-    """The output of a simulation. Fails with its output if a life fails."""
+def simulated(*arguments: str) -> Any:
+    """The summary of a simulation. Fails with its output if a life fails."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.deterministic", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, f"{done.stdout[-6000:]}{done.stderr[-3000:]}"
-    return done.stdout
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_lives_of_the_whole_system_keep_every_promise() -> None:
     """Each run is completed among kills, cuts, full disks, lies and operators, with the bits of its replay."""
-    assert "20 lives of depth 2" in simulated("--depth", "2", "--seeds", "13:33")
+    assert simulated("--depth", "2", "--seeds", "13:33")["lives"] == 20
+
+
+def test_a_life_is_the_same_each_time(tmp_path: Path) -> None:
+    """In another process and after other lives, all events of a seed's life have the same virtual times."""
+    results = tmp_path / "lives.jsonl"
+    both = simulated("--depth", "2", "--seeds", "1:3", "--processes", "2", "--batch", "1", "--results", str(results))
+    assert both["digest"] == simulated("--depth", "2", "--seeds", "1:3")["digest"]
+    assert {tuple(json.loads(line)["seeds"]) for line in results.read_text().splitlines()} == {(1, 2), (2, 3)}

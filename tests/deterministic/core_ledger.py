@@ -1,0 +1,61 @@
+"""What the driver of the core has written and what it has told others: dictionaries in place of ledger and network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+from fl_server.rounds import events as ev
+from fl_server.rounds.state import Failed, Lost, Refused
+
+Place = tuple[int, int]
+"""(round, exchange)."""
+
+
+def digest(*parts: object) -> bytes:
+    """A digest of values by their text."""
+    return blake2b(repr(parts).encode(), digest_size=8).digest()
+
+
+@dataclass
+class Ledger:
+    """What is durable."""
+
+    rounds: int
+    status: Any = "running"
+    paused: bool = False
+    reason: str = ""
+    epoch: int = 0
+    attempts: dict[int, list[tuple[int, int, tuple[str, ...]]]] = field(default_factory=dict)
+    """Round -> (exchange, attempt, cohort)."""
+    updates: dict[Place, dict[str, bytes]] = field(default_factory=dict)
+    """Admitted updates in order of arrival."""
+    refused: dict[Place, dict[str, Refused]] = field(default_factory=dict)
+    failed: dict[Place, dict[str, Failed]] = field(default_factory=dict)
+    fixed: dict[Place, ev.Accepted] = field(default_factory=dict)
+    commits: list[tuple[bytes, ev.Accepted, int, float]] = field(default_factory=list)
+    """(model, accepted list, epoch, over-selection factor) by round."""
+    metrics: dict[int, dict[str, float]] = field(default_factory=dict)
+    by_clients: set[int] = field(default_factory=set)
+    lost: dict[str, Lost] = field(default_factory=dict)
+    """States that wait for a reset."""
+    judged_from: int = 0
+    restarts: set[int] = field(default_factory=set)
+    """Rounds that were redrawn."""
+
+    @property
+    def model(self) -> bytes:
+        """The latest model."""
+        return self.commits[-1][0] if self.commits else b"first"
+
+
+@dataclass
+class Told:
+    """What has left the coordinator, and so cannot be taken back."""
+
+    assigned: dict[str, tuple[int, int, int, bytes]] = field(default_factory=dict)
+    """Client -> (round, exchange, epoch, model) of its work."""
+    acknowledged: dict[tuple[int, int, str], bytes] = field(default_factory=dict)
+    announced: int = 0
+    """Rounds whose outcomes were sent."""
