@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
 from fl_web.coordinator.errors import NotFound, WebError
 from fl_web.coordinator.reader import Reader
@@ -62,11 +63,12 @@ def build_app() -> Starlette:
 
 
 class _Files(StaticFiles):
-    """Files whose addresses have their hash."""
+    """Files that a browser keeps for ever if their address has their hash. Modules import one another without it."""
 
-    def file_response(self, *arguments: object, **named: object) -> Response:
-        response = super().file_response(*arguments, **named)  # type: ignore[arg-type]  # as the base class has them
-        response.headers["Cache-Control"] = "public, max-age=31536000, immutable"
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        kept = "public, max-age=31536000, immutable" if scope["query_string"] else "no-cache"
+        response.headers["Cache-Control"] = kept
         return response
 
 

@@ -1,8 +1,9 @@
 // Keeps an open page current. The server sends changed parts, new events and new points; without this script every page
 // is complete as it was loaded.
 import { ago, elapsed } from "./format.js";
-import { morph } from "./morph.js";
 import { CompareCurves, RunCurves } from "./curves.js";
+
+/* global Idiomorph */
 
 const MOST_ENTRIES = 1000;
 const body = document.body;
@@ -24,6 +25,16 @@ function show(state, text, why = "") {
   if (state === "lost") notice.textContent = why;
 }
 
+// Elements are matched by their ids, so rows keep focus, open details and scroll positions. What a script has drawn in an
+// element with data-keep stays.
+const MORPH = {
+  morphStyle: "innerHTML",
+  callbacks: {
+    beforeNodeMorphed: (element) => !(element.dataset && "keep" in element.dataset),
+    beforeAttributeUpdated: (name, element) => !(name === "open" && element.nodeName === "DETAILS"),
+  },
+};
+
 const on = {
   link({ up, why }) {
     if (up) show("live", "live");
@@ -35,7 +46,7 @@ const on = {
   parts(parts) {
     for (const [id, html] of Object.entries(parts)) {
       const target = document.getElementById(id);
-      if (target) morph(target, html);
+      if (target) Idiomorph.morph(target, html, MORPH);
     }
     if (curves && "charts" in parts) curves.draw();
     if (comparison && "outcome" in parts) comparison.load();

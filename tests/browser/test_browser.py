@@ -36,14 +36,38 @@ def test_a_run_that_goes_on_is_shown_live(federation: Federation, page: WebPage,
         daemon.hold.unlink()
     tab.locator("#head .state", has_text="completed").wait_for()
     tab.locator("#charts canvas").first.wait_for()
-    summary = tab.locator("figure[data-key=accuracy] summary")
+    summary = tab.locator("figure[id='chart:accuracy'] summary")
     summary.click()
-    assert tab.locator("figure[data-key=accuracy] tbody tr").count() == 4
+    assert tab.locator("figure[id='chart:accuracy'] tbody tr").count() == 4
     assert tab.evaluate("window.kept"), "the page was not loaded again"
     newest = server.rounds(run)[-1].metrics["accuracy"]
-    assert f"{100 * newest:.2f} %" in tab.locator("figure[data-key=accuracy] .legend").inner_text()
+    assert f"{100 * newest:.2f} %" in tab.locator("figure[id='chart:accuracy'] .legend").inner_text()
     tab.get_by_text("bytes", exact=True).first.click()
-    tab.locator("figure[data-key=accuracy] canvas").wait_for()
+    tab.locator("figure[id='chart:accuracy'] canvas").wait_for()
+
+
+@pytest.mark.slow
+def test_what_a_person_does_outlives_a_change(federation: Federation, page: WebPage, tab: Any, tmp_path: Path) -> None:
+    """A row that moves keeps the focus; an opened table and what was drawn stay while rounds come."""
+    server, _ = federation
+    tab.goto(f"{page.address}/clients?order=id&descending=1")
+    tab.locator("#link[data-state=live]").wait_for()
+    tab.locator("tr[id='client:edge-1'] th a").focus()
+    with Workspace(tmp_path) as workspace:
+        Daemon(workspace, server, "edge-2", labels={"site": "late"}).start()
+        tab.locator("tr[id='client:edge-2']").wait_for()
+    assert tab.evaluate("document.activeElement.textContent") == "edge-1"
+    run = server.create("browser-stays", **TINY, stop={"rounds": 400})
+    tab.goto(f"{page.address}/runs/{run}")
+    tab.locator("figure[id='chart:accuracy'] canvas").wait_for()
+    tab.locator("figure[id='chart:accuracy'] summary").click()
+    tab.evaluate("window.drawn = document.querySelector(\"figure[id='chart:accuracy'] canvas\")")
+    rows = tab.locator("figure[id='chart:accuracy'] tbody tr")
+    rows.nth(rows.count() + 2).wait_for()
+    assert tab.locator("figure[id='chart:accuracy'] details").evaluate("details => details.open")
+    assert tab.evaluate("window.drawn.isConnected && window.drawn.width > 0")
+    with server.admin() as admin:
+        admin.runs.stop_run(run, "its test is over")
 
 
 @pytest.mark.slow
@@ -174,8 +198,8 @@ def test_every_view_works_without_javascript(
     tab = context.new_page()
     tab.goto(page.address)
     tab.get_by_role("link", name="browser-plain").first.click()
-    tab.locator("figure[data-key=accuracy] summary").click()
-    assert tab.locator("figure[data-key=accuracy] tbody tr").count() == 4
+    tab.locator("figure[id='chart:accuracy'] summary").click()
+    assert tab.locator("figure[id='chart:accuracy'] tbody tr").count() == 4
     tab.get_by_role("link", name="Compare").last.click()
     tab.get_by_label("Axis").select_option("bytes")
     tab.get_by_role("button", name="Compare").click()

@@ -85,7 +85,7 @@ def test_the_model_can_be_downloaded(fleet: Fleet, page: WebPage) -> None:
 def test_the_cohort_has_a_phase_for_each_client(fleet: Fleet, page: WebPage) -> None:
     """One has delivered, the other trains. It is shown so after a restart, too, although it fetches nothing again."""
     quick, slow = fleet.half_delivered("web-cohort")
-    row = r'<tr data-key="(edge-\d)">.*?<td><span class="state \w+">([\w ]+)</span>'
+    row = r'<tr id="member:(edge-\d)">.*?<td><span class="state \w+">([\w ]+)</span>'
 
     def phases() -> dict[str, str]:
         return dict(re.findall(row, page.get("/runs/web-cohort").text, re.DOTALL))
