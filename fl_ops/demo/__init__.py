@@ -1,6 +1,7 @@
 """`fl demo`: trains two algorithms on the same data with a coordinator and daemons on this machine, and compares them.
 
-`processes` and `child` start child processes that never outlive the demo; `fleet` uses them for a coordinator and its
-daemons. `settings` and `partitioning` decide what is trained; `training` runs one algorithm after the
-other; `results`, `conclusions`, `report` and `plot` make the files. It calls the coordinator through fl_ops.admin only.
+`processes`, `programs` and `child` start child processes that never outlive the demo; `fleet` uses them for a
+coordinator and its daemons. `settings` and `partitioning` decide what is trained; `training` runs one algorithm after
+the other; `results`, `conclusions`, `report` and `plot` make the files. It calls the coordinator through fl_ops.admin
+only.
 """

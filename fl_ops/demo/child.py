@@ -1,33 +1,30 @@
-"""Runs a program as a child that ends with its parent: `python -m fl_ops.demo.child fl_server --config FILE`.
-
-The parent keeps the other end of this process's stdin open and never writes. When the parent ends, also by SIGKILL,
-the kernel closes that end, and the read here returns. This works on Linux and macOS, and for children that any thread
-of the parent started; a parent-death signal depends on the thread.
-"""
+"""What a child process of the demo runs: a program, until it ends or the demo does, also by SIGKILL."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import runpy
 import sys
 import threading
+from pathlib import Path
 
 ORPHANED = 1
 
 
-def main() -> None:
-    """Run the module named by the first argument, with the remaining arguments."""
+def run(program: str, config: Path, log: Path) -> None:
+    """Run `program --config config` as `python -m` does, with its output in `log`."""
+    os.setsid()  # Ctrl-C goes to the demo only, which then ends its children.
+    with log.open("wb") as output:
+        for stream in (1, 2):
+            os.dup2(output.fileno(), stream)
     threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
-    del sys.argv[0]
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    sys.argv = [program, "--config", str(config)]
+    runpy.run_module(program, run_name="__main__", alter_sys=True)
 
 
 def _end_with_parent() -> None:
-    while os.read(0, 1):
-        pass
+    if parent := multiprocessing.parent_process():
+        parent.join()
     # Without an orderly shutdown: its state is deleted anyway.
     os._exit(ORPHANED)
-
-
-if __name__ == "__main__":
-    main()

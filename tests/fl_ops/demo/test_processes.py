@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from fl_ops.demo.processes import Child, ChildEnded, Processes
-from tests.processes.process import TIMEOUT_S, eventually
+from tests.processes.process import eventually
 
 ROOT = Path(__file__).parents[3]
 MakeProgram = Callable[[str], str]
@@ -25,6 +25,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeProgram:
 
     def make(text: str) -> str:
         (tmp_path / "a_program.py").write_text(text)
+        monkeypatch.syspath_prepend(tmp_path)
         monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{tmp_path}")
         return "a_program"
 
@@ -35,7 +36,7 @@ def wait_for(child: Child, text: str) -> None:
     """Until the child has printed it."""
 
     def printed() -> bool:
-        assert text in child.log.read_text() or child.process.poll() is None, child.log.read_text()
+        assert text in child.log.read_text() or child.process.is_alive(), child.log.read_text()
         return text in child.log.read_text()
 
     eventually(printed, f"the child prints {text}")
@@ -46,7 +47,7 @@ def test_none_is_left_when_the_block_ends(program: MakeProgram, tmp_path: Path) 
     with Processes(tmp_path) as processes:
         child = processes.start("one", program(DEAF), tmp_path / "config.toml")
         wait_for(child, "up")
-    assert not psutil.pid_exists(child.process.pid)
+    assert not child.process.is_alive()
 
 
 def test_none_is_left_when_the_block_raises(program: MakeProgram, tmp_path: Path) -> None:
@@ -55,24 +56,37 @@ def test_none_is_left_when_the_block_raises(program: MakeProgram, tmp_path: Path
     child = processes.start("one", program(WAITS), tmp_path / "config.toml")
     with pytest.raises(KeyboardInterrupt), processes:
         raise KeyboardInterrupt
-    assert not psutil.pid_exists(child.process.pid)
+    assert not child.process.is_alive()
 
 
-def test_a_child_ends_when_its_stdin_is_closed(program: MakeProgram, tmp_path: Path) -> None:
-    """A closed stdin means that the parent has ended; the child ignores SIGTERM."""
-    name = program(DEAF)
-    command = [sys.executable, "-m", "fl_ops.demo.child", name]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == b"up\n"
-        assert child.stdin is not None
-        child.stdin.close()
-        assert child.wait(TIMEOUT_S) == 1
+PARENT = """
+import sys, time
+from pathlib import Path
+from fl_ops.demo.processes import Processes
+
+if __name__ == "__main__":
+    with Processes(Path(sys.argv[1])) as processes:
+        print(processes.start("one", "a_program", Path("x")).process.pid, flush=True)
+        time.sleep(1000)
+"""
+
+
+def test_a_child_ends_when_its_parent_is_killed(program: MakeProgram, tmp_path: Path) -> None:
+    """SIGKILL lets the parent end no child; the child, which ignores SIGTERM, ends by itself."""
+    program(DEAF)
+    (tmp_path / "parent.py").write_text(PARENT)
+    command = [sys.executable, str(tmp_path / "parent.py"), str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        eventually(lambda: "up" in (tmp_path / "one.log").read_text(), "the child runs")
+        parent.kill()
+    eventually(lambda: not psutil.pid_exists(child), "the child has ended")
 
 
 def test_a_child_gets_its_own_arguments(program: MakeProgram, tmp_path: Path) -> None:
     """The program sees what it would see if it were started by itself."""
-    name = program("import sys; print(sys.argv[1:], __name__, flush=True); sys.stdin.read()")
+    name = program("import sys, time; print(sys.argv[1:], __name__, flush=True); time.sleep(1000)")
     with Processes(tmp_path) as processes:
         wait_for(processes.start("one", name, Path("config.toml")), "['--config', 'config.toml'] __main__")
 
@@ -82,7 +96,7 @@ def test_a_child_that_ended_is_reported_with_its_last_lines(program: MakeProgram
     with Processes(tmp_path) as processes:
         processes.start(
             "one", program("for n in range(20): print('line', n)\nraise SystemExit(3)"), Path("x")
-        ).process.wait()
+        ).process.join()
         with pytest.raises(ChildEnded, match=r"one ended with exit code 3 .* its log is .*one\.log") as error:
             processes.check()
     assert error.value.tail[0] == "line 8"
