@@ -30,6 +30,7 @@ from algorithms.outside_code import described, place_of_frames, place_of_thread
 from fl_tasks import TaskError
 
 log = structlog.get_logger()
+
 R = TypeVar("R")
 
 MOST_ENDS = 3

@@ -133,7 +133,6 @@ KNOW_GRPC = (
     "fl_server.rpc",
     "fl_server.statuses",
     "fl_server.enrollment.devices",
-    "fl_server.web.logins",
     "fl_server.web.page",
     "fl_client.connection",
     "fl_client.errors",

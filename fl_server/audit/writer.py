@@ -38,6 +38,8 @@ MOST_WAITING = 10_000
 _LEAST = -(2**63)
 CLOSE_S = 1.0
 """A stop waits this long for the last rows."""
+Counters = Callable[[str], Counter]
+"""The counter of an outcome."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +70,6 @@ class _Waiting:
     """Its number once it is durable; None if nobody waits."""
     at_once: bool = False
     """Whether a failure of the ledger is passed on; otherwise the row is tried again."""
-
-
-Counters = Callable[[str], Counter]
-"""The counter of an outcome."""
 
 
 class AuditWriter:

@@ -22,6 +22,7 @@ from fl_server.store.records import ClientRecord
 from protos.fl.v1 import coordinator_pb2 as pb
 
 log = structlog.get_logger()
+
 _MAY_TRAIN = pb.Availability(may_train=True)
 Pairs = Mapping[str, str]
 _Key = tuple[tuple[tuple[str, str], ...], ...]

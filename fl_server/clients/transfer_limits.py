@@ -22,6 +22,7 @@ from fl_server.limits_config import TransfersConfig
 from fl_server.metrics import Metrics
 
 log = structlog.get_logger()
+
 T = TypeVar("T")
 Kind = Literal["uploads", "downloads", "queries", "attends"]
 """Kinds of calls. Each has its own limit of calls at once."""

@@ -22,6 +22,11 @@ from fl_server.store.records import HistoryRecord
 
 _SECRET_BYTES = 32
 _FORM = re.compile(r"([0-9a-f]{16})\.([A-Za-z0-9_-]{43})")
+MOST_TOKENS = 1000
+"""Most tokens that one call makes."""
+MOST_USES = 100_000
+_MOST_LABELS, _LABEL_CHARS = 64, 256
+_LONGEST_TTL_S = 31_536_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +66,6 @@ def parse_token(text: str) -> Token:
     if parts is None:
         raise NotEnrolled("token", "a token as `fl enroll create` prints it: 16 characters, a dot, 43 characters")
     return Token(parts[1], parts[2])
-
-
-MOST_TOKENS = 1000
-"""Most tokens that one call makes."""
-MOST_USES = 100_000
-_MOST_LABELS, _LABEL_CHARS = 64, 256
-_LONGEST_TTL_S = 31_536_000.0
 
 
 @dataclass(frozen=True, slots=True)

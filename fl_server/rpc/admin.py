@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc.aio
 
-from fl_server.audit.listing import audit_page
+from fl_server.audit.calls import audit_page
 from fl_server.clients.denials import Denials
 from fl_server.clients.operator_actions import OperatorActions
 from fl_server.enrollment.operators import EnrollmentCalls

@@ -27,6 +27,7 @@ SEARCH_CHARS = 256
 _AT_ONCE = 2000
 """Clients that are looked at before the event loop has its turn."""
 Key = Callable[[ClientRecord], int | float]
+Numbered = tuple[int, HistoryRecord]
 
 
 class ClientList:
@@ -136,9 +137,6 @@ def _first_descending(positions: list[Position], after: Position | None, count: 
         position for position in ordered if after is None or (-position[0], position[1]) > (-after[0], after[1])
     )
     return [position for position, _ in zip(following, range(count), strict=False)]
-
-
-Numbered = tuple[int, HistoryRecord]
 
 
 def client_details(fleet: Fleet, record: ClientRecord, entries: Sequence[Numbered]) -> pb.GetClientResponse:

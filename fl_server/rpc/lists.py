@@ -31,6 +31,12 @@ from fl_server.store.ledger import Ledger
 from protos.digests import digest_bytes
 from protos.fl.v1 import admin_pb2 as pb
 
+HISTORY_DEFAULT, HISTORY_MOST = 1000, 10_000
+"""Entries of a call that names no number, and most entries in one reply."""
+_SUBJECT_CHARS = 256
+"""Longer than any id."""
+_LARGEST = 2**63 - 1
+
 
 class Lists:
     """Answers the calls that list something."""
@@ -111,13 +117,6 @@ def _shown(run: Run | NotLoaded) -> pb.RunStatus:
     if status.ByteSize() > PAGE_BYTES:
         shorten(status)
     return status
-
-
-HISTORY_DEFAULT, HISTORY_MOST = 1000, 10_000
-"""Entries of a call that names no number, and most entries in one reply."""
-_SUBJECT_CHARS = 256
-"""Longer than any id."""
-_LARGEST = 2**63 - 1
 
 
 class HistoryCalls:

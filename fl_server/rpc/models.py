@@ -38,6 +38,11 @@ from protos.fl.v1.tensor_pb2 import Chunk
 
 _TRIES = 3
 """Choices of a round. A commit between the choice and the opening may remove the latest or best model."""
+UPLOAD_CHUNK_BYTES = 512 << 10
+_FREE_CHUNKS, _LEAST_CHUNK_BYTES = 64, 4096
+"""A file of n bytes comes in at most _FREE_CHUNKS + n / _LEAST_CHUNK_BYTES chunks: each costs a write."""
+_BUSY_WAIT_S = 1.0
+Requests = AsyncIterator[pb.UploadModelRequest]
 
 
 class ModelExports:
@@ -112,14 +117,6 @@ def _chunk(file: FileIO, offset: int, length: int) -> Chunk:
         chunk = make_chunk(os.pread(file.fileno(), length, offset), 0, length)
     chunk.offset = offset
     return chunk
-
-
-UPLOAD_CHUNK_BYTES = 512 << 10
-_FREE_CHUNKS, _LEAST_CHUNK_BYTES = 64, 4096
-"""A file of n bytes comes in at most _FREE_CHUNKS + n / _LEAST_CHUNK_BYTES chunks: each costs a write."""
-_BUSY_WAIT_S = 1.0
-
-Requests = AsyncIterator[pb.UploadModelRequest]
 
 
 class InitialModels:

@@ -26,6 +26,8 @@ BLOCK_S = 10.0
 limit before the method's limit can be checked; a caller that repeats such requests would use up memory."""
 MOST_BLOCKED = 4096
 """Blocked callers that are remembered."""
+CHECK_S = 1.0
+"""Period of the checks, while such a call is open."""
 
 
 class OpenCall:
@@ -112,10 +114,6 @@ class CallLimits:
         if len(self._connections) > self._most_known:
             self._connections.popitem(last=False)
         return True
-
-
-CHECK_S = 1.0
-"""Period of the checks, while such a call is open."""
 
 
 class ExpiringCalls:

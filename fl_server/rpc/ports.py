@@ -29,6 +29,19 @@ MOST_KEPT = 4096
 """Largest reserve for files: 2,000 updates at once."""
 MOST = 1 << 20
 """Used where the process has no limit."""
+METADATA_BYTES = 8 << 10
+"""Largest headers of a call; tracing adds some hundred bytes."""
+PROBE_STREAMS = 8
+PROBE_AGE_S = 60.0
+"""A connection to a port for callers without a name is closed after this time: no peer can occupy the few there are."""
+CALLS_PER_CLIENT = 4
+"""Open calls of a client on average: it attends, and fetches or uploads."""
+EXTRA_CALLS = 256
+"""Open calls beyond these: of clients that register."""
+WEB_CALLS = 2048
+"""Open calls of the web process for all browsers."""
+LARGEST_WEB_BYTES = 64 << 10
+"""The largest request of the web process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,21 +83,6 @@ def share(limit: int, clients: int, wanted: ConnectionsConfig, also: Collection[
     enrollment = min(wanted.enrollment, max(4, limit // 16)) if "enroll_listen" in also else 0
     left = limit - OWN_FILES - min(MOST_KEPT, limit // 4) - operators - health - metrics - enrollment
     return Connections(max(4, min(clients + clients // 8 + 64, left)), admin, health, metrics, enrollment)
-
-
-METADATA_BYTES = 8 << 10
-"""Largest headers of a call; tracing adds some hundred bytes."""
-PROBE_STREAMS = 8
-PROBE_AGE_S = 60.0
-"""A connection to a port for callers without a name is closed after this time: no peer can occupy the few there are."""
-CALLS_PER_CLIENT = 4
-"""Open calls of a client on average: it attends, and fetches or uploads."""
-EXTRA_CALLS = 256
-"""Open calls beyond these: of clients that register."""
-WEB_CALLS = 2048
-"""Open calls of the web process for all browsers."""
-LARGEST_WEB_BYTES = 64 << 10
-"""The largest request of the web process."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,15 @@ _LONGEST_VARINT = 10
 Nested: TypeAlias = Mapping[int, Union["Nested", int]]
 """By field number: the fields of a sub-message, or the fewest bytes of a value of a packed field. Texts and single
 numbers are left out: each is one value."""
+_SERVICES: tuple[ServiceDescriptor, ...] = (
+    coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"],
+    admin_pb2.DESCRIPTOR.services_by_name["Admin"],
+    enrollment_pb2.DESCRIPTOR.services_by_name["Enrollment"],
+    enrollment_pb2.DESCRIPTOR.services_by_name["Certificates"],
+    web_pb2.DESCRIPTOR.services_by_name["WebLogin"],
+    health_pb2.DESCRIPTOR.services_by_name["Health"],
+    reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"],
+)
 
 
 class Malformed(ValueError):
@@ -138,15 +147,6 @@ def _width(wire: int, at: int) -> int:
     return width
 
 
-_SERVICES: tuple[ServiceDescriptor, ...] = (
-    coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"],
-    admin_pb2.DESCRIPTOR.services_by_name["Admin"],
-    enrollment_pb2.DESCRIPTOR.services_by_name["Enrollment"],
-    enrollment_pb2.DESCRIPTOR.services_by_name["Certificates"],
-    web_pb2.DESCRIPTOR.services_by_name["WebLogin"],
-    health_pb2.DESCRIPTOR.services_by_name["Health"],
-    reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"],
-)
 NESTED: Mapping[str, Nested] = {
     f"/{service.full_name}/{method.name}": nested_of(method.input_type)
     for service in _SERVICES

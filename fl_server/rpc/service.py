@@ -32,6 +32,7 @@ from protos.fl.v1.training_pb2 import Receipt, RefusalReason, UpdateHeader
 from protos.wire import KEEPALIVE_SECONDS, MAX_CHUNK_BYTES
 
 log = structlog.get_logger()
+
 Context = grpc.aio.ServicerContext[Any, Any]
 SERVICE = "fl.v1.Coordinator"
 

@@ -34,6 +34,7 @@ from fl_server.store.records import HistoryRecord, RunRecord
 from fl_tasks import TaskError
 
 log = structlog.get_logger()
+
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")

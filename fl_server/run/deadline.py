@@ -20,6 +20,7 @@ from fl_server.run.control import RunControl
 from fl_server.store.errors import StoreError
 
 log = structlog.get_logger()
+
 P = ParamSpec("P")
 
 SAVE_EVERY_S = 5.0

@@ -36,6 +36,7 @@ from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import ExchangeKey, RefusalReason
 
 log = structlog.get_logger()
+
 P = ParamSpec("P")
 
 

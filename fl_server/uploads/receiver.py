@@ -31,6 +31,7 @@ from protos.fl.v1.training_pb2 import ExchangeKey, Receipt, UpdateHeader, Update
 from protos.wire import MAX_CHUNK_BYTES
 
 log = structlog.get_logger()
+
 P = ParamSpec("P")
 R = TypeVar("R")
 

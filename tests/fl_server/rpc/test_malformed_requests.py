@@ -21,7 +21,7 @@ from fl_server.rpc.health import Health
 from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
 from fl_server.rpc.open_calls import CallLimits
 from fl_server.rpc.requests import NESTED
-from fl_server.web.logins import WebLoginService
+from fl_server.web.page import WebLoginService
 from fl_server.web.sessions import WebSessions
 from protos.fl.v1 import admin_pb2_grpc, enrollment_pb2_grpc, web_pb2_grpc
 from protos.fl.v1 import coordinator_pb2 as pb
