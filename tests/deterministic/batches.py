@@ -93,7 +93,7 @@ def _failure(depth: int, seed: int, what: str, few: str) -> list[str]:
 
 def _whole(seed: int, *, log: bool) -> _Lived:
     """Live one life of depth 2."""
-    from tests.deterministic.life import live  # noqa: PLC0415 - only in a process whose clocks are virtual
+    from tests.deterministic.living import live  # noqa: PLC0415 - only in a process whose clocks are virtual
     from tests.deterministic.plan import plan_of  # noqa: PLC0415
     from tests.deterministic.shrinking import shrunk  # noqa: PLC0415
 

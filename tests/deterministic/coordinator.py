@@ -33,7 +33,8 @@ from fl_server.store.uploaded_models import UploadedModels
 from fl_server.uploads.receiver import UploadReceiver
 from tests.deterministic.effects import Effects, ledger_engine
 from tests.deterministic.loop import AtOnce, Process, Threads
-from tests.deterministic.network import Details, Handlers
+from tests.deterministic.network import Handlers
+from tests.deterministic.serving import Details
 
 TASK = "tests.processes.tiny_task:Tiny"
 

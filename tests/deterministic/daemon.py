@@ -19,9 +19,10 @@ from fl_client.settings.config import ClientConfig
 from fl_client.storage.state import StateDir
 from fl_client.training.data import LocalTask, load_local_task
 from fl_client.training.trainer import Trainer
+from tests.deterministic.channel import Channel
 from tests.deterministic.coordinator import TASK
 from tests.deterministic.loop import CURRENT, Threads
-from tests.deterministic.network import Channel, Network
+from tests.deterministic.network import Network
 
 audit_log.ThreadPoolExecutor = Threads  # type: ignore[attr-defined, assignment]  # the last pool that is no argument
 

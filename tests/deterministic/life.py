@@ -3,69 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import shutil
-import sys
-import tempfile
-import traceback
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import structlog
-import torch
-
-from fl_server.errors import InvalidInput, ServerError
 from fl_server.run.run import Run
 from fl_server.run_spec import from_values
 from fl_server.store.errors import StoreError
-from tests.deterministic import clocks, coordinator, daemon
-from tests.deterministic.checks import check, files_left
+from tests.deterministic import coordinator, daemon, operators
+from tests.deterministic.checks import files_left
 from tests.deterministic.coordinator import TASK, CoordinatorProcess
-from tests.deterministic.effects import Directive, Effects, installed
-from tests.deterministic.loop import CURRENT, Killed, Process, StuckLoop, virtual_loop
-from tests.deterministic.network import Network, Server, Trouble
+from tests.deterministic.effects import Effects
+from tests.deterministic.loop import Killed, Process
+from tests.deterministic.network import Network, Server
+from tests.deterministic.operators import RUN
 from tests.deterministic.plan import HEAL_S, SERVER, Fault, Plan
+from tests.deterministic.seen import Seen, Violated
+from tests.deterministic.striking import Faults
 
 EPOCH = 1_700_000_000.0
-RUN = "r"
 WITHIN_S = 900.0
 """A run completes within this virtual time after the last fault."""
 CLEAN_S = 900.0
 """No file of the run is left this long after its end and a registration of each device."""
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of its own is made there
-_FOLDERS = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
-_FAULTS_LOGGED = frozenset(
-    {"rpc_failed", "run_failed", "work_broken", "attendance_broken", "event_broken", "change_broken",
-     "state_dir_check_broken", "end_incomplete"}
-)  # fmt: skip
-"""Lines of the log that only a fault of the product writes."""
-
-
-class Violated(AssertionError):
-    """An invariant does not hold."""
-
-
-@dataclass
-class Seen:
-    """What a life has shown, for the checks at its end."""
-
-    acknowledged: dict[tuple[str, int, int], list[bytes]] = field(default_factory=dict)
-    """(client, round, exchange) -> digests of the updates with an admitted receipt, in order."""
-    fixed: dict[tuple[int, int], Any] = field(default_factory=dict)
-    """(round, exchange) -> accepted list, as it was written last."""
-    commits: dict[int, str] = field(default_factory=dict)
-    violations: list[str] = field(default_factory=list)
-    kills: int = 0
-    restarts: int = 0
-    happened: Counter[str] = field(default_factory=Counter)
-    effects: Counter[str] = field(default_factory=Counter)
-    lines: list[str] = field(default_factory=list)
-    """The log, if it is kept."""
 
 
 class Life:
@@ -75,83 +37,22 @@ class Life:
         self.plan, self.folder, self.loop = plan, folder, loop
         self.seen = Seen()
         self.network = Network(plan.seed)
-        self.network.trouble, self.network.lies, self.network.answered = self._trouble, self._lie, self._answered
-        self.effects = Effects(self._watch)
+        self.faults = Faults(plan, loop, self.seen)
+        self.network.trouble, self.network.lies = self.faults.trouble, self.faults.lie
+        self.network.answered = self._answered
+        self.effects = Effects(self.faults.watch)
         self.config = coordinator.settings(folder / SERVER)
         self.model = "plain"
         self.processes: dict[str, Process] = {}
         self.server: CoordinatorProcess | None = None
         self.epochs = dict.fromkeys((SERVER, *plan.clients), EPOCH)
-        self.down_s: dict[str, float] = {}
+        self.down_s = self.faults.down_s
         self.over = False
-        self.created = False
-        self._left = {id(fault): fault.number for fault in plan.faults}
-        self._used: set[int] = set()
-        self._ends: dict[int, float] = {}
         self.graveyard: list[Any] = []
-
-    # Faults at effects and calls.
-
-    def _watch(self, process: Process, name: str) -> Directive:
-        now, who = self.loop.time(), process.name
-        self.seen.effects[f"{'server' if who == SERVER else 'client'} {name}"] += 1
-        for fault in self.plan.faults:
-            if fault.who != who or now < fault.at or id(fault) in self._used:
-                continue
-            if fault.kind in ("full", "away"):
-                if (fault.kind == "away") != name.startswith("ledger"):
-                    continue
-                ends = self._ends.get(id(fault))
-                if ends is None:
-                    if not self._due(fault):
-                        continue
-                    ends = self._ends[id(fault)] = now + fault.seconds
-                    self._happened(fault)
-                if now < ends:
-                    return "full" if fault.kind == "full" else "away"
-                self._used.add(id(fault))
-            if fault.kind == "kill" and fault.name in ("", name) and self._due(fault):
-                self._used.add(id(fault))
-                self._happened(fault)
-                self.down_s[who] = fault.seconds
-                return fault.how  # type: ignore[return-value]
-        return ""
-
-    def _due(self, fault: Fault) -> bool:
-        self._left[id(fault)] -= 1
-        return self._left[id(fault)] < 0
-
-    def _happened(self, fault: Fault) -> None:
-        self.seen.happened[fault.kind] += 1
-        self.note(f"fault {fault}")
 
     def note(self, text: str) -> None:
         """A line of the life's own log."""
-        self.seen.lines.append(f"{self.loop.time():9.3f} {text}")
-
-    def _trouble(self, client: str, method: str, number: int) -> Trouble | None:
-        for fault in self.plan.faults:
-            if fault.kind == "call" and (fault.who, fault.name, fault.number) == (client, method, number):
-                self._happened(fault)
-                match fault.how:
-                    case "lost":
-                        return Trouble(loses_request=True)
-                    case "unanswered":
-                        return Trouble(loses_answer=True)
-                    case "repeated":
-                        return Trouble(repeats_after_s=fault.seconds)
-                    case "late":
-                        return Trouble(late_s=fault.seconds)
-                    case "cut":
-                        return Trouble(cuts_after=1 + number % 3)
-        return None
-
-    def _lie(self, client: str, number: int) -> str:
-        for fault in self.plan.faults:
-            if fault.kind == "lie" and (fault.who, fault.number) == (client, number):
-                self._happened(fault)
-                return fault.how
-        return ""
+        self.seen.note(self.loop.time(), text)
 
     def _answered(self, client: str, response: Any) -> None:
         receipt = getattr(response, "receipt", None)
@@ -235,7 +136,7 @@ class Life:
 
     async def _strike(self, fault: Fault) -> None:
         await asyncio.sleep(max(0.0, fault.at - self.loop.time()))
-        self._happened(fault)
+        self.faults.happened(fault)
         match fault.kind:
             case "block":
                 self.network.block(fault.who, fault.seconds)
@@ -249,7 +150,7 @@ class Life:
             case "term":
                 await self._terminate(fault.seconds)
             case "operator":
-                await self._operate(fault)
+                await operators.operate(self, fault)
 
     async def _terminate(self, seconds: float) -> None:
         process, server = self.processes.get(SERVER), self.server
@@ -260,62 +161,6 @@ class Life:
             async with asyncio.timeout(5.0):
                 await asyncio.wait({stopping})
         self._kill(SERVER, seconds)
-
-    async def _operate(self, fault: Fault) -> None:
-        if fault.how == "pause":
-            if await self._act("pause"):
-                await asyncio.sleep(fault.seconds)
-            await self._act("resume")
-        else:
-            await self._act(fault.how, fault.who)
-
-    async def _act(self, what: str, client: str = "") -> bool:
-        """An operator's call. Returns whether it was done."""
-
-        async def act(server: CoordinatorProcess) -> None:
-            actions, run = server.coordinator.actions, server.coordinator.run(RUN)
-            match what:
-                case "pause":
-                    await actions.pause(run, "admin")
-                case "resume":
-                    await actions.resume(run, "admin")
-                case "extend":
-                    await actions.extend(run, 1, 0.0, "admin")
-                case "stop":
-                    await actions.stop(run, "enough", "admin")
-                case "ban":
-                    await server.operators.ban(client, "admin", "a test")
-                case "unban":
-                    await server.operators.unban(client, "admin")
-
-        return await self._as_operator(act)
-
-    async def _as_operator(self, act: Callable[[CoordinatorProcess], Any]) -> bool:
-        for _ in range(60):
-            process, server = self.processes.get(SERVER), self.server
-            if process is not None and server is not None and process.alive:
-                died = asyncio.Event()
-                process.on_kill.append(died.set)
-                task = process.spawn(act(server))
-                waiting = asyncio.ensure_future(died.wait())
-                await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
-                waiting.cancel()
-                if task.done() and task.cancelled():
-                    return False
-                if task.done():
-                    error = task.exception()
-                    if error is None:
-                        return True
-                    if isinstance(error, InvalidInput):
-                        raise Violated(f"an operator's call was refused: {error}")
-                    if isinstance(error, ServerError):
-                        self.note(f"operator: {error!r}")
-                        return False
-                    if not isinstance(error, StoreError):
-                        self.seen.violations.append(f"an operator's call failed: {error!r}")
-                        return False
-            await asyncio.sleep(1.0)
-        return False
 
     # The run.
 
@@ -329,7 +174,7 @@ class Life:
             if RUN not in server.coordinator.table.loaded:
                 await server.coordinator.creation.create(from_values(values), "admin")
 
-        while not await self._as_operator(create):
+        while not await operators.as_operator(self, create):
             await asyncio.sleep(1.0)
 
     def run(self) -> Run | None:
@@ -385,10 +230,10 @@ class Life:
         """What an operator repairs when all faults are over."""
         for fault in self.plan.faults:
             if fault.kind == "operator" and fault.how == "ban":
-                await self._act("unban", fault.who)
+                await operators.act(self, "unban", fault.who)
         run = self.run()
         if run is not None and run.status == "paused":
-            await self._act("resume")
+            await operators.act(self, "resume")
 
     def loop_errors(self) -> list[str]:
         """Exceptions that reached the event loop, apart from those of dead processes."""
@@ -404,83 +249,3 @@ class Life:
             f"{run.status}, {state.phase.value}, round {state.round}.{state.attempt}, eligible {state.eligible}, drawn"
             f" {sorted(state.drawn)}, out {sorted(state.out)}, waiting: {run.run_status.waiting_reason}"
         )
-
-
-@dataclass
-class Result:
-    """What became of a life."""
-
-    plan: Plan
-    seen: Seen
-    error: str = ""
-    trace: str = ""
-
-
-def live(plan: Plan) -> Result:
-    """Live the life of a plan, and check it."""
-    clocks.require_first()
-    torch.set_num_threads(1)
-    hook, before = sys.unraisablehook, structlog.get_config()
-    sys.unraisablehook = lambda _: None  # of coroutines of dead processes, which are collected half way
-    gc.disable()
-    try:
-        return _live(plan)
-    finally:
-        structlog.configure(processors=[_dropped], cache_logger_on_first_use=False)
-        if not gc.get_freeze_count():  # of the program itself, which need not be searched after each life
-            gc.collect()
-            gc.freeze()
-        gc.collect()
-        gc.enable()
-        structlog.configure(**before)
-        sys.unraisablehook = hook
-
-
-def _live(plan: Plan) -> Result:
-    folder = Path(tempfile.mkdtemp(prefix="life-", dir=_FOLDERS))
-    try:
-        with virtual_loop(plan.seed) as loop:
-            life, error = Life(plan, folder, loop), ""
-            structlog.configure(processors=[partial(_keep, life)], cache_logger_on_first_use=False)
-            with installed(life.effects, loop, plan.seed):
-                try:
-                    loop.run_until_complete(life.live())
-                    error = "; ".join(life.seen.violations)
-                    if not error:
-                        check(life)
-                except (AssertionError, StuckLoop) as failure:
-                    error = "; ".join((*life.seen.violations, str(failure)))
-                _bury(life)
-            return Result(plan, life.seen, error)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _bury(life: Life) -> None:
-    """Close what the processes have open."""
-    for process in (*life.processes.values(), *life.graveyard):
-        process.kill()
-
-
-def _dropped(*_: Any) -> Any:
-    raise structlog.DropEvent
-
-
-def _keep(life: Life, _: Any, level: str, fields: Any) -> Any:
-    """Keep a line of the log. Those that only a fault of the product writes are violations."""
-    process = CURRENT.get()
-    if process is not None and not process.alive:
-        raise structlog.DropEvent
-    name, who = fields.get("event"), process.name if process else "-"
-    info = fields.pop("exc_info", None)
-    error = sys.exc_info()[1] if info is True else info
-    where = "".join(traceback.format_exception(error)[-4:]) if isinstance(error, BaseException) else ""
-    if name in _FAULTS_LOGGED and not isinstance(error, Killed):
-        life.seen.violations.append(f"the log of {who} has {fields} {where}")
-    life.note(f"{who} {level} {fields} {where}")
-    raise structlog.DropEvent
-
-
-def without(plan: Plan, fault: Fault) -> Plan:
-    """The plan without one of its faults."""
-    return replace(plan, faults=tuple(each for each in plan.faults if each is not fault))

@@ -1,23 +1,25 @@
 """A network in place of gRPC: calls reach another process as encoded messages, and may be lost, late or repeated.
 
-The daemon's side is a channel with the calls of `grpc.aio`. The coordinator's side calls the product's own handlers
-behind its interceptor, so that every error becomes the status that a real client gets.
+`channel.py` has the daemon's side, `serving.py` the coordinator's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Callable
 from contextvars import Context as Context_
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
 
-from tests.deterministic.lies import lying
 from tests.deterministic.loop import CURRENT, Killed, Process
+from tests.deterministic.serving import handle
+
+if TYPE_CHECKING:
+    from tests.deterministic.channel import Channel
 
 WINDOW = 4
 """Messages of a stream that are under way before its sender waits."""
@@ -25,13 +27,6 @@ GONE_S = 45.0
 """After this time the transport notices that the other side has vanished without a word."""
 
 Handlers = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Details:
-    """What the interceptor reads of a call."""
-
-    method: str
 
 
 @dataclass(slots=True)
@@ -219,224 +214,23 @@ class Call:
             return
         self.server = server
         server.calls.add(self)
-        self.handler = server.process.spawn(_handle(self, server))
+        self.handler = server.process.spawn(handle(self, server))
 
     def _repeat(self) -> None:
         server = self.network.server
         if server is None or not server.process.alive or self.sent is None:
             return
-        ghost = Call(self.network, Channel(self.network, self.client, self.channel.process), self.method)
+        ghost = Call(self.network, self.channel.twin(), self.method)
         ghost.trouble = Trouble()
         for message in self.sent:
             ghost.requests.put_nowait(message)
         ghost.requests.put_nowait(grpc.aio.EOF)
         ghost.server = server
         server.calls.add(ghost)
-        ghost.handler = server.process.spawn(_handle(ghost, server))
+        ghost.handler = server.process.spawn(handle(ghost, server))
 
     sent: list[Any] | None = None
     """The messages of the request so far."""
-
-
-class Context:
-    """The server's context of a call."""
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-
-    def peer(self) -> str:
-        return f"ipv4:10.0.0.1:{1024 + self._call.channel.number}"
-
-    def auth_context(self) -> dict[str, Any]:
-        return {}
-
-    def invocation_metadata(self) -> tuple[Any, ...]:
-        return ()
-
-    async def read(self) -> Any:
-        message = await self._call.requests.get()
-        if message is None:
-            raise asyncio.CancelledError
-        return message
-
-    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> None:
-        if self._call.server is not None and self._call.server.process.alive:
-            self._call.later("down", self._call.fail, details, code, tuple(trailing_metadata))
-        raise grpc.aio.AbortError
-
-
-async def _requests(call: Call, deserialize: Callable[[bytes], Any] | None) -> AsyncIterator[Any]:
-    """The messages of a call's request, as its handler gets them."""
-    while True:
-        message = await call.requests.get()
-        call.up_room.release()
-        if message is None:
-            raise asyncio.CancelledError
-        if message is grpc.aio.EOF:
-            return
-        yield message if deserialize is None else deserialize(message)
-
-
-async def _respond(call: Call, server: Server) -> None:
-    """Run the product's handler for a call, and send what it answers."""
-    handler, context = server.handlers[call.method], Context(call)
-    requests = _requests(call, handler.request_deserializer)
-    serialize = handler.response_serializer or (lambda message: message)
-    if handler.response_streaming:
-        async for response in handler.stream_stream(requests, context):
-            await call.room.acquire()
-            call.answer(serialize(response))
-    else:
-        answer = await handler.stream_unary(requests, context)
-        call.network.answered(call.client, answer)
-        if call.trouble.loses_answer:
-            call.fail_later("the connection was lost")
-            return
-        call.answer(serialize(answer))
-    call.later("down", call.finish)
-
-
-async def _handle(call: Call, server: Server) -> None:
-    """Serve a call. An error of it reaches the client as grpc would send it."""
-    try:
-        await _respond(call, server)
-    except grpc.aio.AbortError:
-        pass
-    except asyncio.CancelledError:
-        call.fail_later("the server cancelled the call")
-        raise
-    except Exception as failure:  # noqa: BLE001 - as grpc does for an error of a deserializer
-        call.later("down", call.fail, repr(failure), grpc.StatusCode.UNKNOWN)
-    finally:
-        server.calls.discard(call)
-
-
-class Channel:
-    """The client's connection: the part of `grpc.aio.Channel` that the daemon uses."""
-
-    _count = 0
-
-    def __init__(self, network: Network, client: str, process: Process) -> None:
-        Channel._count += 1
-        self.number = Channel._count % 60000
-        self.network, self.client, self.process = network, client, process
-        self.calls: set[Call] = set()
-        self.closed = False
-        process.on_kill.append(self._vanish)
-
-    def _vanish(self) -> None:
-        for call in list(self.calls):
-            call.over = True
-            self.network.calls.discard(call)
-            call.hang_up()
-        self.calls.clear()
-
-    def unary_unary(self, method: str, serialize: Any, _: Any) -> Callable[..., Awaitable[bytes]]:
-        async def call(request: Any, timeout: float | None = None) -> bytes:  # noqa: ASYNC109 - as in grpc.aio
-            made = self._call(method)
-            made.sent = [serialize(request)]
-            made.begin()
-            made.request(made.sent[0])
-            made.request(grpc.aio.EOF)
-            if timeout is None:
-                return await _single(made)
-            try:
-                async with asyncio.timeout(timeout):
-                    return await _single(made)
-            except TimeoutError:
-                made.cancel()
-                raise error(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded") from None
-
-        return call
-
-    def unary_stream(self, method: str, serialize: Any, _: Any) -> Callable[[Any], ClientStream]:
-        def call(request: Any) -> ClientStream:
-            made = self._call(method)
-            made.sent = [serialize(request)]
-            made.begin()
-            made.request(made.sent[0])
-            made.request(grpc.aio.EOF)
-            return ClientStream(made)
-
-        return call
-
-    def stream_unary(
-        self, method: str, request_serializer: Any = None, response_deserializer: Any = None
-    ) -> Callable[[AsyncIterator[bytes]], Awaitable[bytes]]:
-        async def call(parts: AsyncIterator[bytes]) -> bytes:
-            made = self._call(method)
-            made.sent = []
-            if kind := self.network.lies(self.client, made.number):
-                parts = lying(kind, parts)
-            made.begin()
-            sending = asyncio.ensure_future(_send(made, parts))
-            try:
-                return await _single(made)
-            finally:
-                sending.cancel()
-
-        return call
-
-    def _call(self, method: str) -> Call:
-        if self.closed:
-            raise grpc.aio.UsageError("Channel is closed.")
-        return Call(self.network, self, method)
-
-    async def close(self) -> None:
-        self.closed = True
-        for call in list(self.calls):
-            call.cancel()
-
-
-async def _send(call: Call, parts: AsyncIterator[bytes]) -> None:
-    count = 0
-    async for part in parts:
-        await call.up_room.acquire()
-        count += 1
-        if 0 <= call.trouble.cuts_after < count:
-            call.fail("the stream was cut")
-            call.hang_up()
-            return
-        assert call.sent is not None
-        call.sent.append(part)
-        call.request(part)
-    call.request(grpc.aio.EOF)
-
-
-async def _single(call: Call) -> bytes:
-    try:
-        message = await call.answers.get()
-    except asyncio.CancelledError:
-        call.cancel()
-        raise
-    if isinstance(message, BaseException):
-        raise message
-    end = await call.answers.get()
-    if isinstance(end, BaseException) and not isinstance(end, asyncio.CancelledError):
-        raise end
-    answer: bytes = message
-    return answer
-
-
-class ClientStream:
-    """A stream of answers, read one by one."""
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-
-    async def read(self) -> Any:
-        message = await self._call.answers.get()
-        if isinstance(message, BaseException):
-            self._call.answers.put_nowait(message)
-            raise message
-        if message is grpc.aio.EOF:
-            self._call.answers.put_nowait(message)
-            return message
-        self._call.room.release()
-        return message
-
-    def cancel(self) -> None:
-        self._call.cancel()
 
 
 def error(code: grpc.StatusCode, why: str, trailing: Any = ()) -> grpc.aio.AioRpcError:

@@ -1,0 +1,112 @@
+"""`live`: a life of depth 2 from its plan to its checks, with the product's log."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import sys
+import tempfile
+import traceback
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import structlog
+import torch
+
+from tests.deterministic import clocks
+from tests.deterministic.checks import check
+from tests.deterministic.effects import installed
+from tests.deterministic.life import Life
+from tests.deterministic.loop import CURRENT, Killed, StuckLoop, virtual_loop
+from tests.deterministic.plan import Plan
+from tests.deterministic.seen import Seen
+
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of its own is made there
+_FOLDERS = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
+_FAULTS_LOGGED = frozenset(
+    {"rpc_failed", "run_failed", "work_broken", "attendance_broken", "event_broken", "change_broken",
+     "state_dir_check_broken", "end_incomplete"}
+)  # fmt: skip
+"""Lines of the log that only a fault of the product writes."""
+
+
+@dataclass
+class Result:
+    """What became of a life."""
+
+    plan: Plan
+    seen: Seen
+    error: str = ""
+    trace: str = ""
+
+
+def live(plan: Plan) -> Result:
+    """Live the life of a plan, and check it."""
+    clocks.require_first()
+    torch.set_num_threads(1)
+    hook, before = sys.unraisablehook, structlog.get_config()
+    sys.unraisablehook = lambda _: None  # of coroutines of dead processes, which are collected half way
+    gc.disable()
+    try:
+        return _live(plan)
+    finally:
+        structlog.configure(processors=[_dropped], cache_logger_on_first_use=False)
+        _freeze_program()
+        gc.collect()
+        gc.enable()
+        structlog.configure(**before)
+        sys.unraisablehook = hook
+
+
+@cache
+def _freeze_program() -> None:
+    """Once: what the program itself has in memory need not be searched after each life."""
+    gc.collect()
+    gc.freeze()
+
+
+def _live(plan: Plan) -> Result:
+    folder = Path(tempfile.mkdtemp(prefix="life-", dir=_FOLDERS))
+    try:
+        with virtual_loop(plan.seed) as loop:
+            life, error = Life(plan, folder, loop), ""
+            structlog.configure(processors=[partial(_keep, life)], cache_logger_on_first_use=False)
+            with installed(life.effects, loop, plan.seed):
+                try:
+                    loop.run_until_complete(life.live())
+                    error = "; ".join(life.seen.violations)
+                    if not error:
+                        check(life)
+                except (AssertionError, StuckLoop) as failure:
+                    error = "; ".join((*life.seen.violations, str(failure)))
+                _bury(life)
+            return Result(plan, life.seen, error)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _bury(life: Life) -> None:
+    """Close what the processes have open."""
+    for process in (*life.processes.values(), *life.graveyard):
+        process.kill()
+
+
+def _dropped(*_: Any) -> Any:
+    raise structlog.DropEvent
+
+
+def _keep(life: Life, _: Any, level: str, fields: Any) -> Any:
+    """Keep a line of the log. Those that only a fault of the product writes are violations."""
+    process = CURRENT.get()
+    if process is not None and not process.alive:
+        raise structlog.DropEvent
+    name, who = fields.get("event"), process.name if process else "-"
+    info = fields.pop("exc_info", None)
+    error = sys.exc_info()[1] if info is True else info
+    where = "".join(traceback.format_exception(error)[-4:]) if isinstance(error, BaseException) else ""
+    if name in _FAULTS_LOGGED and not isinstance(error, Killed):
+        life.seen.violations.append(f"the log of {who} has {fields} {where}")
+    life.note(f"{who} {level} {fields} {where}")
+    raise structlog.DropEvent
