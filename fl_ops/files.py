@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and TOML files of runs that are read."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from fl_common.atomic_files import atomic_writer
+from fl_common.settings import parse_toml
 from fl_ops.errors import OpsError, Refused, UsageError
+from protos.fl.v1 import admin_pb2
+from protos.run_file import SIMULATION, parse_run
 
 PUBLIC = 0o644
 PRIVATE = 0o600
@@ -81,3 +84,25 @@ def _told(path: Path) -> Iterator[None]:
         raise UsageError(f"{path} cannot be written: there is no folder {path.parent}; make it first") from exc
     except OSError as exc:
         raise Refused(f"{path} cannot be written: {exc.strerror or exc}") from exc
+
+
+def read_run(path: Path) -> admin_pb2.RunSpec:
+    """The run of a file, without its table [simulation].
+
+    Raises UsageError, which names the file and the key.
+    """
+    content = {key: value for key, value in read_toml(path).items() if key != SIMULATION}
+    try:
+        return parse_run(content)
+    except ValueError as exc:
+        raise UsageError(f"{path}: {exc}") from exc
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The content of a run's file. Raises UsageError if it cannot be read."""
+    try:
+        return parse_toml(path.read_bytes())
+    except FileNotFoundError as exc:
+        raise UsageError(f"there is no file {path}: expected a run's configuration in TOML") from exc
+    except (OSError, ValueError) as exc:
+        raise UsageError(f"{path} cannot be read as TOML: {exc}") from exc

@@ -119,7 +119,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "worker_process",
         "errors",
     ),
-    "fl_ops.commands": ("cli", "coordinator", "access", "local", "completion", "options", "interrupts"),
+    "fl_ops.commands": ("cli", "coordinator", "access", "local", "completion", "options"),
     "fl_ops.render": ("watching", "top", "tables", "plot", "rounds", "text", "fitted", "output"),
 }
 """Sub-packages and modules of a package. Each imports only those behind it in the list."""
@@ -321,8 +321,6 @@ CODE_IN_INIT = {"benchmarks", "fl_ops", "fl_tasks"}
 """Packages with code in `__init__`: `fl_ops` loads its names late. This list only gets shorter."""
 
 FOLDER_CYCLES = {
-    "fl_ops.simulate.engines",
-    "fl_ops.simulate.ranks",
     "fl_server.run.committed",
     "fl_server.run.evaluation",
     "fl_server.run.status",

@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.table import markdown
 from fl_ops.simulate.clients import prepare
-from fl_ops.simulate.engines.choice import EngineOptions
+from fl_ops.simulate.engine_choice import EngineOptions
 from fl_ops.simulate.settings import parse_simulation
 from fl_ops.simulate.simulation import Simulation
 

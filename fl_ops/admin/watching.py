@@ -1,13 +1,19 @@
-"""Watches a run across lost connections, and reads the clients of its round again and again."""
+"""Watches a run across lost connections, and a whole coordinator: a new state for every change."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 
-from fl_ops.errors import OpsError, Unreachable
+from rich.console import RenderableType
+
+from fl_ops.admin.client import AdminClient
+from fl_ops.errors import NotFound, OpsError, Unreachable
+from fl_ops.render.tables import client_details, run_details
+from fl_ops.render.top import POINTS, Federation, Selection
 from fl_ops.render.watching import Lost, RunProgress, exit_code
 from protos.fl.v1 import admin_pb2
 
@@ -86,3 +92,128 @@ def cohort_read(read: Callable[[], admin_pb2.ListCohortResponse], progress: RunP
     finally:
         ended.set()
         thread.join(_END_S)
+
+
+_RUNS, _CLIENTS, _WATCHED = 100, 1_000, 10
+"""The newest runs, the first clients, and the runs whose events are watched."""
+_ROUNDS, _COHORT = 10, 100
+"""Of the chosen run: its newest rounds, and the first clients of the round under way."""
+_SHORTEST_S, _IDLE_S = 0.25, 10.0
+_OPEN_RUN_S = 2.0
+"""A run whose details are open is read again after so long: no event reports the transfers of its clients."""
+_ENDED = {admin_pb2.RUN_STATE_COMPLETED, admin_pb2.RUN_STATE_STOPPED, admin_pb2.RUN_STATE_FAILED,
+          admin_pb2.RUN_STATE_UNSPECIFIED}  # fmt: skip
+
+
+def read(client: AdminClient, server: str, chosen: Selection) -> Federation:
+    """The coordinator's state now. Raises OpsError."""
+    overview = client.runs.get_overview(_RUNS, POINTS)
+    going = [run.run_id for run in overview.runs if run.state not in _ENDED][:_WATCHED]
+    active = {run_id: status for run_id in going if (status := _run(client, run_id)) is not None}
+    details = None
+    if chosen.open:
+        try:
+            details = (
+                _run_details(client, chosen.name)
+                if chosen.list == "runs"
+                else client_details(client.clients.get_client(chosen.name))
+            )
+        except NotFound:
+            chosen = Selection()
+    clients = client.clients.list_clients(limit=_CLIENTS)
+    return Federation(server, overview, clients, active, details, chosen.name, time.monotonic())
+
+
+def _run_details(client: AdminClient, run_id: str) -> RenderableType:
+    """A run, the clients of its round if it collects, and its newest rounds."""
+    found = client.runs.get_run(run_id, _ROUNDS)
+    if found.run.phase != "collecting":
+        return run_details(found)
+    return run_details(found, cohort=client.runs.list_cohort(run_id, _COHORT))
+
+
+def _run(client: AdminClient, run_id: str) -> admin_pb2.RunStatus | None:
+    try:
+        return client.runs.get_run(run_id, 0).run
+    except NotFound:  # deleted since
+        return None
+
+
+class Feed:
+    """Reads the coordinator again after each change, in threads of its own, until `close`.
+
+    on_state gets each new state and on_lost the reason when there is no connection; both are called in a thread.
+    """
+
+    def __init__(
+        self,
+        client: AdminClient,
+        server: str,
+        on_state: Callable[[Federation], None],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        self._client, self._server, self._on_state, self._on_lost = client, server, on_state, on_lost
+        self._changed, self._closed = threading.Event(), threading.Event()
+        self._chosen = Selection()
+        self._watched: set[str] = set()
+
+    def start(self) -> None:
+        """Start the threads that read the coordinator."""
+        for work in (self._read_on, self._watch_history):
+            threading.Thread(target=work, daemon=True).start()
+
+    def choose(self, chosen: Selection) -> None:
+        """The details that are wanted from now on."""
+        if chosen != self._chosen:
+            self._chosen = chosen
+            if chosen.open:
+                self._changed.set()
+
+    def close(self) -> None:
+        """Stop calling back. The threads end with the connection."""
+        self._closed.set()
+        self._changed.set()
+
+    def _read_on(self) -> None:
+        while not self._closed.is_set():
+            self._changed.clear()
+            try:
+                found = read(self._client, self._server, self._chosen)
+            except OpsError as error:
+                self._tell(partial(self._on_lost, str(error)))
+            else:
+                self._tell(partial(self._on_state, found))
+                for run_id in found.active.keys() - self._watched:
+                    self._watched.add(run_id)
+                    threading.Thread(target=self._watch_run, args=(run_id,), daemon=True).start()
+            self._closed.wait(_SHORTEST_S)  # many changes at once are one
+            self._changed.wait(_OPEN_RUN_S if self._chosen.open and self._chosen.list == "runs" else _IDLE_S)
+
+    def _tell(self, call: Callable[[], None]) -> None:
+        if not self._closed.is_set():
+            call()
+
+    def _watch_history(self) -> None:
+        """Note a change for each entry of the history."""
+        seconds = _FIRST_WAIT_S
+        while not self._closed.is_set():
+            try:
+                seconds = self._follow(self._client.history.watch_history()) or seconds
+            except OpsError as error:
+                self._tell(partial(self._on_lost, str(error)))
+            self._closed.wait(seconds)
+            self._changed.set()
+            seconds = min(2 * seconds, _LONGEST_WAIT_S)
+
+    def _follow(self, events: Iterator[object]) -> float:
+        """Note a change for each event until the stream ends. Returns the next wait."""
+        for _ in events:
+            self._changed.set()
+        return _FIRST_WAIT_S
+
+    def _watch_run(self, run_id: str) -> None:
+        """The run's own events: updates and phases, which the history does not have."""
+        with suppress(OpsError):  # the stream of the history reports it
+            self._follow(self._client.runs.watch_run(run_id))
+        self._watched.discard(run_id)
+        self._changed.set()

@@ -6,15 +6,17 @@ import platform
 from typing import Annotated
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
+from fl_common import units
 from fl_common.command_help import Group, examples
 from fl_common.program import version_text
 from fl_ops.commands.access import audit, ca, enrollment
-from fl_ops.commands.access.whoami import whoami
 from fl_ops.commands.coordinator import clients, runs
 from fl_ops.commands.coordinator.export import export
 from fl_ops.commands.coordinator.top import top
-from fl_ops.commands.coordinator.track import track
+from fl_ops.commands.coordinator.tracking import track
 from fl_ops.commands.coordinator.web import web
 from fl_ops.commands.local import task
 from fl_ops.commands.local.compare import compare
@@ -22,10 +24,41 @@ from fl_ops.commands.local.demo import demo
 from fl_ops.commands.local.methods import methods
 from fl_ops.commands.local.partition import partition
 from fl_ops.commands.local.simulate import simulate
-from fl_ops.commands.options import Context, command
+from fl_ops.commands.options import Context, admin_command, command
 from fl_ops.environment import package_version
 from fl_ops.render import output
+from protos.fl.v1 import admin_pb2
 from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
+
+_SOURCES = {
+    "certificate": "your certificate",
+    "token": "your token (OIDC)",
+    "none": "none: this coordinator asks operators for no identity",
+}
+
+
+@admin_command
+def whoami(context: Context) -> None:
+    """Show your identity, your roles and the calls that they allow."""
+    with context.connect() as client:
+        found = client.access.who_am_i()
+    output.show(found, lambda: _table(found), context.as_json)
+
+
+def _table(found: admin_pb2.WhoAmIResponse) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    rows = {
+        "identity": found.identity,
+        "roles": ", ".join(found.roles),
+        "source": _SOURCES.get(found.source, found.source),
+        "until": units.moment(found.ends) if found.HasField("ends") else "",
+        "calls": ", ".join(found.methods),
+    }
+    for name, value in rows.items():
+        if value:
+            grid.add_row(name, Text(units.plain(value)))
+    return grid
+
 
 _EPILOG = (
     "Exit codes: 0 done; 1 refused or failed; 2 wrong command line, configuration or value; 3 no coordinator reached; "

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -20,8 +23,27 @@ from fl_ops.errors import Exit, OpsError, Refused, UsageError, traceback_of
 from fl_ops.render import output
 
 if TYPE_CHECKING:
-    from fl_ops.simulate.engines.choice import EngineRequest
+    from fl_ops.simulate.engine_choice import EngineRequest
     from fl_ops.trackers.opening import Trackers
+
+
+@contextmanager
+def interruptible(outcome: str) -> Iterator[None]:
+    """Raise KeyboardInterrupt for SIGTERM and SIGHUP, too, and print the outcome on stderr."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"interrupted: {outcome}", file=sys.stderr)
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
 
 Device = Annotated[
     str | None, typer.Option(metavar="cpu|cuda|cuda:1", help="Device of the engine batched. Default: cpu.")
@@ -70,7 +92,7 @@ class EngineFlags(FlagGroup):
 
     def request(self) -> EngineRequest:
         """The engine that is asked for."""
-        from fl_ops.simulate.engines.choice import EngineRequest  # imported here: it loads torch
+        from fl_ops.simulate.engine_choice import EngineRequest  # imported here: it loads torch
 
         return EngineRequest(**vars(self))
 
@@ -89,7 +111,7 @@ class CellEngineFlags(FlagGroup):
 
     def request(self) -> EngineRequest:
         """The engine that is asked for."""
-        from fl_ops.simulate.engines.choice import EngineRequest  # imported here: it loads torch
+        from fl_ops.simulate.engine_choice import EngineRequest  # imported here: it loads torch
 
         return EngineRequest(workers=1, **vars(self))
 

@@ -8,8 +8,8 @@ from statistics import fmean
 
 from fl_common.units import NOTHING
 from fl_ops.compare.cells import in_percent
-from fl_ops.compare.data_files import parameters_text
 from fl_ops.compare.plan import Plan
+from fl_ops.compare.results import parameters_text
 from fl_ops.compare.summary import Row, Spread, Tried, decays_differ, paired, ranked, rows, tried
 from fl_ops.compare.table import TuningSection
 from fl_ops.errors import UsageError

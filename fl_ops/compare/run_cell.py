@@ -13,7 +13,7 @@ from typing import Any
 from fl_ops.compare.cells import Cell, CellResult, RoundRow
 from fl_ops.errors import Refused
 from fl_ops.simulate.clients import prepare
-from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions
+from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions
 from fl_ops.simulate.reports import RoundResult
 from fl_ops.simulate.saving.save import RunSave
 from fl_ops.simulate.settings import SimulationConfig, SimulationSection

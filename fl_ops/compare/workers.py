@@ -19,8 +19,8 @@ from typing import NamedTuple, Protocol
 
 from fl_common.allocator import keep_freed_memory
 from fl_ops.compare.cells import Cell, CellFolder, CellResult, RoundRow
-from fl_ops.compare.costs import Costs
 from fl_ops.compare.plan import Plan
+from fl_ops.compare.progress import Costs
 from fl_ops.compare.run_cell import Means, OnRound
 from fl_ops.errors import Refused
 from fl_ops.worker_process import become_worker

@@ -18,8 +18,7 @@ from fl_client.training.data import LocalTask, load_local_task, local_data
 from fl_client.training.methods import NO_METHODS, Methods
 from fl_common.settings import parse_json
 from fl_ops.errors import UsageError
-from fl_ops.simulate.code import with_code
-from fl_ops.simulate.settings import SimulationConfig, SimulationSection
+from fl_ops.simulate.settings import SimulationConfig, SimulationSection, with_code
 from fl_ops.simulate.system.devices import Devices
 from fl_server.run_config import RunConfig
 from fl_tasks import (

@@ -1,17 +1,71 @@
-"""The evaluations of a simulated run: on the server's data, and on clients."""
+"""The updates of a cohort in the order of arrival, and the evaluations of a simulated run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import cache
 
 from fl_ops.simulate.clients import has_held_out
 from fl_ops.simulate.federation import Federation
 from fl_ops.simulate.system.simulated_time import SimulatedTime
-from fl_ops.simulate.updates import NotDelivered
+from fl_ops.simulate.updates import Contribution, NotDelivered
 from fl_server.rounds import effects
 from fl_server.rounds.client_metrics import summary, with_pooled
-from fl_server.rounds.sampling import by_id, draw_evaluators
+from fl_server.rounds.sampling import by_id, draw_evaluators, tickets
+from fl_server.rounds.state import RoundState
+from fl_server.run.assignment import RoundPosition
 from fl_tasks.summed_metrics import Pool
+
+Result = Contribution | NotDelivered
+
+
+class Collection:
+    """The results of the current attempt's clients. Which clients work ahead changes no result."""
+
+    def __init__(self, federation: Federation, time: SimulatedTime | None) -> None:
+        """time: decides the order of arrival; None: it is random, so that over-selection favours no client."""
+        self._federation, self._time = federation, time
+        self._place: RoundPosition | None = None
+        self._working: Iterator[Result] = iter(())
+        self._results: dict[str, Result] = {}
+        self._tickets: tuple[int, Callable[[str], int]] = (-1, len)
+
+    def next_client(self, state: RoundState) -> str:
+        """The outstanding client that arrives next, without simulated time."""
+        return min(state.outstanding, key=self._arrival(state.round))
+
+    def _arrival(self, round_: int) -> Callable[[str], int]:
+        """The random order of a round."""
+        if round_ != self._tickets[0]:
+            self._tickets = (round_, cache(tickets("arrival", self._federation.config.seed, round_)))
+        return self._tickets[1]
+
+    def result(self, state: RoundState, client: str) -> Result:
+        """The result of an outstanding client. If it has not begun, all clients that are needed begin now."""
+        place = RoundPosition(state.round, state.exchange, state.attempt, self._federation.config.round.deadline_s)
+        if place != self._place:
+            self.discard()
+            self._place = place
+        while client not in self._results:
+            if (one := next(self._working, None)) is None:
+                needed = [each for each in self._needed(state, client) if each not in self._results]
+                self._working = self._federation.work(place, needed)
+            else:
+                self._results[one.client] = one
+        return self._results.pop(client)
+
+    def discard(self) -> None:
+        """Stop the work in progress and forget its results."""
+        if isinstance(self._working, Generator):
+            self._working.close()
+        self._working, self._results, self._place = iter(()), {}, None
+
+    def _needed(self, state: RoundState, first: str) -> list[str]:
+        """The outstanding clients whose updates close the exchange, if none of them fails. first: arrives first."""
+        missing = state.working if state.policy.close == "cohort" else max(1, state.goal - len(state.admitted))
+        if self._time is not None:
+            return [first, *self._time.deliveries(missing - 1)]
+        return sorted(state.outstanding, key=self._arrival(state.round))[:missing]
 
 
 class Evaluations:

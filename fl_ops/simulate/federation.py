@@ -19,17 +19,14 @@ import algorithms as fl
 from fl_client.connection.bundles.expected import Bundle, ResourceKey
 from fl_client.training.data import LocalTask
 from fl_ops.simulate.clients import examples_of
-from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions, make_engine
+from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions, make_engine
 from fl_ops.simulate.engines.client_work import one_thread
 from fl_ops.simulate.engines.engine import EngineContext, Failed
-from fl_ops.simulate.files.scratch import folder_of_states, folder_of_updates
-from fl_ops.simulate.files.spool import Spool
-from fl_ops.simulate.files.states import SimulatedStates
-from fl_ops.simulate.packing import Packed, packed
-from fl_ops.simulate.profile import Profile
+from fl_ops.simulate.reports import Profile
+from fl_ops.simulate.run_files import SimulatedStates, UpdateFiles, folder_of_states, folder_of_updates
 from fl_ops.simulate.saving.point import FederationPoint
 from fl_ops.simulate.shared_work import SharedWork
-from fl_ops.simulate.traffic import Names, Sent, TrafficCounter
+from fl_ops.simulate.traffic import Names, Packed, Sent, TrafficCounter, packed
 from fl_ops.simulate.updates import Contribution, NotDelivered, admit
 from fl_server.admission.culprits import Culprits, outliers, overflow_culprit
 from fl_server.admission.norms import NormHistory
@@ -62,7 +59,7 @@ class Measured:
 
 
 class Federation:
-    """A run's models, its clients' states, and the spool of the current round; a context manager.
+    """A run's models, its clients' states, and the files of the current round; a context manager.
 
     Args:
         config: the run.
@@ -110,13 +107,13 @@ class Federation:
         self._prepare_bundles(0)
 
     def _new_context(self, task: Task) -> EngineContext:
-        """The run for its engine, with an empty spool."""
+        """The run for its engine, without updates."""
         return EngineContext(
             self.clients,
             task,
             optimizer_spec(self.config.local).name,
             self.states,
-            Spool(self._scratch.path),
+            UpdateFiles(self._scratch.path),
             self._scratch.path,
             partial(examples_of, self.clients),
             self.engine,
@@ -244,7 +241,7 @@ class Federation:
 
     def discard_round(self) -> None:
         """Delete the current round's updates; the next round starts from the latest model."""
-        self._context.spool.empty()
+        self._context.update_files.empty()
         self._contributions.clear()
         self._shared.forget()
         self.states.drop_pending()

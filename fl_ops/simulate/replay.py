@@ -16,12 +16,11 @@ from rich.console import Console
 
 from fl_ops.errors import NotFound, Refused, UsageError
 from fl_ops.simulate.clients import load_daemons, prepare
-from fl_ops.simulate.code import with_code
-from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions
+from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions
 from fl_ops.simulate.federation import Federation
 from fl_ops.simulate.output.console import print_line
 from fl_ops.simulate.seeds import as_usage_errors, interruptible
-from fl_ops.simulate.settings import SimulationConfig, read_simulation
+from fl_ops.simulate.settings import SimulationConfig, read_simulation, with_code
 from fl_ops.simulate.updates import NotDelivered
 from fl_server.aggregation.server_update import Diverged
 from fl_server.run.assignment import RoundPosition

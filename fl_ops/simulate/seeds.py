@@ -19,7 +19,7 @@ from algorithms.batched.refusals import NotBatched
 from fl_common.allocator import keep_freed_memory
 from fl_ops.errors import OpsError, Refused, UsageError, traceback_of
 from fl_ops.simulate.clients import prepare
-from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions, make_engine
+from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions, make_engine
 from fl_ops.simulate.output.results import SeedResult, settings_of, write_end, write_rounds
 from fl_ops.simulate.ranks.serving import check_programs, serve
 from fl_ops.simulate.reports import Failure, Note, RoundResult, Step

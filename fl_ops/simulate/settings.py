@@ -9,12 +9,15 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
+from algorithms import AlgorithmError
 from fl_common.names import check_id
 from fl_common.settings import Section, describe_error, validated
-from fl_ops.admin.run_file import read_toml
+from fl_extensions.methods import Code, load_method, load_reducer
 from fl_ops.errors import UsageError
+from fl_ops.files import read_toml
 from fl_ops.simulate.system.section import SystemSection
 from fl_server.errors import InvalidInput
+from fl_server.round_config import Fingerprint
 from fl_server.run_config import RunConfig
 from fl_server.run_spec import from_spec
 from fl_tasks import PartitionSpec, TaskError
@@ -101,3 +104,26 @@ def parse_simulation(content: Mapping[str, Any]) -> SimulationConfig:
     task = run.task.model_copy(update={"options": {**run.task.options, **section.task_options}})
     run = run.model_copy(update={"task": task})
     return SimulationConfig(run, section)
+
+
+def with_code(run: RunConfig) -> RunConfig:
+    """Load the run's method and reducer. Returns the run with the fingerprints of their code.
+
+    Raises AlgorithmError if one cannot be loaded, and if a run of a ledger was made with other code.
+    """
+    algorithm, round_ = run.algorithm, run.round
+    method = _checked(load_method(algorithm.name), algorithm.name, algorithm.fingerprint)
+    reducer = _checked(load_reducer(round_.reducer), round_.reducer, round_.reducer_fingerprint)
+    return run.model_copy(
+        update={
+            "algorithm": algorithm.model_copy(update={"fingerprint": method}),
+            "round": round_.model_copy(update={"reducer_fingerprint": reducer}),
+        }
+    )
+
+
+def _checked(code: Code | None, name: str, wanted: Fingerprint | None) -> Fingerprint | None:
+    here = None if code is None else Fingerprint(version=code.version, source=code.source)
+    if wanted not in (None, here):
+        raise AlgorithmError(f"{name}: expected the run's code, {wanted}, got {here} here: install the run's code")
+    return here

@@ -15,8 +15,7 @@ import torch
 
 import algorithms as fl
 from algorithms.precision import master_dtype
-from fl_ops.simulate.engines.engine import LocalEngine
-from fl_ops.simulate.engines.server_parts import EvaluationPart, Piece, SumPart
+from fl_ops.simulate.engines.engine import EvaluationPart, LocalEngine, Piece, SumPart
 from fl_server.aggregation import reduction
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.snapshot import Snapshot

@@ -11,9 +11,8 @@ from typing import Self
 import torch
 
 from fl_client.training.data import LocalTask
-from fl_ops.simulate.collection import Collection
-from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions
-from fl_ops.simulate.evaluations import Evaluations
+from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions
+from fl_ops.simulate.evaluations import Collection, Evaluations
 from fl_ops.simulate.federation import Federation
 from fl_ops.simulate.reports import Failure, Note, RoundResult, Step
 from fl_ops.simulate.saving.point import RunPoint, before_draw

@@ -1,13 +1,15 @@
-"""Counts the tensor bytes that a networked run would transfer."""
+"""What the server sends: packed as bundles for simulated clients, and counted as a networked run would transfer it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fl_client.connection.bundles.expected import ResourceKey
-from protos.codec import Buffer
+from fl_client.connection.bundles.expected import Bundle, ResourceKey
+from fl_server.aggregation.outgoing import Outgoing
+from protos.codec import Buffer, pack
 from protos.differences import make_difference
+from protos.encodings import PLAIN
 
 Name = tuple[ResourceKey, bytes]
 """A bundle's key and digest, with the key of its encoding."""
@@ -93,3 +95,26 @@ class TrafficCounter:
         counted = (self._bytes_down, self._bytes_up)
         self._bytes_down = self._bytes_up = 0
         return counted
+
+
+class Packed(NamedTuple):
+    """A bundle for clients."""
+
+    name: Name
+    digest: bytes
+    size: int
+    """Bytes on the wire."""
+    sent: memoryview
+    """These bytes."""
+    bundle: Bundle
+    """What clients load."""
+
+
+def packed(outgoing: Outgoing) -> Packed:
+    """The bundle of tensors for clients, with their encoding."""
+    key: ResourceKey = (outgoing.kind, outgoing.name) if outgoing.name else outgoing.kind
+    plain, layout = outgoing.encoding == PLAIN, outgoing.layout
+    sent = pack(outgoing.tensors, layout) if plain else memoryview(outgoing.bundle())
+    digest = outgoing.encoded.digest(sent)
+    bundle = Bundle(layout, sent if plain else pack(outgoing.received(sent), layout))
+    return Packed((key, digest + outgoing.key), digest, outgoing.encoded.size_bytes, sent, bundle)

@@ -30,7 +30,7 @@ class Contribution:
     training_loss: float | None
     """None if the exchange does not train."""
     update: Source
-    """Where its bytes are: in the spool, or in memory."""
+    """Where its bytes are: in a file, or in memory."""
     norms: Mapping[str, float]
     """Norm of each payload's trainable part and of the buffers' distance, before clipping."""
     epochs: Epochs

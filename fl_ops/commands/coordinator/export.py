@@ -16,12 +16,11 @@ from google.protobuf.json_format import MessageToDict
 from fl_common import units
 from fl_common.command_help import FlagGroup
 from fl_ops.admin.client import AdminClient
-from fl_ops.admin.run_file import read_run
 from fl_ops.commands import completion
 from fl_ops.commands.options import Context, admin_command
 from fl_ops.errors import UsageError
 from fl_ops.exports.download import frozen_digest, receive
-from fl_ops.files import Target, check_free
+from fl_ops.files import Target, check_free, read_run
 from fl_ops.render import output
 from protos.digests import digest_bytes, digest_text
 from protos.fl.v1 import admin_pb2

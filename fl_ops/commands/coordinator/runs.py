@@ -12,13 +12,13 @@ import typer
 from fl_common.command_help import Group, examples
 from fl_common.units import plain
 from fl_ops.admin import watching
-from fl_ops.admin.run_file import read_run
 from fl_ops.admin.watching import cohort_read
 from fl_ops.commands import completion
-from fl_ops.commands.coordinator.plot import plot
+from fl_ops.commands.coordinator.tracking import plot
 from fl_ops.commands.options import Context, admin_command, confirm
 from fl_ops.errors import UsageError
 from fl_ops.exports.download import opened_model
+from fl_ops.files import read_run
 from fl_ops.render import output, tables
 from fl_ops.render.rounds import MOST_NAMED, TargetCost, evaluations_table
 from fl_ops.render.watching import KEPT_VALUES, show_until_end

@@ -16,9 +16,8 @@ from rich.live import Live
 
 from fl_ops.admin import settings
 from fl_ops.admin.client import AdminClient
-from fl_ops.admin.overview import Feed, read
-from fl_ops.commands.interrupts import interruptible
-from fl_ops.commands.options import Context, admin_command
+from fl_ops.admin.watching import Feed, read
+from fl_ops.commands.options import Context, admin_command, interruptible
 from fl_ops.errors import UsageError
 from fl_ops.render import output
 from fl_ops.render.top import Federation, Selection, TopView, keys

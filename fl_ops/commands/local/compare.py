@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fl_common.command_help import FlagGroup
-from fl_ops.commands.interrupts import interruptible
-from fl_ops.commands.options import CellEngineFlags, Context, TrackerFlags, command
+from fl_ops.commands.options import CellEngineFlags, Context, TrackerFlags, command, interruptible
 from fl_ops.environment import check_plotting
 from fl_ops.errors import Exit, Refused, UsageError
 from fl_ops.files import Target, written_whole
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from fl_ops.compare.plan import Plan
     from fl_ops.compare.progress import Progress
     from fl_ops.compare.workers import Work
-    from fl_ops.simulate.engines.choice import EngineOptions
+    from fl_ops.simulate.engine_choice import EngineOptions
     from fl_ops.trackers.opening import Trackers
 
 CELLS, ROUNDS, SUMMARY, FACTS, TABLES = "cells", "results.csv", "summary.csv", "summary.json", "tables.md"
@@ -104,7 +103,7 @@ def compare(
 
 
 def _work(flags: WorkFlags, plan: Plan, folder: CellFolder, engine: EngineOptions) -> Work:
-    from fl_ops.compare.costs import Costs
+    from fl_ops.compare.progress import Costs
     from fl_ops.compare.run_cell import RunCell
     from fl_ops.compare.workers import Job, Work
 
@@ -158,18 +157,18 @@ def _unfinished(progress: Progress) -> str:
 
 def _write_results(plan: Plan, out: Path, page: Path | None) -> dict[str, Any]:
     """Write every file. Raises Refused if the disk refuses them, UsageError for a page without markers."""
-    from fl_ops.compare import data_files, plot, report
+    from fl_ops.compare import report, results
 
     texts = {
-        ROUNDS: data_files.results_csv(plan),
-        SUMMARY: data_files.summary_csv(plan),
-        FACTS: data_files.summary_json(plan),
+        ROUNDS: results.results_csv(plan),
+        SUMMARY: results.summary_csv(plan),
+        FACTS: results.summary_json(plan),
         TABLES: report.tables(plan) + "\n",
     }
     for name, text in texts.items():
         _write(out / name, text)
     names = list(texts)
-    names += [name for name, of, axis in plot.pictures(plan.table) if plot.draw(plan, of, axis, out / name)]
+    names += [name for name, of, axis in results.pictures(plan.table) if results.draw(plan, of, axis, out / name)]
     if page:
         _write(page, _page_with_tables(page, plan))
     return {"out": str(out), "files": names, "cells_done": plan.done(), "cells_left": plan.left()[0]}

@@ -16,8 +16,7 @@ from rich.console import Console
 
 from fl_common.units import duration, plain
 from fl_ops.commands import completion
-from fl_ops.commands.interrupts import interruptible
-from fl_ops.commands.options import Context, command
+from fl_ops.commands.options import Context, command, interruptible
 from fl_ops.demo import conclusions, plot, report
 from fl_ops.demo.fleet import Fleet
 from fl_ops.demo.processes import ChildEnded, Processes

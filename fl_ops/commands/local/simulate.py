@@ -184,13 +184,13 @@ def _tracked(request: _Request, screen: Console) -> list[SeedResult]:
 
 def _plot(results: list[SeedResult], folder: Path, screen: Console) -> None:
     """Draw the plot of all seeds, where matplotlib is installed."""
-    from fl_ops.simulate.output import plot
     from fl_ops.simulate.output.console import print_line
+    from fl_ops.simulate.output.results import PLOT, draw
 
     if find_spec("matplotlib") is None:
-        print_line(screen, f"{plot.PLOT} is not drawn without matplotlib: pip install impetus-fl[demo]")
-    elif plot.draw(results, folder / plot.PLOT):
-        print_line(screen, f"plot: {folder / plot.PLOT}")
+        print_line(screen, f"{PLOT} is not drawn without matplotlib: pip install impetus-fl[demo]")
+    elif draw(results, folder / PLOT):
+        print_line(screen, f"plot: {folder / PLOT}")
 
 
 def _simulate_distributed(context: Context, request: _Request, *, profile: bool) -> None:
@@ -211,7 +211,7 @@ def _simulate_distributed(context: Context, request: _Request, *, profile: bool)
 
 
 def _jobs(config: Path, runs: RunFlags, results: ResultFlags) -> list[Job]:
-    from fl_ops.simulate.engines.choice import SEQUENTIAL
+    from fl_ops.simulate.engine_choice import SEQUENTIAL
     from fl_ops.simulate.saving.save import SAVE_EVERY_S
     from fl_ops.simulate.seeds import Job
     from fl_ops.simulate.settings import read_simulation

@@ -2,7 +2,7 @@
 
 Clients with the same exchange form groups, those with the most examples first. A group's updates are those of the
 sequential engine up to the rounding of sums (algorithms.batched), and go the same way: the coordinator's admission and
-sums. They stay in the device's memory for that; those that do not fit become files of the spool. If the work of a
+sums. They stay in the device's memory for that; those that do not fit become files. If the work of a
 group fails, its clients work one after the other, so that an error is reported of the client that has it.
 """
 

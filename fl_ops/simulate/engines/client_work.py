@@ -1,8 +1,8 @@
-"""One client's work in a simulation: the daemon's trainer, with the update written to the spool."""
+"""One client's work in a simulation: the daemon's trainer, with the update written to a file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,9 +18,17 @@ from fl_client.training.local_model import LocalModel
 from fl_client.training.results import PreparedWork, TrainingResult
 from fl_client.training.trainer import Trainer
 from fl_extensions.optimizers import load_optimizers
-from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, Trained
+from fl_ops.simulate.engines.engine import (
+    Bundles,
+    EngineContext,
+    Evaluated,
+    Failed,
+    LocalEngine,
+    Part,
+    PartResult,
+    Trained,
+)
 from fl_ops.simulate.engines.held import HeldInMemory
-from fl_ops.simulate.engines.server_parts import Part, PartResult
 from fl_server.admission.reading import UpdateContent, read_update
 from fl_tasks import Task
 from fl_tasks.building.new_model import new_model
@@ -80,7 +88,9 @@ class ClientWork:
 
     def deliver(self, assigned: Assigned, trained: TrainingResult) -> Trained:
         """Write a client's update and its next state."""
-        path = self._context.spool.write(assigned.assignment.key.exchange, assigned.client, trained.update.pieces)
+        path = self._context.update_files.write(
+            assigned.assignment.key.exchange, assigned.client, trained.update.pieces
+        )
         result = self.result(assigned, trained.update.header, trained.next_state, path)
         return replace(result, content=self._content(assigned, path))
 
@@ -148,3 +158,25 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+class SequentialEngine(LocalEngine):
+    """See `LocalEngine`. A client works when its result is fetched, in the order given."""
+
+    def __init__(self, context: EngineContext) -> None:
+        self._work = ClientWork(context)
+        self._bundles: Bundles = {}
+
+    def begin(self, bundles: Bundles) -> None:
+        """See `LocalEngine.begin`."""
+        self._bundles = bundles
+
+    def train(self, common: Assignment, clients: Sequence[str], seeds: Sequence[int]) -> Iterator[Trained | Failed]:
+        """See `LocalEngine.train`."""
+        for client, seed in zip(clients, seeds, strict=True):
+            yield self._work.train(common, client, seed, self._bundles)
+
+    def evaluate(self, common: EvaluationAssignment, clients: Sequence[str]) -> Iterator[Evaluated | Failed]:
+        """See `LocalEngine.evaluate`."""
+        for client in clients:
+            yield self._work.evaluate(common, client, self._bundles)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fl_client.training.payloads import PlacedPayload
-from fl_ops.simulate.files.scratch import MEMORY_SHARE, free_memory
+from fl_ops.simulate.run_files import MEMORY_SHARE, free_memory
 from protos.codec import Entry
 
 NO_DIGEST = bytes(32)

@@ -14,8 +14,7 @@ from algorithms.outside_code import described
 from fl_client.connection.bundles.expected import Bundle, ResourceKey
 from fl_ops.errors import Refused
 from fl_ops.simulate.engines.client_work import ClientWork
-from fl_ops.simulate.engines.engine import Bundles, Evaluated, Failed, Trained
-from fl_ops.simulate.engines.server_parts import Part, PartResult
+from fl_ops.simulate.engines.engine import Bundles, Evaluated, Failed, Part, PartResult, Trained
 from fl_ops.worker_process import become_worker
 from fl_tasks import TaskError
 from protos.codec import Layout

@@ -20,8 +20,7 @@ from tempfile import TemporaryDirectory
 
 from fl_ops.errors import Refused
 from fl_ops.simulate.engines.client_work import ClientWork
-from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, Trained
-from fl_ops.simulate.engines.server_parts import Part, PartResult
+from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, Part, PartResult, Trained
 from fl_ops.simulate.engines.worker import (
     Answer,
     Begin,

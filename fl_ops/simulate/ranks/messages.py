@@ -83,7 +83,7 @@ def send_result(ranks: Ranks, result: Trained | Evaluated | Failed, context: Eng
             result.update.read_bytes(),
             *context.states.taken_next(result.client),
         ]
-        context.spool.remove(result.update)
+        context.update_files.remove(result.update)
     elif isinstance(result, Evaluated):
         found = result.found
         head = {
@@ -113,7 +113,7 @@ def received_result(message: Message, context: EngineContext) -> Trained | Evalu
             header, update, at_one, at_zero = message.buffers
             context.states.store_next(head["client"], at_one, at_zero)
             update_header = UpdateHeader.FromString(bytes(header))
-            path = context.spool.write(update_header.key.exchange, head["client"], [update])
+            path = context.update_files.write(update_header.key.exchange, head["client"], [update])
             return Trained(head["client"], update_header, path, head["examples"], head["own_batches"])
         case "Evaluated":
             return Evaluated(head["client"], Evaluation(*head["found"]))

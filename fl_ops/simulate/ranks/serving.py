@@ -15,12 +15,10 @@ from algorithms.outside_code import is_interrupt
 from fl_ops.errors import UsageError
 from fl_ops.simulate.clients import PreparedRun, examples_of
 from fl_ops.simulate.engines.engine import EngineContext, Evaluated, Failed, LocalEngine, Trained
-from fl_ops.simulate.files.scratch import folder_of_a_rank
-from fl_ops.simulate.files.spool import Spool
-from fl_ops.simulate.files.states import SimulatedStates
 from fl_ops.simulate.ranks import messages
 from fl_ops.simulate.ranks.group import Ranks
 from fl_ops.simulate.ranks.messages import Order
+from fl_ops.simulate.run_files import SimulatedStates, UpdateFiles, folder_of_a_rank
 from fl_server.aggregation.methods import optimizer_spec
 from fl_tasks import fingerprint
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
@@ -63,7 +61,7 @@ def serve(ranks: Ranks, prepared: PreparedRun, make: Callable[[EngineContext], L
             prepared.clients.task,
             optimizer_spec(prepared.config.local).name,
             SimulatedStates(scratch.path / "states"),
-            Spool(scratch.path),
+            UpdateFiles(scratch.path),
             scratch.path,
             partial(examples_of, prepared.clients),
         )

@@ -1,12 +1,16 @@
-"""A run between two rounds: what decides all that follows, apart from its settings and the client states."""
+"""A run between two rounds: what decides all that follows, apart from its settings and the client states.
+
+Its JSON values have all but the tensors, which are in the checkpoint.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from fl_ops.simulate.system.clock import ClockPoint
-from fl_ops.simulate.traffic import Names, Offers
+from fl_ops.simulate.traffic import Name, Names, Offers
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.rounds.state import Phase, RoundState
 
@@ -54,3 +58,77 @@ def before_draw(state: RoundState) -> RoundState:
         failed_by=state.failed_by,
         wall_time_s=state.wall_time_s,
     )
+
+
+def facts_of(point: RunPoint) -> dict[str, Any]:
+    """All of a point but its snapshot and what the run's settings decide."""
+    state, federation = point.state, point.federation
+    return {
+        "state": {
+            "round": state.round,
+            "phase": state.phase.value,
+            "members": sorted(state.members),
+            "over_selection": state.over_selection,
+            "awaited": sorted(state.awaited),
+            "ending": state.ending,
+            "failed_by": state.failed_by,
+        },
+        "failures": list(point.failures),
+        "seconds": point.seconds,
+        "clock": None if point.clock is None else asdict(point.clock),
+        "state_epoch": federation.state_epoch,
+        "norms": federation.norms,
+        "held": _held_facts(federation.held),
+        "offers": [[_name_facts(name), _name_facts(base), size] for name, (base, size) in federation.offers.items()],
+    }
+
+
+def point_of(facts: Mapping[str, Any], snapshot: Snapshot, first: RoundState) -> RunPoint:
+    """The inverse of `facts_of`. first: the state in which a new run of the same settings begins."""
+    values = facts["state"]
+    state = replace(
+        first,
+        round=values["round"],
+        phase=Phase(values["phase"]),
+        members=frozenset(values["members"]),
+        over_selection=values["over_selection"],
+        awaited=frozenset(values["awaited"]),
+        ending=None if values["ending"] is None else tuple(values["ending"]),
+        failed_by=values["failed_by"],
+    )
+    offers = {_name(name): (_name(base), size) for name, base, size in facts["offers"]}
+    federation = FederationPoint(snapshot, facts["state_epoch"], facts["norms"], _held(facts["held"]), offers)
+    clock = None if facts["clock"] is None else ClockPoint(**facts["clock"])
+    return RunPoint(federation, state, facts["failures"], facts["seconds"], clock)
+
+
+def _held_facts(held: Mapping[str, Names]) -> dict[str, Any]:
+    """Clients of one cohort share one value, so each value is written once."""
+    places: dict[int, int] = {}
+    distinct: list[Sequence[Any]] = []
+    clients: list[list[str]] = []
+    for client, names in held.items():
+        if id(names) not in places:
+            places[id(names)] = len(distinct)
+            distinct.append([[*_name_facts(name), size] for name, size in names.items()])
+            clients.append([])
+        clients[places[id(names)]].append(client)
+    return {"bundles": distinct, "clients": clients}
+
+
+def _held(facts: Mapping[str, Any]) -> dict[str, Names]:
+    held: dict[str, Names] = {}
+    for bundles, clients in zip(facts["bundles"], facts["clients"], strict=True):
+        names: Names = {_name(name): size for *name, size in bundles}
+        held.update(dict.fromkeys(clients, names))
+    return held
+
+
+def _name_facts(name: Name) -> list[Any]:
+    key, digest = name
+    return [key, digest.hex()]
+
+
+def _name(facts: Sequence[Any]) -> Name:
+    key, digest = facts
+    return (tuple(key) if isinstance(key, list) else key), bytes.fromhex(digest)

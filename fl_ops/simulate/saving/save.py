@@ -21,10 +21,8 @@ from fl_client.storage.client_state_store import Damaged
 from fl_common.file_lock import FileLock, FileLocked
 from fl_ops.errors import Refused, UsageError
 from fl_ops.simulate.reports import RoundResult
-from fl_ops.simulate.saving.facts import facts_of, point_of
-from fl_ops.simulate.saving.history import History
-from fl_ops.simulate.saving.program import differences, program_digest
-from fl_ops.simulate.saving.state_files import StateFiles
+from fl_ops.simulate.saving.files import History, StateFiles, differences, program_digest
+from fl_ops.simulate.saving.point import facts_of, point_of
 from fl_ops.simulate.simulation import Simulation
 from fl_server.rounds.state import Phase
 from fl_server.store.checkpoints import Checkpoint, Checkpoints

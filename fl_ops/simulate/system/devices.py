@@ -6,8 +6,17 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from fl_ops.simulate.system.availability import ALWAYS, Availability, duty_cycle, repeated
-from fl_ops.simulate.system.draws import draw_lognormal, draw_share
+from fl_ops.simulate.system.availability import (
+    ALWAYS,
+    Availability,
+    Interval,
+    Trace,
+    draw_lognormal,
+    draw_share,
+    duty_cycle,
+    read_trace,
+    repeated,
+)
 from fl_ops.simulate.system.section import (
     RATE,
     SECONDS,
@@ -21,7 +30,6 @@ from fl_ops.simulate.system.section import (
     SystemSection,
     Uniform,
 )
-from fl_ops.simulate.system.traces import Interval, Trace, read_trace
 from fl_server.errors import InvalidInput
 
 _SECTION = "simulation.system"

@@ -11,8 +11,8 @@ from fl_client.policy.config import read_policy
 from fl_client.settings.config import load_config
 from fl_common.certificates.pem import PemFiles
 from fl_common.settings import BYTE_ORDER_MARK, read_settings
-from fl_ops.admin.run_file import read_run
 from fl_ops.admin.settings import Token, from_file
+from fl_ops.files import read_run
 from fl_server.config import ServerConfig
 from tests.processes.certificates import Pki
 

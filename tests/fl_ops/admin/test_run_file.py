@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fl_ops.admin.run_file import read_run
 from fl_ops.errors import UsageError
+from fl_ops.files import read_run
 from protos.fl.v1 import admin_pb2
 from tests.fl_ops.conftest import FakeAdmin, Fl
 

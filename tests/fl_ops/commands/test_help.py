@@ -22,8 +22,8 @@ from fl_client.setup.enrolling import ENROLL_PORT
 from fl_ops.admin import settings
 from fl_ops.commands.cli import app
 from fl_ops.demo.settings import DemoSettings
+from fl_ops.simulate.engine_choice import EngineRequest
 from fl_ops.simulate.engines.batched import BatchedOptions
-from fl_ops.simulate.engines.choice import EngineRequest
 from fl_ops.simulate.saving.save import SAVE_EVERY_S
 from fl_ops.simulate.settings import SimulationSection
 from protos.fl.v1 import admin_pb2

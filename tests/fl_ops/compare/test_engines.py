@@ -11,7 +11,7 @@ import torch
 
 from fl_ops.compare.cells import Cell, CellResult
 from fl_ops.compare.plan import Plan
-from fl_ops.simulate.engines.choice import EngineRequest
+from fl_ops.simulate.engine_choice import EngineRequest
 from tests.fl_ops.compare.conftest import Read
 from tests.fl_ops.conftest import Fl
 

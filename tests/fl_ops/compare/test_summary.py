@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from fl_ops.compare import data_files, plot, report
+from fl_ops.compare import report, results
 from fl_ops.compare.cells import Cell, CellResult, Choice
 from fl_ops.compare.plan import Plan
-from fl_ops.compare.plot import Axis
+from fl_ops.compare.results import Axis
 from fl_ops.compare.summary import Spread, rows
 from fl_ops.errors import UsageError
 from tests.fl_ops.compare.conftest import Reached, Read
@@ -129,7 +129,7 @@ def test_an_unfinished_comparison_has_rows_without_numbers(read: Read) -> None:
 
 def test_the_rounds_file_has_a_line_for_each_round(plan: Plan) -> None:
     """9 cells of the search with 2 rounds, 4 final ones with 5."""
-    lines = list(csv.DictReader(io.StringIO(data_files.results_csv(plan))))
+    lines = list(csv.DictReader(io.StringIO(results.results_csv(plan))))
     assert len(lines) == 9 * 2 + 4 * 5
     assert (
         lines[-1] | {"method": "FedCM", "seed": "2", "round": "4", "accuracy": "0.9", "parameters": "alpha 0.3"}
@@ -139,7 +139,7 @@ def test_the_rounds_file_has_a_line_for_each_round(plan: Plan) -> None:
 
 def test_the_summary_file_has_a_line_for_each_method_and_split(plan: Plan) -> None:
     """Mean and deviation in columns of their own."""
-    lines = list(csv.DictReader(io.StringIO(data_files.summary_csv(plan))))
+    lines = list(csv.DictReader(io.StringIO(results.summary_csv(plan))))
     assert [(line["method"], line["last_mean"], line["last_deviation"]) for line in lines] == [
         ("FedAvg", "0.5", "0.141421"), ("FedCM", "0.8", "0.141421"),
     ]  # fmt: skip
@@ -147,7 +147,7 @@ def test_the_summary_file_has_a_line_for_each_method_and_split(plan: Plan) -> No
 
 def test_the_facts_have_every_option_and_what_was_tried(plan: Plan) -> None:
     """Default options are included, such as the order of a local step; a run that diverged has no accuracy."""
-    row = json.loads(data_files.summary_json(plan))["rows"][1]
+    row = json.loads(results.summary_json(plan))["rows"][1]
     assert row["settings"]["run"]["algorithm"]["parameters"]["order"] == "paper"
     diverged = {"learning_rate": 0.4, "parameters": {"alpha": 0.3}, "local": {}, "validation": None, "judged": []}
     assert diverged in row["tried"]
@@ -207,13 +207,13 @@ def test_an_edge_is_marked_only_after_the_last_extension(read: Read, reached: Re
 @pytest.mark.parametrize("axis", ["rounds", "megabytes"])
 def test_a_picture_is_drawn(plan: Plan, axis: Axis, tmp_path: Path) -> None:
     """A PNG, with a panel for each of the methods."""
-    assert plot.draw(plan, ("accuracy", "even"), axis, tmp_path / "picture.png")
+    assert results.draw(plan, ("accuracy", "even"), axis, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_without_runs_there_is_no_picture(read: Read, tmp_path: Path) -> None:
     """An empty plot would suggest results."""
-    assert not plot.draw(Plan(read(), lambda cell: None), ("accuracy", "even"), "rounds", tmp_path / "picture.png")
+    assert not results.draw(Plan(read(), lambda cell: None), ("accuracy", "even"), "rounds", tmp_path / "picture.png")
 
 
 def test_another_metric_goes_by_its_direction(read: Read, reached: Reached) -> None:
@@ -298,7 +298,7 @@ def test_a_further_metric_has_its_own_choice_and_its_own_table(read: Read, reach
     }  # fmt: skip
     assert found["balanced_accuracy", "FedCM"].last == pytest.approx(Spread(0.4, 0.0, 2))
     assert "### Test balanced_accuracy, even" in report.tables(plan)
-    lines = list(csv.DictReader(io.StringIO(data_files.results_csv(plan))))
+    lines = list(csv.DictReader(io.StringIO(results.results_csv(plan))))
     assert len({line["cell"] for line in lines}) == plan.done() == 9 + 2 * 4
     assert {(line["learning_rate"], line["accuracy"], line["balanced_accuracy"]) for line in lines} == {
         ("0.1", "0.9", "0.1"), ("0.2", "0.8", "0.2"), ("0.4", "0.6", "0.4"),

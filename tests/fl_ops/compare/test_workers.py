@@ -16,13 +16,12 @@ from typing import NoReturn
 import pytest
 
 from fl_ops.compare.cells import Cell, CellFolder, CellResult, RoundRow
-from fl_ops.compare.costs import Costs
 from fl_ops.compare.plan import Plan
-from fl_ops.compare.progress import Progress
+from fl_ops.compare.progress import Costs, Progress
 from fl_ops.compare.run_cell import Means, OnRound, RunCell
 from fl_ops.compare.workers import Job, Work, run_all, shares
 from fl_ops.errors import Exit, Refused
-from fl_ops.simulate.engines.choice import EngineRequest
+from fl_ops.simulate.engine_choice import EngineRequest
 from tests.fl_ops.compare.conftest import Read
 from tests.fl_ops.conftest import Fl
 

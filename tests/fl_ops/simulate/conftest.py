@@ -11,7 +11,7 @@ import pytest
 
 from fl_client.training.data import LocalTask
 from fl_ops.simulate.clients import prepare
-from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions
+from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions
 from fl_ops.simulate.settings import parse_simulation
 from fl_ops.simulate.simulation import Simulation
 

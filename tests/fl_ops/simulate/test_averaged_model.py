@@ -14,8 +14,8 @@ from safetensors import safe_open
 from torch import nn
 
 import algorithms as fl
+from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions
 from fl_ops.simulate.engines.batched import BatchedOptions
-from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions
 from fl_ops.simulate.reports import RoundResult
 from fl_ops.simulate.saving.save import RunSave, continued
 from fl_ops.simulate.seeds import Job, simulate

@@ -15,9 +15,9 @@ from algorithms.batched.local import Member
 from algorithms.batched.refusals import NotBatched
 from algorithms.batched.strategies import Name, Strategy
 from fl_ops.errors import UsageError
+from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions, EngineRequest
 from fl_ops.simulate.engines import batched
 from fl_ops.simulate.engines.batched import BatchedOptions
-from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions, EngineRequest
 from fl_ops.simulate.reports import RoundResult
 from fl_tasks import Examples
 from tests.fl_ops.simulate.conftest import Simulated

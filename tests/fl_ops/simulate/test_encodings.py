@@ -11,8 +11,8 @@ import torch
 from algorithms.base import ClientUpdate, Tensors
 from algorithms.reference import KnownPart
 from fl_client.training import client_states
+from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions
 from fl_ops.simulate.engines.batched import BatchedOptions
-from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions
 from fl_ops.simulate.simulation import Simulation
 from fl_server.errors import InvalidInput
 from tests.fl_ops.simulate.conftest import Simulated

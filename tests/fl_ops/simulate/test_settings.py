@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fl_ops.admin.run_file import read_run
 from fl_ops.errors import UsageError
+from fl_ops.files import read_run
 from fl_ops.simulate.settings import parse_simulation, read_simulation
 from tests.fl_ops.simulate.conftest import MakeTable
 

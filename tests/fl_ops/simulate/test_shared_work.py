@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fl_ops.simulate.engines.server_parts import Part, PartResult
+from fl_ops.simulate.engines.engine import Part, PartResult
 from fl_ops.simulate.shared_work import SharedWork
 from fl_server.aggregation.reduction import sum_updates
 from fl_server.aggregation.updates import BLOCK_BYTES, UpdateShape

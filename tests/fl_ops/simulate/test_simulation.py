@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fl_ops.simulate.files import scratch
+from fl_ops.simulate import run_files
 from fl_ops.simulate.simulation import Simulation
 from fl_server.admission.round_gate import build_gate
 from fl_tasks import Examples
@@ -41,7 +41,7 @@ def test_the_folder_of_updates_stays_locked(
     simulated: Simulated, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """After a round its lock is left in it: without it, the folder of a killed process would never be removed."""
-    monkeypatch.setattr(scratch, "MEMORY_DISK", tmp_path)
+    monkeypatch.setattr(run_files, "MEMORY_DISK", tmp_path)
     with simulated() as simulation:
         next(simulation.rounds())
         [updates] = tmp_path.glob("*updates*")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fl_ops.errors import Refused, UsageError
-from fl_ops.simulate.files.states import SimulatedStates
+from fl_ops.simulate.run_files import SimulatedStates
 from fl_ops.trackers import opening
 from fl_ops.trackers.facts import EndFacts, RoundFacts, RunFacts, dotted
 from fl_ops.trackers.ledger import run_facts

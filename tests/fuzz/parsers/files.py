@@ -14,8 +14,8 @@ from fl_client.storage import client_state_store
 from fl_client.storage.client_state_store import ClientState, ClientStateStore, NextState
 from fl_client.storage.pending_updates import PendingUpdates, Update, key_of
 from fl_common.settings import SettingsError, read_settings
-from fl_ops.admin.run_file import read_run
 from fl_ops.errors import UsageError
+from fl_ops.files import read_run
 from fl_server.aggregation.task_model import load_initial
 from fl_server.config import ServerConfig
 from fl_server.errors import InvalidInput

@@ -19,7 +19,7 @@ import pytest
 from fl_client.enrollment import folder as folders
 from fl_client.enrollment.folder import CertificateFolder
 from fl_client.settings.config import load_config
-from fl_client.setup.doctor import checks
+from fl_client.setup.doctor import coordinator
 from protos.fl.v1 import admin_pb2, admin_pb2_grpc
 from tests.processes.certificates import Pki, credentials
 from tests.processes.enrolling import enrolled_daemon, renewed, samples
@@ -216,7 +216,7 @@ def test_init_uses_a_token_only_if_the_certificate_is_revoked(
     revoke(server, "edge-6")
     settings = {"server": server.address, "state_dir": str(state), "tls": renewed(server, state), "task": {"name": "x"}}
     write_toml(tmp_path / "client.toml", settings)
-    [finding] = checks.check(load_config(tmp_path / "client.toml"))
+    [finding] = coordinator.check(load_config(tmp_path / "client.toml"))
     assert "the certificate is revoked" in finding.message
     assert "fl enroll create" in finding.fix
     assert server.enroll("edge-6", token, state) == 2

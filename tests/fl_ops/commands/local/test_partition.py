@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
-from fl_ops.commands.local.partition import Method as CommandMethod
 from fl_tasks import load_partition
-from fl_tasks.partitioning.spec import Method
 from tests.fl_ops.conftest import Fl
 
 MAKE = ["partition", "digits", "--clients", 4, "--alpha", 0.1, "--out", "p.json"]
@@ -46,11 +44,6 @@ def test_every_option_reaches_the_file(fl: Fl, tmp_path: Path) -> None:
     specs = [load_partition(tmp_path / f"{number}.json", 1437).spec for number in range(4)]
     assert (specs[0].prior_scaled, specs[0].rotate, specs[0].sigma) == (True, True, 0.5)
     assert (specs[1].classes, specs[2].stratified, specs[3].min_examples) == (3, True, 4)
-
-
-def test_the_methods_are_those_of_the_library() -> None:
-    """The command repeats the list of the spec."""
-    assert get_args(CommandMethod) == get_args(Method)
 
 
 def test_table(fl: Fl) -> None:

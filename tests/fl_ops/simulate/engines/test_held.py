@@ -12,9 +12,9 @@ import torch
 import algorithms as fl
 from algorithms.base import ClientUpdate
 from fl_client.training.payloads import PlacedPayload, laid_out
+from fl_ops.simulate.engine_choice import EngineOptions
 from fl_ops.simulate.engines import batched, held
 from fl_ops.simulate.engines.batched import BatchedOptions
-from fl_ops.simulate.engines.choice import EngineOptions
 from fl_ops.simulate.engines.held import DeviceMemory, HeldInMemory, sums_of_squares
 from fl_server.admission.digest_and_norms import digest_and_norms
 from fl_server.aggregation.reduction import average_buffers, sum_updates

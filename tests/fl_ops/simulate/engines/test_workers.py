@@ -15,8 +15,8 @@ import torch
 
 import algorithms as fl
 from fl_ops.errors import Refused
-from fl_ops.simulate.engines.choice import SEQUENTIAL, EngineOptions
-from fl_ops.simulate.engines.server_parts import EvaluationPart, Part, PartResult, SumPart
+from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions
+from fl_ops.simulate.engines.engine import EvaluationPart, Part, PartResult, SumPart
 from fl_ops.simulate.engines.workers import WorkersEngine
 from fl_ops.simulate.reports import RoundResult
 from fl_tasks import Examples, TaskError
@@ -190,7 +190,7 @@ def test_a_model_that_cannot_be_made_is_reported_before_a_process_is_started(sim
 
 def test_nothing_is_left(simulated: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Folders of updates, states and bundles and all processes are gone after a run that was left in mid-round."""
-    monkeypatch.setattr("fl_ops.simulate.files.scratch.MEMORY_DISK", tmp_path)
+    monkeypatch.setattr("fl_ops.simulate.run_files.MEMORY_DISK", tmp_path)
     before = children()
     with simulated(engine=EngineOptions(2), algorithm={"name": "scaffold"}, population=4) as simulation:
         next(simulation.rounds())

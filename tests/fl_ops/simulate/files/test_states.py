@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fl_ops.simulate.files import scratch
-from fl_ops.simulate.files.scratch import ScratchFolder
+from fl_ops.simulate import run_files
+from fl_ops.simulate.run_files import ScratchFolder
 from tests.fl_ops.simulate.conftest import Simulated
 
 
@@ -19,8 +19,8 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]
     memory, disk = tmp_path / "memory", tmp_path / "disk"
     memory.mkdir()
     disk.mkdir()
-    monkeypatch.setattr(scratch, "MEMORY_DISK", memory)
-    monkeypatch.setattr(scratch, "gettempdir", lambda: str(disk))
+    monkeypatch.setattr(run_files, "MEMORY_DISK", memory)
+    monkeypatch.setattr(run_files, "gettempdir", lambda: str(disk))
     return memory, disk
 
 
@@ -30,8 +30,8 @@ def test_states_on_disk_have_the_same_bits(
 ) -> None:
     """States that do not fit in the share of the free memory are on disk; the models are the same."""
     found = []
-    for share, place in ((scratch.MEMORY_SHARE, places[0]), (1e-15, places[1])):
-        monkeypatch.setattr(scratch, "MEMORY_SHARE", share)
+    for share, place in ((run_files.MEMORY_SHARE, places[0]), (1e-15, places[1])):
+        monkeypatch.setattr(run_files, "MEMORY_SHARE", share)
         with simulated(algorithm={"name": method}) as simulation:
             found.append([done.digest for done in simulation.rounds()])
             (folder,) = place.glob("fl-scratch-states-*")

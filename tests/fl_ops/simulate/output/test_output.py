@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from fl_ops.commands.cli import app
 from fl_ops.simulate.output import console
-from fl_ops.simulate.output.plot import PLOT, draw
-from fl_ops.simulate.profile import OTHER, PARTS
+from fl_ops.simulate.output.results import PLOT, draw
+from fl_ops.simulate.reports import OTHER, PARTS
 from fl_ops.simulate.seeds import Job
 from fl_ops.simulate.settings import parse_simulation
 from tests.fl_ops.simulate.conftest import MakeTable

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import algorithms as fl
-from fl_ops.simulate.engines.choice import EngineOptions
+from fl_ops.simulate.engine_choice import EngineOptions
 from fl_ops.simulate.output.results import SeedResult
 from fl_ops.simulate.ranks.group import joined
 from fl_ops.simulate.seeds import Job, Report, simulate

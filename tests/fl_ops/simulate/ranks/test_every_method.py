@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from fl_ops.simulate.engines.choice import SEQUENTIAL
+from fl_ops.simulate.engine_choice import SEQUENTIAL
 from tests.fl_ops.simulate.ranks.every_method import CASES, Rounds, rounds_of
 from tests.fl_ops.simulate.ranks.launch import Launches, standalone
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from fl_ops.simulate.system.clock import Clock, Happening
-from fl_ops.simulate.system.courses import Amount, Course
+from fl_ops.simulate.system.clock import Amount, Clock, Course, Happening
 from fl_ops.simulate.system.devices import Devices
 from fl_ops.simulate.system.section import SystemSection
 

@@ -1,18 +1,123 @@
-"""Client states of a simulated run, as files: SCAFFOLD's c_i, FedDyn's h_i, personal parameters.
+"""Files of a run in progress: scratch folders, updates of a round, and client states such as SCAFFOLD's c_i.
 
-Processes that train clients write next states; the one that decides what counts promotes or drops them. The files are
-in memory or on disk, so the number of clients does not bound the memory of the processes.
+The folders are in memory if their files are small, otherwise on disk, and are removed at the end of the run.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
 
 from algorithms.base import Memory
 from fl_client.storage import client_state_store
 from fl_client.storage.client_state_store import NextState
+from fl_common.file_lock import FileLock, FileLocked
 from fl_ops.files import file_name
+from protos.chunks import Buffer
+
+MEMORY_DISK = Path("/dev/shm")  # noqa: S108 - only folders of a random name are made in it
+MEMORY_SHARE = 0.25
+"""Files are in memory up to this share of what is free there when the run begins."""
+_PREFIX = "fl-scratch-"
+_LOCK = ".in-use"
+_NEW_S = 60.0
+"""Folders younger than this are left alone: their process may not have locked them yet."""
+
+
+class ScratchFolder:
+    """A folder until `cleanup`, or until the end of the process. Its process holds a lock in it."""
+
+    def __init__(self, kind: str, *, in_memory: bool) -> None:
+        parent = MEMORY_DISK if in_memory and MEMORY_DISK.is_dir() else Path(gettempdir())
+        _remove_abandoned(parent)
+        self._folder = TemporaryDirectory(prefix=f"{_PREFIX}{kind}-", dir=parent)
+        self.path = Path(self._folder.name)
+        self._lock = FileLock(self.path / _LOCK, str(os.getpid()))
+
+    def cleanup(self) -> None:
+        """Remove the folder with all files. A second call does nothing."""
+        self._folder.cleanup()
+        self._lock.release()
+
+
+def folder_of_updates(size: int) -> ScratchFolder:
+    """A folder for a round's updates of this many bytes together."""
+    return ScratchFolder("updates", in_memory=_fits(size))
+
+
+def folder_of_states(size: int) -> ScratchFolder:
+    """A folder for client states of at most this many bytes together."""
+    return ScratchFolder("states", in_memory=_fits(size))
+
+
+def free_memory() -> int:
+    """Bytes of files that memory has room for; 0 where it holds no files."""
+    return shutil.disk_usage(MEMORY_DISK).free if MEMORY_DISK.is_dir() else 0
+
+
+def folder_of_a_rank() -> ScratchFolder:
+    """A folder for a rank's updates and client states."""
+    return ScratchFolder("rank", in_memory=False)
+
+
+def _fits(size: int) -> bool:
+    return MEMORY_DISK.is_dir() and size <= MEMORY_SHARE * free_memory()
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Remove the folders of processes that were killed: nobody holds their locks."""
+    for lock in parent.glob(f"{_PREFIX}*/{_LOCK}"):
+        try:
+            facts = lock.stat()
+            if facts.st_uid != os.getuid() or time.time() - facts.st_mtime < _NEW_S:
+                continue
+            held = FileLock(lock, "")
+        except (FileLocked, OSError):
+            continue
+        shutil.rmtree(lock.parent, ignore_errors=True)
+        held.release()
+
+
+class UpdateFiles:
+    """Updates by exchange and client. Several processes may write at the same time, each of other clients."""
+
+    def __init__(self, folder: Path) -> None:
+        self._updates, self._spare = folder / "updates", folder / "spare"
+        for each in (self._updates, self._spare):
+            each.mkdir()
+        self._emptied = 0
+
+    def write(self, exchange: int, client: str, pieces: Iterable[Buffer]) -> Path:
+        """Write a client's update in an exchange, in place of an earlier one. Raises OSError."""
+        path = self._updates / f"{exchange}-{client}"
+        if not path.exists():
+            self._take_spare(path)
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
+            file.writelines(pieces)
+            file.truncate()
+        return path
+
+    def remove(self, path: Path) -> None:
+        """Remove an update."""
+        self._emptied += 1
+        path.replace(self._spare / f"{os.getpid()}-{self._emptied}")
+
+    def empty(self) -> None:
+        """Remove all updates."""
+        for path in self._updates.iterdir():
+            self.remove(path)
+
+    def _take_spare(self, path: Path) -> None:
+        for spare in self._spare.iterdir():
+            with suppress(FileNotFoundError):  # another process has taken it
+                spare.rename(path)
+                return
+
 
 _STATE, _AT_ONE, _AT_ZERO = "state", "next/at-one", "next/at-zero"
 

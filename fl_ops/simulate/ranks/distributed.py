@@ -9,8 +9,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from fl_ops.errors import Refused
-from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, LocalEngine, Trained
-from fl_ops.simulate.engines.server_parts import Part, PartResult
+from fl_ops.simulate.engines.engine import (
+    Bundles,
+    EngineContext,
+    Evaluated,
+    Failed,
+    LocalEngine,
+    Part,
+    PartResult,
+    Trained,
+)
 from fl_ops.simulate.ranks import messages
 from fl_ops.simulate.ranks.group import Ranks
 from fl_ops.simulate.ranks.messages import Order

@@ -11,11 +11,10 @@ import torch
 from algorithms.batched.strategies import Name
 from fl_ops.errors import UsageError
 from fl_ops.simulate.engines.batched import BatchedEngine, BatchedOptions
-from fl_ops.simulate.engines.client_work import CPU
-from fl_ops.simulate.engines.distributed import DistributedEngine
+from fl_ops.simulate.engines.client_work import CPU, SequentialEngine
 from fl_ops.simulate.engines.engine import EngineContext, LocalEngine
-from fl_ops.simulate.engines.sequential import SequentialEngine
 from fl_ops.simulate.engines.workers import WorkersEngine
+from fl_ops.simulate.ranks.distributed import DistributedEngine
 from fl_ops.simulate.ranks.group import Ranks
 
 
