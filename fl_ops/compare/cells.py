@@ -149,7 +149,7 @@ class RoundRow:
     simulated_total_s: float | None = None
     """Simulated time since the start of the run; None without [simulation.system]."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """All metrics of the server's evaluation; empty in files of older versions."""
+    """All metrics of the server's evaluation."""
 
     def by(self, metric: str) -> RoundRow:
         """The row with this metric in the place of the accuracy."""

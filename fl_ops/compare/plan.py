@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from algorithms import build
 from fl_ops.compare import tuning
-from fl_ops.compare.cells import ACCURACY, Cell, CellResult, Choice, Stage, rounds_of
+from fl_ops.compare.cells import Cell, CellResult, Choice, Stage, rounds_of
 from fl_ops.compare.table import Experiment, Table
 from fl_ops.compare.tuning import Trial
 from fl_ops.errors import UsageError
@@ -182,9 +182,6 @@ class Plan:
     def find(self, cell: Cell) -> CellResult | None:
         """The result of a cell, or None."""
         if cell.digest not in self._known and (found := self._load(cell)) is not None:
-            others = [one for one in self.table.spec.report.criteria if one.metric != ACCURACY]
-            if others and found.rounds and not any(row.metrics for row in found.rounds):
-                return None  # a file of an older version: it has no other metric
             self._known[cell.digest] = found
         return self._known.get(cell.digest)
 

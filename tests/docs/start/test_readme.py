@@ -80,14 +80,6 @@ def test_the_architecture_page_is_true() -> None:
         assert re.findall(r"^\| `(\w+)/` \|", table, re.MULTILINE) == folders
 
 
-def test_the_counts_of_usual_changes_are_those_of_their_files() -> None:
-    """Each of the twelve rows counts the files that it names."""
-    page = read_page("docs/development/changes.md")
-    rows = re.findall(r"^\| [^|]+ \| [^|]+ \| ([^|]+) \| (\d+) \| \d+ \|$", page, re.MULTILINE)
-    assert len(rows) == 12
-    assert [len(set(re.findall(r"`[^`]+`", files))) for files, _ in rows] == [int(count) for _, count in rows]
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_no_link_is_dead(page: str) -> None:
     """A relative link, and a path in code that looks like one of the repository's files, is there."""

@@ -59,7 +59,7 @@ def test_gpus_of_one_model_have_the_same_cells(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_engine_of_one_client_at_a_time_is_no_setting(read: Read) -> None:
-    """So finished cells keep their names, which are a format: the digest here was computed by an earlier version."""
+    """So finished cells keep their names, which are a format: a change of the digest here loses results."""
 
     def none(_: Cell) -> CellResult | None:
         return None

@@ -173,7 +173,7 @@ def test_what_is_left_of_a_judged_search_is_an_estimate(read: Read, folder: Cell
 
 
 def test_settings_with_their_default_values_are_not_in_the_name_of_a_cell(read: Read, folder: CellFolder) -> None:
-    """An earlier version did not have the setting, and evaluated in other batches: the cell is the same."""
+    """A setting that is added later does not rename finished cells, and neither does the size of batches in evaluations."""
     (cell, *_) = Plan(read(), folder.load).missing()
     run = cell.settings["run"]
     earlier = {key: value for key, value in run["round"].items() if key != "max_client_share"}
@@ -198,7 +198,7 @@ def test_settings_with_their_default_values_are_not_in_the_name_of_a_cell(read: 
 
 
 def test_a_new_key_of_an_optional_section_does_not_rename_its_cells(read: Read, folder: CellFolder) -> None:
-    """An earlier version had no `statistics` in [averaging]. Another value of it makes another cell."""
+    """Its default does not; another value makes another cell."""
     (cell, *_) = Plan(read(), folder.load).missing()
 
     def averaged(**section: Any) -> Cell:
