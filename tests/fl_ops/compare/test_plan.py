@@ -173,7 +173,7 @@ def test_what_is_left_of_a_judged_search_is_an_estimate(read: Read, folder: Cell
 
 
 def test_settings_with_their_default_values_are_not_in_the_name_of_a_cell(read: Read, folder: CellFolder) -> None:
-    """A setting that is added later does not rename finished cells, and neither does the size of batches in evaluations."""
+    """A setting that is added later renames no finished cell, and neither does the size of batches in evaluations."""
     (cell, *_) = Plan(read(), folder.load).missing()
     run = cell.settings["run"]
     earlier = {key: value for key, value in run["round"].items() if key != "max_client_share"}
