@@ -1,17 +1,23 @@
-"""Loads methods and reducers from outside by name, makes them known in this process, and identifies their code.
+"""Loads methods, reducers and optimizers from outside by name, makes them known in this process, identifies their code.
 
 A method is a function that returns an `algorithms.Method`, a reducer one that returns an `algorithms.Reducer`. A
-function without that annotation is refused and never called.
+function without that annotation is refused and never called. Optimizers are classes of torch.optim.Optimizer, by the
+settings of this machine.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
+from torch.optim import Optimizer
+
 import algorithms as fl
+from algorithms.optimizers.classes import BUILT_IN, Known, is_outside
+from algorithms.parameters import AlgorithmError
 from fl_extensions.importing import attribute_of, source_digest
 from fl_extensions.naming import Kind, path_of
 
@@ -89,3 +95,34 @@ def _load(
         )
     version = getattr(sys.modules[getattr(builder, "__module__", "")], "__version__", "")
     return Code(name, version if isinstance(version, str) else "", f"sha256:{digest}")
+
+
+OPTIMIZERS = Kind(
+    "optimizer",
+    "impetus.optimizers",
+    example="my_optimizers:Sophia",
+    error=AlgorithmError,
+    not_listed=NotListed,
+    built_in=MappingProxyType(dict.fromkeys(BUILT_IN, "")),
+    classes=True,
+)
+
+
+def load_optimizers(listed: Iterable[str]) -> Known:
+    """Import the classes that this machine's settings, or its user, list. Names of torch and built-in ones are skipped.
+
+    Args:
+        listed: as module:Class.
+
+    Raises:
+        AlgorithmError: there is no such module or attribute, or it is no optimizer.
+    """
+    found: dict[str, type[Optimizer]] = {}
+    for name in listed:
+        if not is_outside(name):
+            continue
+        loaded = attribute_of(OPTIMIZERS, path_of(OPTIMIZERS, name), name)
+        if not (isinstance(loaded, type) and issubclass(loaded, Optimizer)):
+            raise AlgorithmError(f"expected a class of torch.optim.Optimizer, got {name}, a {type(loaded).__name__}")
+        found[name] = loaded
+    return found

@@ -11,8 +11,7 @@ that knows a server or a client may not, and the package imports no other packag
 The loops over examples are in `fl_tasks.batches` and `fl_tasks.evaluation`.
 """
 
-from fl_tasks.base import Task
-from fl_tasks.classifier import Classifier
+from fl_tasks.base import Classifier, Task
 from fl_tasks.data.batched import Batched
 from fl_tasks.data.examples import Examples
 from fl_tasks.data.samples import Samples

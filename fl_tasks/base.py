@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fl_tasks.data.examples import Examples
 from fl_tasks.data.forms import TaskData
@@ -57,3 +58,27 @@ class Task(Protocol):
     def metrics(self, output: Any, target: Any) -> Mapping[str, Tensor]:
         """Values by name, one for each example of the batch, shape [batch]: {"loss": ..., "accuracy": ...}."""
         ...
+
+
+class Classifier:
+    """Cross entropy over classes. A subclass adds `model`, `train_data` and `eval_data`, and sets `version`.
+
+    Output is [batch, classes, ...] scores, target [batch, ...] class numbers; further axes (pixels, characters) are
+    averaged within each example.
+    """
+
+    version: str = "1"
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """Mean cross entropy of the batch."""
+        return functional.cross_entropy(output, target)
+
+    def metrics(self, output: Tensor, target: Tensor) -> Mapping[str, Tensor]:
+        """Cross entropy, and 1 for a correct class or 0, each of shape [batch]."""
+        loss = functional.cross_entropy(output, target, reduction="none")
+        correct = (output.argmax(dim=1) == target).to(loss.dtype)
+        return {"loss": _each(loss), "accuracy": _each(correct)}
+
+
+def _each(values: Tensor) -> Tensor:
+    return values.reshape(len(values), -1).mean(dim=1)

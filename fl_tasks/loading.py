@@ -12,8 +12,7 @@ from typing import Any, cast, get_type_hints
 
 from fl_extensions.importing import attribute_of, source_digest
 from fl_extensions.naming import comma_separated
-from fl_tasks.base import Task, TaskError
-from fl_tasks.classifier import Classifier
+from fl_tasks.base import Classifier, Task, TaskError
 from fl_tasks.data.labels import class_names
 from fl_tasks.errors import task_call, task_code
 from fl_tasks.naming import TASKS, path_of

@@ -31,12 +31,11 @@ NAMES = {"allow_pickle", "ProcessPoolExecutor", "broadcast_object_list", "all_ga
 NAMES |= {"scatter_object_list", "send_object_list", "recv_object_list", "weights_only", "read_pickle"}
 
 ALLOWED: Mapping[str, dict[str, str]] = {
-    "fl_tasks/built_in/cifar_files.py": {"pickle": "the unpickler of CIFAR's published files, which knows four names"},
+    "fl_tasks/built_in/vision_files.py": {"pickle": "the unpickler of CIFAR's published files, which knows four names"},
     "fl_tasks/partitioning/file.py": {"allow_pickle": "is False"},
     # Pipes and pools between a process and its own children: inherited, or behind a random key. No other user writes.
     "fl_tasks/data/reading.py": {"multiprocessing": "the workers of a data set"},
-    "fl_tasks/building/holders.py": {"torch.multiprocessing": "a weak reference to a tensor's memory; nothing is sent"},
-    "fl_tasks/building/size_limit.py": {"torch.multiprocessing": "a weak reference to a tensor's memory"},
+    "fl_tasks/new_model.py": {"torch.multiprocessing": "a weak reference to a tensor's memory; nothing is sent"},
     "fl_ops/worker_process.py": {"multiprocessing": "a worker watches its parent"},
     "fl_ops/simulate/engines/worker.py": {"multiprocessing": "workers of a simulation"},
     "fl_ops/simulate/engines/workers.py": {"multiprocessing": "workers of a simulation"},

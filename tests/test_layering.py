@@ -170,7 +170,6 @@ LOAD_METHODS = {
     "fl_client.training.methods",
     "fl_server.runs.loading",
     "fl_extensions.methods",
-    "fl_extensions.optimizers",
 }
 """The same for methods, reducers and optimizers from outside."""
 

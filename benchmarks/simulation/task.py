@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from benchmarks.simulation import setting
 from benchmarks.simulation.stored import stored
 from fl_tasks import Examples, Shard
-from fl_tasks.classifier import Classifier
+from fl_tasks.base import Classifier
 
 
 class Cifar10Iid(Classifier):

@@ -20,9 +20,8 @@ from algorithms.optimizers.spec import OptimizerSpec, OptimizerValue, RateSchedu
 from algorithms.parameters import AlgorithmError
 from fl_client.connection.messages import log_text
 from fl_client.errors import ConfigError, WorkFailed
-from fl_extensions.methods import METHODS, load_method
+from fl_extensions.methods import METHODS, load_method, load_optimizers
 from fl_extensions.naming import installed
-from fl_extensions.optimizers import load_optimizers
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
 

@@ -29,10 +29,10 @@ from fl_client.training.methods import settings_of
 from fl_client.training.own_loop import OnStep, OwnTraining, Round, work_of
 from fl_client.training.results import PreparedWork, TrainingResult, result_of, task_failures
 from fl_tasks.batches import count_steps, ordered_batches, raw_batches, seed_everything
-from fl_tasks.building.new_model import new_model
 from fl_tasks.data.forms import forward_of
 from fl_tasks.evaluation import totals
 from fl_tasks.metrics import AVERAGED_PREFIX
+from fl_tasks.new_model import new_model
 from fl_tasks.own_loop import MAX_EPOCHS, own_loop
 from fl_tasks.summed_metrics import PlainSum, finite_values_of, of_averaged_model, plain
 from protos.fl.v1 import coordinator_pb2 as pb

@@ -86,8 +86,8 @@ def _metrics(task: Task, held_out: Data) -> Collection[str]:
     import torch
 
     from fl_tasks.batches import batches
-    from fl_tasks.building.new_model import new_model
     from fl_tasks.data.forms import forward_of
+    from fl_tasks.new_model import new_model
 
     batch = next(batches(held_out, 2, seed=0, steps=1))
     with torch.random.fork_rng(devices=[]):

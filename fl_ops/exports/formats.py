@@ -22,11 +22,10 @@ from fl_ops.files import Target, make_folder, written_whole
 from fl_server.aggregation.updates import CPU
 from fl_server.store.bundle_files import separate
 from fl_tasks import Task, TaskError, TaskNotListed, load_task, own_options
-from fl_tasks.building.new_model import new_model
 from fl_tasks.data.forms import as_data
 from fl_tasks.errors import task_call, task_code
-from fl_tasks.evaluation import batch_size_on
-from fl_tasks.statistics import estimate_statistics
+from fl_tasks.evaluation import batch_size_on, estimate_statistics
+from fl_tasks.new_model import new_model
 from protos.frozen import frozen_resource, frozen_text
 
 

@@ -25,12 +25,12 @@ from fl_tasks.evaluation import (
     Totals,
     batch_size_on,
     batches_of,
+    estimate_statistics,
     finished,
     names_of,
     sums_of_batches,
     totals_of,
 )
-from fl_tasks.statistics import estimate_statistics
 
 
 class LocalModel(TaskModel):

@@ -20,9 +20,7 @@ from fl_server.errors import InvalidInput
 from fl_server.rounds.sampling import initial_model_seed
 from fl_server.store.files import file_digest
 from fl_tasks import Task, TaskError, own_options
-from fl_tasks.building.holders import held_outside
-from fl_tasks.building.new_model import new_model, remarks_on
-from fl_tasks.building.size_limit import ModelTooLarge
+from fl_tasks.new_model import ModelTooLarge, held_outside, new_model, remarks_on
 from protos.codec import Layout, LayoutError
 from protos.digests import digest_text
 from protos.fl.v1.tensor_pb2 import Resource

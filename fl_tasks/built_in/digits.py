@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fl_tasks.base import Examples, Shard, TaskError
-from fl_tasks.built_in.held_out import checked_fraction, split_shard
-from fl_tasks.classifier import Classifier
+from fl_tasks.base import Classifier, Examples, Shard, TaskError
+from fl_tasks.data.examples import checked_fraction, split_shard
 from fl_tasks.models import digits_cnn
 
 HELD_OUT_EVERY = 5

@@ -13,10 +13,8 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from fl_tasks.base import Examples, Shard, TaskError
-from fl_tasks.built_in.augment import FlipAndCrop, FlipAndCut
-from fl_tasks.built_in.held_out import checked_fraction, split_shard
-from fl_tasks.built_in.normalise import Normalise
+from fl_tasks.base import Classifier, Examples, Shard, TaskError
+from fl_tasks.built_in.transforms import FlipAndCrop, FlipAndCut, Normalise
 from fl_tasks.built_in.vision_files import (
     Images,
     cifar10,
@@ -26,7 +24,7 @@ from fl_tasks.built_in.vision_files import (
     emnist_labels,
     fashion_mnist,
 )
-from fl_tasks.classifier import Classifier
+from fl_tasks.data.examples import checked_fraction, split_shard
 from fl_tasks.models import (
     PreActResNet18,
     ResNet18,

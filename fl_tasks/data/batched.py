@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from algorithms.batches import Batch, to_device
-from fl_tasks.data.label_range import LabelRange
+from fl_tasks.data.examples import LabelRange
 from fl_tasks.data.seeds import generators_kept, seed_generators, seed_of_epoch
 from fl_tasks.errors import TaskError, task_code
 

@@ -1,4 +1,4 @@
-"""Examples in memory: two tensors, the fastest form of data."""
+"""Examples in memory: two tensors, the fastest form of data; the labels that they may have; a part to hold out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,51 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from algorithms.batches import Batch, is_pair
 from fl_tasks.errors import TaskError
+
+IGNORED = -100
+"""The label that torch's losses leave out."""
+
+
+@dataclass(frozen=True)
+class LabelRange:
+    """Checks that labels are numbers of these classes."""
+
+    classes: tuple[str, ...]
+    what: str
+    """The data in words, for errors."""
+
+    def check(self, targets: Tensor) -> None:
+        """Raises TaskError for class numbers out of range. Targets [n, k] of a floating type are probabilities."""
+        classes = self.classes
+        if targets.is_floating_point():
+            if targets.dim() == 1 and len(targets):
+                came = f"got {targets.dtype}: convert them with .long()"
+                raise TaskError(f"{self.what}: expected class numbers as labels, {came}")
+            return
+        wrong = ((targets < 0) | (targets >= len(classes))) & (targets != IGNORED)
+        if count := int(wrong.sum()):
+            place = int(wrong.flatten(1).any(dim=1).nonzero()[0]) if wrong.dim() > 1 else int(wrong.nonzero()[0])
+            raise TaskError(
+                f"{self.what}: expected labels of 0 to {len(classes) - 1} ({shown(classes)}), got {count} others, as"
+                f" {int(targets[wrong][0])} of example {place}"
+            )
+
+    def checked(self, batch: Batch) -> Batch:
+        """The same batch, whose targets are checked if it is a pair (inputs, targets) in the CPU's memory.
+
+        Which part of another batch is the label is not known. A check on an accelerator would wait for it in each step.
+        """
+        if is_pair(batch) and batch[1].device.type == "cpu" and batch[1].dim():
+            self.check(batch[1])
+        return batch
+
+
+def shown(names: Sequence[object], most: int = 8) -> str:
+    """The first names of a list, and how many more there are."""
+    listed = ", ".join(str(name)[:40] for name in names[:most])
+    return f"{listed} and {len(names) - most} more" if len(names) > most else listed
 
 
 @runtime_checkable
@@ -75,3 +119,26 @@ class Examples:
     def prepared(self) -> Tensor:
         """All inputs as the model gets them, without augmentation."""
         return self.inputs if self.prepare is None else self.prepare(self.inputs)
+
+
+def split_shard(examples: Examples, fraction: float) -> tuple[Examples, Examples]:
+    """(training part, held-out part) of a shard. floor(fraction * n) examples are held out, without augmentation.
+
+    They are evenly spaced in the shard's order, so that a shard sorted by class yields some of each class, and the
+    split is always the same. Raises TaskError for a fraction outside [0, 1).
+    """
+    count = int(checked_fraction(fraction) * len(examples))
+    evaluation = torch.arange(count) * len(examples) // max(count, 1)
+    held_out = replace(examples[evaluation], augment=None)
+    if not count:
+        return examples, held_out
+    trained = torch.ones(len(examples), dtype=torch.bool)
+    trained[evaluation] = False
+    return examples[trained], held_out
+
+
+def checked_fraction(fraction: float) -> float:
+    """Return the option client_eval_fraction. Raises TaskError unless it is in [0, 1)."""
+    if not 0 <= fraction < 1:
+        raise TaskError(f"expected client_eval_fraction from 0 to below 1, got {fraction}")
+    return fraction

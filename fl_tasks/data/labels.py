@@ -12,9 +12,8 @@ from dataclasses import replace
 import torch
 from torch.utils.data import Subset
 
-from fl_tasks.data.examples import Examples
+from fl_tasks.data.examples import IGNORED, Examples, LabelRange, shown
 from fl_tasks.data.forms import Data
-from fl_tasks.data.label_range import IGNORED, LabelRange, shown
 from fl_tasks.data.samples import Samples
 from fl_tasks.errors import TaskError, task_code
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from algorithms.batches import Batch, to_device
-from fl_tasks.data.label_range import LabelRange
+from fl_tasks.data.examples import LabelRange
 from fl_tasks.data.reading import Collate, Order, Reading
 from fl_tasks.data.seeds import seeds_of_examples
 from fl_tasks.errors import TaskError

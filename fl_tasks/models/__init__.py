@@ -5,12 +5,19 @@ no padding and initial values are torch's defaults. The networks use group norms
 statistics mean little when each client has its own classes. Data and losses do not belong here.
 """
 
-from fl_tasks.models.cifar import lenet, tutorial_cnn
-from fl_tasks.models.emnist import emnist_cnn
-from fl_tasks.models.leaf import celeba_cnn, femnist_cnn
+from fl_tasks.models.convolutional import (
+    celeba_cnn,
+    colour_cnn_small,
+    digits_cnn,
+    emnist_cnn,
+    femnist_cnn,
+    grey_cnn,
+    grey_cnn_small,
+    lenet,
+    tutorial_cnn,
+)
 from fl_tasks.models.preact import PreActResNet18
 from fl_tasks.models.resnet import ResNet18
-from fl_tasks.models.small import colour_cnn_small, digits_cnn, grey_cnn, grey_cnn_small
 from fl_tasks.models.transformer import CausalTransformer
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fl_tasks.models.crop import CentreCrop
+from fl_tasks.models.convolutional import CentreCrop
 
 
 class PreActResNet18(nn.Module):

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_tasks import Classifier, Examples, Shard
-from fl_tasks.built_in.augment import FlipAndCut
-from fl_tasks.built_in.normalise import Normalise
+from fl_tasks.built_in.transforms import FlipAndCut, Normalise
 
 
 class _Cast(nn.Module):

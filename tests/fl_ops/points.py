@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fl_tasks import Classifier, Examples, Shard
-from fl_tasks.built_in.held_out import split_shard
+from fl_tasks.data.examples import split_shard
 
 TRAIN, HELD_OUT = 120, 30
 

@@ -10,8 +10,7 @@ import torch
 
 from fl_tasks import Examples, TaskError
 from fl_tasks.batches import batches, count_steps, ordered_batches, raw_batches, seed_everything
-from fl_tasks.built_in.augment import FlipAndCrop
-from fl_tasks.built_in.normalise import Normalise
+from fl_tasks.built_in.transforms import FlipAndCrop, Normalise
 
 TEN = Examples(torch.arange(10.0), torch.arange(10))
 

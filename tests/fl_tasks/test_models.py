@@ -22,7 +22,7 @@ from fl_tasks.models import (
     lenet,
     tutorial_cnn,
 )
-from fl_tasks.models.crop import CentreCrop
+from fl_tasks.models.convolutional import CentreCrop
 from fl_tasks.torchvision_compat import import_torchvision
 
 COLOUR, CROP, GREY, FACE = (3, 32, 32), (3, 24, 24), (1, 28, 28), (3, 84, 84)

@@ -24,8 +24,8 @@ from fl_client.setup.doctor.findings import Finding, fail, ok, size, warn
 from fl_client.storage.state import StateDir
 from fl_client.training.data import LocalTask, load_local_task
 from fl_client.training.trial import trial_step
-from fl_tasks.building.new_model import new_model
 from fl_tasks.errors import TaskError
+from fl_tasks.new_model import new_model
 
 _NODES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvmap", "/dev/nvhost-ctrl", "/dev/nvgpu")
 _TEGRA = Path("/etc/nv_tegra_release")

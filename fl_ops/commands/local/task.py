@@ -113,7 +113,7 @@ def _model(task: Task) -> str:
 
 
 def _remarks(task: Task) -> Iterator[Finding]:
-    from fl_tasks.building.new_model import new_model, remarks_on
+    from fl_tasks.new_model import new_model, remarks_on
 
     yield from ({"check": "model", "result": "remark", "text": text} for text in remarks_on(new_model(task)))
 
@@ -142,7 +142,7 @@ def _step(made: dict[str, Any]) -> str:
 
     from fl_client.training.trial import trial_step
     from fl_tasks import TaskError
-    from fl_tasks.building.new_model import new_model
+    from fl_tasks.new_model import new_model
 
     torch.manual_seed(0)
     made["model"] = new_model(made["task"])

@@ -17,7 +17,7 @@ from fl_client.storage.client_state_store import NextState
 from fl_client.training.local_model import LocalModel
 from fl_client.training.results import PreparedWork, TrainingResult
 from fl_client.training.trainer import Trainer
-from fl_extensions.optimizers import load_optimizers
+from fl_extensions.methods import load_optimizers
 from fl_ops.simulate.engines.engine import (
     Bundles,
     EngineContext,
@@ -31,7 +31,7 @@ from fl_ops.simulate.engines.engine import (
 from fl_ops.simulate.engines.held import HeldInMemory
 from fl_server.admission.reading import UpdateContent, read_update
 from fl_tasks import Task
-from fl_tasks.building.new_model import new_model
+from fl_tasks.new_model import new_model
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment, UpdateHeader
 
 CPU = torch.device("cpu")

@@ -21,8 +21,7 @@ from fl_ops.simulate.saving.save import RunSave, continued
 from fl_ops.simulate.seeds import Job, simulate
 from fl_ops.simulate.settings import parse_simulation
 from fl_server.errors import InvalidInput
-from fl_tasks.evaluation import evaluate
-from fl_tasks.statistics import estimate_statistics
+from fl_tasks.evaluation import estimate_statistics, evaluate
 from tests.fl_ops.simulate.conftest import MakeTable, Simulated
 from tests.processes.tiny_task import Tiny, batchnorm
 

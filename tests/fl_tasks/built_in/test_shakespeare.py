@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from fl_tasks import PartitionSpec, Shard, TaskError, load_task, make_partition, training_groups
 from fl_tasks.batches import batches, seed_everything
-from fl_tasks.built_in.shakespeare import Shakespeare
-from fl_tasks.built_in.speeches import VOCABULARY, encode, read_speakers
+from fl_tasks.built_in.shakespeare import VOCABULARY, Shakespeare, encode, read_speakers
 from tests.fl_tasks.built_in.plays import LINES, write_play
 
 

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from fl_tasks import Shard, TaskError, load_task, training_labels
 from fl_tasks.batches import ordered_batches
-from fl_tasks.built_in.cifar_files import parse_batch
 from fl_tasks.built_in.vision import Cifar10
-from fl_tasks.built_in.vision_files import cifar10_holds_out_batch_5
+from fl_tasks.built_in.vision_files import cifar10_holds_out_batch_5, parse_batch
 from fl_tasks.data.labels import class_names
 from fl_tasks.models import PreActResNet18, ResNet18
 from fl_tasks.torchvision_compat import import_torchvision

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fl_tasks import Examples, TaskError
-from fl_tasks.built_in.held_out import split_shard
+from fl_tasks.data.examples import split_shard
 
 TEN = Examples(torch.arange(10), torch.arange(10), torch.neg)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fl_tasks.built_in.augment import FlipAndCrop, FlipAndCut
+from fl_tasks.built_in.transforms import FlipAndCrop, FlipAndCut
 
 
 def ways(image: Tensor) -> Iterator[tuple[bool, tuple[int, int], Tensor]]:
