@@ -133,7 +133,7 @@ class LocalSettings:
     micro_batch_size: int = 0
     """A batch goes through the model in parts of at most so many examples. 0: whole batches."""
     scaled_loss: bool = False
-    """The loss is scaled, for a forward pass in float16 (algorithms.optimizers.loss_scale)."""
+    """The loss is scaled, for a forward pass in float16 (algorithms.precision)."""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.learning_rate < math.inf:

@@ -17,9 +17,8 @@ from algorithms import tree
 from algorithms.base import GradientRule, InputAscent, LocalRule, LocalSettings, Tensors
 from algorithms.batches import Batch, Forward, examples_of, forward_pair, is_pair, split, to_device
 from algorithms.model_state import trainable_parameters
-from algorithms.optimizers.loss_scale import LossScale
 from algorithms.parameters import AlgorithmError
-from algorithms.precision import low_dtypes, rounded_like, widened
+from algorithms.precision import LossScale, low_dtypes, rounded_like, widened
 
 Loss = Callable[[Any, Any], Tensor]
 """(output, target), as the forward pass returns them -> mean loss of the batch, of shape []."""

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from algorithms import tree
 from algorithms.base import Algorithm, GradientRule, Memory, Order, RoundInfo, Scope, Tensors
 from algorithms.compose import Components, Method, Normaliser, ServerOptimizer, compose
-from algorithms.methods.fedavg import fedavg
+from algorithms.methods.fedavg import fedavg, sgd
 from algorithms.methods.fedavgm import fedavgm, heavy_ball, nesterov
 from algorithms.methods.fedcm import fedcm
 from algorithms.methods.feddemon import demon, demon_adam, feddemon, feddemonadam
@@ -36,7 +36,6 @@ from algorithms.methods.mfl import mfl
 from algorithms.methods.mime import mime, mimelite
 from algorithms.methods.qg import qg
 from algorithms.methods.scaffold import scaffold
-from algorithms.methods.sgd import sgd
 from algorithms.methods.slowmo import slow_momentum, slowmo
 from algorithms.parameters import (
     AlgorithmError,

@@ -13,7 +13,7 @@ METHODS = (
 )  # fmt: skip
 """`algorithms.registry`."""
 REDUCERS = ("mean", "median", "trimmed_mean", "krum")
-"""`algorithms.reducers.table`."""
+"""`algorithms.reducers.reducer`."""
 TASKS = ("digits", "fashion-mnist", "cifar10", "cifar100", "emnist", "emnist-digits", "shakespeare")
 """`fl_tasks.naming`."""
 PartitionMethod = Literal["dirichlet", "dirichlet-hsu", "dirichlet-class", "classes", "shards", "iid", "natural"]

@@ -1,4 +1,4 @@
-"""The strategy for a model: which ones can compute it, and which one is the fastest here.
+"""The strategy for a model: which ones can compute it, and which one is the fastest here; the memory of one client.
 
 The fastest one depends on model, device, batch size and number of clients, so it is measured with the clients' own
 first batches. Strategies differ in the last bits of their sums. So a run with a measured choice has the same bits again
@@ -11,14 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from algorithms.batched import stacked
-from algorithms.batched.batches import copies_of_first, fillable
-from algorithms.batched.convolutions import has_convolutions
-from algorithms.batched.refusals import NotBatched
+from algorithms.batched.batches import NotBatched, copies_of_first, fillable
+from algorithms.batched.modules import RandomStream, has_convolutions
 from algorithms.batched.strategies import Holder, Inputs, Name, OneByOne, Strategy, Together
-from algorithms.batched.streams import RandomStream
 from algorithms.batches import Batch, examples_of, leaves, to_device
 from algorithms.client import LocalData
 from algorithms.model_state import trainable_views
@@ -155,3 +154,32 @@ def _examples_are_independent(model: nn.Module, holder: Holder, batch: Batch) ->
         and torch.equal(leaf[0], other[0])
         for leaf, other in zip(whole, copied, strict=True)
     )
+
+
+_STACKS = 8
+"""Stacks of parameters during a step: y, gradients, a second point, the terms of the rule, and their results."""
+_PASSES = 2
+"""The backward pass holds gradients of activations beside the saved ones."""
+
+
+def bytes_of_client(model: nn.Module, data: LocalData, batch: Batch) -> int:
+    """Bytes for one client's parameters, and for the activations of a batch, from one forward pass.
+
+    data: for its loss and forward pass. torch's default generators and the model's buffers are changed.
+    """
+    model.train()
+    device = next(model.parameters()).device
+    parameters = {each.data_ptr() for each in model.parameters()}
+    saved: dict[int, int] = {}
+
+    def count(tensor: Tensor) -> Tensor:
+        if tensor.data_ptr() not in parameters:
+            saved[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+        return tensor
+
+    with saved_tensors_hooks(count, lambda tensor: tensor):
+        # Kept until the hooks end, so that no memory is used, and counted, twice.
+        loss = data.loss(*data.forward(model, to_device(batch, device)))
+    del loss
+    size = sum(each.numel() * max(4, each.element_size()) for each in trainable_views(model).values())
+    return _STACKS * size + _PASSES * sum(saved.values())

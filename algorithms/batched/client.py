@@ -10,11 +10,11 @@ from torch import nn
 from algorithms import tree
 from algorithms.base import ClientUpdate, Tensors
 from algorithms.batched import stacked
+from algorithms.batched.batches import check_work
 from algorithms.batched.gradients import Settings, StackedGradients
 from algorithms.batched.local import Member, train_together
-from algorithms.batched.refusals import check_work
+from algorithms.batched.modules import RandomStream
 from algorithms.batched.strategies import Strategy
-from algorithms.batched.streams import RandomStream
 from algorithms.batches import Batch, examples_of
 from algorithms.client import update_of
 from algorithms.local import LocalResult

@@ -11,9 +11,9 @@ from torch import Tensor
 from algorithms import tree
 from algorithms.base import GradientRule, InputAscent, LocalSettings, Tensors
 from algorithms.batched import stacked
-from algorithms.batched.refusals import NotBatched
+from algorithms.batched.batches import NotBatched
+from algorithms.batched.modules import RandomStream
 from algorithms.batched.strategies import Inputs, Outputs, Strategy
-from algorithms.batched.streams import RandomStream
 from algorithms.batches import Batch, examples_of, is_pair, to_device
 from algorithms.precision import rounded, widened
 

@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from algorithms import tree
 from algorithms.base import LocalRule, Tensors
 from algorithms.batched import stacked
-from algorithms.batched.batches import finished
+from algorithms.batched.batches import check_rules, finished
 from algorithms.batched.gradients import Settings, StackedGradients
-from algorithms.batched.refusals import check_rules
+from algorithms.batched.modules import RandomStream
 from algorithms.batched.stacked import Factor
 from algorithms.batched.strategies import Strategy
-from algorithms.batched.streams import RandomStream
 from algorithms.client import LocalData, Work
 from algorithms.local import LocalResult, epoch_losses, rates_of
 from algorithms.model_state import read_buffers, trainable_views

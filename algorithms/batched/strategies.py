@@ -23,9 +23,8 @@ from torch.func import functional_call, vmap
 from algorithms import tree
 from algorithms.base import Tensors
 from algorithms.batched.batches import Group, group, real
-from algorithms.batched.convolutions import unfolded_convolutions
+from algorithms.batched.modules import RandomStream, dropout_by_client, unfolded_convolutions
 from algorithms.batched.stacked import of_client
-from algorithms.batched.streams import RandomStream, dropout_by_client
 from algorithms.batches import Batch, Forward, map_leaves
 from algorithms.gradients import Loss
 

@@ -1,10 +1,15 @@
-"""The cases of the suite: a method or a reducer with parameters, and the laws that cannot hold for it."""
+"""The cases of the suite, and how a class of laws gets them.
+
+A case is a method or a reducer with parameters, and the laws that cannot hold for it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import pytest
 
 import algorithms as fl
 
@@ -60,3 +65,16 @@ class ReducerCase:
     def build(self) -> fl.Reducer:
         """The reducer with the parameters of the case."""
         return fl.build_reducer(self.name, **self.parameters)
+
+
+def parametrize(metafunc: pytest.Metafunc, cases: Mapping[str, Sequence[MethodCase | ReducerCase]]) -> None:
+    """Give each test the cases of the argument that it has."""
+    for argument, members in cases.items():
+        if argument in metafunc.fixturenames:
+            metafunc.parametrize(argument, members, ids=[each.label for each in members])
+
+
+def skip_exempt(case: MethodCase | ReducerCase, law: Law) -> None:
+    """Skip a law that cannot hold for the case."""
+    if law in case.exempt:
+        pytest.skip(case.exempt[law])

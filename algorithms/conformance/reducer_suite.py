@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 import algorithms as fl
-from algorithms.conformance.cases import ReducerCase
-from algorithms.conformance.parametrizing import parametrize, skip_exempt
+from algorithms.conformance.cases import ReducerCase, parametrize, skip_exempt
 from algorithms.reducers.robust import squared_distances
 
 ENTRIES = 37

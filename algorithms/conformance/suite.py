@@ -14,10 +14,18 @@ from safetensors.torch import load, save
 
 import algorithms as fl
 from algorithms import tree
-from algorithms.conformance.cases import MethodCase
-from algorithms.conformance.federation import UNEVEN, Federation, RunState, flat, total
-from algorithms.conformance.parametrizing import parametrize, skip_exempt
-from algorithms.conformance.states import assert_close, mapped, parts, same
+from algorithms.conformance.cases import MethodCase, parametrize, skip_exempt
+from algorithms.conformance.federation import (
+    UNEVEN,
+    Federation,
+    RunState,
+    assert_close,
+    flat,
+    mapped,
+    parts,
+    same,
+    total,
+)
 
 DTYPES = (torch.float32, torch.float64)
 

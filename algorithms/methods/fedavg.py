@@ -12,10 +12,22 @@ Data, AISTATS 2017, algorithm 1.
 
 from __future__ import annotations
 
-from algorithms.base import Weights
-from algorithms.compose import Correction, Method
+from algorithms import tree
+from algorithms.base import Memory, RoundInfo, Tensors, Weights
+from algorithms.compose import Correction, Method, ServerOptimizer
+from algorithms.parameters import PositivePerRound
 
 
 def fedavg(weights: Weights = "examples") -> Method:
     """weights: p_i by examples, as in the paper, or uniform."""
     return Method(Correction(), weights)
+
+
+def sgd(eta_g: PositivePerRound = 1.0) -> ServerOptimizer:
+    """x_{t+1} = x_t + eta_g * movement."""
+
+    def step(x: Tensors, memory: Memory, movement: Tensors, round_info: RoundInfo) -> tuple[Tensors, Memory]:
+        del round_info
+        return tree.add(x, movement, eta_g), memory
+
+    return ServerOptimizer(step)

@@ -20,8 +20,8 @@ import algorithms as fl
 from algorithms.batched.choice import NAMES
 from algorithms.batched.client import answer_together
 from algorithms.batched.local import Member
+from algorithms.batched.modules import RandomStream
 from algorithms.batched.strategies import Holder, Name, OneByOne, Strategy, Together
-from algorithms.batched.streams import RandomStream
 from algorithms.batches import forward_pair
 from fl_common.allocator import keep_freed_memory
 from fl_tasks import Examples

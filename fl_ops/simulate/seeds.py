@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from algorithms import AlgorithmError
-from algorithms.batched.refusals import NotBatched
+from algorithms.batched.batches import NotBatched
 from fl_common.allocator import keep_freed_memory
 from fl_ops.errors import OpsError, Refused, UsageError, traceback_of
 from fl_ops.simulate.clients import prepare

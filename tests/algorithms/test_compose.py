@@ -9,8 +9,8 @@ import algorithms as fl
 from algorithms import tree
 from algorithms.compose import Components, ServerOptimizer, compose
 from algorithms.conformance.federation import Federation
+from algorithms.methods.fedavg import sgd
 from algorithms.methods.fedcm import client_momentum
-from algorithms.methods.sgd import sgd
 
 
 def heavy_ball(symbol: str = "v") -> ServerOptimizer:

@@ -16,14 +16,13 @@ from typing import Literal
 import torch
 
 from algorithms.base import ClientUpdate
+from algorithms.batched.batches import NotBatched, check_work
 from algorithms.batched.captured import Captured
-from algorithms.batched.choice import Choice, choose
+from algorithms.batched.choice import Choice, bytes_of_client, choose
 from algorithms.batched.client import answer_together
 from algorithms.batched.local import Member
-from algorithms.batched.memory import bytes_of_client
-from algorithms.batched.refusals import NotBatched, check_work
+from algorithms.batched.modules import RandomStream
 from algorithms.batched.strategies import Name
-from algorithms.batched.streams import RandomStream
 from algorithms.outside_code import is_interrupt
 from fl_client.errors import WorkFailed
 from fl_client.training.data import LocalTask

@@ -14,8 +14,8 @@ import algorithms as fl
 from algorithms import tree
 from algorithms.batched.client import answer_together
 from algorithms.batched.local import Member
+from algorithms.batched.modules import RandomStream
 from algorithms.batched.strategies import Strategy
-from algorithms.batched.streams import RandomStream
 
 CPU = torch.device("cpu")
 

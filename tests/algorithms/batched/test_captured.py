@@ -8,8 +8,8 @@ from torch import nn
 
 from algorithms.batched import stacked
 from algorithms.batched.captured import SEEN, Captured, FixedPass
+from algorithms.batched.modules import RandomStream
 from algorithms.batched.strategies import Inputs, Outputs
-from algorithms.batched.streams import RandomStream
 from algorithms.model_state import trainable_views
 from tests.algorithms.batched.test_methods import strategy_of
 

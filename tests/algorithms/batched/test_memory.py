@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 import algorithms as fl
-from algorithms.batched.memory import bytes_of_client
+from algorithms.batched.choice import bytes_of_client
 
 
 def test_it_grows_with_parameters_and_activations() -> None:

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import algorithms as fl
+from algorithms.batched.batches import NotBatched
 from algorithms.batched.client import answer_together
 from algorithms.batched.local import Member
-from algorithms.batched.refusals import NotBatched
 from algorithms.batched.strategies import Name, Strategy
 from fl_ops.errors import UsageError
 from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions, EngineRequest
