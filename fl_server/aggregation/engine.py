@@ -91,13 +91,17 @@ class Engine:
         self.remarks = self._model.remarks
         """What the creator of the run should know of its model, as lines of text."""
         self.snapshots = Snapshots(self.layout, self._trainable_layout, self.local_frozen, self._model.tied)
-        self._shapes = [
+        self._shapes = self._shapes_of_updates()
+
+    def _shapes_of_updates(self) -> list[UpdateShape]:
+        """The update of each exchange."""
+        return [
             UpdateShape.of(
                 exchange.payloads,
                 self.layout,
                 self._trainable_layout,
                 {payload: self.snapshots.state_layout for payload, rule in exchange.computed.items() if rule.wide},
-            ).encoded_as(update_encoding(config))
+            ).encoded_as(update_encoding(self.config))
             for exchange in self.algorithm.exchanges
         ]
 
