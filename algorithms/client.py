@@ -221,10 +221,10 @@ def _full_gradient(
 
 
 def _basic_payloads(exchange: Exchange, whole: Tensors | None, result: LocalResult | None) -> dict[Payload, Tensors]:
-    found = {"full_gradient": whole}
+    payloads = {"full_gradient": whole}
     if result is not None:
-        found |= {"delta": result.delta, "client_momentum": result.v}
-    basic = {payload: found.get(payload) for payload in exchange.basic}
+        payloads |= {"delta": result.delta, "client_momentum": result.v}
+    basic = {payload: payloads.get(payload) for payload in exchange.basic}
     if missing := sorted(payload for payload, tensors in basic.items() if tensors is None):
         raise AlgorithmError(f"clients of this method cannot compute the payload {missing[0]!r}")
     return {payload: tensors for payload, tensors in basic.items() if tensors is not None}

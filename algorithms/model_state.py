@@ -63,11 +63,11 @@ def personal_names(model: nn.Module, patterns: Iterable[str]) -> frozenset[str]:
     """
     trainable = [name for name, each in model.named_parameters() if each.requires_grad]
     patterns, known = tuple(patterns), [*trainable, *_buffers(model)]
-    found = {name for name in known if any(fnmatchcase(name, pattern) for pattern in patterns)}
+    personal = {name for name in known if any(fnmatchcase(name, pattern) for pattern in patterns)}
     tied = tied_names(model)
     for pattern in patterns:
         for name, of in tied.items():
-            if fnmatchcase(name, pattern) and of not in found:
+            if fnmatchcase(name, pattern) and of not in personal:
                 raise ValueError(
                     f"the pattern {pattern!r} matches {name} and no pattern {of}, which is the same weight"
                 )
@@ -75,9 +75,9 @@ def personal_names(model: nn.Module, patterns: Iterable[str]) -> frozenset[str]:
             raise ValueError(
                 f"the pattern {pattern!r} matches no trainable parameter and no buffer; there are {_shown(known)}"
             )
-    if found and found.issuperset(trainable):
+    if personal and personal.issuperset(trainable):
         raise ValueError("the patterns match all trainable parameters, so nothing is left to train together")
-    return frozenset(found)
+    return frozenset(personal)
 
 
 def read_buffers(model: nn.Module, personal: Collection[str] = ()) -> Tensors:

@@ -57,9 +57,9 @@ def reference_of(
 def has_reference(algorithm: Algorithm) -> bool:
     """Whether deltas of the method can have a reference, in some exchange."""
     direction = {"any": torch.ones(1)}
-    found = (reference_of(algorithm, exchange, direction) for exchange in range(len(algorithm.exchanges)))
+    references = (reference_of(algorithm, exchange, direction) for exchange in range(len(algorithm.exchanges)))
     # A client state of zeros gives zeros: then the method has a constant part, which the server does not know.
-    return any(one is not None and any(bool(it.any()) for it in one.tensors.values()) for one in found)
+    return any(one is not None and any(bool(it.any()) for it in one.tensors.values()) for one in references)
 
 
 def _of_rule(rule: LocalRule) -> Reference | None:

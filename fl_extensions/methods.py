@@ -117,12 +117,12 @@ def load_optimizers(listed: Iterable[str]) -> Known:
     Raises:
         AlgorithmError: there is no such module or attribute, or it is no optimizer.
     """
-    found: dict[str, type[Optimizer]] = {}
+    classes: dict[str, type[Optimizer]] = {}
     for name in listed:
         if not is_outside(name):
             continue
         loaded = attribute_of(OPTIMIZERS, path_of(OPTIMIZERS, name), name)
         if not (isinstance(loaded, type) and issubclass(loaded, Optimizer)):
             raise AlgorithmError(f"expected a class of torch.optim.Optimizer, got {name}, a {type(loaded).__name__}")
-        found[name] = loaded
-    return found
+        classes[name] = loaded
+    return classes

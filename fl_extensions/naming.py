@@ -67,10 +67,10 @@ def path_of(kind: Kind, name: str, listed: Collection[str] | None = None) -> str
 
 def unknown(kind: Kind, name: str) -> tuple[str, str]:
     """What was expected in place of a name that is not known here, and what came, with a similar name."""
-    found = installed(kind)
-    close = get_close_matches(name, [*kind.built_in, *found], n=1)
+    points = installed(kind)
+    close = get_close_matches(name, [*kind.built_in, *points], n=1)
     hint = f' Did you mean "{close[0]}"?' if close else ""
-    also = f", an installed one ({comma_separated(found)})" if found else ""
+    also = f", an installed one ({comma_separated(points)})" if points else ""
     built_in = f"a built-in {kind.noun} ({comma_separated(kind.built_in)})"
     return f"{built_in}{also} or your own as module:attribute, such as {kind.example}", f'"{name}".{hint}'
 
@@ -82,10 +82,10 @@ def is_known(kind: Kind, name: str) -> bool:
 
 def installed(kind: Kind) -> dict[str, set[str]]:
     """The `module:attribute` paths that installed packages register, by name, in the order of the names."""
-    found: dict[str, set[str]] = {}
+    points: dict[str, set[str]] = {}
     for point in sorted(entry_points(group=kind.group), key=lambda point: point.name):
-        found.setdefault(point.name, set()).add(f"{point.module}:{point.attr}")
-    return found
+        points.setdefault(point.name, set()).add(f"{point.module}:{point.attr}")
+    return points
 
 
 def is_path(name: str) -> bool:

@@ -32,13 +32,13 @@ def load_weights(model: nn.Module, path: Path) -> None:
         weights = load_file(path)
     except (OSError, safetensors.SafetensorError) as error:
         raise TaskError(f"expected the weights of this model in the safetensors file {path}: {error}") from error
-    expected, found = _shapes(model.state_dict()), _shapes(weights)
-    wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+    expected, came = _shapes(model.state_dict()), _shapes(weights)
+    wrong = sorted(name for name in expected.keys() | came.keys() if expected.get(name) != came.get(name))
     if wrong:
         first = wrong[0]
         raise TaskError(
             f"expected the weights of this model in {path}, but {len(wrong)} tensors differ: {first} has the shape"
-            f" {expected.get(first, 'none')} here and {found.get(first, 'none')} in the file"
+            f" {expected.get(first, 'none')} here and {came.get(first, 'none')} in the file"
         )
     model.load_state_dict(weights)
 
@@ -63,11 +63,11 @@ def freeze_a(model: Model, seed: int = 0) -> Model:
     A is drawn anew, uniform as in peft, from a generator with this seed instead of torch's default one: it must be the
     same on all devices, also where each makes its own. Raises TaskError for a model without such matrices.
     """
-    found = [value for name, value in model.named_parameters() if ".lora_A." in name]
-    if not found:
+    matrices = [value for name, value in model.named_parameters() if ".lora_A." in name]
+    if not matrices:
         raise TaskError("expected a model with adapters of peft, whose names have .lora_A., got none")
     generator = torch.Generator().manual_seed(seed)
-    for matrix in found:
+    for matrix in matrices:
         bound = 1 / math.sqrt(matrix.shape[1])
         with torch.no_grad():
             matrix.copy_(torch.empty(matrix.shape).uniform_(-bound, bound, generator=generator))

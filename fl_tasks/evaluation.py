@@ -77,24 +77,24 @@ def totals(task: Task, model: nn.Module, data: TaskData, batch_size: int | None 
     return totals_of(sums_of_batches(task, model, batches), len(data))
 
 
-def finished(task: Task, found: Totals) -> dict[str, float]:
+def finished(task: Task, totals_: Totals) -> dict[str, float]:
     """The means, and the values of the other metrics. Raises TaskError for a name of both, and for no metric."""
-    values = values_of(task, found.sums)
-    if both := sorted(found.means.keys() & values.keys()):
+    values = values_of(task, totals_.sums)
+    if both := sorted(totals_.means.keys() & values.keys()):
         raise TaskError(f"the metric {both[0]!r}: expected it from metrics() or from declared sums, got it from both")
-    metrics = {**found.means, **values}
+    metrics = {**totals_.means, **values}
     if not metrics:
         raise TaskError("expected at least one metric from metrics() or with declared sums, got none")
     checked_names(list(metrics), "the task's metrics")
     return metrics
 
 
-def names_of(task: Task, found: Totals) -> list[str]:
+def names_of(task: Task, totals_: Totals) -> list[str]:
     """Names of the metrics. A metric whose sums over few examples have no value has its declared name."""
-    values = finite_values_of(task, found.sums)
+    values = finite_values_of(task, totals_.sums)
     declared = [metric.name for metric in summed_metrics(task)]
     missing = [name for name in declared if not any(each == name or each.startswith(f"{name}/") for each in values)]
-    return [*found.means, *values, *missing]
+    return [*totals_.means, *values, *missing]
 
 
 def batches_of(data: Data, batch_size: int) -> Iterator[Batch]:
@@ -192,24 +192,24 @@ def estimate_statistics(task: Task, model: nn.Module, data: Data, batch_size: in
 
     Raises TaskError for data without two examples in a batch, and for an error of the task's code.
     """
-    layers = [each for each in model.modules() if isinstance(each, _BatchNorm) and each.training]
-    tracked = [(each, each.num_batches_tracked) for each in layers]
+    layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm) and layer.training]
+    tracked = [(layer, layer.num_batches_tracked) for layer in layers]
     counts = [(count, int(count)) for _, count in tracked if count is not None]
-    layers = [each for each, count in tracked if count is not None]
+    layers = [layer for layer, count in tracked if count is not None]
     if not layers:
         return 0
-    modes = [(each, each.training) for each in model.modules()]
-    momenta = [(each, each.momentum) for each in layers]
+    modes = [(layer, layer.training) for layer in model.modules()]
+    momenta = [(layer, layer.momentum) for layer in layers]
     model.eval()
-    for each in layers:
-        each.train()
-        each.momentum = None  # the mean over batches
-        each.reset_running_stats()
+    for layer in layers:
+        layer.train()
+        layer.momentum = None  # the mean over batches
+        layer.reset_running_stats()
     try:
         _run(task, model, data, batch_size)
     finally:
-        for each, momentum in momenta:
-            each.momentum = momentum
+        for layer, momentum in momenta:
+            layer.momentum = momentum
         for count, before in counts:
             count.fill_(before)
         for module, training in modes:

@@ -89,10 +89,10 @@ def load_function(name: str) -> Callable[..., Any]:
 
     The module may also lie in the current directory. A name from another machine must never come here.
     """
-    found = attribute_of(replace(TASKS, noun="function", classes=False), name, name)
-    if not callable(found):
-        raise TaskError(f"expected a function at {name}, got {type(found).__name__}")
-    return found
+    function = attribute_of(replace(TASKS, noun="function", classes=False), name, name)
+    if not callable(function):
+        raise TaskError(f"expected a function at {name}, got {type(function).__name__}")
+    return function
 
 
 def fingerprint(task: Task) -> tuple[str, str]:

@@ -94,19 +94,19 @@ def checked_names(names: Sequence[object], what: str) -> None:
 def declared_metrics(task: object) -> tuple[Metric, ...]:
     """The metrics that a task declares; empty if it declares none. Raises TaskError if they are not valid."""
     with task_code("the task's declared_metrics"):
-        found = getattr(task, "declared_metrics", ())
-    if not isinstance(found, Sequence) or not all(isinstance(each, Metric) for each in found):
+        declared = getattr(task, "declared_metrics", ())
+    if not isinstance(declared, Sequence) or not all(isinstance(each, Metric) for each in declared):
         raise TaskError(
             "expected the task's declared_metrics as a list or tuple of fl_tasks.Metric, as in"
-            f' declared_metrics = (Metric("mae", lower_is_better=True),), got {_shown(found)}'
+            f' declared_metrics = (Metric("mae", lower_is_better=True),), got {_shown(declared)}'
         )
-    names = [each.name for each in found]
+    names = [each.name for each in declared]
     checked_names(names, "the task's declared_metrics")
     if twice := [name for name in names if names.count(name) > 1]:
         raise TaskError(f"the task's declared_metrics: expected each metric once, got {twice[0]!r} twice")
-    for each in found:
+    for each in declared:
         _check(each)
-    return tuple(found)
+    return tuple(declared)
 
 
 def declared_directions(task: object) -> Mapping[str, bool]:

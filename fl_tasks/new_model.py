@@ -130,16 +130,16 @@ def _collect(parts: list[object], inner: Counter[int]) -> None:
     """Add all modules and tensors below the first part, and count the references to each that are found there."""
     seen, waiting = {id(parts[0])}, [iter(vars(parts[0]).values())]
     while waiting:
-        for each in waiting.pop():
-            if isinstance(each, nn.Module | Tensor):
-                inner[id(each)] += 1
-                if id(each) not in seen:
-                    seen.add(id(each))
-                    parts.append(each)
-                    waiting.append(iter(vars(each).values()))
-            elif isinstance(each, _HOLDERS) and each and id(each) not in seen:
-                seen.add(id(each))
-                waiting.append(_held_by(each))
+        for part in waiting.pop():
+            if isinstance(part, nn.Module | Tensor):
+                inner[id(part)] += 1
+                if id(part) not in seen:
+                    seen.add(id(part))
+                    parts.append(part)
+                    waiting.append(iter(vars(part).values()))
+            elif isinstance(part, _HOLDERS) and part and id(part) not in seen:
+                seen.add(id(part))
+                waiting.append(_held_by(part))
 
 
 def _held_by(holder: object) -> Iterator[object]:
@@ -222,14 +222,14 @@ def _limited(task: Task, max_bytes: int) -> object:
         return task.model()
 
 
-def _described(found: object) -> str:
-    if found is None:
+def _described(model: object) -> str:
+    if model is None:
         return "None: is its return statement missing?"
-    if isinstance(found, type):
-        return f"the class {found.__name__}: return an instance of it"
-    if isfunction(found):
-        return f"the function {found.__name__}: put it into the forward() of a module"
-    return f"an object of type {type(found).__name__}"
+    if isinstance(model, type):
+        return f"the class {model.__name__}: return an instance of it"
+    if isfunction(model):
+        return f"the function {model.__name__}: put it into the forward() of a module"
+    return f"an object of type {type(model).__name__}"
 
 
 def _without_values(tensor: Tensor) -> str:

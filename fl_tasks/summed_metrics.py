@@ -36,31 +36,31 @@ def summed_metrics(task: object) -> list[SummedMetric]:
 
 def sums_of_batch(metrics: Iterable[SummedMetric], output: Any, target: Any) -> dict[Key, Tensor]:
     """The sums of one batch, where the batch is. Raises TaskError."""
-    found = {(metric.name, name): value for metric in metrics for name, value in metric.sums(output, target).items()}
-    if (count := sum(value.numel() for value in found.values())) > MAX_SUM_VALUES:
+    sums = {(metric.name, name): value for metric in metrics for name, value in metric.sums(output, target).items()}
+    if (count := sum(value.numel() for value in sums.values())) > MAX_SUM_VALUES:
         raise TaskError(f"expected at most {MAX_SUM_VALUES:,} numbers in all sums of the task's metrics, got {count:,}")
-    return found
+    return sums
 
 
 def values_of(task: object, sums: Sums) -> dict[str, float]:
     """The values of all metrics that are computed from sums. Raises TaskError."""
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for metric in summed_metrics(task):
         if own := {name: total for (of, name), total in sums.items() if of == metric.name}:
-            found.update(metric.value(own))
-    return found
+            values.update(metric.value(own))
+    return values
 
 
 def finite_values_of(task: object, sums: Sums) -> dict[str, float]:
     """The finite values of these metrics for one client, which may have too few examples for some of them."""
-    found: dict[str, float] = {}
+    finite: dict[str, float] = {}
     for metric in summed_metrics(task):
         try:
             values = metric.value({name: total for (of, name), total in sums.items() if of == metric.name})
         except TaskError:
             continue
-        found.update({name: value for name, value in values.items() if math.isfinite(value)})
-    return found
+        finite.update({name: value for name, value in values.items() if math.isfinite(value)})
+    return finite
 
 
 class SummedMetric:
@@ -77,12 +77,12 @@ class SummedMetric:
     def sums(self, output: Any, target: Any) -> dict[str, Tensor]:
         """The sums of a batch by name, in float64. Raises TaskError."""
         with task_code(f"the metric {self.name!r}"):
-            found = self._states(output, target) if self._own is not None else self._metric.sums(output, target)  # type: ignore[misc]
-        if not isinstance(found, Mapping) or not all(map(_is_sum, found.items())):
+            sums = self._states(output, target) if self._own is not None else self._metric.sums(output, target)  # type: ignore[misc]
+        if not isinstance(sums, Mapping) or not all(map(_is_sum, sums.items())):
             raise TaskError(
-                f"the metric {self.name!r}: expected sums() to return a dict of tensors by name, got {found!r}"[:500]
+                f"the metric {self.name!r}: expected sums() to return a dict of tensors by name, got {sums!r}"[:500]
             )
-        return {name: value.detach().double() for name, value in found.items()}
+        return {name: value.detach().double() for name, value in sums.items()}
 
     def value(self, sums: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
         """The value of sums under the metric's name; several values under NAME/KEY. Raises TaskError."""
@@ -116,13 +116,13 @@ def _is_sum(item: tuple[object, object]) -> bool:
     return wrong_name(name) is None and isinstance(value, Tensor) and not value.is_complex()
 
 
-def _named(name: str, found: Any) -> dict[str, float]:
-    if isinstance(found, Mapping):
-        return {f"{name}/{key}": float(value) for key, value in found.items()}
-    if isinstance(found, Tensor) and found.numel() > 1:
-        places = product(*map(range, found.shape))
-        return {"/".join(map(str, (name, *place))): float(found[place]) for place in places}
-    return {name: float(found)}
+def _named(name: str, values: Any) -> dict[str, float]:
+    if isinstance(values, Mapping):
+        return {f"{name}/{key}": float(value) for key, value in values.items()}
+    if isinstance(values, Tensor) and values.numel() > 1:
+        places = product(*map(range, values.shape))
+        return {"/".join(map(str, (name, *place))): float(values[place]) for place in places}
+    return {name: float(values)}
 
 
 PlainSum = tuple[str, str, Sequence[int], Sequence[float]]
@@ -188,7 +188,7 @@ class Pool:
 
         A client may send any numbers, so what the task's code raises for them ends no run.
         """
-        found, problems = dict[str, float](), list[str]()
+        values, problems = dict[str, float](), list[str]()
         declared = {metric.name: metric for metric in summed_metrics(task)}
         for full in self.metrics:
             own = {name: total for (metric, name), total in self._totals.items() if metric == full}
@@ -197,10 +197,10 @@ class Pool:
             try:
                 if (metric := declared.get(full.removeprefix(prefix).removesuffix(ending))) is None:
                     raise TaskError(f"expected sums of the task's declared metrics, got those of {full!r}")
-                found.update({f"{prefix}{name}{ending}": value for name, value in metric.value(own).items()})
+                values.update({f"{prefix}{name}{ending}": value for name, value in metric.value(own).items()})
             except TaskError as error:
                 problems.append(str(error))
-        return found, problems
+        return values, problems
 
     @property
     def _totals(self) -> Mapping[Key, NDArray[np.float64]]:

@@ -86,10 +86,10 @@ def group(batches: Sequence[Batch], *, fill: bool) -> list[Group]:
     Raises:
         NotBatched: a batch has a part that is not a tensor.
     """
-    found: dict[Signature, list[int]] = {}
+    places: dict[Signature, list[int]] = {}
     for position, batch in enumerate(batches):
-        found.setdefault(_signature(batch, with_size=not fill), []).append(position)
-    return [_group(positions, [batches[position] for position in positions]) for positions in found.values()]
+        places.setdefault(_signature(batch, with_size=not fill), []).append(position)
+    return [_group(positions, [batches[position] for position in positions]) for positions in places.values()]
 
 
 def _group(positions: list[int], batches: list[Batch]) -> Group:

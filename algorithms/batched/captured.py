@@ -100,10 +100,10 @@ class Captured:
                 self._passes[shape] = fixed
                 return fixed.compute(inputs)
         before = [stream.state for stream in inputs.streams]
-        found = self._strategy.compute(inputs)
+        outputs = self._strategy.compute(inputs)
         if any(stream.state is not state for stream, state in zip(inputs.streams, before, strict=True)):
             self.impossible = "the model draws random numbers"
-        return found
+        return outputs
 
     def _shape(self, inputs: Inputs) -> Shape | None:
         """What decides whether a recorded pass fits; None for inputs that cannot be recorded."""

@@ -94,15 +94,15 @@ def _rounds(members: Sequence[Member]) -> Iterator[tuple[list[int], list[Batch]]
     batches = [iter(member.data.whole) for member in members]
     positions = list(range(len(members)))
     while True:
-        found: list[tuple[int, Batch]] = []
+        drawn: list[tuple[int, Batch]] = []
         for position in positions:
             batch = _read(batches[position], members[position].stream)
             if batch is not None:
-                found.append((position, batch))
-        if not found:
+                drawn.append((position, batch))
+        if not drawn:
             return
-        positions = [position for position, _ in found]
-        yield positions, [batch for _, batch in found]
+        positions = [position for position, _ in drawn]
+        yield positions, [batch for _, batch in drawn]
 
 
 def _read(batches: Iterator[Batch], stream: RandomStream) -> Batch | None:

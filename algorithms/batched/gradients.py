@@ -62,11 +62,11 @@ class StackedGradients:
             raise ValueError("expected at least one example in every batch, got a batch of none; leave it out")
         if self._settings.replays:
             self._random = [stream.state for stream in self._streams[: len(batches)]]
-        found = self._ascend_inputs(y) if self._ascents else self._pass(y, self._batches)
-        g = found.gradients
+        outputs = self._ascend_inputs(y) if self._ascents else self._pass(y, self._batches)
+        g = outputs.gradients
         if self._settings.gradient.rho:
             g = self._replayed_at(stacked.add(y, widened(_ascent(g, self._settings.gradient))))
-        return self._clipped_and_decayed(g, y), found.losses
+        return self._clipped_and_decayed(g, y), outputs.losses
 
     def recompute_at(self, point: Tensors) -> Tensors:
         """g of the latest mini-batches at another point."""
@@ -107,13 +107,13 @@ class StackedGradients:
             parameters = {name: each.to(inputs.device).detach().requires_grad_() for name, each in start.items()}
             mapped.append((ascent.apply(inputs, parameters), targets))
             leaves.append(parameters)
-        found = self._pass(y, mapped, [leaf for each in leaves for leaf in each.values()])
-        slopes = iter(found.also)
+        outputs = self._pass(y, mapped, [leaf for each in leaves for leaf in each.values()])
+        slopes = iter(outputs.also)
         for position, parameters in enumerate(leaves):
             slope = {name: next(slopes) for name in parameters}
             self.ascended[position] = self._ascents[position].ascend(tree.map(torch.detach, parameters), slope)
         self._batches = [(inputs.detach(), targets) for inputs, targets in mapped]
-        return replace(found, also=[])
+        return replace(outputs, also=[])
 
 
 def _ascent(g: Tensors, rule: GradientRule) -> Tensors:

@@ -142,18 +142,18 @@ class Together:
                 stack.enter_context(unfolded_convolutions(self._holder))
             yield
 
-    def _losses(self, each: Group, parameters: Tensors, constants: Tensors) -> Tensor:
+    def _losses(self, group_: Group, parameters: Tensors, constants: Tensors) -> Tensor:
         """The losses of a group, [clients]."""
 
         def one(tensors: Tensors, batch: Batch) -> Tensor:
             return self._loss(*self._holder.call(tensors, batch))
 
         tensors = {**parameters, **constants}
-        sizes = each.by_size()
+        sizes = group_.by_size()
         if len(sizes) == 1:
-            losses: Tensor = vmap(one)(tensors, each.batch)
+            losses: Tensor = vmap(one)(tensors, group_.batch)
             return losses
-        outputs = vmap(self._holder.call)(tensors, each.batch)
+        outputs = vmap(self._holder.call)(tensors, group_.batch)
         parts, order = [], []
         for size, places in sizes:
             chosen = map_leaves(partial(_rows, places), outputs)
@@ -171,10 +171,10 @@ def _rows(places: list[int], leaf: Tensor) -> Tensor:
 
 def _slopes(value: Tensor, leaves: list[Tensor]) -> list[Tensor]:
     """The gradients of the leaves, dense; zero for a leaf that the value does not depend on."""
-    found = torch.autograd.grad(value, leaves, allow_unused=True)
+    slopes = torch.autograd.grad(value, leaves, allow_unused=True)
     return [
         torch.zeros_like(leaf) if slope is None else slope if slope.layout is torch.strided else slope.to_dense()
-        for leaf, slope in zip(leaves, found, strict=True)
+        for leaf, slope in zip(leaves, slopes, strict=True)
     ]
 
 

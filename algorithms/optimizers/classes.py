@@ -210,18 +210,18 @@ def _class_of(name: str, known: Known) -> type[Optimizer]:
     if module == TORCH:
         if attribute in _UNUSABLE:
             raise AlgorithmError(f"{name} cannot make local steps: {_UNUSABLE[attribute]}", "name")
-        found = getattr(torch.optim, attribute, None)
+        kind = getattr(torch.optim, attribute, None)
     elif name in known:
-        found = known[name]
+        kind = known[name]
     else:
         raise AlgorithmError(
             f"expected an optimizer of {', '.join(BUILT_IN)}, of torch.optim, or one that this device's settings list "
             f"(optimizers = [...]: {', '.join(known) or 'none'}), got {name!r}",
             "name",
         )
-    if not (isinstance(found, type) and issubclass(found, Optimizer)):
+    if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
         raise AlgorithmError(f"expected a class of torch.optim.Optimizer, got {name!r}", "name")
-    return found
+    return kind
 
 
 def _made(

@@ -90,14 +90,14 @@ class OptimizerSteps:
             return {}
         if self._spec.state == "server":
             return self._averaged()
-        found: dict[str, _Tensors] = {}
+        memory: dict[str, _Tensors] = {}
         for optimizer, part, _ in self._parts:
             for name, tensor in part.items():
                 for key, value in optimizer.state[tensor].items():
                     if value is not None:
                         number, kept = self._kept(key, value)
-                        found.setdefault(f"{PREFIX}{number}{key}", {})[name] = kept
-        return found
+                        memory.setdefault(f"{PREFIX}{number}{key}", {})[name] = kept
+        return memory
 
     def _kept(self, key: object, value: object) -> tuple[str, Tensor]:
         if isinstance(value, Tensor):
@@ -133,14 +133,14 @@ class OptimizerSteps:
 
     def _averaged(self) -> dict[str, _Tensors]:
         """Tensors for an average, each with the layout of all parameters."""
-        found: dict[str, _Tensors] = {}
+        averaged: dict[str, _Tensors] = {}
         for symbol, beta in averaged_symbols(self._spec).items():
-            values = found[f"{PREFIX}{symbol}"] = dict.fromkeys(self._y, torch.empty(0))
+            values = averaged[f"{PREFIX}{symbol}"] = dict.fromkeys(self._y, torch.empty(0))
             for optimizer, part, _ in self._parts:
                 key = _key_of(optimizer, symbol)
                 for name, tensor in part.items():
                     values[name] = _corrected(optimizer.state[tensor], key, beta, tensor)
-        return found
+        return averaged
 
 
 def check_state(state: _Memory, y: _Tensors) -> None:

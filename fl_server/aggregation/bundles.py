@@ -67,12 +67,12 @@ def _gaps_are_zero(memory: memoryview, layout: Layout) -> bool:
 
 def groups(layout: Layout, group_bytes: int) -> list[list[str]]:
     """The names of a layout's tensors in order, in groups of about `group_bytes`; a larger tensor is alone."""
-    found: list[list[str]] = []
+    made: list[list[str]] = []
     room = -math.inf
     for entry in layout.entries:
         if entry.nbytes > room:
-            found.append([])
+            made.append([])
             room = group_bytes
-        found[-1].append(entry.name)
+        made[-1].append(entry.name)
         room -= entry.nbytes
-    return found
+    return made

@@ -262,12 +262,12 @@ def _memories(module: nn.Module) -> list[tuple[torch.UntypedStorage, int]]:
     """
     persistent = module.state_dict().keys()
     tensors = [*module.parameters(), *(buffer for name, buffer in module.named_buffers() if name in persistent)]
-    found = {}
+    memories = {}
     for tensor in tensors:
         memory = tensor.untyped_storage()
         if tensor.numel() and tensor.nbytes == memory.nbytes() and memory.resizable():
-            found[memory.data_ptr()] = (memory, memory.nbytes())
-    return list(found.values())
+            memories[memory.data_ptr()] = (memory, memory.nbytes())
+    return list(memories.values())
 
 
 def with_own(

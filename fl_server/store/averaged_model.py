@@ -46,7 +46,7 @@ class AveragedModel:
 
     def write_sums(self, folder: Path) -> dict[str, dict[str, Any]]:
         """Write the sums into a folder, durably. Returns name -> digest and size of each file. Raises StoreError."""
-        found = {}
+        entries = {}
         for name, term in self.rule.terms(self.round).items():
             path = folder / file_of(name)
             with disk_errors(f"write {path}"):
@@ -56,8 +56,8 @@ class AveragedModel:
                     shutil.copyfile(self.folder / path.name, path)
                     digest = file_digest(path)
                 fsync_path(path)
-                found[path.name] = {"digest": digest_text(digest), "size_bytes": path.stat().st_size}
-        return found
+                entries[path.name] = {"digest": digest_text(digest), "size_bytes": path.stat().st_size}
+        return entries
 
     def values(self, folder: Path | None = None) -> dict[str, torch.Tensor]:
         """The averaged model, each value rounded once to the dtype of the model. In memory of its own.
@@ -67,15 +67,15 @@ class AveragedModel:
         folder, mean = folder or self.folder, self.rule.mean(self.round)
         if folder is None or mean is None:
             raise RuntimeError("expected the sums of an averaged model, got one whose sums are not written")
-        found = {name: torch.empty_like(tensor) for name, tensor in self.model.items()}
+        averaged = {name: torch.empty_like(tensor) for name, tensor in self.model.items()}
         path = folder / file_of(mean.sum)
         with disk_errors(f"read {path}"), path.open("rb") as file:
-            for into in _blocks(found):
+            for into in _blocks(averaged):
                 into.copy_(mean_of(_read(file, into.numel()), mean, into.dtype))
         for name, tensor in self.model.items():
             if not tensor.is_floating_point():
-                found[name].copy_(tensor)
-        return found
+                averaged[name].copy_(tensor)
+        return averaged
 
     def _write(self, path: Path, name: str, term: Term) -> bytes:
         hasher = blake3()

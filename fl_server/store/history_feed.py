@@ -161,13 +161,13 @@ class HistoryFeed:
 
     async def _read(self) -> None:
         while True:
-            found = await self._do(self._store.history_between, "", (self._last + 1, _LARGEST), AT_ONCE)
-            if found:
-                self._tail.extend(Line(*each) for each in found)
-                self._last = found[-1][0]
+            lines = await self._do(self._store.history_between, "", (self._last + 1, _LARGEST), AT_ONCE)
+            if lines:
+                self._tail.extend(Line(*each) for each in lines)
+                self._last = lines[-1][0]
                 while len(self._tail) > TAIL:
                     self._before_tail = self._tail.popleft().number
                 self._news.set()
                 self._news = asyncio.Event()
-            if len(found) < AT_ONCE:
+            if len(lines) < AT_ONCE:
                 return

@@ -105,18 +105,18 @@ def _check_ours(folder: Path) -> None:
                 "an empty or a new directory"
             )
         return
-    found = _read_json(marker)
-    if found.get("program") != _MARKER_CONTENT["program"]:
+    content = _read_json(marker)
+    if content.get("program") != _MARKER_CONTENT["program"]:
         raise StateDirectoryError(
-            f"{folder} belongs to {found.get('program', 'something unknown')!r} according to its {MARKER}; expected "
+            f"{folder} belongs to {content.get('program', 'something unknown')!r} according to its {MARKER}; expected "
             f"{_MARKER_CONTENT['program']!r}: name another directory"
         )
-    if found.get("format") != _MARKER_CONTENT["format"]:
+    if content.get("format") != _MARKER_CONTENT["format"]:
         raise StateDirectoryError(
-            f"{folder} has state format {found.get('format')!r}; this program knows {_MARKER_CONTENT['format']}: start "
-            "the version that wrote it, or name another directory"
+            f"{folder} has state format {content.get('format')!r}; this program knows {_MARKER_CONTENT['format']}: "
+            "start the version that wrote it, or name another directory"
         )
-    if not isinstance(found.get("id"), str):
+    if not isinstance(content.get("id"), str):
         raise StateDirectoryError(
             f"expected the directory's id in {marker}, got none: restore the file, or name another directory"
         )

@@ -40,10 +40,10 @@ class UploadedModels:
         self._folder = folder
         with disk_errors(f"open the uploaded models in {folder}"):
             make_folders(folder, durable=False)
-            for each in folder.iterdir():
-                for part in each.glob(f"{_PART}*"):
+            for owner in folder.iterdir():
+                for part in owner.glob(f"{_PART}*"):
                     part.unlink()
-                _expire(each)
+                _expire(owner)
 
     def begin(self, owner: str, digest: bytes, size: int) -> Upload:
         """A new file of an operator. size: of the whole file, in bytes."""
@@ -120,8 +120,8 @@ def _name(digest: bytes) -> str:
 
 def _expire(folder: Path, most: int = MOST, but: str = "") -> None:
     """Remove files that are too old, and the oldest of those that are too many."""
-    files = sorted(folder.glob("*.safetensors"), key=lambda each: each.stat().st_mtime, reverse=True)
-    others = [each for each in files if each.name != but]
-    for place, each in enumerate(others):
-        if place >= most or time.time() - each.stat().st_mtime > KEPT_S:
-            each.unlink()
+    files = sorted(folder.glob("*.safetensors"), key=lambda file: file.stat().st_mtime, reverse=True)
+    others = [file for file in files if file.name != but]
+    for place, file in enumerate(others):
+        if place >= most or time.time() - file.stat().st_mtime > KEPT_S:
+            file.unlink()

@@ -41,10 +41,10 @@ def training_size(task: Task) -> int:
     """
     if callable(size := getattr(task, "train_size", None)):
         with task_code("the task's train_size()"):
-            found = size()
-        if not isinstance(found, int) or found < 0:
-            raise TaskError(f"expected train_size() to return the number of training examples, got {found!r}")
-        return found
+            declared = size()
+        if not isinstance(declared, int) or declared < 0:
+            raise TaskError(f"expected train_size() to return the number of training examples, got {declared!r}")
+        return declared
     for name in ("train_labels", "train_groups"):
         if callable(method := getattr(task, name, None)):
             with task_code(f"the task's {name}()"):
@@ -62,14 +62,14 @@ def training_labels(task: Task) -> Tensor:
         with task_code("reading the task's training labels"):
             return _as_tensor(labels())
     data = _whole(task, "the class of each example", _TRAIN_LABELS)
-    found = _class_numbers(data)
-    if found is None:
+    numbers = _class_numbers(data)
+    if numbers is None:
         raise TaskError(
             f"partitions by class need the class of each example, and the task's data has none ({_described(data)}):"
             f' add a method {_TRAIN_LABELS} to the task, or choose the partition method "iid", or "natural" with a'
             " method train_groups()"
         )
-    return found
+    return numbers
 
 
 def training_groups(task: Task) -> Tensor | None:
@@ -96,16 +96,16 @@ def _whole(task: Task, what: str, method: str) -> Data:
 def _class_numbers(data: Data) -> Tensor | None:
     """Whole numbers, one for each example; None if the data has something else."""
     if isinstance(data, Examples):
-        found: Any = data.targets
+        targets: Any = data.targets
     elif isinstance(data, Samples):
-        found = getattr(data.dataset, "targets", None)  # of torchvision's data sets
+        targets = getattr(data.dataset, "targets", None)  # of torchvision's data sets
     else:
         return None
-    if isinstance(found, Sequence) and found and all(isinstance(each, int) for each in found):
-        found = torch.tensor(found)
-    if not isinstance(found, Tensor) or found.dim() != 1 or len(found) != len(data):
+    if isinstance(targets, Sequence) and targets and all(isinstance(each, int) for each in targets):
+        targets = torch.tensor(targets)
+    if not isinstance(targets, Tensor) or targets.dim() != 1 or len(targets) != len(data):
         return None
-    return None if found.is_floating_point() or found.is_complex() else found
+    return None if targets.is_floating_point() or targets.is_complex() else targets
 
 
 def _described(data: Data) -> str:

@@ -50,9 +50,9 @@ class AuditLedger(Transactions):
         Nothing is added if another row is the newest; the caller compares. The same rows again change nothing.
         """
         with self._transaction("write the audit log", fsynced=fsynced) as db:
-            found = _head(db)
-            if found != after or not rows:
-                return found
+            head = _head(db)
+            if head != after or not rows:
+                return head
             db.execute(insert(audit), [{name: getattr(row, name) for name in _COLUMNS} for row in rows])
             return rows[-1].head
 

@@ -252,14 +252,14 @@ def _deny(db: Connection, row: RevocationRecord) -> None:
 def _renewed_from(db: Connection, row: RevocationRecord) -> list[CertificateRecord]:
     """The certificates in the chains of renewals that begin with a serial or key."""
     begin = select(certificates.c.serial).where(certificates.c[row.kind] == row.value)
-    found: dict[str, CertificateRecord] = {}
+    renewals: dict[str, CertificateRecord] = {}
     parents = {row.value} if row.kind == "serial" else set(db.execute(begin).scalars())
     while parents:
         chosen = select(certificates).where(certificates.c.renewed_from.in_(parents))
         renewed = [CertificateRecord(**each) for each in db.execute(chosen).mappings()]
-        parents = {each.serial for each in renewed} - set(found)
-        found |= {each.serial: each for each in renewed}
-    return list(found.values())
+        parents = {each.serial for each in renewed} - set(renewals)
+        renewals |= {each.serial: each for each in renewed}
+    return list(renewals.values())
 
 
 def _denying(by: Sequence[tuple[str, str]]) -> Select[Any]:

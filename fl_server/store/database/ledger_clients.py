@@ -52,12 +52,12 @@ class ClientLedger(Transactions):
         ban ends only by unbanning.
         """
         with self._transaction(f"forget client {client_id!r}") as db:
-            found = db.execute(rows_where(schema.clients, client_id=client_id)).mappings().first()
-            if found is None:
+            client = db.execute(rows_where(schema.clients, client_id=client_id)).mappings().first()
+            if client is None:
                 return False
             db.execute(delete(schema.clients).filter_by(client_id=client_id))
-            if found["banned"]:
-                db.execute(insert(schema.clients), rows.to_row(only_banned(rows.client(found))))
+            if client["banned"]:
+                db.execute(insert(schema.clients), rows.to_row(only_banned(rows.client(client))))
             for table in (schema.quarantines, schema.client_states):
                 db.execute(delete(table).filter_by(client_id=client_id))
             write_history(db, why)
@@ -111,11 +111,11 @@ class ClientLedger(Transactions):
         states = schema.client_states
         lost = change(states).where(states.c.client_id == client_id, states.c.losses > 0)
         with self._transaction(f"clear the quarantine record of {client_id!r}") as db:
-            found = db.execute(delete(schema.quarantines).filter_by(client_id=client_id)).rowcount > 0
-            found = db.execute(lost.values(losses=0)).rowcount > 0 or found
-            if found:
+            changed = db.execute(delete(schema.quarantines).filter_by(client_id=client_id)).rowcount > 0
+            changed = db.execute(lost.values(losses=0)).rowcount > 0 or changed
+            if changed:
                 write_history(db, why)
-            return found
+            return changed
 
     def client_state_records(self, run_id: str) -> list[ClientStateRecord]:
         """The records of clients' states in a run, in the order of id bytes."""

@@ -121,15 +121,15 @@ class CommitLedger(Transactions):
 
     def newest_values(self, wanted: Mapping[str, str], limit: int) -> dict[str, list[tuple[int, float]]]:
         """The newest (round, value) of a metric of each run, in order of rounds. wanted: the metric by run id."""
-        table, found = schema.commits, dict[str, list[tuple[int, float]]]()
+        table, by_run = schema.commits, dict[str, list[tuple[int, float]]]()
         for run_id, metric in wanted.items():
             # The text of the metrics is compared first: most rounds may have no evaluation.
             query = select(table.c.round, table.c.metrics).where(table.c.run_id == run_id)
             query = query.where(cast(table.c.metrics, Text).contains(json.dumps(metric), autoescape=True))
             newest = self._read("metrics", query.order_by(table.c.round.desc()).limit(limit))
             values = [(row["round"], row["metrics"][metric]) for row in newest if metric in row["metrics"]]
-            found[run_id] = values[::-1]
-        return found
+            by_run[run_id] = values[::-1]
+        return by_run
 
     def totals(self, run_id: str) -> TotalsRecord | None:
         """The totals of a run's settled rounds; None if there are none that are valid."""

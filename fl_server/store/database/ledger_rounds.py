@@ -216,14 +216,14 @@ def _recorded(db: Connection, verdicts: Sequence[Weighed]) -> list[UpdateRecord]
 
 def _known(db: Connection, updates: Sequence[UpdateRecord]) -> dict[tuple[object, ...], UpdateRecord]:
     """The records in the ledger of the same clients in the same exchanges."""
-    found: dict[tuple[object, ...], UpdateRecord] = {}
+    known: dict[tuple[object, ...], UpdateRecord] = {}
     for exchange in {(update.run_id, update.round, update.exchange) for update in updates}:
         clients = {update.client_id for update in updates if _key(update)[:3] == exchange}
         query = rows_where(schema.updates, **dict(zip(("run_id", "round", "exchange"), exchange, strict=True)))
         for row in db.execute(query.where(schema.updates.c.client_id.in_(clients))).mappings():
             record = rows.update(row)
-            found[_key(record)] = record
-    return found
+            known[_key(record)] = record
+    return known
 
 
 def _key(update: UpdateRecord) -> tuple[object, ...]:

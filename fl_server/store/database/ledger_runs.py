@@ -62,9 +62,9 @@ class Removal(Transactions):
         lines = select(table.c.id).where(table.c.subject == run_id, table.c.actor == "coordinator")
         lines = lines.where(table.c.event != "run_deleted")
         with self._transaction(f"remove the history of run {run_id!r}") as db:
-            found = list(db.execute(lines.order_by(table.c.id).limit(LINES_AT_ONCE)).scalars())
-            db.execute(delete(table).where(table.c.id.in_(found)))
-            return len(found) == LINES_AT_ONCE
+            numbers = list(db.execute(lines.order_by(table.c.id).limit(LINES_AT_ONCE)).scalars())
+            db.execute(delete(table).where(table.c.id.in_(numbers)))
+            return len(numbers) == LINES_AT_ONCE
 
     def remove_run(self, run_id: str, why: HistoryRecord) -> None:
         """Remove the rest of a run in state DELETING, except its id; fsynced. The same call again changes nothing."""

@@ -98,25 +98,25 @@ def migrate(connection: Connection) -> None:
     """
     scripts = _scripts()
     known = [script.revision for script in scripts.walk_revisions()][::-1]
-    found = MigrationContext.configure(connection).get_current_heads()
+    heads = MigrationContext.configure(connection).get_current_heads()
     database = connection.engine.url.database
     elsewhere = "state directory" if connection.dialect.name == "sqlite" else "database"
-    if unknown := sorted(set(found) - set(known)):
+    if unknown := sorted(set(heads) - set(known)):
         raise StoreError(
             f"the ledger {database} has schema version {', '.join(unknown)}, and this program reads "
             f"{', '.join(known)}: start the program that wrote it, or name another {elsewhere} to begin anew"
         )
-    if not found and (tables := inspect(connection).get_table_names()):
+    if not heads and (tables := inspect(connection).get_table_names()):
         raise StoreError(
             f"the database {database} is not a ledger: it has tables ({', '.join(sorted(tables)[:5])}) but no schema "
             f"version: name another {elsewhere}"
         )
-    if set(found) != set(scripts.get_heads()):
+    if set(heads) != set(scripts.get_heads()):
         config = _config()
         config.attributes["connection"] = connection
-        if not found:
+        if not heads:
             metadata.create_all(connection)
-        (command.upgrade if found else command.stamp)(config, "head")
+        (command.upgrade if heads else command.stamp)(config, "head")
 
 
 def _config() -> Config:
@@ -196,14 +196,14 @@ def identify(db: Connection) -> str:
 def claim(db: Connection, home: Home) -> Claim:
     """Take the right to write from earlier openings. Raises StoreError if the ledger belongs to another directory."""
     table = schema.identity
-    found = db.execute(select(table)).first()
-    if found is None:
+    identity = db.execute(select(table)).first()
+    if identity is None:
         db.execute(insert(table).values(coordinator_id=uuid.uuid4().hex, directory="", openings=0))
-        found = db.execute(select(table)).one()
-    _require_together(home, found.coordinator_id, found.directory)
-    opening = found.openings + 1
-    db.execute(change(table).values(openings=opening, directory=found.directory or home.id))
-    return Claim(found.coordinator_id, opening)
+        identity = db.execute(select(table)).one()
+    _require_together(home, identity.coordinator_id, identity.directory)
+    opening = identity.openings + 1
+    db.execute(change(table).values(openings=opening, directory=identity.directory or home.id))
+    return Claim(identity.coordinator_id, opening)
 
 
 def require_claim(db: Connection, mine: Claim) -> None:

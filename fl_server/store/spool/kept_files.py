@@ -131,10 +131,10 @@ class KeptPrefixes:
 def _mark(paths: PartPaths) -> _Mark | None:
     """Values that change with every write; None if one of the files is missing."""
     try:
-        found = (paths.part.stat(), paths.notes.stat())
+        states = (paths.part.stat(), paths.notes.stat())
     except FileNotFoundError:
         return None
-    return tuple(value for each in found for value in (each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns))
+    return tuple(value for each in states for value in (each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns))
 
 
 MOST_BYTES = 4 << 30
@@ -175,10 +175,10 @@ class SpareFiles:
     def clear(self) -> bool:
         """Remove all spare files. Returns False if there were none."""
         with self._lock:
-            found = [path for spares in self._spares.values() for path in spares]
+            paths = [path for spares in self._spares.values() for path in spares]
             self._spares.clear()
-            self._remove(found)
-            return bool(found)
+            self._remove(paths)
+            return bool(paths)
 
     def _renamed(self, path: Path) -> Path:
         make_folders(self._folder, durable=False)

@@ -212,16 +212,16 @@ class Spool:
 
         Parts without notes are removed.
         """
-        found = []
+        leftovers = []
         with disk_errors(f"sweep the spool {self._directory}"):
             for path in sorted(self._directory.glob(f"run-{run_id}/round-*/exchange-*/*")):
                 if leftover := self._leftover(path):
-                    found.append(leftover)
+                    leftovers.append(leftover)
                     if not leftover.whole:
                         self._unfinished.add(leftover.key, path.stat().st_size)
                 elif path.suffix == ".part" or (path.suffix == ".kept" and not path.with_suffix(".part").exists()):
                     path.unlink()
-        return found
+        return leftovers
 
     def _opened(self, paths: PartPaths, digest: bytes, size: int) -> PartFile:
         """A part file. The spare files are removed if the disk is full."""
