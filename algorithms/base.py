@@ -129,7 +129,7 @@ class LocalSettings:
     max_gradient_norm: float = 0.0
     """C: the data gradient is clipped to this global L2 norm, before weight decay. 0 for no clipping."""
     schedule: RateSchedule = field(default_factory=RateSchedule)
-    """Of the learning rate over the steps."""
+    """The schedule of the learning rate over the steps."""
     micro_batch_size: int = 0
     """A batch goes through the model in parts of at most so many examples. 0: whole batches."""
     scaled_loss: bool = False
@@ -322,7 +322,7 @@ class Algorithm:
     init: Callable[[Tensors], ServerState]
     """Trainable parameters of the initial model -> state before round 0."""
     exchanges: tuple[Exchange, ...]
-    """In order; the last one trains."""
+    """The exchanges of a round in order; the last one trains."""
     weights: Callable[[Sequence[UpdateInfo]], tuple[float, ...]]
     """Cohort -> p_i, which sum to one. Buffers are averaged with them too."""
     server_step: Callable[[ServerState, Mapping[str, Tensors], RoundInfo], ServerState]

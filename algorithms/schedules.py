@@ -79,7 +79,7 @@ class Schedule:
 
 
 Schedules = Mapping[str, Schedule]
-"""By the parameter's name."""
+"""The schedules by the parameter's name."""
 
 
 def values_in(parameters: Mapping[str, Value], schedules: Schedules, round: int, rounds: int) -> dict[str, Value]:

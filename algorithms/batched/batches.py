@@ -64,7 +64,7 @@ class Group:
     """Clients whose batches form one tensor."""
 
     positions: tuple[int, ...]
-    """Of the clients in the stack."""
+    """Positions of the clients in the stack."""
     batch: Batch
     """Every tensor is [clients, examples, ...]."""
     sizes: tuple[int, ...]

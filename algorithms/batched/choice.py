@@ -36,7 +36,7 @@ class Choice:
     fills: bool
     """Shorter batches are filled up, because the examples of a batch do not influence each other's outputs."""
     seconds: Mapping[Name, float]
-    """Of one step of all clients, by strategy, the shortest of some; empty if only one is possible."""
+    """The shortest measured time of one step of all clients, by strategy; empty if only one is possible."""
     impossible: Mapping[str, str]
     """Why a strategy cannot compute this model, by strategy."""
 

@@ -206,7 +206,7 @@ class Federation:
         return self.info(Round(t))
 
     def minimiser(self, by_examples: bool = False) -> Tensor:
-        """Of the mean of f_i, over clients or over examples: a linear system."""
+        """The minimiser of the mean of f_i, over clients or over examples: a linear system."""
         p = [len(client.A) if by_examples else 1 for client in self.clients]
         H = total(p_i * client.A.T @ client.A / len(client.A) for p_i, client in zip(p, self.clients, strict=True))
         r = total(p_i * client.A.T @ client.b / len(client.A) for p_i, client in zip(p, self.clients, strict=True))

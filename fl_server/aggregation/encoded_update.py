@@ -58,7 +58,7 @@ class Part(NamedTuple):
 
     payload: PayloadShape
     number: int
-    """Of the tensor in the payload's layout."""
+    """The tensor's number in the payload's layout."""
     start: int
     length: int
 
@@ -72,12 +72,12 @@ class EncodedUpdate:
 
     path: Path
     shape: UpdateShape
-    """Of the whole update, with encoded layouts."""
+    """The shape of the whole update, with encoded layouts."""
     decoding: Decoding
 
     @property
     def device(self) -> torch.device:
-        """Where it is decoded."""
+        """The device on which it is decoded."""
         return CPU
 
     def read(self, entry: Entry, start: int, count: int) -> torch.Tensor:

@@ -22,7 +22,7 @@ class Place:
     has_ended: Callable[[], bool]
     """Whether the run is over. Its evaluation then gives way to those of others."""
     engine: Engine | None = None
-    """Of the evaluation under way."""
+    """The engine of the evaluation under way."""
 
 
 class EvaluationSlots:

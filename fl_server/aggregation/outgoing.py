@@ -58,7 +58,7 @@ class Outgoing:
     """Distinguishes tensors of one kind."""
     encoding: EncodingSpec = PLAIN
     key: bytes = b""
-    """Of the random numbers of the encoding."""
+    """The key of the encoding's random numbers."""
     word: int = 0
     """Bytes of a word of the differences between two such bundles; 0: none are made."""
 
@@ -142,9 +142,9 @@ class ExchangeBundles:
 
     config: RunConfig
     algorithm: fl.Algorithm
-    """With its parameters of the round."""
+    """The method with its parameters of the round."""
     layout: Layout
-    """Of the model, with its buffers."""
+    """The layout of the model, with its buffers."""
     trainable: Layout
     frozen: fl.Tensors
     """Tensors that no client trains, if they are sent."""

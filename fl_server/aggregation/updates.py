@@ -36,7 +36,7 @@ class HeldUpdate(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """The device that holds it."""
         ...
 
     def read(self, entry: Entry, start: int, count: int) -> torch.Tensor:
@@ -49,7 +49,7 @@ Source = Path | HeldUpdate
 
 
 def device_of(sources: Sequence[Source]) -> torch.device:
-    """Where updates are summed: on the device that has all of them, else on the CPU."""
+    """Updates are summed on the device that has all of them, else on the CPU."""
     devices = {CPU if isinstance(source, Path) else source.device for source in sources}
     return devices.pop() if len(devices) == 1 else CPU
 

@@ -24,7 +24,7 @@ FORMAT = 1
 """The format of a checkpoint, in its meta.json."""
 _META = "meta.json"
 _LENGTH_BYTES = 8
-"""Of the length of a safetensors header, at the beginning of its file."""
+"""Bytes of the length of a safetensors header, at the beginning of its file."""
 _NO_METADATA: Mapping[str, str] = MappingProxyType({})
 _ERRNO = re.compile(r"(?:os error |code: )(\d+)")
 
