@@ -196,7 +196,7 @@ def check_outside_reducer(section: RoundSection) -> None:
 
 
 def geometry_of(distances: torch.Tensor) -> fl.Geometry:
-    """The geometry of deltas, from the squared distances [clients + 1, clients + 1]; the last row is the zero vector."""
+    """The geometry of deltas, from squared distances [clients + 1, clients + 1]; the last row is the zero vector."""
     return fl.Geometry(distances[-1, :-1].clone(), distances[:-1, :-1].clone())
 
 
