@@ -6,7 +6,7 @@ Every request must come with a Reader in `request.state.reader`, which has the i
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,10 +16,12 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from fl_web.coordinator.errors import NotFound, WebError
+from fl_web.access.identities import Identities
+from fl_web.access.requests import OWN_NAMES, Application, CheckedRequests, Origin
+from fl_web.access.sessions import Sessions
+from fl_web.coordinator.calls import NotFound, WebError
 from fl_web.coordinator.reader import Reader
-from fl_web.live.readings import Readings, Shown
-from fl_web.live.stream import ViewStream
+from fl_web.live import Readings, Shown, ViewStream
 from fl_web.rendering import STATIC, load_templates, moment, rendered
 from fl_web.views import data
 from fl_web.views.clients import CLIENT, CLIENTS
@@ -143,3 +145,16 @@ def _problem_page(request: Request, status: int, title: str, text: str) -> Respo
     context = {"view": "problem", "live": "", "who": None, "title": title, "text": text, "status": status}
     headers = {"Cache-Control": "no-store", "Retry-After": "3"} if status == 503 else {"Cache-Control": "no-store"}
     return HTMLResponse(rendered("problem.html", {**context, "at": moment(time.time())}), status, headers)
+
+
+def guarded_app(identities: Identities, how: str, *, hosts: Collection[str] = (), secure: bool = False) -> Application:
+    """The whole web application.
+
+    Args:
+        identities: where browsers get their identity from.
+        how: a person's way to a login link, as text.
+        hosts: names of the page beside this machine's own.
+        secure: whether it is served with TLS.
+    """
+    origin = Origin("https" if secure else "http", frozenset({*OWN_NAMES, *(host.lower() for host in hosts)}))
+    return CheckedRequests(Sessions(build_app(), identities, how, secure=secure), origin)

@@ -18,10 +18,9 @@ import grpc.aio
 import uvicorn
 
 from fl_web.access.identities import Coordinator, Everybody
-from fl_web.connections import Listener
+from fl_web.app import guarded_app
 from fl_web.coordinator.reader import Reader
-from fl_web.guarded import guarded_app
-from fl_web.serve import Tls, server
+from fl_web.serve import Listener, Tls, server
 from protos.wire import client_options
 
 log = logging.getLogger("fl_web")

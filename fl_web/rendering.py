@@ -21,7 +21,7 @@ from markupsafe import Markup
 
 from fl_common import units
 from fl_common.units import NOTHING, duration, percent, size, value
-from fl_web.curves.thinning import thinned
+from fl_web.charts import thinned
 from fl_web.facts import client, rounds, run, words
 from fl_web.facts.rounds import seconds_of
 

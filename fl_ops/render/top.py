@@ -19,7 +19,8 @@ from fl_common.units import NOTHING, measured
 from fl_ops.render.fitted import FittedTable
 from fl_ops.render.text import STYLES, bar, plain, sparkline, state, told
 from fl_web.facts import client as client_facts
-from fl_web.facts.run import delivered, problems, rounds_text, time_left, waits
+from fl_web.facts.federation import problems
+from fl_web.facts.run import delivered, rounds_text, time_left, waits
 from fl_web.facts.words import CLIENT_MARKS, CLIENT_STATES, NOT_LOADED, RUN_STATES, run_state, tone
 from protos.fl.v1 import admin_pb2
 

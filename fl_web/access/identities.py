@@ -20,7 +20,7 @@ import grpc
 import grpc.aio
 
 from fl_common.own_secrets import is_own
-from fl_web.coordinator.errors import WebError
+from fl_web.coordinator.calls import WebError
 from fl_web.coordinator.reader import Reader
 from protos.fl.v1 import web_pb2, web_pb2_grpc
 from protos.wire import BROWSER_ADDRESS

@@ -15,11 +15,22 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from fl_common.addresses import network_of
-from fl_web.access.asgi import Application, Message, Receive, Send, answer
 from fl_web.access.identities import MOST_SECRET, Identities, Session, browser_address
-from fl_web.access.limits import STREAMS, FailedLogins, OpenStreams, TooManyStreams
-from fl_web.access.requests import LOGIN, LOGOUT, headers_of
-from fl_web.connections import host_port
+from fl_web.access.requests import (
+    LOGIN,
+    LOGOUT,
+    STREAMS,
+    Application,
+    FailedLogins,
+    Message,
+    OpenStreams,
+    Receive,
+    Send,
+    TooManyStreams,
+    answer,
+    headers_of,
+    host_port,
+)
 from fl_web.coordinator.reader import Reader
 from fl_web.rendering import rendered
 

@@ -10,10 +10,8 @@ from typing import cast
 import grpc.aio
 
 from fl_web.coordinator.calls import Calls, Metadata
-from fl_web.coordinator.history import HistoryWatch
-from fl_web.coordinator.marked import MarkedEntries
-from fl_web.coordinator.rounds import Rounds
-from fl_web.coordinator.run_watch import RunWatches
+from fl_web.coordinator.kept import MarkedEntries, Rounds
+from fl_web.coordinator.watches import HistoryWatch, RunWatches
 from fl_web.facts.rounds import Round
 from protos.fl.v1 import admin_pb2 as pb
 

@@ -1,9 +1,8 @@
-"""What a run does, waits for and has reached, what needs attention, and how long it still takes."""
+"""What a run does, waits for and has reached, what its operator should know, and how long it still takes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 from fl_common import units
 from fl_common.units import LOSS, counted, measured, metric_title
@@ -253,51 +252,3 @@ def _shares(seconds: Mapping[str, float]) -> str:
     shortest = _MIN_SHARE * (total := sum(seconds.values()))
     longest = sorted((phase for phase in seconds if seconds[phase] >= shortest > 0), key=lambda phase: -seconds[phase])
     return ", ".join(f"{100 * seconds[phase] / total:.0f} % {phase}" for phase in longest)
-
-
-class Problem(NamedTuple):
-    """What needs attention in a federation."""
-
-    tone: str
-    text: str
-    run_id: str = ""
-    """The run that has it."""
-    clients: str | None = None
-    """The filter of the list of clients that have it; empty: all. None: no clients have it."""
-
-
-_RECENT_S = 24 * 3600.0
-"""A run that failed within this time is a problem of now."""
-
-
-def problems(overview: pb.GetOverviewResponse, ended: Iterable[pb.RunOverview] = ()) -> list[Problem]:
-    """What needs attention, the worst first. ended: runs that have ended, if the overview has only active ones."""
-    now, clients = overview.now.seconds, overview.clients_by_state
-    found = [
-        Problem("bad", f"{run.run_id} failed: {run.reason}", run.run_id)
-        for run in (*overview.runs, *ended)
-        if run.state == pb.RUN_STATE_FAILED and now - run.ended.seconds < _RECENT_S
-    ]
-    if not_loaded := overview.runs_by_state["unspecified"]:
-        found.append(Problem("bad", f"{counted(not_loaded, 'run')} could not be loaded"))
-    found += [
-        Problem("warn", f"{run.run_id} waits: {run.reason or 'for clients'}", run.run_id)
-        for run in overview.runs
-        if run.state == pb.RUN_STATE_WAITING
-    ]
-    for run in overview.runs:
-        if run.labels_suspected:
-            who = counted(run.labels_suspected, "client")
-            found.append(Problem("warn", f"{run.run_id}: check the order of the labels of {who}", run.run_id))
-    for run in overview.runs:
-        if run.below_due:
-            who = f"{counted(run.below_due, 'client')} count{'s' if run.below_due == 1 else ''}"
-            found.append(Problem("warn", f"{run.run_id}: {who} less than half of their due", run.run_id))
-    if quarantined := clients["quarantined"]:
-        found.append(Problem("warn", f"{counted(quarantined, 'client')} in quarantine", clients="mark=quarantined"))
-    if suspect := clients["suspect"]:
-        text = f"{counted(suspect, 'client')} lost {'its' if suspect == 1 else 'their'} connection a moment ago"
-        found.append(Problem("warn", text, clients="state=suspect"))
-    if any(run.state == pb.RUN_STATE_RUNNING for run in overview.runs) and not clients["present"]:
-        found.append(Problem("warn", "no client is connected", clients=""))
-    return found

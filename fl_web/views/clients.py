@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fl_web.coordinator.errors import WrongInput
+from fl_web.coordinator.calls import WrongInput
 from fl_web.coordinator.reader import ClientsWanted, Reader, RunsWanted
 from fl_web.facts import client as client_facts
 from fl_web.facts.words import CLIENT_MARKS, CLIENT_STATES, client_number

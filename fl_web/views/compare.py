@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fl_common.units import ACCURACY, base_metric
-from fl_web.coordinator.errors import WrongInput
+from fl_web.charts import AXES, finite, metric_names, position, thinned
+from fl_web.coordinator.calls import WrongInput
 from fl_web.coordinator.reader import Reader, RunsWanted
-from fl_web.curves.charts import AXES, finite, metric_names, position
-from fl_web.curves.thinning import thinned
 from fl_web.facts.rounds import Round, seconds_of
 from fl_web.views.view import Context, Params, View
 from protos.fl.v1 import admin_pb2 as pb

@@ -9,10 +9,9 @@ from contextlib import aclosing
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from fl_web.coordinator.errors import Failed
+from fl_web.charts import MOST_POINTS, chart_json, marks, present_charts
+from fl_web.coordinator.calls import Failed
 from fl_web.coordinator.reader import Reader
-from fl_web.curves.charts import chart_json, marks, present_charts
-from fl_web.curves.thinning import MOST_POINTS
 from fl_web.facts.rounds import column, seconds_of
 from fl_web.rendering import iso
 from fl_web.views.compare import compare_json, compared

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from fl_web.coordinator.reader import Reader, RunsWanted
-from fl_web.facts.run import Problem, problems
+from fl_web.facts.federation import Problem, problems
 from fl_web.facts.words import CLIENT_MARKS, CLIENT_STATES, RUN_STATES, run_number, run_state
 from fl_web.views.view import Context, Params, View
 from protos.fl.v1 import admin_pb2 as pb

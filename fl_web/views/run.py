@@ -3,18 +3,48 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fl_web.coordinator.errors import Failed, NotFound, WrongInput
+from google.protobuf.json_format import MessageToDict
+
+from fl_web.charts import marks, present_charts
+from fl_web.coordinator.calls import Failed, NotFound, WrongInput
 from fl_web.coordinator.reader import MARKED, Reader, RunsWanted
-from fl_web.curves.charts import marks, present_charts
 from fl_web.facts import run as run_facts
 from fl_web.facts.rounds import Round, seconds_of
 from fl_web.facts.words import event_words, known
-from fl_web.views.configuration import configuration
 from fl_web.views.view import Context, Params, View
 from protos.fl.v1 import admin_pb2 as pb
+
+
+def configuration(spec: pb.RunSpec) -> list[tuple[str, list[tuple[str, str]]]]:
+    """(section, rows) of a run's spec; rows: (name, value). Values without a section come first."""
+    content = MessageToDict(spec, preserving_proto_field_name=True)
+    plain = [(name, _text(value)) for name, value in content.items() if not isinstance(value, dict)]
+    sections = [(name, list(_rows(value))) for name, value in content.items() if isinstance(value, dict)]
+    return [("run", plain), *sections]
+
+
+def _rows(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _rows(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", _text(value)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list):
+        return ", ".join(map(_text, value)) if value else "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_text(each)}" for name, each in value.items())
+    return str(value)
+
 
 _HISTORY = 100
 """Newest entries of a run's history."""

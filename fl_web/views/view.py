@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
-from fl_web.coordinator.errors import WrongInput
+from fl_web.coordinator.calls import WrongInput
 from fl_web.coordinator.reader import Reader
 
 _LONGEST = 4096

@@ -46,8 +46,8 @@ def web(
 async def _serve(context: Context, connection: settings.Connection, address: tuple[str, int]) -> None:
     try:
         from fl_web.access.identities import OneOperator
+        from fl_web.app import guarded_app
         from fl_web.coordinator.reader import Reader
-        from fl_web.guarded import guarded_app
         from fl_web.serve import listen, serve
     except ModuleNotFoundError as error:
         raise UsageError(f"fl web needs {error.name}, which is not installed: pip install 'impetus-fl[web]'") from error

@@ -23,6 +23,7 @@ from fl_ops.trackers.ledger import round_facts
 from fl_server.rounds import client_metrics, directions
 from fl_web.facts import client as client_facts
 from fl_web.facts import run as run_facts
+from fl_web.facts.federation import problems
 from fl_web.facts.rounds import EVALUATED, column, rounds_of
 from fl_web.facts.words import CLIENT_STATES, PHASES, RUN_STATES, known, run_number
 from fl_web.rendering import rendered
@@ -164,7 +165,7 @@ def test_problems_of_a_federation_are_in_top_and_on_the_page() -> None:
     failed = pb.RunOverview(run_id="worse", state=pb.RUN_STATE_FAILED, reason="diverged", ended=CREATED)
     reply = pb.GetOverviewResponse(runs=[overview(), failed], now=CREATED)
     reply.clients_by_state.update({"present": 2, "quarantined": 1, "suspect": 1})
-    lines = [problem.text for problem in run_facts.problems(reply)]
+    lines = [problem.text for problem in problems(reply)]
     assert lines == [
         "worse failed: diverged",
         "wards: 1 client counts less than half of their due",
@@ -172,7 +173,7 @@ def test_problems_of_a_federation_are_in_top_and_on_the_page() -> None:
         "1 client lost its connection a moment ago",
     ]
     top = drawn(TopView(Federation("s", reply), whole=True))
-    shown = page("federation/_waits.html", problems=[(one.tone, one.text, "") for one in run_facts.problems(reply)])
+    shown = page("federation/_waits.html", problems=[(one.tone, one.text, "") for one in problems(reply)])
     assert [line in top and line in shown for line in lines] == [True] * 4
 
 

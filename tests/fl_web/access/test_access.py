@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from grpc.aio import insecure_channel
 
-from fl_web.access.asgi import Application
 from fl_web.access.identities import Everybody, OneOperator
-from fl_web.access.limits import FAILURES, FailedLogins, OpenStreams, TooManyStreams
+from fl_web.access.requests import FAILURES, Application, FailedLogins, OpenStreams, TooManyStreams
+from fl_web.app import guarded_app
 from fl_web.coordinator.reader import Reader
-from fl_web.guarded import guarded_app
 
 
 @pytest.fixture
@@ -107,7 +106,7 @@ async def test_hosts_and_origins(reader: Reader) -> None:
 def test_failures_are_forgotten_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A minute after the first; and other addresses are not held up."""
     now = 100.0
-    monkeypatch.setattr("fl_web.access.limits.time.monotonic", lambda: now)
+    monkeypatch.setattr("fl_web.access.requests.time.monotonic", lambda: now)
     failed = FailedLogins()
     for _ in range(FAILURES):
         assert failed.wait_s("a") == 0

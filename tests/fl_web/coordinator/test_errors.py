@@ -5,8 +5,7 @@ from __future__ import annotations
 import grpc.aio
 import pytest
 
-from fl_web.coordinator.calls import Calls
-from fl_web.coordinator.errors import Unreachable
+from fl_web.coordinator.calls import Calls, Unreachable
 from protos.fl.v1 import admin_pb2 as pb
 
 

@@ -7,10 +7,9 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from typing import Any, cast
 
-from fl_web.coordinator.calls import Calls
-from fl_web.coordinator.errors import Unreachable
-from fl_web.coordinator.history import HistoryWatch
+from fl_web.coordinator.calls import Calls, Unreachable
 from fl_web.coordinator.mailbox import Mailbox
+from fl_web.coordinator.watches import HistoryWatch
 from protos.fl.v1 import admin_pb2 as pb
 
 

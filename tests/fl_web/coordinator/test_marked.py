@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fl_web.coordinator.marked import MarkedEntries
+from fl_web.coordinator.kept import MarkedEntries
 from protos.fl.v1 import admin_pb2 as pb
 
 

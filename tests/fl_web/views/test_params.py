@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fl_web.coordinator.errors import WrongInput
+from fl_web.coordinator.calls import WrongInput
 from fl_web.views.view import Params
 
 

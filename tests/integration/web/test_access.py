@@ -18,7 +18,7 @@ from cryptography import x509
 
 from fl_ops.admin.settings import Certificates
 from fl_ops.errors import NotAllowed
-from fl_web.connections import MOST_OF_ADDRESS
+from fl_web.serve import MOST_OF_ADDRESS
 from protos.fl.v1 import admin_pb2 as pb
 from tests.processes.browser import Browser, browser, web_process
 from tests.processes.certificates import Pki, page_section, server_section

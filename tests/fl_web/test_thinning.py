@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_web.curves.thinning import thinned
+from fl_web.charts import thinned
 
 
 def test_a_short_curve_is_kept_whole() -> None:

@@ -6,7 +6,7 @@ import json
 import math
 
 from fl_common.units import measured, metric_title
-from fl_web.curves.charts import chart_json, marks, present_charts
+from fl_web.charts import chart_json, marks, present_charts
 from tests.fl_web.rounds import committed
 
 CREATED = 100.0

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 import pytest
 from grpc.aio import insecure_channel
 
-from fl_web.coordinator.errors import Failed
+from fl_web.coordinator.calls import Failed
 from fl_web.coordinator.reader import Reader
-from fl_web.live.readings import Readings, Shown
+from fl_web.live import Readings, Shown
 from fl_web.views.view import Context, Params, View
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fl_web.live.messages import message
+from fl_web.live import message
 
 
 def test_a_message_has_one_line_of_data() -> None:

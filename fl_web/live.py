@@ -1,21 +1,139 @@
-"""The event stream of one browser for one view."""
+"""Server-sent events: a page's changes while it is open.
+
+The id of an event is a number of the ledger's history. A browser that connects again sends the last one that it has,
+and gets what came after it, each entry once. Values that are no entries are sent again as a whole, so a cut loses
+nothing. The messages are as https://html.spec.whatwg.org/multipage/server-sent-events.html defines them.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import Any
 
-from fl_web.coordinator.calls import SHARED_S
-from fl_web.coordinator.errors import Unreachable, WebError, login_needed
+from fl_web.charts import chart_json
+from fl_web.coordinator.calls import SHARED_S, Unreachable, WebError, login_needed
 from fl_web.coordinator.mailbox import Link, Mailbox, News
-from fl_web.live.curve_updates import CurveUpdates
-from fl_web.live.messages import KEEPALIVE, message, opening
-from fl_web.live.readings import Readings, Shown
+from fl_web.coordinator.reader import Reader
+from fl_web.facts.rounds import Round
 from fl_web.rendering import rendered
 from fl_web.views.events import matches
+from fl_web.views.view import Context, Params, View
+
+RETRY_MS = 1500
+"""Wait of a browser before it connects again."""
+
+
+def message(event: str, data: Any, number: int | None = None) -> bytes:
+    """One event. number: of the history, up to which the browser has everything with this event."""
+    lines = [f"event: {event}", f"data: {json.dumps(data, separators=(',', ':'), allow_nan=False)}"]
+    if number is not None:
+        lines.insert(0, f"id: {number}")
+    return "\n".join([*lines, "", ""]).encode()
+
+
+def opening() -> bytes:
+    """The first bytes of a stream: the wait before a new connection."""
+    return f"retry: {RETRY_MS}\n\n".encode()
+
+
+KEEPALIVE = b": keepalive\n\n"
+"""A comment: it shows a proxy, and a server whose browser has gone, that the stream is open."""
+
+
+_COMPARED = 25
+"""Newest rounds whose values may still change: an evaluation comes after its round."""
+
+
+class CurveUpdates:
+    """What one browser has of the curves of a run. It reads the curves once itself, after its stream is open."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, Round] | None = None
+        self._marks = 0
+
+    def since_last(self, context: dict[str, Any]) -> dict[str, Any] | None:
+        """New and changed points by chart; None if there are none. context: of the view of a run."""
+        rounds: list[Round] = context["rounds"]
+        newest = {each.round: each for each in rounds[-_COMPARED:]}
+        before, self._seen = self._seen, newest
+        marks, self._marks = self._marks, len(context["marks"])
+        if before is None:
+            return {"reload": True}
+        first = max(before, default=-1)
+        if rounds and rounds[-1].round - first > _COMPARED:
+            return {"reload": True}
+        changed = [
+            each for each in newest.values() if before.get(each.round) != each and each.round >= min(before, default=0)
+        ]
+        if not changed and marks == self._marks:
+            return None
+        charts = [chart_json(chart, changed, context["created"]) for chart in context["charts"]]
+        return {"charts": charts, "marks": context["marks"]}
+
+
+_MOST_KEPT = 64
+"""Readings in memory: at most so many views are read without sharing."""
+Key = tuple[int, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a page shows: a view with the values of its address, for an identity."""
+
+    view: View
+    reader: Reader
+    params: Params
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The values of a view at a time, and the HTML of each of its parts."""
+
+    context: Context
+    parts: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    reader: Reader
+    """Kept too, so that its id is not another's."""
+    began: float
+    task: asyncio.Task[Reading]
+
+
+class Readings:
+    """The readings of all pages of this process."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Key, _Kept] = OrderedDict()
+
+    async def of(self, shown: Shown, since: float) -> Reading:
+        """A reading that began not before `since`, by the monotonic clock. Raises as the view's context does."""
+        key = (id(shown.reader), shown.view.name, shown.params.address())
+        kept = self._kept.get(key)
+        if kept is None or kept.began < since or _failed(kept.task):
+            kept = self._kept[key] = _Kept(shown.reader, time.monotonic(), asyncio.create_task(_read(shown, since)))
+            self._kept.move_to_end(key)
+            while len(self._kept) > _MOST_KEPT:
+                self._kept.popitem(last=False)
+        return await asyncio.shield(kept.task)
+
+
+async def _read(shown: Shown, since: float) -> Reading:
+    context = await shown.view.context(shown.reader.since(since), shown.params)
+    return Reading(context, {name: rendered(template, context) for name, template in shown.view.parts.items()})
+
+
+def _failed(task: asyncio.Task[Reading]) -> bool:
+    """Whether a reading has failed. The failure is read here, so that asyncio does not log it as never retrieved."""
+    return task.done() and (task.cancelled() or task.exception() is not None)
+
 
 _KEEPALIVE_S = 15.0
 _LATE_S = 0.002
