@@ -22,6 +22,7 @@ from fl_server.run_config import RunConfig
 from fl_server.run_spec import from_values
 from fl_server.runs.coordinator import Coordinator
 from fl_server.runs.table import NotLoaded
+from fl_server.services import Services
 from fl_server.store.records import CommitRecord, HistoryRecord
 
 HIDDEN = "-"
@@ -142,6 +143,14 @@ class OwnedRuns:
             return run.config.owner
         problem = table.not_loaded.get(run_id)
         return None if problem is None else problem.owner
+
+
+class OperatorCalls:
+    """What the parts of the Admin service share: the services, and the runs as the caller may see them."""
+
+    def __init__(self, services: Services, coordinator: Coordinator) -> None:
+        self._services, self._coordinator = services, coordinator
+        self._runs = OwnedRuns(coordinator)
 
 
 def _has(who: Identity, roles: frozenset[str]) -> bool:

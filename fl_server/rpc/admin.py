@@ -11,17 +11,15 @@ from typing import Any
 import grpc.aio
 
 from fl_server.audit.calls import audit_page
-from fl_server.clients.denials import Denials
-from fl_server.clients.operator_actions import OperatorActions
 from fl_server.enrollment.operators import EnrollmentCalls
 from fl_server.errors import InvalidInput, NotConfigured
 from fl_server.identity import ANYBODY, actor, caller
-from fl_server.rpc.access import HIDDEN, OwnedRuns, methods_of, ordered, with_floor, with_owner
-from fl_server.rpc.clients import ClientList, client_details, not_drawn, work_of
-from fl_server.rpc.lists import HISTORY_MOST, HistoryCalls, Lists, cohort_page
+from fl_server.rpc.access import methods_of, ordered, with_floor, with_owner
+from fl_server.rpc.clients import ClientCalls
+from fl_server.rpc.lists import HistoryCalls, ListCalls
 from fl_server.rpc.models import InitialModels, ModelExports
-from fl_server.rpc.overview import Overview
-from fl_server.rpc.views import client_status, not_loaded_status, round_summary, run_status
+from fl_server.rpc.overview import OverviewCalls
+from fl_server.rpc.views import not_loaded_status, round_summary, run_status
 from fl_server.run.progress import Progress
 from fl_server.run.run import Run
 from fl_server.run_spec import from_spec
@@ -33,20 +31,13 @@ from protos.wire import timestamp
 
 Context = grpc.aio.ServicerContext[Any, Any]
 SERVICE = "fl.v1.Admin"
-_SHOWN_HISTORY = 10
 
 
-class AdminService(admin_pb2_grpc.AdminServicer):
-    """The methods that the `fl` command calls."""
+class AdminService(ListCalls, HistoryCalls, ClientCalls, OverviewCalls, admin_pb2_grpc.AdminServicer):
+    """The methods that the `fl` command calls: here those for runs, models, certificates and the caller."""
 
     def __init__(self, services: Services, coordinator: Coordinator) -> None:
-        self._services = services
-        self._coordinator = coordinator
-        self._runs = OwnedRuns(coordinator)
-        self._lists, self._client_list = Lists(services, self._runs), ClientList(services, self._runs)
-        self._history, self._overview = HistoryCalls(services.ledger, self._runs), Overview(services, self._runs)
-        self._clients = OperatorActions(services.ledger, services.fleet)
-        self._denials = Denials(services.config, services.ledger, services.revocations, services.fleet)
+        super().__init__(services, coordinator)
         self._exports = ModelExports(services, coordinator)
         self._initial_models = InitialModels(services, self._runs, self._exports)
         self._enrollment = EnrollmentCalls(services.config, services.ledger, services.issuer, services.revocations)
@@ -58,10 +49,6 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         run = await self._coordinator.creation.create(config, actor(), start)
         return pb.CreateRunResponse(run=run_status(run), remarks=run.model.engine.remarks)
 
-    async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
-        """A page of runs, the oldest first."""
-        return await self._lists.runs(request)
-
     async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:
         """One run, with its rounds if requested."""
         if (problem := self._runs.problem(request.run_id)) is not None:
@@ -69,12 +56,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         run = self._runs.get(request.run_id)
         rounds: list[pb.RoundSummary] = []
         if request.with_rounds:
-            rounds = await self._lists.all_rounds(run)
+            rounds = await self._all_rounds(run)
         return pb.GetRunResponse(run=run_status(run), rounds=rounds)
-
-    async def ListRounds(self, request: pb.ListRoundsRequest, context: Context) -> pb.ListRoundsResponse:
-        """A page of a run's committed rounds."""
-        return await self._lists.rounds(request)
 
     async def WatchRun(self, request: pb.WatchRunRequest, context: Context) -> AsyncIterator[pb.WatchRunResponse]:
         """The run now, and then its events until it has ended."""
@@ -125,64 +108,6 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             finished=await self._coordinator.actions.delete(request.run_id, request.reason, actor())
         )
 
-    async def ListClients(self, request: pb.ListClientsRequest, context: Context) -> pb.ListClientsResponse:
-        """A page of clients, in the order of id bytes."""
-        return await self._client_list.page(request)
-
-    async def GetClient(self, request: pb.GetClientRequest, context: Context) -> pb.GetClientResponse:
-        """One client, with its sessions and its history."""
-        services, client_id = self._services, request.client_id
-        if request.history > HISTORY_MOST:
-            raise InvalidInput("history", f"at most {HISTORY_MOST:,} entries", f"{request.history:,}")
-        known = services.fleet.record(client_id)
-        counted = await services.ledger.do(services.ledger.store.client, client_id)
-        store, most = services.ledger.store, request.history or _SHOWN_HISTORY
-        span = await services.ledger.do(store.history_span, client_id, most)
-        entries = await services.ledger.do(store.history_between, client_id, span, most)
-        response = client_details(services.fleet, counted or known, entries)
-        if self._runs.hides(response.client.run_id):
-            response.client.run_id, response.work = HIDDEN, "works for a run of another operator"
-        else:
-            response.work = work_of(self._coordinator, client_id, response.client.run_id)
-        response.not_drawn.extend(not_drawn(self._runs.loaded(), client_id))
-        return response
-
-    async def BanClient(self, request: pb.BanClientRequest, context: Context) -> pb.BanClientResponse:
-        """Ban a client."""
-        await self._clients.ban(request.client_id, request.reason, actor())
-        await self._denials.write()
-        return pb.BanClientResponse(client=await self._client(request.client_id))
-
-    async def UnbanClient(self, request: pb.UnbanClientRequest, context: Context) -> pb.UnbanClientResponse:
-        """End a client's ban."""
-        await self._denials.write(lifted=request.client_id)  # before: a start must not ban it again
-        await self._clients.unban(request.client_id, actor())
-        return pb.UnbanClientResponse(client=await self._client(request.client_id))
-
-    async def ReleaseClient(self, request: pb.ReleaseClientRequest, context: Context) -> pb.ReleaseClientResponse:
-        """End a client's quarantine."""
-        await self._clients.release(request.client_id, actor())
-        return pb.ReleaseClientResponse(client=await self._client(request.client_id))
-
-    async def ForgetClient(self, request: pb.ForgetClientRequest, context: Context) -> pb.ForgetClientResponse:
-        """Remove a client."""
-        banned = await self._clients.forget(request.client_id, actor())
-        return pb.ForgetClientResponse(still_banned=banned)
-
-    async def DrainClient(self, request: pb.DrainClientRequest, context: Context) -> pb.DrainClientResponse:
-        """Give a client no new work, or work again."""
-        await self._clients.drain(request.client_id, request.reason, request.undo, actor())
-        return pb.DrainClientResponse(client=await self._client(request.client_id))
-
-    async def _client(self, client_id: str) -> pb.ClientStatus:
-        """The client with the counters of the ledger, which alone has them."""
-        services, known = self._services, self._services.fleet.record(client_id)
-        counted = await services.ledger.do(services.ledger.store.client, client_id)
-        status = client_status(services.fleet, counted or known)
-        if self._runs.hides(status.run_id):
-            status.run_id = HIDDEN
-        return status
-
     async def ExportModel(
         self, request: pb.ExportModelRequest, context: Context
     ) -> AsyncIterator[pb.ExportModelResponse]:
@@ -197,30 +122,6 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> pb.UploadModelResponse:
         """Receive a model that a run of the caller may start from."""
         return pb.UploadModelResponse(initial_model=await self._initial_models.receive(aiter(request_iterator)))
-
-    async def ListCohort(self, request: pb.ListCohortRequest, context: Context) -> pb.ListCohortResponse:
-        """A page of the clients of the round under way."""
-        return await cohort_page(self._runs.get(request.run_id), request)
-
-    async def ListEvaluations(self, request: pb.ListEvaluationsRequest, context: Context) -> pb.ListEvaluationsResponse:
-        """A page of the clients' evaluations of a committed model."""
-        return await self._lists.evaluations(request)
-
-    async def ListHistory(self, request: pb.ListHistoryRequest, context: Context) -> pb.ListHistoryResponse:
-        """A page of the history, oldest first."""
-        return await self._history.page(request)
-
-    async def WatchHistory(
-        self, request: pb.WatchHistoryRequest, context: Context
-    ) -> AsyncIterator[pb.WatchHistoryResponse]:
-        """The entries after a number, then new ones."""
-        async with aclosing(self._history.watch(request)) as responses:
-            async for response in responses:
-                yield response
-
-    async def GetOverview(self, request: pb.GetOverviewRequest, context: Context) -> pb.GetOverviewResponse:
-        """Counts of clients and runs, and the runs in short."""
-        return await self._overview.page(request)
 
     async def WhoAmI(self, request: pb.WhoAmIRequest, context: Context) -> pb.WhoAmIResponse:
         """The caller. One without an identity may call everything here, or would not have come this far."""

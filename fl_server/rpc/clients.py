@@ -5,13 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import nlargest, nsmallest
+from typing import Any
+
+import grpc.aio
 
 from fl_server.clients.contested_identities import Contest
+from fl_server.clients.denials import Denials
 from fl_server.clients.fleet import Fleet
+from fl_server.clients.operator_actions import OperatorActions
 from fl_server.clients.sessions import Origin
 from fl_server.errors import InvalidInput, NoSuchRun
+from fl_server.identity import actor
 from fl_server.pages import Cursor, Entries, Position
-from fl_server.rpc.access import HIDDEN, OwnedRuns
+from fl_server.rpc.access import HIDDEN, OperatorCalls
+from fl_server.rpc.lists import HISTORY_MOST
 from fl_server.rpc.views import client_status, history_entry
 from fl_server.run.run import Run
 from fl_server.runs.coordinator import Coordinator
@@ -20,6 +27,9 @@ from fl_server.store.records import ClientRecord, HistoryRecord
 from protos.fl.v1 import admin_pb2 as pb
 from protos.wire import timestamp
 
+Context = grpc.aio.ServicerContext[Any, Any]
+_SHOWN_HISTORY = 10
+"""Entries of one client's history, unless the call names a number."""
 MARKS = ("banned", "draining", "quarantined")
 """What may apply to a client in any state."""
 STATES = ("present", "suspect", "lost")
@@ -30,13 +40,15 @@ Key = Callable[[ClientRecord], int | float]
 Numbered = tuple[int, HistoryRecord]
 
 
-class ClientList:
-    """Answers `ListClients`."""
+class ClientCalls(OperatorCalls):
+    """The calls about clients."""
 
-    def __init__(self, services: Services, runs: OwnedRuns) -> None:
-        self._services, self._runs = services, runs
+    def __init__(self, services: Services, coordinator: Coordinator) -> None:
+        super().__init__(services, coordinator)
+        self._clients = OperatorActions(services.ledger, services.fleet)
+        self._denials = Denials(services.config, services.ledger, services.revocations, services.fleet)
 
-    async def page(self, request: pb.ListClientsRequest) -> pb.ListClientsResponse:
+    async def ListClients(self, request: pb.ListClientsRequest, context: Context) -> pb.ListClientsResponse:
         """A page of clients: in the order of id bytes, or in another one."""
         key, kind = await self._order(request.order)
         wanted = _Wanted(self._services.fleet, request)
@@ -79,6 +91,57 @@ class ClientList:
         which = 0 if order == pb.CLIENT_ORDER_UPDATES_COUNTED else 1
         counts = await ledger.do(ledger.store.update_counts)
         return lambda record: counts.get(record.client_id, (0, 0))[which], int
+
+    async def GetClient(self, request: pb.GetClientRequest, context: Context) -> pb.GetClientResponse:
+        """One client, with its sessions and its history."""
+        services, client_id = self._services, request.client_id
+        if request.history > HISTORY_MOST:
+            raise InvalidInput("history", f"at most {HISTORY_MOST:,} entries", f"{request.history:,}")
+        known = services.fleet.record(client_id)
+        counted = await services.ledger.do(services.ledger.store.client, client_id)
+        store, most = services.ledger.store, request.history or _SHOWN_HISTORY
+        span = await services.ledger.do(store.history_span, client_id, most)
+        entries = await services.ledger.do(store.history_between, client_id, span, most)
+        response = client_details(services.fleet, counted or known, entries)
+        if self._runs.hides(response.client.run_id):
+            response.client.run_id, response.work = HIDDEN, "works for a run of another operator"
+        else:
+            response.work = work_of(self._coordinator, client_id, response.client.run_id)
+        response.not_drawn.extend(not_drawn(self._runs.loaded(), client_id))
+        return response
+
+    async def BanClient(self, request: pb.BanClientRequest, context: Context) -> pb.BanClientResponse:
+        """Ban a client."""
+        await self._clients.ban(request.client_id, request.reason, actor())
+        await self._denials.write()
+        return pb.BanClientResponse(client=await self._client(request.client_id))
+
+    async def UnbanClient(self, request: pb.UnbanClientRequest, context: Context) -> pb.UnbanClientResponse:
+        """End a client's ban."""
+        await self._denials.write(lifted=request.client_id)  # before: a start must not ban it again
+        await self._clients.unban(request.client_id, actor())
+        return pb.UnbanClientResponse(client=await self._client(request.client_id))
+
+    async def ReleaseClient(self, request: pb.ReleaseClientRequest, context: Context) -> pb.ReleaseClientResponse:
+        """End a client's quarantine."""
+        await self._clients.release(request.client_id, actor())
+        return pb.ReleaseClientResponse(client=await self._client(request.client_id))
+
+    async def ForgetClient(self, request: pb.ForgetClientRequest, context: Context) -> pb.ForgetClientResponse:
+        """Remove a client."""
+        banned = await self._clients.forget(request.client_id, actor())
+        return pb.ForgetClientResponse(still_banned=banned)
+
+    async def DrainClient(self, request: pb.DrainClientRequest, context: Context) -> pb.DrainClientResponse:
+        """Give a client no new work, or work again."""
+        await self._clients.drain(request.client_id, request.reason, request.undo, actor())
+        return pb.DrainClientResponse(client=await self._client(request.client_id))
+
+    async def _client(self, client_id: str) -> pb.ClientStatus:
+        """The client with the counters of the ledger, which alone has them."""
+        services, known = self._services, self._services.fleet.record(client_id)
+        counted = await services.ledger.do(services.ledger.store.client, client_id)
+        return self._status(counted or known)
 
 
 class _Wanted:

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from heapq import nsmallest
+from typing import Any
+
+import grpc.aio
 
 from fl_server.errors import InvalidInput
 from fl_server.pages import ENTRIES_AT_ONCE, MOST_ENTRIES, PAGE_BYTES, Cursor, Entries, Page, Position
-from fl_server.rpc.access import OwnedRuns
+from fl_server.rpc.access import OperatorCalls
 from fl_server.rpc.views import (
     client_evaluation,
     history_entry,
@@ -26,11 +29,10 @@ from fl_server.run.committed.lookup import committed_round
 from fl_server.run.run import Run
 from fl_server.run.status.cohort import HasAll, Member, by_phase, drawn, members
 from fl_server.runs.table import NotLoaded
-from fl_server.services import Services
-from fl_server.store.ledger import Ledger
 from protos.digests import digest_bytes
 from protos.fl.v1 import admin_pb2 as pb
 
+Context = grpc.aio.ServicerContext[Any, Any]
 HISTORY_DEFAULT, HISTORY_MOST = 1000, 10_000
 """Entries of a call that names no number, and most entries in one reply."""
 _SUBJECT_CHARS = 256
@@ -38,13 +40,10 @@ _SUBJECT_CHARS = 256
 _LARGEST = 2**63 - 1
 
 
-class Lists:
-    """Answers the calls that list something."""
+class ListCalls(OperatorCalls):
+    """The lists of runs and of what belongs to one run."""
 
-    def __init__(self, services: Services, runs: OwnedRuns) -> None:
-        self._services, self._runs = services, runs
-
-    async def runs(self, request: pb.ListRunsRequest) -> pb.ListRunsResponse:
+    async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
         """All runs, the oldest first. A run that cannot be shown is listed with the reason."""
         cursor = Cursor.of_request(request, (float, str), "runs")
         runs, not_loaded = self._runs.loaded(), self._runs.not_loaded()
@@ -58,7 +57,7 @@ class Lists:
         page = await cursor.page(read)
         return pb.ListRunsResponse(runs=page.entries, next_page_token=page.next_token)
 
-    async def rounds(self, request: pb.ListRoundsRequest) -> pb.ListRoundsResponse:
+    async def ListRounds(self, request: pb.ListRoundsRequest, context: Context) -> pb.ListRoundsResponse:
         """The committed rounds of a run in order."""
         first, known = request.first_round, self._runs.problem(request.run_id)
         run_id = known.record.run_id if known is not None else self._runs.get(request.run_id).id
@@ -66,7 +65,7 @@ class Lists:
         page = await self._page_of_rounds(run_id, cursor, first)
         return pb.ListRoundsResponse(rounds=page.entries, next_page_token=page.next_token)
 
-    async def all_rounds(self, run: Run) -> list[pb.RoundSummary]:
+    async def _all_rounds(self, run: Run) -> list[pb.RoundSummary]:
         """All committed rounds. Raises InvalidInput if one reply cannot hold them."""
         page = await self._page_of_rounds(run.id, Cursor((), MOST_ENTRIES, None), 0)
         if page.next_token:
@@ -84,7 +83,11 @@ class Lists:
 
         return await cursor.page(read)
 
-    async def evaluations(self, request: pb.ListEvaluationsRequest) -> pb.ListEvaluationsResponse:
+    async def ListCohort(self, request: pb.ListCohortRequest, context: Context) -> pb.ListCohortResponse:
+        """A page of the clients of the round under way."""
+        return await cohort_page(self._runs.get(request.run_id), request)
+
+    async def ListEvaluations(self, request: pb.ListEvaluationsRequest, context: Context) -> pb.ListEvaluationsResponse:
         """The clients' evaluations of a committed model, in the order of id bytes."""
         run = self._runs.get(request.run_id)
         asked = request.round if request.HasField("round") else None
@@ -119,20 +122,17 @@ def _shown(run: Run | NotLoaded) -> pb.RunStatus:
     return status
 
 
-class HistoryCalls:
-    """Answers the calls for the history."""
+class HistoryCalls(OperatorCalls):
+    """The calls for the history."""
 
-    def __init__(self, ledger: Ledger, runs: OwnedRuns) -> None:
-        self._ledger, self._runs = ledger, runs
-
-    async def page(self, request: pb.ListHistoryRequest) -> pb.ListHistoryResponse:
+    async def ListHistory(self, request: pb.ListHistoryRequest, context: Context) -> pb.ListHistoryResponse:
         """A page of entries, oldest first."""
         subject, limit = request.subject[:_SUBJECT_CHARS], request.limit or HISTORY_DEFAULT
         before = _number("before_number", request.before_number)
         cursor = Cursor.of_request(request, (int, int), "history", subject, limit, before)
         if self._runs.hides(subject):
             return pb.ListHistoryResponse()  # as for a subject without entries
-        ledger, is_first = self._ledger, cursor.after is None
+        ledger, is_first = self._services.ledger, cursor.after is None
         if cursor.after is None:
             begin, last = await ledger.do(ledger.store.history_span, subject, limit, before or _LARGEST)
         else:  # entries that came after the first page are not listed
@@ -155,12 +155,14 @@ class HistoryCalls:
             entries=page.entries, next_page_token=page.next_token, first_number=begin if is_first else 0
         )
 
-    async def watch(self, request: pb.WatchHistoryRequest) -> AsyncGenerator[pb.WatchHistoryResponse, None]:
+    async def WatchHistory(
+        self, request: pb.WatchHistoryRequest, context: Context
+    ) -> AsyncGenerator[pb.WatchHistoryResponse, None]:
         """The entries after a number, then new ones, without end."""
         subject = request.subject[:_SUBJECT_CHARS]
         after = _number("after_number", request.after_number) if request.HasField("after_number") else None
         is_first = True
-        async with aclosing(self._ledger.history.after(after, subject)) as batches:
+        async with aclosing(self._services.ledger.history.after(after, subject)) as batches:
             async for batch in batches:
                 hidden = self._runs.hides(subject)
                 entries = [

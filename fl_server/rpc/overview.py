@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from heapq import nlargest
+from typing import Any
+
+import grpc.aio
 
 from fl_common.program import impetus_version
 from fl_server.clients.fleet import Fleet
@@ -12,15 +15,17 @@ from fl_server.clients.roster import Presence
 from fl_server.errors import InvalidInput
 from fl_server.pages import Cursor, Entries, Position
 from fl_server.rounds.state import Phase
-from fl_server.rpc.access import OwnedRuns
+from fl_server.rpc.access import OperatorCalls
 from fl_server.rpc.clients import SEARCH_CHARS
 from fl_server.rpc.views import run_reason
 from fl_server.run.run import Run
+from fl_server.runs.coordinator import Coordinator
 from fl_server.runs.table import NotLoaded
 from fl_server.services import Services
 from protos.fl.v1 import admin_pb2 as pb
 from protos.wire import timestamp
 
+Context = grpc.aio.ServicerContext[Any, Any]
 PAGE_SIZE = 100
 MOST_POINTS = 100
 _RUNS_AT_ONCE = 25
@@ -29,15 +34,15 @@ _MOST_KEPT = 4096
 """Runs whose values are kept."""
 
 
-class Overview:
-    """Answers `GetOverview`."""
+class OverviewCalls(OperatorCalls):
+    """The call for the overview."""
 
-    def __init__(self, services: Services, runs: OwnedRuns) -> None:
-        self._services, self._runs = services, runs
+    def __init__(self, services: Services, coordinator: Coordinator) -> None:
+        super().__init__(services, coordinator)
         self._values: dict[str, tuple[tuple[int, int], list[pb.MetricPoint]]] = {}
         """For each run: the changes of its log, the number of points that its values were read for, and the values."""
 
-    async def page(self, request: pb.GetOverviewRequest) -> pb.GetOverviewResponse:
+    async def GetOverview(self, request: pb.GetOverviewRequest, context: Context) -> pb.GetOverviewResponse:
         """A page of runs, with the counts of all."""
         states = _states(request)
         if request.points > MOST_POINTS:
