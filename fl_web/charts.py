@@ -82,14 +82,14 @@ class Chart:
 
     def rounds(self, rounds: Sequence[Round], most: int = MOST_POINTS) -> list[Round]:
         """The rounds with a value, thinned by the first series that has one."""
-        with_value = [each for each in rounds if any(series.value(each) is not None for series in self.series)]
-        lead = [_first(self.series, each) for each in with_value]
-        kept = thinned([float(each.round) for each in with_value], lead, most)
+        with_value = [row for row in rounds if any(series.value(row) is not None for series in self.series)]
+        lead = [_first(self.series, row) for row in with_value]
+        kept = thinned([float(row.round) for row in with_value], lead, most)
         return [with_value[index] for index in kept]
 
 
 def _first(series: Sequence[Series], of: Round) -> float:
-    return next((value for each in series if (value := each.value(of)) is not None), 0.0)
+    return next((value for one in series if (value := one.value(of)) is not None), 0.0)
 
 
 def _metric(name: str) -> Callable[[Round], float | None]:
@@ -154,14 +154,14 @@ def _evaluation(name: str) -> Chart:
 
 def metric_names(rounds: Sequence[Round]) -> list[str]:
     """Names of all metrics of the rounds."""
-    return sorted({name for each in rounds for name in each.metrics})
+    return sorted({name for row in rounds for name in row.metrics})
 
 
 def present_charts(rounds: Sequence[Round]) -> list[Chart]:
     """The charts with at least one value, each with the series that have one."""
     charts = []
     for chart in charts_of(metric_names(rounds)):
-        series = [each for each in chart.series if any(each.value(of) is not None for of in rounds)]
+        series = [one for one in chart.series if any(one.value(of) is not None for of in rounds)]
         if series:
             charts.append(Chart(chart.key, chart.title, chart.unit, chart.about, series))
     return charts
@@ -182,10 +182,10 @@ def chart_json(chart: Chart, rounds: Sequence[Round], created: float) -> dict[st
     return {
         "key": chart.key,
         "unit": chart.unit,
-        "x": [position(each, created) for each in kept],
+        "x": [position(row, created) for row in kept],
         "series": [
-            {"key": each.key, "title": each.title, "values": [finite(each.value(of)) for of in kept]}
-            for each in chart.series
+            {"key": series.key, "title": series.title, "values": [finite(series.value(of)) for of in kept]}
+            for series in chart.series
         ],
     }
 
@@ -201,17 +201,17 @@ def marks(rounds: Sequence[Round], created: float, events: Sequence[Mapping[str,
     events: of the history, with `time` (Unix seconds), `kind` and `text`. On the axes of rounds and bytes an event lies
     at the first round that was committed after it.
     """
-    found = []
-    for each in rounds:
-        if each.refused:
-            text = f"round {each.round}: refused {counts(each.refused)}"
-            found.append({**position(each, created), "kind": "refused", "text": text})
-        if each.attempts > 1:
-            text = f"round {each.round}: {each.attempts} attempts"
-            found.append({**position(each, created), "kind": "attempts", "text": text})
+    marked = []
+    for row in rounds:
+        if row.refused:
+            text = f"round {row.round}: refused {counts(row.refused)}"
+            marked.append({**position(row, created), "kind": "refused", "text": text})
+        if row.attempts > 1:
+            text = f"round {row.round}: {row.attempts} attempts"
+            marked.append({**position(row, created), "kind": "attempts", "text": text})
     for event in events:
-        after = next((each for each in rounds if each.committed >= event["time"]), rounds[-1] if rounds else None)
+        after = next((row for row in rounds if row.committed >= event["time"]), rounds[-1] if rounds else None)
         at = position(after, created) if after else {"rounds": 0, "bytes": 0}
         time = round(max(0.0, event["time"] - created), 3)
-        found.append({**at, "time": time, "kind": event["kind"], "text": event["text"]})
-    return found
+        marked.append({**at, "time": time, "kind": event["kind"], "text": event["text"]})
+    return marked

@@ -60,7 +60,7 @@ class CurveUpdates:
     def since_last(self, context: dict[str, Any]) -> dict[str, Any] | None:
         """New and changed points by chart; None if there are none. context: of the view of a run."""
         rounds: list[Round] = context["rounds"]
-        newest = {each.round: each for each in rounds[-_COMPARED:]}
+        newest = {row.round: row for row in rounds[-_COMPARED:]}
         before, self._seen = self._seen, newest
         marks, self._marks = self._marks, len(context["marks"])
         if before is None:
@@ -69,7 +69,7 @@ class CurveUpdates:
         if rounds and rounds[-1].round - first > _COMPARED:
             return {"reload": True}
         changed = [
-            each for each in newest.values() if before.get(each.round) != each and each.round >= min(before, default=0)
+            row for row in newest.values() if before.get(row.round) != row and row.round >= min(before, default=0)
         ]
         if not changed and marks == self._marks:
             return None
@@ -164,8 +164,8 @@ class ViewStream:
         """The events, until the browser leaves. Ends where the browser must connect again, or log in."""
         yield opening()
         try:
-            async for each in self._watched():
-                yield each
+            async for part in self._watched():
+                yield part
         except Exception as error:
             if not login_needed(error):
                 raise
@@ -182,8 +182,8 @@ class ViewStream:
             except WebError as error:
                 yield message("problem", {"title": error.title, "text": str(error)})
                 return
-            async for each in self._changes():
-                yield each
+            async for part in self._changes():
+                yield part
 
     async def _join(self, watches: AsyncExitStack) -> None:
         await watches.enter_async_context(self._reader.history.following(self._mailbox, self._after))
@@ -200,9 +200,9 @@ class ViewStream:
                 yield message("problem", {"title": "The view cannot go on", "text": str(self._mailbox.ended)})
                 return
             sent = False
-            for each in [*self._links(news), *self._entries(news), *await self._parts()]:
+            for part in [*self._links(news), *self._entries(news), *await self._parts()]:
                 sent = True
-                yield each
+                yield part
             if sent:
                 last_sent = time.monotonic()
             elif time.monotonic() - last_sent > _KEEPALIVE_S:
@@ -261,7 +261,7 @@ class ViewStream:
         self._active = context.get("active") is not False
         changed = {name: text for name, text in reading.parts.items() if self._sent.get(name) != text}
         self._sent = reading.parts
-        found = [message("parts", changed)] if changed else []
+        messages = [message("parts", changed)] if changed else []
         if self._view.watches_run and (update := self._curves.since_last(context)) is not None:
-            found.append(message("curves", update))
-        return found
+            messages.append(message("curves", update))
+        return messages

@@ -45,7 +45,7 @@ class _Kernel:
         return result
 
     def version(self) -> int:
-        """Of Landlock."""
+        """The version of Landlock that the kernel has."""
         return self.call(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION))
 
     def forbid_new_privileges(self) -> None:

@@ -122,16 +122,16 @@ def _known(lines: Sequence[_Line], runs: Mapping[str, Rounds]) -> list[_Line]:
 def _band(axes: Any, line: tuple[Sequence[float], Sequence[float], str], deviations: Sequence[float]) -> None:
     xs, ys, colour = line
     if any(deviations):
-        low = [value - each for value, each in zip(ys, deviations, strict=True)]
-        high = [value + each for value, each in zip(ys, deviations, strict=True)]
+        low = [value - deviation for value, deviation in zip(ys, deviations, strict=True)]
+        high = [value + deviation for value, deviation in zip(ys, deviations, strict=True)]
         axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
 def _points(rounds: Rounds, line: _Line) -> dict[int, float]:
     """The known values of a line by the index of the round."""
     if not line.metric:
-        return {index: each.training_loss for index, each in enumerate(rounds) if each.HasField("training_loss")}
-    return {index: each.metrics[line.metric] for index, each in enumerate(rounds) if line.metric in each.metrics}
+        return {index: row.training_loss for index, row in enumerate(rounds) if row.HasField("training_loss")}
+    return {index: row.metrics[line.metric] for index, row in enumerate(rounds) if line.metric in row.metrics}
 
 
 def _value(summary: admin_pb2.RoundSummary, metric: str) -> float:
@@ -141,7 +141,7 @@ def _value(summary: admin_pb2.RoundSummary, metric: str) -> float:
 def _positions(rounds: Rounds, axis: Axis) -> list[float]:
     """The position of each round on the axis."""
     if axis == "rounds":
-        return [each.round + 1.0 for each in rounds]
+        return [row.round + 1.0 for row in rounds]
     if axis == "bytes":
-        return [total / _MEGABYTE for total in accumulate(each.bytes_down + each.bytes_up for each in rounds)]
-    return [total / _MINUTE for total in accumulate(each.seconds for each in rounds)]
+        return [total / _MEGABYTE for total in accumulate(row.bytes_down + row.bytes_up for row in rounds)]
+    return [total / _MINUTE for total in accumulate(row.seconds for row in rounds)]

@@ -12,7 +12,7 @@ from fl_common import units
 from fl_web.facts.words import Fact, Part, worst_tone
 
 STYLES = {"good": "green", "busy": "", "warn": "yellow", "bad": "bold red", "calm": ""}
-"""By tone."""
+"""The style of rich for each tone."""
 _BARS = "▁▂▃▄▅▆▇█"
 _LEAST_SPAN = 0.1
 """Of the bars, as a share of the highest value."""

@@ -103,7 +103,7 @@ class Federation:
     details: RenderableType | None = None
     details_of: str = ""
     received: float = 0.0
-    """By the monotonic clock."""
+    """When it was read, by the monotonic clock."""
 
     def names(self, of: str) -> list[str]:
         """The names of a list, "runs" or "clients"."""

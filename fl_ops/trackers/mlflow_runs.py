@@ -35,7 +35,7 @@ EXPERIMENT = "impetus"
 NAME, IDENTITY, STATE, REASON, MODEL = (
     f"impetus.{name}" for name in ("run_id", "identity", "state", "reason", "model_digest")
 )
-"""Tags."""
+"""The names of our tags."""
 _MOST_METRICS, _MOST_SETTINGS = 1_000, 100
 """Of one batch, as MLflow limits them."""
 _MOST_LETTERS = 500
@@ -120,7 +120,7 @@ class MlflowRun:
 
     def _values_there(self) -> set[tuple[str, int]]:
         names = self._entry.data.metrics
-        return {(name, each.step) for name in names for each in self._client.get_metric_history(self._id, name)}
+        return {(name, value.step) for name in names for value in self._client.get_metric_history(self._id, name)}
 
     def _log_settings(self) -> None:
         """Settings are parameters, which stay as they were first logged. One that has changed is a tag, too."""

@@ -81,7 +81,7 @@ class _NoCertificates:
     """For kinds in which a certificate opens nothing."""
 
     async def open_by_certificate(self, certificate: bytes) -> Session | None:
-        """None."""
+        """A certificate opens no session here."""
         del certificate
         return None
 
@@ -115,10 +115,10 @@ class Everybody(_NoCertificates):
         return None
 
     async def close_session(self, secret: str) -> None:
-        """Nothing."""
+        """Do nothing: there are no sessions."""
 
     async def forget(self, secret: str) -> None:
-        """Nothing."""
+        """Do nothing: there are no sessions."""
 
     async def close(self) -> None:
         """Close the Reader."""

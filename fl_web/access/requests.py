@@ -37,7 +37,7 @@ async def answer(send: Send, status: int, text: str, headers: Headers = ()) -> N
 FAILURES, FAILURES_S = 10, 60.0
 """Failed logins of one caller, and the time in which so many are allowed."""
 CALLERS = 4096
-"""Callers that are remembered."""
+"""The most callers that are remembered."""
 STREAMS_PER_SESSION, STREAMS = 100, 500
 """Open event streams of one browser, and of all."""
 
@@ -107,7 +107,7 @@ OWN_NAMES = ("localhost", "127.0.0.1", "[::1]")
 LOGIN, LOGOUT = "/login", "/logout"
 """Addresses that change a session. A GET shows a form, whose POST makes the change: a link alone changes nothing."""
 MOST_PATH, MOST_QUERY = 1024, 8192
-"""Bytes of an address."""
+"""The longest address, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)

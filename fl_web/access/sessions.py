@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 STREAM = "/live"
 _MOST_FORM = 1024
-"""Bytes of a form."""
+"""The longest form, in bytes."""
 PUBLIC = ("/static/", "/healthz")
 """Addresses that need no login."""
 PEER_CERTIFICATE = "peer_certificate"

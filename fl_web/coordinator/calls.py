@@ -92,7 +92,7 @@ def _plain(details: str) -> str:
     """The reason of a lost connection for a person: gRPC's own texts are about its parts."""
     if found := _REFUSED.search(details):
         return f"nothing listens at {unquote(found['address'])}"
-    if any(each in details for each in _CUT):
+    if any(sign in details for sign in _CUT):
         return "the connection was closed"
     return details
 
@@ -126,7 +126,7 @@ class _Reply:
 
     task: asyncio.Task[Any]
     made: float
-    """By the monotonic clock."""
+    """When it was made, by the monotonic clock."""
 
     def serves(self, now: float, since: float | None) -> bool:
         """Whether it may stand for a call that is made now."""

@@ -12,7 +12,7 @@ from fl_web.facts.rounds import Round
 from protos.fl.v1 import admin_pb2 as pb
 
 _MOST_RUNS, _MOST_ROUNDS = 40, 60_000
-"""Kept in memory."""
+"""The most runs, and rounds of all of them, that are kept in memory."""
 _REREAD = 20
 """Newest rounds that are read again each time: their evaluations may have come since."""
 
@@ -78,16 +78,16 @@ class MarkedEntries:
 
     async def of(self, run_id: str, newest: pb.ListHistoryResponse) -> list[pb.HistoryEntry]:
         """All marked entries of a run, in order. newest: the end of its history, of any length."""
-        known, page, found, read = self._runs.get(run_id, _Known()), newest, list[pb.HistoryEntry](), 0
+        known, page, marked, read = self._runs.get(run_id, _Known()), newest, list[pb.HistoryEntry](), 0
         while True:
             new = [entry for entry in page.entries if entry.number > known.number]
-            found = [entry for entry in new if entry.event in self._events] + found
+            marked = [entry for entry in new if entry.event in self._events] + marked
             read += len(page.entries)
             if len(new) < len(page.entries) or not page.first_number or read >= _MOST_READ:
                 break
             page = await self._read(run_id, _AT_ONCE, page.first_number)
         last = max((entry.number for entry in newest.entries), default=known.number)
-        self._runs[run_id] = _Known(known.entries + found, last)
+        self._runs[run_id] = _Known(known.entries + marked, last)
         self._runs.move_to_end(run_id)
         while len(self._runs) > _MOST_RUNS:
             self._runs.popitem(last=False)

@@ -40,26 +40,24 @@ class Compared:
 
     def curve(self, most: int) -> list[Round]:
         """The rounds with a value, thinned."""
-        with_value = [each for each in self.rounds if self.value(each) is not None]
-        kept = thinned(
-            [float(each.round) for each in with_value], [self.value(each) or 0.0 for each in with_value], most
-        )
+        with_value = [row for row in self.rounds if self.value(row) is not None]
+        kept = thinned([float(row.round) for row in with_value], [self.value(row) or 0.0 for row in with_value], most)
         return [with_value[index] for index in kept]
 
     @property
     def best(self) -> Round | None:
         """The round with the best value; None without one, and for a metric whose direction nobody declared."""
-        with_value = [each for each in self.rounds if finite(self.value(each)) is not None]
+        with_value = [row for row in self.rounds if finite(self.value(row)) is not None]
         lower = True if self.metric == "training_loss" else self.run.lower_is_better.get(self.metric)
         if lower is None:
             return None
         sign = -1 if lower else 1
-        return max(with_value, key=lambda each: sign * (self.value(each) or 0.0), default=None)
+        return max(with_value, key=lambda row: sign * (self.value(row) or 0.0), default=None)
 
     @property
     def last(self) -> Round | None:
         """The newest round with a value."""
-        return next((each for each in reversed(self.rounds) if self.value(each) is not None), None)
+        return next((row for row in reversed(self.rounds) if self.value(row) is not None), None)
 
     def position(self, of: Round) -> dict[str, float]:
         """Where a round lies on each axis."""
@@ -74,21 +72,21 @@ async def compared(reader: Reader, params: Params) -> tuple[list[Compared], list
     runs = await asyncio.gather(*(reader.run(run_id) for run_id in chosen))
     rounds = await asyncio.gather(*(reader.rounds(run_id) for run_id in chosen))
     names = sorted(
-        {name for each in rounds for name in metric_names(each)},
+        {name for of_run in rounds for name in metric_names(of_run)},
         key=lambda name: (name != "accuracy", name.startswith("averaged_"), name),
     )
-    if any(of.training_loss is not None for each in rounds for of in each):
+    if any(of.training_loss is not None for of_run in rounds for of in of_run):
         names.append("training_loss")
     wanted = params.text("metric")
     metric = wanted if wanted in names else next(iter(names), "accuracy")
-    return [Compared(run, each, metric) for run, each in zip(runs, rounds, strict=True)], names
+    return [Compared(run, of_run, metric) for run, of_run in zip(runs, rounds, strict=True)], names
 
 
 async def _context(reader: Reader, params: Params) -> Context:
     (found, metrics), overview = await asyncio.gather(
         compared(reader, params), reader.overview(RunsWanted(_OFFERED, search=params.text("q")))
     )
-    chosen = [each.run.run_id for each in found]
+    chosen = [one.run.run_id for one in found]
     return {
         "title": "Compare",
         "compared": found,
@@ -109,12 +107,12 @@ async def _context(reader: Reader, params: Params) -> Context:
 def compare_json(found: list[Compared], most: int) -> dict[str, Any]:
     """The curves for the browser."""
     curves = []
-    for each in found:
-        kept = each.curve(most)
+    for one in found:
+        kept = one.curve(most)
         curves.append({
-            "run": each.run.run_id,
-            "x": [each.position(of) for of in kept],
-            "values": [finite(each.value(of)) for of in kept],
+            "run": one.run.run_id,
+            "x": [one.position(of) for of in kept],
+            "values": [finite(one.value(of)) for of in kept],
         })  # fmt: skip
     unit = "share" if found and base_metric(found[0].metric) == ACCURACY else "number"
     return {"unit": unit, "curves": curves}

@@ -29,15 +29,15 @@ async def curves(reader: Reader, params: Params) -> Response:
     run, rounds, history = await reader.run(run_id), await reader.rounds(run_id), await reader.entries(run_id, _HISTORY)
     created = seconds_of(run.created)
     events = mark_events(await reader.marked_entries(run_id, history))
-    found = marks(rounds, created, events)[-_MOST_MARKS:]
+    marked = marks(rounds, created, events)[-_MOST_MARKS:]
     charts = [chart_json(chart, rounds, created) for chart in present_charts(rounds)]
-    return JSONResponse({"charts": charts, "marks": found})
+    return JSONResponse({"charts": charts, "marks": marked})
 
 
 async def compare_curves(reader: Reader, params: Params) -> Response:
     """The curves of a comparison, thinned."""
-    found, _ = await compared(reader, params)
-    return JSONResponse(compare_json(found, MOST_POINTS))
+    runs, _ = await compared(reader, params)
+    return JSONResponse(compare_json(runs, MOST_POINTS))
 
 
 async def rounds_csv(reader: Reader, params: Params) -> Response:
@@ -88,5 +88,5 @@ async def _chunks(messages: AsyncGenerator[pb.ExportModelResponse, None], size: 
 
 def _attachment(name: str) -> dict[str, str]:
     """A run's id has only characters that need no quoting."""
-    safe = "".join(each if each.isalnum() or each in "._-" else "_" for each in name)
+    safe = "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in name)
     return {"Content-Disposition": f'attachment; filename="{safe}"'}

@@ -46,21 +46,21 @@ async def _page(reader: Reader, params: Params) -> tuple[list[pb.HistoryEntry], 
     """(entries, the newest first; number to continue before, 0 at the end; number of the newest entry read)."""
     before, subject, passes = params.number("before"), params.text("subject"), matches(params)
     filtered = any(params.text(name) for name in ("kind", "actor", "q"))
-    found: list[pb.HistoryEntry] = []
+    passed: list[pb.HistoryEntry] = []
     newest = read = 0
-    while len(found) < _PAGE and read < _MOST_READ:
+    while len(passed) < _PAGE and read < _MOST_READ:
         response = await reader.entries(subject, _AT_ONCE if filtered else _PAGE, before)
         newest = max([newest, *(entry.number for entry in response.entries)])
         for entry in reversed(response.entries):
             if passes(entry):
-                found.append(entry)
-                if len(found) == _PAGE:
-                    return found, entry.number, newest
+                passed.append(entry)
+                if len(passed) == _PAGE:
+                    return passed, entry.number, newest
         read += max(1, len(response.entries))
         before = response.first_number
         if not before:
-            return found, 0, newest
-    return found, before, newest
+            return passed, 0, newest
+    return passed, before, newest
 
 
 EVENTS = View("events", "events.html", _context, adds_entries=True)

@@ -22,7 +22,7 @@ async def _context(reader: Reader, _: Params) -> Context:
         reader.overview(RunsWanted(_MOST_ENDED, states=_ENDED)),
         reader.entries(limit=_READ_EVENTS),
     )
-    found = problems(active, ended.runs)
+    worst_first = problems(active, ended.runs)
     return {
         "title": "Federation",
         "overview": active,
@@ -30,8 +30,8 @@ async def _context(reader: Reader, _: Params) -> Context:
         "more_active": active.runs_found - len(active.runs),
         "ended": ended.runs,
         "more_ended": ended.runs_found - len(ended.runs),
-        "problems": [(problem.tone, problem.text, _address(problem)) for problem in found],
-        "health": found[0].tone if found else "good",
+        "problems": [(problem.tone, problem.text, _address(problem)) for problem in worst_first],
+        "health": worst_first[0].tone if worst_first else "good",
         "entries": _latest(history.entries),
         "run_states": RUN_STATES,
         "client_states": CLIENT_STATES,

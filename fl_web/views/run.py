@@ -78,7 +78,7 @@ async def _context(reader: Reader, params: Params) -> Context:
         "marks": list(reversed(marks(rounds, created, events)))[:_SHOWN_MARKS],
         "entries": list(reversed(history.entries[-_SHOWN_ENTRIES:])),
         "configuration": configuration(run.spec),
-        "refused_open": sum(run.account.refused.values()) - sum(sum(each.refused.values()) for each in rounds),
+        "refused_open": sum(run.account.refused.values()) - sum(sum(row.refused.values()) for row in rounds),
         "may_export": "ExportModel" in who.methods,
         "number": overview.history_number,
         "active": not run.HasField("ended"),

@@ -20,11 +20,11 @@ class Params:
     """The values of an address, as text. One name may have several."""
 
     def __init__(self, values: Mapping[str, Sequence[str]]) -> None:
-        self._values = {name: [each for each in found if each] for name, found in values.items()}
-        for name, found in self._values.items():
-            for each in found:
-                if len(each) > _LONGEST:
-                    raise WrongInput(f"{name}: expected at most {_LONGEST} characters, got {len(each)}")
+        self._values = {name: [text for text in texts if text] for name, texts in values.items()}
+        for name, texts in self._values.items():
+            for text in texts:
+                if len(text) > _LONGEST:
+                    raise WrongInput(f"{name}: expected at most {_LONGEST} characters, got {len(text)}")
 
     def text(self, name: str) -> str:
         """The first value; empty for none."""
@@ -52,12 +52,12 @@ class Params:
 
     def without(self, *names: str) -> Params:
         """The same without some names."""
-        return Params({name: found for name, found in self._values.items() if name not in names})
+        return Params({name: texts for name, texts in self._values.items() if name not in names})
 
     def address(self, *without: str, **changed: str | int) -> str:
         """The values as the query of an address, some left out or changed; an empty value leaves one out."""
         left_out = {*without, *changed}
-        pairs = [(name, each) for name, found in self._values.items() if name not in left_out for each in found]
+        pairs = [(name, text) for name, texts in self._values.items() if name not in left_out for text in texts]
         pairs += [(name, str(value)) for name, value in changed.items() if value]
         return urlencode(pairs)
 
