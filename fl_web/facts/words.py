@@ -22,12 +22,12 @@ class Fact(NamedTuple):
     @property
     def known(self) -> bool:
         """Whether there is something to tell."""
-        return any(self.parts)
+        return any(part if isinstance(part, str) else part.seconds for part in self.parts)
 
 
 def fact(name: str, *parts: Part) -> Fact:
-    """A fact without empty texts and times."""
-    return Fact(name, tuple(part for part in parts if (part if isinstance(part, str) else part.seconds)))
+    """A fact of these parts."""
+    return Fact(name, parts)
 
 
 def known(facts: Iterable[Fact]) -> list[Fact]:
