@@ -30,10 +30,10 @@ from benchmarks.crowds.active_clients import Count, Counts, Crowd, Floor, live
 from benchmarks.crowds.processes import crowds, raise_file_limit
 from benchmarks.deployment import TASK, TIMEOUT_S, Deployment, Server, cpu_s, forget_peak, peak_mb, resident_mb
 from benchmarks.floors import Traffic, grpc_floor
+from benchmarks.processes import Processes
 from benchmarks.scrape import histogram, quantile
 from benchmarks.table import markdown
 from fl_ops.admin.client import AdminClient
-from fl_ops.demo.processes import Processes
 from fl_tasks import fingerprint, load_task
 from protos.fl.v1 import admin_pb2, coordinator_pb2
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.processes import Child, Processes
 from fl_ops.admin.client import AdminClient
 from fl_ops.admin.settings import Certificates, Connection
 from fl_ops.certificates import ca
-from fl_ops.demo.processes import Child, Processes
 
 TIMEOUT_S = 600.0
 _HOST = "127.0.0.1"

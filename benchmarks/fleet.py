@@ -24,9 +24,9 @@ from typing import Any
 from benchmarks.crowds.idle_clients import Crowd, live
 from benchmarks.crowds.processes import crowds, raise_file_limit
 from benchmarks.deployment import TASK, TIMEOUT_S, Deployment, Server, cpu_s, resident_mb
+from benchmarks.processes import Processes
 from benchmarks.table import markdown
 from fl_common.certificates.pem import Pem, PemFiles
-from fl_ops.demo.processes import Processes
 from fl_tasks import fingerprint, load_task
 from protos.fl.v1 import admin_pb2, coordinator_pb2
 

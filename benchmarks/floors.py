@@ -34,9 +34,9 @@ class Traffic:
 
     clients: int
     bytes_down: int
-    """To each client."""
+    """Bytes to each client."""
     bytes_up: int
-    """From each client."""
+    """Bytes from each client."""
     rounds: int
 
 

@@ -23,9 +23,9 @@ from typing import Any
 
 from benchmarks import round_overhead
 from benchmarks.deployment import Deployment, Server
+from benchmarks.processes import Processes
 from benchmarks.scrape import histogram, quantile
 from benchmarks.table import markdown
-from fl_ops.demo.processes import Processes
 
 LAG = "fl_event_loop_lag_seconds"
 PAUSE_S = 0.05

@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.deployment import TASK, Deployment, Server, cpu_s, resident_mb
-from fl_ops.demo.processes import Processes
+from benchmarks.processes import Processes
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import complete
 from fl_server.run.committed.statistics import RoundStatistics

@@ -25,8 +25,8 @@ from safetensors.torch import load_file
 from benchmarks.constant_task import STEP
 from benchmarks.deployment import TASK, TIMEOUT_S, Deployment, Server, cpu_s, peak_mb, resident_mb
 from benchmarks.floors import Traffic, grpc_seconds, tcp_seconds
+from benchmarks.processes import Processes
 from fl_ops.admin.client import AdminClient
-from fl_ops.demo.processes import Processes
 from protos.fl.v1 import admin_pb2
 
 DuringRounds = Callable[[Server], AbstractContextManager[object]]

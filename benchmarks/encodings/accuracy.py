@@ -61,7 +61,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """For the table."""
+        """The name in the table."""
         return ", ".join(f"{bundle} {name}" for bundle, name in self.encodings.items()) or "plain"
 
 

@@ -25,8 +25,8 @@ from benchmarks import round_overhead
 from benchmarks.deployment import TASK, Deployment, cpu_s, peak_mb, resident_mb
 from benchmarks.links.link import Link
 from benchmarks.links.proxy import proxy
+from benchmarks.processes import Child, Processes
 from benchmarks.table import markdown
-from fl_ops.demo.processes import Child, Processes
 from protos.run_file import parse_run
 
 LINKS = ("10Mbit/s,20ms", "100Mbit/s,50ms", "50MB/s,200ms")

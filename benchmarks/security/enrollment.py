@@ -31,14 +31,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.crowds.processes import crowds, raise_file_limit
 from benchmarks.deployment import TIMEOUT_S, Deployment, Server, cpu_s
-from fl_ops.demo.processes import Processes
+from benchmarks.processes import Processes
 from protos.fl.v1 import admin_pb2, enrollment_pb2_grpc
 from protos.fl.v1 import enrollment_pb2 as pb
 from protos.fl.v1.errors_pb2 import RetryLater
 from protos.status import detail_of
 
 _MOST_TOKENS = 1000
-"""In one call."""
+"""The most tokens of one call."""
 _AGAIN = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
 _OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
 

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from benchmarks.deployment import Deployment, cpu_s, resident_mb
 from benchmarks.long_ledger import CREATED, Size, fill
-from fl_ops.demo.processes import Child, Processes
+from benchmarks.processes import Child, Processes
 from fl_server.store.database.store import Store, open_ledger
 from fl_server.store.records import ClientRecord
 from fl_server.store.state_directory import lock_directory

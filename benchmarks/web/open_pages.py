@@ -26,13 +26,13 @@ import psutil
 
 from benchmarks.deployment import Deployment, Server
 from benchmarks.long_ledger import Size, fill
+from benchmarks.processes import Processes
 from benchmarks.web.__main__ import fill_clients
-from fl_ops.demo.processes import Processes
 from fl_server.store.database.store import open_ledger
 from fl_server.store.state_directory import lock_directory
 
 VIEWS = ("/", "/runs", "/runs/run-0000", "/clients", "/events")
-"""In turn."""
+"""Pages that are opened in turn."""
 _LIVE = re.compile(r'"(/live\?[^"]*)"')
 _BUCKET = re.compile(r'^fl_event_loop_lag_seconds_bucket\{le="([^"]+)"\} (\S+)$', re.MULTILINE)
 _CALLS = re.compile(r'^fl_rpc_seconds_(count|sum)\{[^}]*rpc="(\w+)"[^}]*\} (\S+)$', re.MULTILINE)

@@ -202,24 +202,26 @@ class AssignmentExecutor:
             bundles = await services.bundles.get(
                 assignment.resources, await self._layouts(assignment), assignment.key.run_id
             )
-            found = await self._compute(lambda check: services.trainer.evaluate(assignment, bundles, state))
+            evaluation = await self._compute(lambda check: services.trainer.evaluate(assignment, bundles, state))
 
         async def report(session: Session) -> None:
             await session.connection.report_evaluation(
                 pb.ReportEvaluationRequest(
                     session_id=session.id,
                     key=assignment.key,
-                    num_examples=found.examples,
-                    metrics=found.metrics,
-                    without_personal=found.without_personal,
-                    sums=map(_sum_message, found.sums),
-                    sums_without_personal=map(_sum_message, found.sums_without_personal),
+                    num_examples=evaluation.examples,
+                    metrics=evaluation.metrics,
+                    without_personal=evaluation.without_personal,
+                    sums=map(_sum_message, evaluation.sums),
+                    sums_without_personal=map(_sum_message, evaluation.sums_without_personal),
                 )
             )
 
         await services.link.call_with_retry(report)
-        services.audit.note("evaluated", subject_of(key), detail=f"{found.examples} examples, sent {_sent(found)}")
-        log.info("evaluated", **key_fields(key), examples=found.examples, metrics=found.metrics)
+        services.audit.note(
+            "evaluated", subject_of(key), detail=f"{evaluation.examples} examples, sent {_sent(evaluation)}"
+        )
+        log.info("evaluated", **key_fields(key), examples=evaluation.examples, metrics=evaluation.metrics)
 
     async def _layouts(self, assignment: AnyAssignment) -> Layouts:
         """The layouts of an assignment's bundles. The first call makes the model."""
@@ -284,13 +286,13 @@ def _sum_message(given: PlainSum) -> pb.MetricSum:
     return pb.MetricSum(metric=metric, name=name, shape=shape, values=values)
 
 
-def _sent(found: Evaluation) -> str:
+def _sent(evaluation: Evaluation) -> str:
     """What leaves the device: accuracy, f1, sums of f1 (3 numbers)."""
     numbers: dict[str, int] = {}
-    for metric, _, _, values in found.sums:
+    for metric, _, _, values in evaluation.sums:
         numbers[metric] = numbers.get(metric, 0) + len(values)
     return ", ".join(
-        [*sorted(found.metrics), *(f"sums of {name} ({count} numbers)" for name, count in numbers.items())]
+        [*sorted(evaluation.metrics), *(f"sums of {name} ({count} numbers)" for name, count in numbers.items())]
     )
 
 

@@ -72,15 +72,15 @@ class StateDirectory:
                 log.exception("state_dir_check_broken")
 
     async def _examine(self, *, write: bool = False) -> Examination:
-        found = await self._disk.run(examine, self._state, self._need_bytes if write else None)
-        if found.made_again:
+        examination = await self._disk.run(examine, self._state, self._need_bytes if write else None)
+        if examination.made_again:
             log.warning(
                 "state_dir_made_again", path=str(self._state.path),
                 lost="saved updates and client states that were in it; do not delete it while the daemon runs",
             )  # fmt: skip
-        if found.problem is not None or self._problem is None or write:
-            self._set(found.problem)
-        return found
+        if examination.problem is not None or self._problem is None or write:
+            self._set(examination.problem)
+        return examination
 
     def _set(self, problem: str | None) -> None:
         before, self._problem = self._problem, problem

@@ -140,7 +140,7 @@ def note_evaluation(audit: DeviceAudit, assignment: training_pb2.EvaluationAssig
 def _fingerprints(pem: bytes) -> list[str]:
     """SHA-256 of each certificate (DER) in hex."""
     try:
-        found = x509.load_pem_x509_certificates(pem) if pem else []
+        certificates = x509.load_pem_x509_certificates(pem) if pem else []
     except ValueError:
         return ["unreadable"]
-    return [hashlib.sha256(each.public_bytes(Encoding.DER)).hexdigest() for each in found]
+    return [hashlib.sha256(each.public_bytes(Encoding.DER)).hexdigest() for each in certificates]

@@ -38,7 +38,7 @@ class Certificates:
         self._metrics, self._delays = metrics, delays
         self._tls, self._client_id = tls, client_id
         self._used: Pem | None = None
-        """Of the last connection."""
+        """The files of the last connection."""
         self._replaced = asyncio.Event()
         self._warned: tuple[Pem, str] | None = None
         """The certificate and the event of the last warning."""

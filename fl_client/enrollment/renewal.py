@@ -61,7 +61,7 @@ class CertificateRenewal:
         self._reported = ""
         """Reason of the last failure in the log."""
         self._earliest = 0.0
-        """On the monotonic clock."""
+        """The next renewal begins no earlier, on the monotonic clock."""
 
     async def run(self) -> None:
         """Renew until cancelled. No failure ends the daemon."""

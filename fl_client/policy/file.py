@@ -78,10 +78,10 @@ class PolicyFile:
 def _stamp(path: Path | None) -> _Stamp:
     """What changes with the file. None where there is none."""
     try:
-        found = path.stat() if path is not None else None
+        stat = path.stat() if path is not None else None
     except OSError:
         return None
-    return None if found is None else (found.st_mtime_ns, found.st_size, found.st_ino)
+    return None if stat is None else (stat.st_mtime_ns, stat.st_size, stat.st_ino)
 
 
 NAME = "policy"

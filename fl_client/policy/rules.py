@@ -47,7 +47,7 @@ class Request:
     unknown: str = ""
     """Fields that this version does not know."""
     optimizer: str = "sgd"
-    """Of the local steps."""
+    """The optimizer of the local steps."""
     min_clients: int | None = None
     """Accepted updates without which the coordinator commits no round, as it says. 0: it does not say."""
 

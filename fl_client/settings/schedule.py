@@ -27,7 +27,7 @@ class Window:
     start: int
     end: int
     text: str
-    """As in the settings."""
+    """The window as the settings have it."""
 
     def holds(self, day: int, minute: int) -> bool:
         """Whether it is open in this minute of this weekday."""
@@ -37,11 +37,11 @@ class Window:
 
 def parse(text: str) -> Window:
     """Parse a window of the settings. Raises ValueError that names the expected form."""
-    found = _FORM.fullmatch(text.strip().lower())
-    if found is None:
+    form = _FORM.fullmatch(text.strip().lower())
+    if form is None:
         raise ValueError(f'expected a window such as "22:00-06:00" or "mon-fri 18:30-24:00", got {text!r}')
-    days = found["days"]
-    start, end = _minute(found[2], found[3], text), _minute(found[4], found[5], text)
+    days = form["days"]
+    start, end = _minute(form[2], form[3], text), _minute(form[4], form[5], text)
     if start in (_MINUTES, end):
         raise ValueError(f'expected a window that begins before it ends, got {text!r}: a whole day is "00:00-24:00"')
     end += _MINUTES if end < start else 0

@@ -61,14 +61,14 @@ def check(
     """Say rule by rule whether this device accepts a run. Exit code 0: it does; 1: it refuses it; 2: no valid file."""
     settings, policy = _read(config)
     spec = _run_of(run)
-    found = list(_verdicts(settings, policy, spec, local_examples or _shard_size(settings)))
-    for verdict in found:
+    decisions = list(_verdicts(settings, policy, spec, local_examples or _shard_size(settings)))
+    for verdict in decisions:
         print(f"{_MARKS[verdict.accepted]:<7} {verdict.rule}: {verdict.text}")
-    refused = [verdict.rule for verdict in found if verdict.accepted is False]
+    refused = [verdict.rule for verdict in decisions if verdict.accepted is False]
     if refused:
         print(f"{run}: refused by {', '.join(dict.fromkeys(refused))}")
         raise typer.Exit(REFUSED)
-    open_ = sum(verdict.accepted is None for verdict in found)
+    open_ = sum(verdict.accepted is None for verdict in decisions)
     print(f"{run}: accepted" + (f"; {open_} not decided by a run's file" if open_ else ""))
 
 

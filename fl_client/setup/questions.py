@@ -154,13 +154,13 @@ def parse_pairs(texts: Iterable[str], *, as_text: bool = False) -> dict[str, Any
 
     as_text: all values are text. Otherwise numbers, true and false are parsed.
     """
-    found: dict[str, Any] = {}
-    for each in texts:
-        name, equals, value = (part.strip() for part in each.partition("="))
+    values: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = (part.strip() for part in text.partition("="))
         if not name or not equals:
-            raise ValueError(f"expected name=value, got {each!r}")
-        found[name] = value if as_text else _value(value)
-    return found
+            raise ValueError(f"expected name=value, got {text!r}")
+        values[name] = value if as_text else _value(value)
+    return values
 
 
 def _listed(text: str) -> dict[str, Any]:

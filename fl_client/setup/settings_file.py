@@ -67,11 +67,11 @@ def attribute_docstrings(owner: type) -> dict[str, str]:
     """The docstrings of a class's attributes by the attribute's name, each on one line."""
     (definition,) = ast.parse(inspect.getsource(owner)).body
     body = definition.body if isinstance(definition, ast.ClassDef) else []
-    found = {}
+    docstrings = {}
     for before, after in pairwise(body):
         if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name) and isinstance(after, ast.Expr):
-            found[before.target.id] = " ".join(str(ast.literal_eval(after.value)).split())
-    return found
+            docstrings[before.target.id] = " ".join(str(ast.literal_eval(after.value)).split())
+    return docstrings
 
 
 def _keys(model: type[BaseModel], values: Mapping[str, Any], skip: Mapping[str, Any] | None = None) -> str:

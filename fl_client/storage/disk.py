@@ -92,7 +92,7 @@ class StorageLimits:
     runs: int
     """Runs with files."""
     max_bytes: int
-    """Of all runs together."""
+    """Bytes of all runs together."""
     updates: int = 8
     """Updates of one run. Beyond it the oldest are removed."""
 
@@ -108,7 +108,7 @@ class StorageLimits:
 
 
 DEFAULT_LIMITS = StorageLimits(16, 16 << 30)
-"""As in LimitsConfig."""
+"""The defaults of LimitsConfig."""
 
 
 def _over_limit(allowed: str, needed: str) -> WorkFailed:

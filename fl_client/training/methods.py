@@ -119,7 +119,7 @@ def load_methods(listed: Sequence[str]) -> Methods:
 
     An installed method that cannot be loaded is left out, with a warning. Raises ConfigError for a listed one.
     """
-    found: dict[str, training_pb2.TaskFingerprint] = {}
+    fingerprints: dict[str, training_pb2.TaskFingerprint] = {}
     for name in [*installed(METHODS), *listed]:
         try:
             code = load_method(name)
@@ -129,8 +129,8 @@ def load_methods(listed: Sequence[str]) -> Methods:
             log.warning("method_not_loaded", method=name, error=str(error), todo="repair or uninstall its package")
             continue
         if code is not None:
-            found[name] = training_pb2.TaskFingerprint(version=code.version, source=code.source)
-    return found
+            fingerprints[name] = training_pb2.TaskFingerprint(version=code.version, source=code.source)
+    return fingerprints
 
 
 def load_optimizers_of(listed: Sequence[str]) -> Known:

@@ -209,12 +209,12 @@ class Trainer:
         self.check_task(assignment.task, assignment.fingerprint)
         if not len(self._local.held_out):
             raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, "expected held-out examples on this device, got none")
-        found = self._evaluated(assignment, bundles, client_state)
+        evaluation = self._evaluated(assignment, bundles, client_state)
         averaged = bundles.get(tensor_pb2.RESOURCE_KIND_AVERAGED)
         if averaged is None:
-            return found
+            return evaluation
         of_averaged = {**bundles, tensor_pb2.RESOURCE_KIND_MODEL: averaged}
-        return found.with_averaged(self._evaluated(assignment, of_averaged, client_state))
+        return evaluation.with_averaged(self._evaluated(assignment, of_averaged, client_state))
 
     def _evaluated(
         self, assignment: training_pb2.EvaluationAssignment, bundles: Bundles, client_state: Memory | None

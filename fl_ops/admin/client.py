@@ -127,12 +127,12 @@ class ClientCalls:
     ) -> list[admin_pb2.ClientStatus]:
         """The clients of the roster in this state and with these labels, in order of id. limit: the most; 0: all."""
         request = admin_pb2.ListClientsRequest(state=state, labels=labels)
-        found: list[admin_pb2.ClientStatus] = []
+        clients: list[admin_pb2.ClientStatus] = []
         for page in self._calls.pages("ListClients", request, admin_pb2.ListClientsResponse):
-            found += page.clients
-            if 0 < limit <= len(found):
+            clients += page.clients
+            if 0 < limit <= len(clients):
                 break
-        return found[: limit or None]
+        return clients[: limit or None]
 
     def get_client(self, client_id: str, history: int = 0) -> admin_pb2.GetClientResponse:
         """One client with its newest `history` entries; 0: the coordinator's limit."""

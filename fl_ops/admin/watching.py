@@ -126,10 +126,10 @@ def read(client: AdminClient, server: str, chosen: Selection) -> Federation:
 
 def _run_details(client: AdminClient, run_id: str) -> RenderableType:
     """A run, the clients of its round if it collects, and its newest rounds."""
-    found = client.runs.get_run(run_id, _ROUNDS)
-    if found.run.phase != "collecting":
-        return run_details(found)
-    return run_details(found, cohort=client.runs.list_cohort(run_id, _COHORT))
+    details = client.runs.get_run(run_id, _ROUNDS)
+    if details.run.phase != "collecting":
+        return run_details(details)
+    return run_details(details, cohort=client.runs.list_cohort(run_id, _COHORT))
 
 
 def _run(client: AdminClient, run_id: str) -> admin_pb2.RunStatus | None:
@@ -178,12 +178,12 @@ class Feed:
         while not self._closed.is_set():
             self._changed.clear()
             try:
-                found = read(self._client, self._server, self._chosen)
+                federation = read(self._client, self._server, self._chosen)
             except OpsError as error:
                 self._tell(partial(self._on_lost, str(error)))
             else:
-                self._tell(partial(self._on_state, found))
-                for run_id in found.active.keys() - self._watched:
+                self._tell(partial(self._on_state, federation))
+                for run_id in federation.active.keys() - self._watched:
                     self._watched.add(run_id)
                     threading.Thread(target=self._watch_run, args=(run_id,), daemon=True).start()
             self._closed.wait(_SHORTEST_S)  # many changes at once are one

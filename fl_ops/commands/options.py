@@ -118,7 +118,7 @@ class CellEngineFlags(FlagGroup):
 
 @dataclass(frozen=True)
 class TrackerFlags(FlagGroup):
-    """Where runs are tracked."""
+    """The places where runs are tracked."""
 
     tensorboard: Annotated[
         Path | None,

@@ -205,8 +205,8 @@ class Plan:
 
     def left_of_each(self) -> dict[tuple[str, str], tuple[int, int]]:
         """(label, split) -> expected (cells, rounds). Metrics are expected to need the same runs of a method."""
-        found: dict[tuple[str, str], tuple[int, int]] = {}
+        left: dict[tuple[str, str], tuple[int, int]] = {}
         for each in self.experiments:
             key = each.experiment.method.label, each.experiment.split
-            found[key] = max(found.get(key, (0, 0)), each.left())
-        return found
+            left[key] = max(left.get(key, (0, 0)), each.left())
+        return left

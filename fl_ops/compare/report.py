@@ -25,11 +25,11 @@ _BEGIN, _END = "<!-- fl compare {}: begin -->", "<!-- fl compare {}: end -->"
 
 def tables(plan: Plan) -> str:
     """The results of every split, and the settings that tuning tried."""
-    found, spec = rows(plan), plan.table.spec
+    every_row, spec = rows(plan), plan.table.spec
     every = list(product(spec.report.criteria, spec.splits))
     parts: list[str] = []
     for criterion, split in every:
-        group = [row for row in found if (row.metric, row.split) == (criterion.metric, split)]
+        group = [row for row in every_row if (row.metric, row.split) == (criterion.metric, split)]
         parts += [f"### Test {criterion.metric}, {split}", _result(plan, group, criterion)]
     if tuning := spec.tuning:
         for criterion, split in every:
@@ -47,7 +47,7 @@ def insert_tables(text: str, plan: Plan) -> str:
     return f"{before}{begin}\n\n{tables(plan)}\n\n{end}{after}"
 
 
-def _result(plan: Plan, found: Sequence[Row], criterion: Criterion) -> str:
+def _result(plan: Plan, group: Sequence[Row], criterion: Criterion) -> str:
     spec = plan.table.spec
     metric, target = criterion.metric, "target"
     if (value := spec.report.target_of(metric)) is not None:
@@ -56,17 +56,17 @@ def _result(plan: Plan, found: Sequence[Row], criterion: Criterion) -> str:
         "Method", "rate", "effective decay", "own parameters", "final", f"last {spec.report.last}", "best",
         f"rounds to {target}", f"MB down / up to {target}", "MB down / up in all",
     ]  # fmt: skip
-    lines = [_result_row(row, len(spec.seeds), metric) for row in found]
+    lines = [_result_row(row, len(spec.seeds), metric) for row in group]
     if spec.report.baseline:
         at = heads.index("best")
         heads.insert(at, f"to {spec.report.baseline}")
-        for line, row in zip(lines, found, strict=True):
+        for line, row in zip(lines, group, strict=True):
             line.insert(at, _difference(row.difference, metric))
-    if any(row.published is not None for row in found):
+    if any(row.published is not None for row in group):
         heads.insert(_PUBLISHED, "published")
-        for line, row in zip(lines, found, strict=True):
+        for line, row in zip(lines, group, strict=True):
             line.insert(_PUBLISHED, NOTHING if row.published is None else f"{100 * row.published:.2f}")
-    parts = [_table(heads, lines), _first(found, criterion), DECAYS_DIFFER if decays_differ(found) else ""]
+    parts = [_table(heads, lines), _first(group, criterion), DECAYS_DIFFER if decays_differ(group) else ""]
     return "\n\n".join(filter(None, parts))
 
 
@@ -120,17 +120,17 @@ def _result_row(row: Row, seeds: int, metric: str) -> list[str]:
 def _search(plan: Plan, tuning: TuningSection, criterion: Criterion, split: str) -> str:
     metric = criterion.metric
     experiments = [one for one in plan.experiments if one.experiment[1:] == (split, criterion)]
-    found = [(each, tried(plan, each)) for each in experiments]
-    rates = sorted({*tuning.learning_rates, *(one.choice.learning_rate for _, group in found for one in group)})
+    searches = [(experiment, tried(plan, experiment)) for experiment in experiments]
+    rates = sorted({*tuning.learning_rates, *(one.choice.learning_rate for _, group in searches for one in group)})
     lines = []
-    for each, group in found:
+    for experiment, group in searches:
         cells: dict[str, dict[float, str]] = {}
         for one in group:
             row = cells.setdefault(parameters_text(one.choice.own), {})
             row[one.choice.learning_rate] = (
-                f"**{_tried(one, metric)}**" if one.choice == each.choice else _tried(one, metric)
+                f"**{_tried(one, metric)}**" if one.choice == experiment.choice else _tried(one, metric)
             )
-        label = each.experiment.method.label
+        label = experiment.experiment.method.label
         lines += [[label, name, *(row.get(rate, "") for rate in rates)] for name, row in cells.items()]
     table = _table(["Method", "own parameters", *(f"rate {rate:g}" for rate in rates)], lines)
     return f"{_search_text(plan, tuning)}\n\n{table}"

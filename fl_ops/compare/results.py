@@ -52,7 +52,7 @@ def summary_csv(plan: Plan) -> str:
 def summary_json(plan: Plan) -> str:
     """The summary, all settings that tuning tried, and all settings of the final runs."""
     spec = plan.table.spec
-    found = [
+    summaries = [
         {**asdict(row), "tried": _tried_values(plan, experiment), "settings": experiment.final_settings()}
         for row, experiment in zip(rows(plan), plan.experiments, strict=True)
     ]
@@ -62,7 +62,7 @@ def summary_json(plan: Plan) -> str:
         "tuning": spec.tuning.model_dump() if spec.tuning else None,
         "report": spec.report.model_dump(),
         "splits": spec.splits,
-        "rows": found,
+        "rows": summaries,
         "versions": versions(),
         "machine": machine(),
     }

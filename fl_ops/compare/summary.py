@@ -84,7 +84,7 @@ class Tried:
 
     choice: Choice
     validation: float | None
-    """Of the short run."""
+    """The accuracy of the short run."""
     judged: list[float | None] = field(default_factory=list)
     """Of the runs with all rounds, seed by seed; empty if the setting was not judged."""
 
@@ -123,15 +123,15 @@ def ranked(found: Sequence[Row], criterion: Criterion) -> list[Row]:
 def tried(plan: Plan, experiment: ExperimentPlan) -> list[Tried]:
     """The settings that the search tried, in order, with their accuracies on the validation data."""
     last, criterion = plan.table.spec.report.last, experiment.experiment.criterion
-    found: list[Tried] = []
+    settings: list[Tried] = []
     for trial, result in experiment.searched():
         value = score(result, last, criterion)
         accuracy = (-value if criterion.lower_is_better else value) if math.isfinite(value) else None
         if trial.stage == "tuning":
-            found.append(Tried(trial.choice, accuracy))
+            settings.append(Tried(trial.choice, accuracy))
         else:
-            next(one for one in found if one.choice == trial.choice).judged.append(accuracy)
-    return found
+            next(one for one in settings if one.choice == trial.choice).judged.append(accuracy)
+    return settings
 
 
 def _row(plan: Plan, experiment: ExperimentPlan) -> Row:

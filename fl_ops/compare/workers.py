@@ -172,7 +172,7 @@ def _run_one(job: Job, cell: Cell, workers: int) -> CellResult:
 
 
 def _initialize(rounds: _Rounds) -> None:
-    """In a new worker."""
+    """Prepare a new worker."""
     become_worker()
     signal.signal(signal.SIGTERM, _give_up)
     keep_freed_memory()

@@ -71,7 +71,7 @@ class Parts(Mapping[str, Tensor]):
 
     @property
     def num_indices(self) -> int:
-        """Of all clients together."""
+        """The number of examples of all clients together."""
         return len(self._indices)
 
 

@@ -332,15 +332,15 @@ class Federation:
         bundles: dict[ResourceKey, Bundle] = {}
         differing: dict[ResourceKey, Sent] = {}
         self.bundles, self._averaged = {}, None
-        for each in outgoing:
-            made = packed(each)
+        for outgoing_bundle in outgoing:
+            made = packed(outgoing_bundle)
             key = made.name[0]
             bundles[key] = made.bundle
             self.bundles[made.name] = made.size
-            if each.word:
-                differing[key] = Sent(made.name, made.sent, each.word)
-            if each.kind == RESOURCE_KIND_MODEL:
-                self.digest = digest_text(made.digest if each.encoding == PLAIN else each.digest)
+            if outgoing_bundle.word:
+                differing[key] = Sent(made.name, made.sent, outgoing_bundle.word)
+            if outgoing_bundle.kind == RESOURCE_KIND_MODEL:
+                self.digest = digest_text(made.digest if outgoing_bundle.encoding == PLAIN else outgoing_bundle.digest)
         self.traffic.send(differing)
         self._loaded = bundles
         self._engine.begin(bundles)

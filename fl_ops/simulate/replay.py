@@ -226,12 +226,12 @@ class Replay:
 
 def _lost_states(ledger: Store, run_id: str) -> set[tuple[int, str]]:
     """(round, client) of the states that were lost and restarted alone, while the other clients kept theirs."""
-    found = set[tuple[int, str]]()
+    lost = set[tuple[int, str]]()
     for entry in ledger.history(run_id, MOST_EVENTS):
         round_ = re.match(r"round (\d+),", entry.detail)
         if entry.event == "state_lost" and round_ is not None:
-            found.add((int(round_[1]), entry.actor.removeprefix("client:")))
-    return found
+            lost.add((int(round_[1]), entry.actor.removeprefix("client:")))
+    return lost
 
 
 def with_initial_model(run: RunConfig, local: SimulationConfig, request: ReplayRequest) -> RunConfig:

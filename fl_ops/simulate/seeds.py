@@ -89,11 +89,11 @@ def simulate(job: Job, on_report: OnReport) -> None:
         if result.rounds:
             on_report((job.seed, Note(f"continues after {len(result.rounds)} rounds")))
         try:
-            for each in rounds:
-                result.rounds.append(each)
+            for round_ in rounds:
+                result.rounds.append(round_)
                 if job.folder:
                     write_rounds(job.folder, result.rounds)
-                on_report((job.seed, each))
+                on_report((job.seed, round_))
         finally:
             result.profile = simulation.profile()
             result.status, result.reason = simulation.ending or ("interrupted", f"after {len(result.rounds)} rounds")

@@ -81,7 +81,7 @@ class Simulation:
         self._counted: list[Contribution] = []
         self._closed: RoundState = self._state
         self._metrics: Mapping[str, float] = {}
-        """Of the latest evaluation."""
+        """The metrics of the latest evaluation."""
         self._engine_report = ""
         self._roster_changed = False
         self._earlier_s = 0.0
@@ -242,13 +242,13 @@ class Simulation:
     def _compute(self, accepted: list[str], compute: Callable[[], None]) -> ev.Event:
         """Reduce or step, unless an update spoils it."""
         exchange = self._state.exchange
-        if found := self.federation.culprits(exchange, accepted):
-            return ev.CulpritsFound(found, relative=True)
+        if culprits := self.federation.culprits(exchange, accepted):
+            return ev.CulpritsFound(culprits, relative=True)
         try:
             compute()
         except Diverged as error:
-            found = self.federation.culprits(exchange, accepted, overflow=True)
-            return ev.CulpritsFound(found) if found else ev.ModelDiverged(str(error))
+            culprits = self.federation.culprits(exchange, accepted, overflow=True)
+            return ev.CulpritsFound(culprits) if culprits else ev.ModelDiverged(str(error))
         return ev.ExchangeReduced() if self._state.phase is Phase.REDUCING else ev.StepComputed()
 
     def _drop(self, command: effects.DropCulprits) -> None:

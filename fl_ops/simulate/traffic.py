@@ -44,14 +44,14 @@ class TrafficCounter:
     def send(self, bundles: Mapping[ResourceKey, Sent]) -> None:
         """The bundles of an exchange that have differences to those before. One that stays keeps its difference."""
         offers: dict[Name, tuple[Name, int]] = {}
-        for key, each in bundles.items():
+        for key, bundle in bundles.items():
             before = self._sent.get(key)
-            if each.name in self.offers:
-                offers[each.name] = self.offers[each.name]
-            elif before is not None and before.name != each.name and len(before.data) == len(each.data):
-                difference = make_difference(before.data, each.data, each.word)
+            if bundle.name in self.offers:
+                offers[bundle.name] = self.offers[bundle.name]
+            elif before is not None and before.name != bundle.name and len(before.data) == len(bundle.data):
+                difference = make_difference(before.data, bundle.data, bundle.word)
                 if difference is not None:
-                    offers[each.name] = before.name, len(difference)
+                    offers[bundle.name] = before.name, len(difference)
         self._sent, self.offers = bundles, offers
 
     def missing(self, client: str, bundles: Names) -> int:

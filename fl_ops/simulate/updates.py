@@ -38,7 +38,7 @@ class Contribution:
 
     @property
     def client(self) -> str:
-        """Its client's id."""
+        """The id of the client."""
         return self.info.client_id
 
     @property
@@ -68,7 +68,7 @@ class NotDelivered:
 
     @classmethod
     def of(cls, failed: Failed) -> NotDelivered:
-        """From an engine's report."""
+        """The failure that an engine reported."""
         not_finite = failed.reason == FailureReason.FAILURE_REASON_NOT_FINITE
         return cls(failed.client, failed.why, not_finite, trace=failed.trace, cause=failed.cause)
 

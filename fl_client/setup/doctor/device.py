@@ -44,16 +44,16 @@ def check(config: ClientConfig) -> list[Finding]:
             return [fail("device", str(error), _fix(why) if why else "")]
         except RuntimeError as error:  # from torch, where the driver fails
             return [fail("device", f"expected {config.device}, got: {error}", _fix(str(error)))]
-    found = [ok("device", _described(device))]
+    findings = [ok("device", _described(device))]
     nodes = gpu_nodes()
     if device.type == "cpu" and config.device == "auto" and nodes:
         why = _no_cuda() or "; ".join(str(each.message) for each in caught)
-        found = [warn("device", f"expected CUDA because of {nodes[0]}, got the CPU: {why}", _fix(why)), *found]
+        findings = [warn("device", f"expected CUDA because of {nodes[0]}, got the CPU: {why}", _fix(why)), *findings]
     cores = len(os.sched_getaffinity(0))
     if config.threads > cores:
         message = f"expected at most {cores} threads, one per core, got threads = {config.threads}"
-        found.append(warn("device", message, f"set threads = {cores}"))
-    return found
+        findings.append(warn("device", message, f"set threads = {cores}"))
+    return findings
 
 
 def gpu_nodes() -> list[str]:
@@ -192,11 +192,11 @@ _CGROUP = Path("/sys/fs/cgroup")
 def on_disk(state_dir: Path, model_bytes: int) -> Finding:
     """Check the free space for the files of one run."""
     try:
-        found = os.statvfs(nearest(state_dir.absolute()))
+        filesystem = os.statvfs(nearest(state_dir.absolute()))
     except OSError as error:
         return fail("disk", f"expected to read the free space of {state_dir}, got {error}", USER)
-    free, need = found.f_bavail * found.f_frsize, ON_DISK * model_bytes
-    if found.f_files and not found.f_favail:
+    free, need = filesystem.f_bavail * filesystem.f_frsize, ON_DISK * model_bytes
+    if filesystem.f_files and not filesystem.f_favail:
         return fail("disk", f"expected free inodes for {state_dir}, got none: df -i", "delete small files")
     return _compared("disk", free, need, f"free for {state_dir}", "free space, or set a state_dir on a larger disk")
 

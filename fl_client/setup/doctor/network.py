@@ -32,7 +32,7 @@ def look_up(config: ClientConfig) -> Iterator[Finding]:
     proxy = proxy_for(config.server, config.use_proxy)
     host, port = split_address(config.server if proxy is None else proxy.address)
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
         fix = (
             "no name server answered: is the network up? resolvectl status"
@@ -42,7 +42,7 @@ def look_up(config: ClientConfig) -> Iterator[Finding]:
         fix = fix if proxy is None else f"check the variable {proxy.variable}; {_NO_PROXY}"
         yield fail("name", f"expected an address for {host}, got: {error.strerror}", fix)
         return
-    yield ok("name", f"{host} is {', '.join(dict.fromkeys(str(entry[4][0]) for entry in found))}")
+    yield ok("name", f"{host} is {', '.join(dict.fromkeys(str(entry[4][0]) for entry in addresses))}")
 
 
 def connect(config: ClientConfig) -> Iterator[Finding]:

@@ -178,10 +178,10 @@ def _labels(given: Sequence[str], where: str) -> dict[str, str]:
 
 def _seconds(ttl: str) -> float:
     """A duration such as 1h; 0 for an empty text. Raises UsageError."""
-    found = re.fullmatch(r"([0-9]{1,9})([smhd])", ttl)
-    if ttl and (found is None or not int(found[1])):
+    duration = re.fullmatch(r"([0-9]{1,9})([smhd])", ttl)
+    if ttl and (duration is None or not int(duration[1])):
         raise UsageError(f"--ttl: expected a number with s, m, h or d, such as 1h, got {ttl!r}")
-    return float(int(found[1]) * _SECONDS[found[2]]) if found else 0.0
+    return float(int(duration[1]) * _SECONDS[duration[2]]) if duration else 0.0
 
 
 def _create(context: Context, specs: Sequence[admin_pb2.EnrollmentSpec], ttl_s: float) -> Made:

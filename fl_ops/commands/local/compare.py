@@ -29,7 +29,7 @@ CELLS, ROUNDS, SUMMARY, FACTS, TABLES = "cells", "results.csv", "summary.csv", "
 
 @dataclass(frozen=True)
 class ResultFlags(FlagGroup):
-    """Where results go."""
+    """The places of results."""
 
     out: Annotated[
         Path | None,

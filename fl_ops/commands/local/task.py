@@ -54,16 +54,16 @@ def _options(given: list[str]) -> dict[str, object]:
     """Options by name. A value that is not TOML is text. Raises UsageError for one without a name."""
     import tomllib
 
-    found: dict[str, object] = {}
+    options: dict[str, object] = {}
     for each in given:
         name, equals, text = each.partition("=")
         if not name or not equals:
             raise UsageError(f"--option: expected KEY=VALUE, got {each!r}")
         try:
-            found[name] = tomllib.loads(f"value = {text}")["value"]
+            options[name] = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
-            found[name] = text
-    return found
+            options[name] = text
+    return options
 
 
 def _findings(name: str, options: dict[str, object]) -> Iterator[Finding]:

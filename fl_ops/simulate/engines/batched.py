@@ -223,13 +223,13 @@ class BatchedEngine(LocalEngine):
         try:
             ready = self._work.assigned(common, *first).prepare(self._bundles)
             with one_thread():
-                each = bytes_of_client(ready.model, ready.data, next(iter(ready.data.complete)))
+                client_bytes = bytes_of_client(ready.model, ready.data, next(iter(ready.data.complete)))
         except BaseException as error:  # it is reported when the client trains
             if is_interrupt(error):
                 raise
             return 1
         free = CPU_BYTES if device.type == "cpu" else GPU_SHARE * torch.cuda.mem_get_info(device)[0]
-        self._group = max(1, min(MOST_CLIENTS, int(free // each)))
+        self._group = max(1, min(MOST_CLIENTS, int(free // client_bytes)))
         return self._group
 
     def _clock(self) -> float:

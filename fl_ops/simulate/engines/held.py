@@ -30,7 +30,7 @@ class HeldInMemory:
     """One client's update; see `fl_server.aggregation.updates.HeldUpdate`."""
 
     data: Tensor
-    """Its bytes, [size]."""
+    """The bytes of the update, [size]."""
     squares: tuple[float, ...]
     """For each tensor the sum of the squares of its values in float64; 0 for integers and bools."""
 
@@ -41,7 +41,7 @@ class HeldInMemory:
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """The device that holds the update."""
         return self.data.device
 
     def read(self, entry: Entry, start: int, count: int) -> Tensor:

@@ -89,19 +89,19 @@ def write_rounds(folder: Path, rounds: Sequence[RoundResult]) -> None:
 
     Raises OpsError if it cannot be written.
     """
-    metrics = sorted({name for each in rounds for name in each.metrics})
-    timed = [name for name in _SIMULATED if any(getattr(each, name) is not None for each in rounds)]
+    metrics = sorted({name for row in rounds for name in row.metrics})
+    timed = [name for name in _SIMULATED if any(getattr(row, name) is not None for row in rounds)]
     text = io.StringIO(newline="")
     table = csv.writer(text, lineterminator="\n")
     table.writerow(
         ["round", "clients", "dropped", "attempts", "training_loss", *metrics, "bytes_down", "bytes_up", "seconds",
          *timed, "model"]
     )  # fmt: skip
-    for each in rounds:
+    for row in rounds:
         table.writerow(
-            [each.round, len(each.accepted), each.dropped, each.attempts, each.training_loss,
-             *(each.metrics.get(name) for name in metrics), each.bytes_down, each.bytes_up, round(each.seconds, 4),
-             *(getattr(each, name) for name in timed), each.digest]
+            [row.round, len(row.accepted), row.dropped, row.attempts, row.training_loss,
+             *(row.metrics.get(name) for name in metrics), row.bytes_down, row.bytes_up, round(row.seconds, 4),
+             *(getattr(row, name) for name in timed), row.digest]
         )  # fmt: skip
     _write(folder / ROUNDS, text.getvalue().encode())
 

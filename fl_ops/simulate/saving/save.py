@@ -114,11 +114,11 @@ class RunSave:
         """
         results = [*earlier]
         try:
-            for each in simulation.rounds():
-                results.append(each)
+            for result in simulation.rounds():
+                results.append(result)
                 if time.monotonic() >= self._next:
                     self._save(simulation, results)
-                yield each
+                yield result
         finally:
             self._save(simulation, results)
 
@@ -164,13 +164,13 @@ class RunSave:
     def _check(self, facts: Mapping[str, Any]) -> None:
         """Raises Refused if the save cannot be continued here."""
         if facts.get("save_format") != _FORMAT:
-            found = "another version of the program made it"
+            difference = "another version of the program made it"
         else:
-            found = "; ".join(list(differences(facts["settings"], self._settings))[:_SHOWN])
-        if found:
+            difference = "; ".join(list(differences(facts["settings"], self._settings))[:_SHOWN])
+        if difference:
             raise Refused(
-                f"the save in {self._folder} cannot be continued with the same results: {found}. Use the settings and"
-                " the program of the save, or simulate into another folder"
+                f"the save in {self._folder} cannot be continued with the same results: {difference}. Use the"
+                " settings and the program of the save, or simulate into another folder"
             )
 
     @contextmanager

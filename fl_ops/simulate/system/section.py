@@ -20,7 +20,7 @@ class Lognormal(Section):
 
 
 class Uniform(Section):
-    """Between low and high."""
+    """A value between low and high, each equally likely."""
 
     distribution: Literal["uniform"]
     low: float
