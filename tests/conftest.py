@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 from collections.abc import Generator, Iterator
+from itertools import zip_longest
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import structlog
-import torch
 from hypothesis import settings
-from torch import nn
 
 from tests import postgres_server
 from tests.postgres_server import PostgresServer
@@ -19,10 +20,10 @@ from tests.processes import forks
 from tests.processes.certificates import Pki
 from tests.processes.process import OPEN_WORKSPACES, Workspace
 
-TESTS = Path(__file__).parent
+if TYPE_CHECKING:
+    from torch import nn
 
-# Bits are the same for a fixed number of threads only, and the test workers share the cores.
-torch.set_num_threads(1)
+TESTS = Path(__file__).parent
 
 # structlog's own default renders each traceback with rich and pygments, which takes a second of the processor's time.
 structlog.configure(
@@ -34,6 +35,9 @@ structlog.configure(
     ]
 )
 
+# jsonschema would compile a grammar of IRIs for two seconds, for a format that is checked nowhere.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # None: it is not installed
+
 # A suite started in the background ignores SIGINT, and its processes would inherit that. Processes under test need
 # the default handler.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -44,16 +48,23 @@ settings.register_profile("impetus", settings(), deadline=None)
 settings.load_profile("impetus")
 
 
-FIRST = ("docs", "hostile", "integration", "chaos", "monitoring", "images", "power", "soak", "fl_ops", "compatibility",
-         "browser")  # fmt: skip
-"""Folders with long tests that wait for processes. They start first, and short tests fill the gaps."""
+WAITING = ("deterministic", "docs", "hostile", "integration", "chaos", "monitoring", "images", "power", "soak",
+           "fl_ops", "browser")  # fmt: skip
+"""Folders with long tests, most of which wait for processes; the folder with the longest of all is first."""
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Start the forkserver of a process that runs tests, before a test can start another one."""
-    controls_workers = bool(session.config.getoption("numprocesses", None))
-    if not controls_workers:
-        forks.start()
+    """In a process that runs tests: start its forkserver, before a test can start another one, and load torch.
+
+    A process that only controls others has no use for it, and they wait for its start.
+    """
+    if session.config.getoption("numprocesses", None):
+        return
+    forks.start()
+    import torch  # noqa: PLC0415 - see above
+
+    # Bits are the same for a fixed number of threads only, and the test workers share the cores.
+    torch.set_num_threads(1)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -69,8 +80,15 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the folders of long tests to the front; within them, and after them, the order stays."""
-    items.sort(key=lambda item: item.path.relative_to(TESTS).parts[0] not in FIRST)
+    """Begin with the long tests that wait, and put a file of others after each of their files, which uses the time."""
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    folders = {path: path.relative_to(TESTS).parts[0] for path in files}
+    waiting = sorted((path for path in files if folders[path] in WAITING), key=lambda path: folders[path] != WAITING[0])
+    others = [path for path in files if folders[path] not in WAITING]
+    pairs = zip_longest(waiting, others)
+    items[:] = [item for pair in pairs for path in pair if path is not None for item in files[path]]
 
 
 @pytest.fixture(autouse=True)
@@ -82,6 +100,9 @@ def _environment_of_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def tiny_model() -> nn.Module:
     """[n, 4] -> [n, 2], the same values every time; with float and integer buffers (BatchNorm)."""
+    import torch  # noqa: PLC0415 - not in a process that only controls others
+    from torch import nn  # noqa: PLC0415
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2))

@@ -16,7 +16,6 @@ from fl_ops.simulate.run_files import SimulatedStates
 from fl_ops.trackers import opening
 from fl_ops.trackers.facts import EndFacts, RoundFacts, RunFacts, dotted
 from fl_ops.trackers.ledger import run_facts
-from fl_ops.trackers.mlflow_runs import without_password
 from fl_ops.trackers.opening import Trackers
 from fl_web.facts.rounds import grouped, last_values, metric_groups
 from protos.fl.v1 import admin_pb2
@@ -181,6 +180,8 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_an_address_with_a_password() -> None:
     """It is in no output and in no error."""
+    from fl_ops.trackers.mlflow_runs import without_password  # noqa: PLC0415 - MLflow takes a second
+
     assert without_password("MLflow at http://ann:se:cret@host:5000/x fails") == "MLflow at http://host:5000/x fails"
     uri = "nowhere://ann:secret@host"
     with pytest.raises(Refused, match="nowhere://host") as error, Trackers(mlflow=uri).opened(RUN):
