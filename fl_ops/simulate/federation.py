@@ -100,7 +100,7 @@ class Federation:
         self.states = SimulatedStates(self._state_folder.path)
         self._context = self._new_context(task)
         if config.evaluation.every and options.workers > 1:
-            self.engine.local_model.held_out()  # read before the processes start, so that they share it
+            self.engine.evaluated_model.held_out()  # read before the processes start, so that they share it
         self._engine = make_engine(options, self._context)
         self._shared = SharedWork(self.engine, self._engine, options.workers, self._scratch.path)
         self.engine.sum_updates = self._shared.sum_updates

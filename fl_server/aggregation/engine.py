@@ -17,7 +17,7 @@ import torch
 import algorithms as fl
 from algorithms import tree
 from fl_server.aggregation.encoded_update import Decoding, UpdateKeys, opened
-from fl_server.aggregation.evaluation import LocalModel
+from fl_server.aggregation.evaluation import EvaluatedModel
 from fl_server.aggregation.methods import (
     References,
     algorithm_in,
@@ -230,9 +230,9 @@ class Engine:
         return replace(snapshot, state=self.algorithm.restart(snapshot.state))
 
     @property
-    def local_model(self) -> LocalModel:
+    def evaluated_model(self) -> EvaluatedModel:
         """The model of a task in this process."""
-        if not isinstance(self._model, LocalModel):
+        if not isinstance(self._model, EvaluatedModel):
             raise TypeError("expected a task in this process, got one in a process of its own")
         return self._model
 
@@ -245,7 +245,7 @@ class Engine:
         estimate: with running statistics that are computed anew; for a task in this process.
         """
         with self._evaluating:
-            return self.local_model.whole(self._values(snapshot), estimate=estimate)
+            return self.evaluated_model.whole(self._values(snapshot), estimate=estimate)
 
     def leave_evaluation(self, why: str) -> None:
         """End the evaluation under way, at its next batch; a process of its own ends at once. Thread-safe."""
@@ -280,10 +280,12 @@ class Engine:
     def evaluate_part(self, snapshot: Snapshot, first: int, last: int) -> list[BatchSums]:
         """The batches of an evaluation on the CPU from `first` up to `last`, in order."""
         with self._evaluating:
-            return self.local_model.part(self._values(snapshot), first, last)
+            return self.evaluated_model.part(self._values(snapshot), first, last)
 
 
-def _model_of(config: RunConfig, task: Task | RemoteTask, device: torch.device, most: int) -> LocalModel | RemoteModel:
+def _model_of(
+    config: RunConfig, task: Task | RemoteTask, device: torch.device, most: int
+) -> EvaluatedModel | RemoteModel:
     """The model of a run's task. most: bytes of the tensors that building it takes; 0: any."""
     options: dict[str, Any] = {
         "seed": config.seed,
@@ -293,4 +295,4 @@ def _model_of(config: RunConfig, task: Task | RemoteTask, device: torch.device, 
     }
     if isinstance(task, RemoteTask):
         return task.model(config.evaluation.batch_size, **options)
-    return LocalModel(task, device, config.evaluation.batch_size, **options)
+    return EvaluatedModel(task, device, config.evaluation.batch_size, **options)

@@ -33,7 +33,7 @@ from fl_tasks.evaluation import (
 )
 
 
-class LocalModel(TaskModel):
+class EvaluatedModel(TaskModel):
     """One run's module with the task's metrics on the held-out examples, which are read once. Not for two threads.
 
     `RemoteModel` has the same methods for a task in a process of its own.

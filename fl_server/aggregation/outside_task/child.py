@@ -20,7 +20,7 @@ import algorithms as fl
 from algorithms.outside_code import described, is_of_the_machine
 from fl_common.allocator import give_back_freed_memory
 from fl_server.aggregation.bundles import packed
-from fl_server.aggregation.evaluation import LocalModel
+from fl_server.aggregation.evaluation import EvaluatedModel
 from fl_server.aggregation.task_model import with_own
 from fl_server.aggregation.updates import CPU
 from fl_server.errors import InvalidInput
@@ -139,7 +139,7 @@ class _Hosted:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._task: Task | None = None
-        self._model: LocalModel | None = None
+        self._model: EvaluatedModel | None = None
         self._frozen = Layout((), 0)
 
     def answer(self, request: Mapping[str, Any]) -> Reply:
@@ -169,7 +169,7 @@ class _Hosted:
         }, []
 
     def _build(self, batch_size: int, options: Mapping[str, Any]) -> Reply:
-        self._model = model = LocalModel(_there(self._task), CPU, batch_size, **options)
+        self._model = model = EvaluatedModel(_there(self._task), CPU, batch_size, **options)
         frozen = model.local_frozen
         return {
             "layout": layout_text(model.layout),
@@ -203,7 +203,7 @@ class _Hosted:
         return {"values": {name: value.hex() for name, value in values.items()}, "problems": problems}, []
 
 
-def _values(model: LocalModel, sent: memoryview, frozen: memoryview, frozen_layout: str) -> fl.ModelState:
+def _values(model: EvaluatedModel, sent: memoryview, frozen: memoryview, frozen_layout: str) -> fl.ModelState:
     tensors = unpack(sent, model.layout)
     trainable = {entry.name for entry in model.layout.entries if entry.trainable}
     return fl.ModelState(
