@@ -1,169 +1,139 @@
-"""Partitions of a data set among clients."""
+"""What a partition needs of a task, and how a refusal names the method to add."""
 
 from __future__ import annotations
 
-import hashlib
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import Tensor
 
-from fl_tasks import PartitionSpec, TaskError, make_partition, training_groups, training_labels
-from tests.fl_tasks.tiny import Tiny
+from fl_tasks import (
+    Examples,
+    PartitionSpec,
+    Samples,
+    Shard,
+    TaskError,
+    make_partition,
+    partition_task,
+    training_labels,
+    training_size,
+)
+from fl_tasks.partitioning.file import load_indices
+from tests.fl_tasks.data.sets import Drawn
 
-SPECS: dict[str, dict[str, Any]] = {
-    "dirichlet": {"method": "dirichlet"},
-    "dirichlet, prior": {"method": "dirichlet", "prior_scaled": True},
-    "dirichlet, unequal": {"method": "dirichlet", "sigma": 0.7},
-    "hsu": {"method": "dirichlet-hsu"},
-    "hsu, rotated": {"method": "dirichlet-hsu", "rotate": True},
-    "hsu, rotated, unequal": {"method": "dirichlet-hsu", "rotate": True, "sigma": 0.7},
-    "by class": {"method": "dirichlet-class", "min_examples": 0},
-    "classes": {"method": "classes", "classes": 1},
-    "classes, unequal": {"method": "classes", "classes": 1, "sigma": 3.0},
-    "shards": {"method": "shards"},
-    "shards, unequal": {"method": "shards", "sigma": 0.7},
-    "iid": {"method": "iid"},
-    "iid, stratified": {"method": "iid", "stratified": True},
-    "iid, unequal": {"method": "iid", "sigma": 30.0},
-    "natural": {"method": "natural"},
-}
-EQUAL = ["dirichlet", "dirichlet, prior", "hsu", "hsu, rotated", "classes"]
-"""Methods with floor(M / N) examples for each client; all others assign every example."""
-
-NEEDED = {"natural": 3, "shards": 2}
-"""Fewest examples per client with which each client has some: a group of three, two shards of one."""
+SEQUENCES = Examples(torch.zeros(8, 5), torch.zeros(8, 5, dtype=torch.int64))
 
 
-def partitioned(name: str, labels: Tensor, clients: int, **fields: Any) -> list[Tensor]:
-    """The partition by the spec of that name; groups are triples of neighbours."""
-    return make_partition(
-        PartitionSpec(**SPECS[name], clients=clients, **fields), labels, torch.arange(len(labels)) // 3
+def task(data: Any, **methods: Any) -> Any:
+    """An object with these methods of a task."""
+
+    def train_data(shard: Shard) -> Any:
+        if isinstance(data, Exception):
+            raise data
+        return data
+
+    return type(
+        "Some", (), {"train_data": staticmethod(train_data), **{k: staticmethod(v) for k, v in methods.items()}}
     )
 
 
-@given(
-    name=st.sampled_from(list(SPECS)),
-    counts=st.lists(st.integers(1, 30), min_size=1, max_size=6),
-    clients=st.integers(1, 12),
-    alpha=st.sampled_from([1e-8, 1e-3, 0.3, 100.0]),
-)
-@settings(max_examples=150, deadline=None)
-def test_no_example_is_given_twice(name: str, counts: list[int], clients: int, alpha: float) -> None:
-    """For any classes and clients, shards are disjoint and in range, and equal or complete as the method promises."""
-    labels = torch.repeat_interleave(torch.arange(len(counts)) * 3, torch.tensor(counts))
-    if len(labels) < clients * NEEDED.get(name, 1):
-        return
-    parts = partitioned(name, labels, clients, seed=1, alpha=alpha)
-    assigned = torch.cat(parts).tolist()
-    assert len(parts) == clients
-    assert len(set(assigned)) == len(assigned)
-    assert set(assigned) <= set(range(len(labels)))
-    if name in EQUAL:
-        assert {len(labels) // clients} == {len(part) for part in parts}
+@pytest.mark.parametrize("data", [SEQUENCES, Samples(Drawn()), Drawn()], ids=["sequences", "samples", "data set"])
+def test_a_random_partition_needs_no_labels(data: Any) -> None:
+    """Data without classes is partitioned at random, with the bits of data with classes."""
+    spec = PartitionSpec("iid", 3, sigma=0.5)
+    parts = partition_task(spec, task(data))
+    expected = make_partition(spec, torch.arange(len(data)) % 2)
+    assert [part.tolist() for part in parts] == [part.tolist() for part in expected]
+
+
+def test_a_natural_partition_needs_groups_only() -> None:
+    """Four groups of two sequences for four clients."""
+    parts = partition_task(PartitionSpec("natural", 4), task(SEQUENCES, train_groups=lambda: torch.arange(8) // 2))
+    assert [part.tolist() for part in parts] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+@pytest.mark.parametrize("spec", [PartitionSpec("dirichlet", 2), PartitionSpec("iid", 2, stratified=True)])
+@pytest.mark.parametrize("data", [SEQUENCES, Drawn()], ids=["sequences", "data set"])
+def test_a_partition_by_class_names_the_method_to_add(spec: PartitionSpec, data: Any) -> None:
+    """The message names train_labels, and the methods that work without."""
+    with pytest.raises(TaskError, match=r'add a method train_labels\(\).*choose the partition method "iid"'):
+        partition_task(spec, task(data))
+
+
+def test_natural_without_groups_names_the_method_to_add() -> None:
+    """The message names train_groups."""
+    with pytest.raises(TaskError, match="train_groups"):
+        partition_task(PartitionSpec("natural", 2), task(SEQUENCES))
+
+
+def test_a_task_that_cannot_give_all_data_names_the_method_to_add() -> None:
+    """A task whose data lies in folders on the devices cannot make the whole set; the message names train_size."""
+    folders = task(AttributeError("'NoneType' has no attribute 'glob'"))
+    with pytest.raises(TaskError, match=r"number of training examples.*Add a method train_size\(\) -> int"):
+        training_size(folders)
+    with pytest.raises(TaskError, match=r"class of each example.*Add a method train_labels\(\)"):
+        training_labels(folders)
+
+
+def test_the_size_comes_from_the_cheapest_source() -> None:
+    """train_size, then labels, then groups, then the data."""
+    never = AssertionError("the data was loaded")
+    assert training_size(task(never, train_size=lambda: 5, train_labels=lambda: [0] * 4)) == 5
+    assert training_size(task(never, train_labels=lambda: torch.zeros(4), train_groups=lambda: [1] * 3)) == 4
+    assert training_size(task(never, train_groups=lambda: [1] * 3)) == 3
+    assert training_size(task(SEQUENCES)) == 8
+    with pytest.raises(TaskError, match=r"expected train_size\(\) to return .*, got '5'"):
+        training_size(task(never, train_size=lambda: "5"))
+
+
+class Targets(Drawn):
+    """A data set with the classes of its examples, as those of torchvision have them."""
+
+    targets = [0, 1] * 5
+
+
+def test_targets_of_a_data_set_are_its_labels() -> None:
+    """torchvision's folders need no train_labels."""
+    assert training_labels(task(Targets())).tolist() == [0, 1] * 5
+
+
+@pytest.mark.parametrize("name", ["mine.txt", "mine.npy"])
+def test_an_index_file(tmp_path: Path, name: str) -> None:
+    """Whole numbers, one a line, or an array; sorted."""
+    path = tmp_path / name
+    if name.endswith("npy"):
+        np.save(path, np.array([5, 1, 3], dtype=np.int32))
     else:
-        assert len(assigned) == len(labels)
-    assert name == "by class" or min(len(part) for part in parts) > 0
-
-
-@pytest.mark.parametrize("name", SPECS)
-def test_the_seed_decides(labels: Tensor, name: str) -> None:
-    """The same spec gives the same split, another seed gives another."""
-    first, again, other = (partitioned(name, labels, 10, seed=seed) for seed in (4, 4, 5))
-    assert all(map(torch.equal, first, again))
-    assert not all(map(torch.equal, first, other))
+        path.write_text("5\n1\n3\n")
+    assert load_indices(path, 6).tolist() == [1, 3, 5]
+    with pytest.raises(TaskError, match="expected indices from 0 to 4, got 1 to 5"):
+        load_indices(path, 5)
 
 
 @pytest.mark.parametrize(
-    ("name", "digest"),
+    ("text", "expected"),
     [
-        ("dirichlet", "8941aefb34b25c63"),
-        ("dirichlet, prior", "ae1c28aa45b9fd1a"),
-        ("dirichlet, unequal", "93408c00c68567b2"),
-        ("hsu", "5de158dd7a5023d6"),
-        ("hsu, rotated", "fcdfe868fc868ad0"),
-        ("hsu, rotated, unequal", "09f1199d54f8fd13"),
-        ("by class", "982fa74e29a07ccb"),
-        ("classes", "d6f9330c508ff51b"),
-        ("classes, unequal", "1abdb4c86da944e3"),
-        ("shards", "edf5fa53a9457959"),
-        ("shards, unequal", "736fad800673b61f"),
-        ("iid", "bfa8f7a2874e1aac"),
-        ("iid, stratified", "a1b0ffc441a82997"),
-        ("iid, unequal", "a3fd4bbbb0efe7ec"),
-        ("natural", "ea83a5cf02a77fa9"),
+        ("1\n2.5\n", "expected whole numbers, one a line"),
+        ("", "got int64 of shape"),
+        ("1\n1\n", "names an example more than once"),
+        (None, "cannot be read: No such file"),
+        ("99999999999999999999999\n", "expected whole numbers, one a line"),
     ],
 )
-def test_splits_in_the_field_stay_as_they_are(labels: Tensor, name: str, digest: str) -> None:
-    """Devices that partition by a seed must not share examples after an upgrade: these splits were recorded."""
-    parts = partitioned(name, labels, 10)
-    assert digest == hashlib.sha256(str([part.tolist() for part in parts]).encode()).hexdigest()[:16]
+def test_a_bad_index_file_is_refused(tmp_path: Path, text: str | None, expected: str) -> None:
+    """The message has the path and the reason."""
+    path = tmp_path / "mine.txt"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(TaskError, match=expected):
+        load_indices(path, 6)
 
 
-@pytest.mark.parametrize(
-    ("groups", "message"),
-    [
-        (None, r'"natural" needs group numbers.*train_groups\(\)'),
-        (torch.arange(5), "a group number for each of 6 examples, got 5"),
-        (torch.rand(6), "one group number for each example, got torch.float32"),
-        (torch.zeros(6).long(), "at least one group for each of 2 clients, got 1 groups"),
-    ],
-    ids=["none", "too few", "floats", "one"],
-)
-def test_groups_must_fit(groups: Tensor | None, message: str) -> None:
-    """Data without valid groups is refused, with the remedy or the received value."""
-    with pytest.raises(TaskError, match=message):
-        make_partition(PartitionSpec("natural", 2), torch.zeros(6).long(), groups)
-
-
-def test_groups_come_from_the_task(monkeypatch: pytest.MonkeyPatch, tiny: Tiny) -> None:
-    """The groups come from the task's train_groups; a task without it has none."""
-    assert training_groups(tiny) is None
-    expected = torch.tensor([7])
-    monkeypatch.setattr(tiny, "train_groups", lambda: expected, raising=False)
-    assert training_groups(tiny) is expected
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"method": "hetero"}, 'dirichlet, dirichlet-hsu, .* natural, got "hetero"'),
-        ({"rotate": True}, '"iid" does not read rotate: it takes stratified, sigma'),
-        ({"method": "natural", "sigma": 1.0, "classes": 3}, "does not read classes, sigma: it takes no options"),
-        ({"method": "dirichlet-class", "sigma": 1.0}, "does not read sigma: it takes alpha, min_examples"),
-        ({"stratified": True, "sigma": 1.0}, "stratified with sigma = 1.0"),
-        ({"sigma": -1.0}, "sigma of 0 or more, got -1.0"),
-        ({"method": "classes", "classes": 0}, "1 or more classes .* got 0 and 10"),
-        ({"clients": 0}, "1 or more clients, got 0"),
-        ({"alpha": 0.0}, "alpha over 0, got 0.0"),
-        ({"alpha": float("nan")}, "alpha over 0, got nan"),
-        ({"seed": -1}, "seed of 0 or more, got -1"),
-    ],
-)
-def test_an_invalid_spec_is_refused(changes: dict[str, Any], message: str) -> None:
-    """The error has the expected and the actual value."""
-    with pytest.raises(TaskError, match=message):
-        PartitionSpec(**{"method": "iid", "clients": 2, **changes})
-
-
-def test_there_must_be_an_example_for_each_client() -> None:
-    """Three examples cannot be partitioned among four clients."""
-    with pytest.raises(TaskError, match="each of 4 clients, got 3"):
-        make_partition(PartitionSpec("iid", 4), torch.arange(3))
-
-
-@pytest.mark.parametrize("labels", [torch.rand(10), torch.zeros(10, 2).long()], ids=["floats", "matrix"])
-def test_only_class_numbers_can_be_partitioned(labels: Tensor) -> None:
-    """Targets that are no class numbers are refused with their dtype and shape."""
-    with pytest.raises(TaskError, match="one class number for each example, got"):
-        make_partition(PartitionSpec("shards", 2), labels)
-
-
-def test_labels_come_from_the_whole_training_set(monkeypatch: pytest.MonkeyPatch, tiny: Tiny) -> None:
-    """The task's train_labels is used if it exists; otherwise the targets of all training data."""
-    assert torch.equal(tiny.examples.targets, training_labels(tiny))
-    monkeypatch.setattr(tiny, "train_labels", lambda: torch.tensor([7]), raising=False)
-    assert training_labels(tiny).tolist() == [7]
+def test_an_index_file_is_not_unpickled(tmp_path: Path) -> None:
+    """An array of objects would be a pickle."""
+    path = tmp_path / "mine.npy"
+    np.save(path, np.array([{}, {}]), allow_pickle=True)
+    with pytest.raises(TaskError, match="expected whole numbers"):
+        load_indices(path, 6)
