@@ -1,4 +1,4 @@
-"""The networks of the built-in tasks and of the papers, in plain torch, with one module for each family.
+"""The networks of the built-in tasks and of the papers, in plain torch.
 
 Parameter counts include biases; docs/training/tasks.md lists all networks. Unless stated otherwise, convolutions have
 no padding and initial values are torch's defaults. The networks use group norms instead of batch norms, because batch
