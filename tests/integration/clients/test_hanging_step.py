@@ -32,7 +32,8 @@ def check_shown_to_operators(address: str, folder: Path) -> None:
         "run", "show", "hangs"
     )
     assert "round 0 has 2 of 3 updates: 1 cancelled; 1 of them: the deadline" in shown("run", "history", "hangs")
-    lines = {line[:11].strip(): line[11:] for line in shown("clients", "show", "edge-0").splitlines()}
+    named = (re.split(r" {2,}", line, maxsplit=1) for line in shown("clients", "show", "edge-0").splitlines())
+    lines = {pair[0]: pair[1] for pair in named if len(pair) > 1}
     assert lines["state"].startswith("present, quarantined until ")
     assert re.match(STEP, lines["why"])
     assert lines["note"].startswith("a deadline missed, the last one in run hangs round 0, after 3 s; ")
