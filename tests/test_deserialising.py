@@ -43,7 +43,12 @@ ALLOWED: Mapping[str, dict[str, str]] = {
     "fl_ops/compare/workers.py": {
         "multiprocessing": "one process for each cell", "ProcessPoolExecutor": "one process for each cell",
     },
-    "fl_ops/demo/child.py": {"runpy.run_module": "one of our programs, named by the demo itself"},
+    "fl_ops/demo/processes.py": {"multiprocessing": "the demo's coordinator and daemons"},
+    "fl_ops/demo/child.py": {
+        "multiprocessing": "a child watches its parent",
+        "runpy.run_module": "one of our programs, named by the demo itself",
+    },
+    "benchmarks/processes.py": {"runpy.run_module": "one of our programs, named by the benchmark itself"},
 }  # fmt: skip
 """File -> what it may use, and why. Benchmarks may start processes of their own: see `_findings`."""
 
