@@ -26,7 +26,7 @@ from benchmarks.deployment import TASK, Deployment, Server, cpu_s, resident_mb
 from benchmarks.processes import Processes
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import complete
-from fl_server.run.committed.statistics import RoundStatistics
+from fl_server.run.round_statistics import RoundStatistics
 from fl_server.run_config import RunConfig
 from fl_server.run_spec import from_values
 from fl_server.store.checkpoints import Checkpoints

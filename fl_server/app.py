@@ -23,8 +23,8 @@ from fl_server.aggregation.evaluation_slots import EvaluationSlots
 from fl_server.aggregation.outside_task.forking import ForkServer
 from fl_server.aggregation.outside_task.remote_task import TaskProcesses
 from fl_server.audit.log import AuditLog
-from fl_server.clients.denials import Denials
 from fl_server.clients.fleet import Fleet
+from fl_server.clients.operator_actions import Denials
 from fl_server.config import ServerConfig
 from fl_server.enrollment.authority import Authority
 from fl_server.enrollment.devices import CertificatesService, EnrollmentService

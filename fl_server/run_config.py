@@ -25,8 +25,7 @@ from fl_server.plain_values import (
     check_plain,
 )
 from fl_server.round_config import CHECKS, Fingerprint, LocalSection, RoundSection
-from fl_server.rounds.client_metrics import by_clients
-from fl_server.rounds.directions import LOSS, Criterion, Directions, of_averaged
+from fl_server.rounds.metrics import LOSS, Criterion, Directions, by_clients, of_averaged
 from fl_server.rounds.state import RoundPolicy
 from fl_server.rounds.stop_rules import StopPolicy
 from protos.run_file import MOST_WHOLE

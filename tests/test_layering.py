@@ -318,9 +318,7 @@ CODE_IN_INIT = {"benchmarks", "fl_ops", "fl_tasks"}
 """Packages with code in `__init__`: `fl_ops` loads its names late. This list only gets shorter."""
 
 FOLDER_CYCLES = {
-    "fl_server.run.committed",
     "fl_server.run.evaluation",
-    "fl_server.run.status",
 }
 """Folders that import each other. This list only gets shorter."""
 

@@ -13,7 +13,7 @@ from fl_ops.compare.results import parameters_text
 from fl_ops.compare.summary import Row, Spread, Tried, decays_differ, paired, ranked, rows, tried
 from fl_ops.compare.table import TuningSection
 from fl_ops.errors import UsageError
-from fl_server.rounds.directions import Criterion
+from fl_server.rounds.metrics import Criterion
 
 DECAYS_DIFFER = (
     "The rows have different effective weight decays, so differences between them are not due to the methods alone."

@@ -12,7 +12,7 @@ from algorithms import build
 from fl_ops.compare.cells import CellResult, Choice
 from fl_ops.compare.plan import ExperimentPlan, Plan
 from fl_ops.compare.tuning import score
-from fl_server.rounds.directions import Criterion
+from fl_server.rounds.metrics import Criterion
 
 MEGABYTE = 1_000_000
 

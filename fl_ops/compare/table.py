@@ -20,7 +20,7 @@ from fl_ops.simulate.settings import SimulationSection
 from fl_server.aggregation.methods import check_schedules
 from fl_server.errors import InvalidInput
 from fl_server.round_config import LocalSection
-from fl_server.rounds.directions import AVERAGED, Criterion, Directions, of_averaged
+from fl_server.rounds.metrics import AVERAGED, Criterion, Directions, of_averaged
 from fl_server.run_config import RunConfig, ScheduleSection
 from fl_server.run_spec import from_values
 from fl_tasks import TaskError

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from fl_ops.compare.cells import CellResult, Choice, Stage
 from fl_ops.compare.table import MethodSection, TuningSection
-from fl_server.rounds.directions import Criterion
+from fl_server.rounds.metrics import Criterion
 
 _DIGITS = 6
 """Significant digits of a rate beyond the grid."""

@@ -10,7 +10,7 @@ from fl_ops.simulate.federation import Federation
 from fl_ops.simulate.system.simulated_time import SimulatedTime
 from fl_ops.simulate.updates import Contribution, NotDelivered
 from fl_server.rounds import effects
-from fl_server.rounds.client_metrics import summary, with_pooled
+from fl_server.rounds.metrics import summary, with_pooled
 from fl_server.rounds.sampling import by_id, draw_evaluators, tickets
 from fl_server.rounds.state import RoundState
 from fl_server.run.assignment import RoundPosition

@@ -28,17 +28,15 @@ from fl_ops.simulate.saving.point import FederationPoint
 from fl_ops.simulate.shared_work import SharedWork
 from fl_ops.simulate.traffic import Names, Packed, Sent, TrafficCounter, packed
 from fl_ops.simulate.updates import Contribution, NotDelivered, admit
-from fl_server.admission.culprits import Culprits, outliers, overflow_culprit
-from fl_server.admission.norms import NormHistory
+from fl_server.admission.norms import Culprits, NormHistory, outliers, overflow_culprit
 from fl_server.admission.round_gate import Collecting
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import keeps_client_state, optimizer_spec
 from fl_server.aggregation.snapshot import Snapshot
-from fl_server.rounds.client_metrics import ClientMetrics, with_own
-from fl_server.rounds.directions import as_averaged
+from fl_server.rounds.metrics import ClientMetrics, as_averaged, with_own
 from fl_server.rounds.sampling import training_seed
 from fl_server.run.assignment import RoundPosition, RoundWork, common_assignment
-from fl_server.run.evaluation.criterion import check_metric, directions_of, needs_metric, with_direction
+from fl_server.run.evaluation.metrics import check_metric, directions_of, needs_metric, with_direction
 from fl_server.run_config import RunConfig
 from fl_tasks import Task
 from fl_tasks.metrics import declared_directions

@@ -19,13 +19,13 @@ from fl_ops.simulate.saving.point import RunPoint, before_draw
 from fl_ops.simulate.system.devices import Devices
 from fl_ops.simulate.system.simulated_time import SimulatedTime
 from fl_ops.simulate.updates import Contribution
-from fl_server.admission.epochs import mean_epochs
+from fl_server.admission.expected_work import mean_epochs
 from fl_server.aggregation.server_update import Diverged
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.rounds import effects
 from fl_server.rounds import events as ev
-from fl_server.rounds.client_metrics import has_evaluation
 from fl_server.rounds.machine import advance
+from fl_server.rounds.metrics import has_evaluation
 from fl_server.rounds.restoring import with_evaluations
 from fl_server.rounds.sampling import by_id
 from fl_server.rounds.state import Phase, RoundState

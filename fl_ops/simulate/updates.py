@@ -8,10 +8,9 @@ from pathlib import Path
 
 import algorithms as fl
 from fl_ops.simulate.engines.engine import Failed, Trained
-from fl_server.admission.culprits import Measured
-from fl_server.admission.epochs import Epochs, epochs_of
-from fl_server.admission.expected_work import RegisteredData
+from fl_server.admission.expected_work import Epochs, RegisteredData, epochs_of
 from fl_server.admission.gate import UpdateRefused, fault_of
+from fl_server.admission.norms import Measured
 from fl_server.admission.round_gate import Collecting, build_gate
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.updates import Source

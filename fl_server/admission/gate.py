@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fl_server.admission.buffers import BadBuffer, BufferRules, NotFiniteBuffer
-from fl_server.admission.epochs import wrong_epochs
-from fl_server.admission.expected_work import ExpectedWork
+from fl_server.admission.expected_work import ExpectedWork, wrong_epochs
 from fl_server.admission.norms import BUFFERS, FARTHEST, FLOOR, NO_LIMIT, RelativeNorm
 from fl_server.admission.reading import UpdateContent, read_update
 from fl_server.aggregation.encoded_update import Decoding, EncodedUpdate, UpdateKeys

@@ -16,17 +16,15 @@ from functools import partial
 import structlog
 
 from fl_common.rate_limits import TokenBuckets
-from fl_server.clients.client_records import ClientRecords
+from fl_server.clients.client_records import ClientRecords, FleetChanges
 from fl_server.clients.contested_identities import ContestedIdentities
 from fl_server.clients.draw_rules import Candidate
 from fl_server.clients.eligibility import Eligibility
-from fl_server.clients.fleet_changes import FleetChanges
 from fl_server.clients.quarantine import Quarantine
 from fl_server.clients.registration import Registration
 from fl_server.clients.roster import Presence, Roster
-from fl_server.clients.sessions import Session, Sessions, Stream
+from fl_server.clients.sessions import Session, Sessions, Stream, Transfer, Transfers
 from fl_server.clients.transfer_limits import Excess, TransferLimits
-from fl_server.clients.transfers import Transfer, Transfers
 from fl_server.config import ServerConfig
 from fl_server.errors import Forbidden, UnknownSessionError
 from fl_server.identity import Identity, require_name

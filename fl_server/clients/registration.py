@@ -10,15 +10,15 @@ import structlog
 
 from fl_server.clients.client_records import ClientRecords
 from fl_server.clients.contested_identities import ContestedIdentities
-from fl_server.clients.presence_history import PresenceHistory
 from fl_server.clients.registration_request import (
+    PresenceHistory,
+    RegistrationLimiter,
     check_sizes,
     checked_id,
     common_protocol,
     held_resources,
     record_of,
 )
-from fl_server.clients.registration_slots import RegistrationLimiter
 from fl_server.clients.sessions import Origin, Session, Sessions, origin_of_call
 from fl_server.config import ServerConfig
 from fl_server.errors import Contested, InvalidInput, NotNow

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from fl_common.metrics import ANY, Declaration, MetricFactory, Values
 from fl_server.metrics.per_run import ReportedRuns
-from fl_server.rounds.client_metrics import STATISTICS, spread
+from fl_server.rounds.metrics import STATISTICS, spread
 
 STATES = ("waiting", "running", "paused", "completed", "stopped", "failed")
 SHARE_STATISTICS = ("lowest", "worst_decile", "median", "highest")

@@ -15,9 +15,9 @@ from fl_server.rounds.effects import (
     ReduceExchange,
     SendWork,
 )
-from fl_server.rounds.ending import end_by_fault, end_now
 from fl_server.rounds.events import (
     ClientDroppedOut,
+    ClientRestarted,
     ClientReturned,
     CulpritsFound,
     DeadlinePassed,
@@ -32,8 +32,18 @@ from fl_server.rounds.events import (
 )
 from fl_server.rounds.failing import same_failure, training_diverges
 from fl_server.rounds.sampling import adapted, by_id
-from fl_server.rounds.selecting import cancel, draw_replacements, lost_states, restart_round, select
+from fl_server.rounds.selecting import (
+    cancel,
+    draw_replacements,
+    end_by_fault,
+    end_now,
+    lost_states,
+    restart_round,
+    select,
+)
 from fl_server.rounds.state import ByClient, Failed, Lost, Phase, Refused, Result, RoundState, UnexpectedEvent
+
+RESTARTED = "the daemon restarted while it worked"
 
 
 def admit(state: RoundState, event: UpdateAdmitted) -> Result:
@@ -106,7 +116,27 @@ def state_lost(state: RoundState, event: StateLost) -> Result:
             return restart_round(state, lost_states(state), states=True)
     elif not event.left_out:
         return state, (SendWork(client),)
-    why = f"state_lost: {event.why}"
+    return conclude_failure(state, client, f"state_lost: {event.why}")
+
+
+def client_restarted(state: RoundState, event: ClientRestarted) -> Result:
+    """Send a client at work its work again, unless too many of its processes had it: then the work has failed."""
+    client = event.client
+    if not state.works(client):
+        raise UnexpectedEvent(event, state, f"{client} is not outstanding")
+    state = replace(state, restarts=state.restarts.added(client, state.restarts.get(client, 0) + 1))
+    if not state.restarts_too_often(client):
+        return state, (SendWork(client),)
+    return conclude_failure(state, client, f"{RESTARTED}: {too_many_processes(state.policy.most_processes)}")
+
+
+def too_many_processes(most: int, what: str = "assignment") -> str:
+    """Why work has failed that was sent to so many processes."""
+    return f"{most} processes of it had the {what}, and none answered"
+
+
+def conclude_failure(state: RoundState, client: str, why: str) -> Result:
+    """The work of an outstanding client has failed though it has not reported it."""
     state, effects = work_failed(state, WorkFailed(client, why))
     return state, (RecordFailure(client, why), *effects)
 
@@ -287,7 +317,7 @@ def next_exchange(state: RoundState, event: ExchangeReduced) -> Result:
     cohort = tuple(client for client, _ in state.accepted)
     state = replace(
         state, phase=Phase.COLLECTING, exchange=state.exchange + 1, goal=len(cohort), drawn=frozenset(cohort),
-        out=frozenset(), failed=ByClient(), refused=ByClient(), admitted=(), repeated=False,
+        out=frozenset(), failed=ByClient(), restarts=ByClient(), refused=ByClient(), admitted=(), repeated=False,
     )  # fmt: skip
     return state, (OpenAttempt(state.round, state.exchange, state.attempt, cohort),)
 

@@ -1,7 +1,8 @@
 """Events of the round state machine: what happened to one run. Frozen values, compared by content.
 
-An event that reports something of a client (`UpdateAdmitted`, `UpdateRefused`, `WorkFailed`, `StateLost`) is in the
-ledger before it is given to `advance`: a restart restores the state from there (`restoring.py`).
+An event that reports something of a client (`UpdateAdmitted`, `UpdateRefused`, `WorkFailed`, `ClientRestarted`,
+`StateLost`) is in the ledger before it is given to `advance`: a restart restores the state from there
+(`restoring.py`).
 """
 
 from __future__ import annotations
@@ -71,6 +72,13 @@ class WorkFailed:
     """Whether the client got a NaN or an infinity."""
     repeats: bool = False
     """Whether the same work would fail again, so that the client is not drawn again for the round."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRestarted:
+    """The process that an outstanding client's work was sent to has ended without an answer; another one is here."""
+
+    client: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +215,8 @@ class EndRequested:
 
 
 Event = (
-    RosterChanged | UpdateAdmitted | UpdateRefused | ClientDroppedOut | WorkFailed | ClientReturned | StateLost
-    | ClientReleased | DeadlinePassed | RoundRestored | RetryDue | ExchangeReduced | CulpritsFound | ModelDiverged
-    | StatesLost | StepComputed | ModelCommitted | Evaluated | TimeUsed | PauseRequested | ResumeRequested | Extended
-    | EndRequested
+    RosterChanged | UpdateAdmitted | UpdateRefused | ClientDroppedOut | WorkFailed | ClientReturned
+    | ClientRestarted | StateLost | ClientReleased | DeadlinePassed | RoundRestored | RetryDue | ExchangeReduced
+    | CulpritsFound | ModelDiverged | StatesLost | StepComputed | ModelCommitted | Evaluated | TimeUsed
+    | PauseRequested | ResumeRequested | Extended | EndRequested
 )  # fmt: skip

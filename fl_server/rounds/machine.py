@@ -39,6 +39,7 @@ from fl_server.rounds.collecting import (
     admit_while_waiting,
     client_back,
     client_out,
+    client_restarted,
     client_returns,
     deadline,
     diverged,
@@ -51,9 +52,15 @@ from fl_server.rounds.collecting import (
 )
 from fl_server.rounds.committing import committed, evaluated, stepped
 from fl_server.rounds.control import extend, go_on_after_failure, pause, reopen, resume, roster
-from fl_server.rounds.ending import end, time_used
 from fl_server.rounds.restoring import carry_on
-from fl_server.rounds.selecting import released, restart_states, restart_states_alone, restart_states_later
+from fl_server.rounds.selecting import (
+    end,
+    released,
+    restart_states,
+    restart_states_alone,
+    restart_states_later,
+    time_used,
+)
 from fl_server.rounds.state import Phase, Result, RoundState, Rule, UnexpectedEvent
 
 
@@ -74,7 +81,7 @@ def applies(event: ev.Event, state: RoundState) -> bool:  # noqa: PLR0911 - a ta
             return state.collects and client in state.drawn and not state.arrivals.has(client)
         case ev.UpdateRefused(client):
             return client in state.drawn and state.undecided((state.round, state.exchange), client)
-        case ev.ClientDroppedOut(client) | ev.WorkFailed(client) | ev.StateLost(client):
+        case ev.ClientDroppedOut(client) | ev.WorkFailed(client) | ev.StateLost(client) | ev.ClientRestarted(client):
             return state.works(client)
         case ev.ClientReturned(client):
             return state.may_return(client)
@@ -98,6 +105,7 @@ RULES: dict[tuple[Phase, type], Rule] = {
     (Phase.COLLECTING, ev.ClientDroppedOut): client_out,
     (Phase.COLLECTING, ev.WorkFailed): work_failed,
     (Phase.COLLECTING, ev.StateLost): state_lost,
+    (Phase.COLLECTING, ev.ClientRestarted): client_restarted,
     (Phase.COLLECTING, ev.ClientReturned): client_back,
     (Phase.COLLECTING, ev.DeadlinePassed): deadline,
     (Phase.REDUCING, ev.ExchangeReduced): next_exchange,

@@ -5,7 +5,7 @@
 | round, over_selection, epoch_rounds | the committed rounds |
 | attempt, exchange, goal, drawn | the attempts of the round under way |
 | admitted, refused, out | its updates with whole bytes, its refusals, and the clients that are present |
-| failed | the failures of its work, with how often and whether a value was not finite |
+| failed, restarts | the failures of its work, with how often and whether a value was not finite, and its restarts |
 | fixed | the accepted list, if the computation had begun |
 | lost, members, state_epoch | the clients' records of lost states, the updates that counted, and the run's record |
 | judged, metric_seen, awaited | the evaluations of the committed rounds |
@@ -21,10 +21,9 @@ from dataclasses import dataclass, field, replace
 from fl_server.rounds.collecting import close_if_done
 from fl_server.rounds.committing import awaited_evaluations, go_on
 from fl_server.rounds.effects import EndRun
-from fl_server.rounds.ending import end_by_fault
 from fl_server.rounds.events import Accepted, RoundRestored, Source
 from fl_server.rounds.failing import training_diverges
-from fl_server.rounds.selecting import goal_of, lost_states, restart_round
+from fl_server.rounds.selecting import end_by_fault, goal_of, lost_states, restart_round
 from fl_server.rounds.state import ByClient, Failed, Phase, Refused, Result, RoundState
 from fl_server.rounds.stop_rules import Evaluation, Judged, stop_reason
 
@@ -43,6 +42,8 @@ class SavedRound:
     """The refused updates of the last exchange, by client."""
     failed: Mapping[str, Failed] = field(default_factory=dict)
     """The clients whose work in the last exchange failed."""
+    restarts: Mapping[str, int] = field(default_factory=dict)
+    """How often the work of the last exchange was sent to another process of a client."""
 
     @property
     def exchange(self) -> int:
@@ -69,6 +70,7 @@ def restored_round(state: RoundState, saved: SavedRound) -> RoundState:
         admitted=saved.admitted,
         refused=ByClient(saved.refused),
         failed=ByClient({client: each for client, each in saved.failed.items() if client not in delivered}),
+        restarts=ByClient(saved.restarts),
     )
     if saved.fixed is not None:
         # The list was fixed and the computation had begun: the exchange consists of these updates and no others.

@@ -1,4 +1,4 @@
-"""Rules of the selecting phase: drawing a cohort, drawing replacements, and redrawing a round."""
+"""Rules for drawing a cohort and replacements, for redrawing a round, and for the end of a run."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 from dataclasses import replace
 
 from fl_server.rounds.effects import AwaitClients, Cancel, Effect, EndRun, OpenAttempt, RestartRound, RetryLater
-from fl_server.rounds.events import ClientReleased, StatesLost
-from fl_server.rounds.failing import no_client_delivers
+from fl_server.rounds.events import ClientReleased, EndRequested, StatesLost, TimeUsed
+from fl_server.rounds.failing import RunFault, no_client_delivers
 from fl_server.rounds.sampling import Draw, by_id, draw_bernoulli, draw_fixed
 from fl_server.rounds.state import ByClient, Phase, Result, RoundPolicy, RoundState
 
@@ -70,8 +70,8 @@ def next_round(state: RoundState) -> RoundState:
     """The state before the first draw of the next round."""
     return replace(
         state, round=state.round + 1, attempt=0, first_attempt=0, exchange=0, phase=Phase.SELECTING, goal=0,
-        drawn=frozenset(), out=frozenset(), failed=ByClient(), refused=ByClient(), admitted=(), accepted=(), fixed=(),
-        repeated=False,
+        drawn=frozenset(), out=frozenset(), failed=ByClient(), restarts=ByClient(), refused=ByClient(), admitted=(),
+        accepted=(), fixed=(), repeated=False,
     )  # fmt: skip
 
 
@@ -143,3 +143,37 @@ def released(state: RoundState, event: ClientReleased) -> Result:
         return state, ()
     state = replace(state, lost=ByClient({**state.lost, event.client: replace(lost, left_out=False)}))
     return select(state) if state.phase is Phase.SELECTING else (state, ())
+
+
+def end(state: RoundState, event: EndRequested) -> Result:
+    """End the run: at once, or after the commit of a model that is being computed."""
+    if state.phase is Phase.STEPPING and event.status != "failed":
+        return _end_after_commit(state, event)
+    if state.phase is Phase.COMMITTING and not event.broken:  # the model may be durable already
+        return _end_after_commit(state, event)
+    return end_now(state, event)
+
+
+def end_now(state: RoundState, event: EndRequested) -> Result:
+    """End the run at once, and give up the current round."""
+    ending = (event.status, event.reason)
+    ended = replace(state, phase=Phase.ENDED, ending=ending, out=state.out | state.outstanding)
+    return ended, (*cancel(state), EndRun(*ending))
+
+
+def end_by_fault(state: RoundState, fault: RunFault) -> Result:
+    """The run fails by a fault of its own."""
+    failed_by, why = fault
+    return end_now(replace(state, failed_by=failed_by), EndRequested("failed", why))
+
+
+def _end_after_commit(state: RoundState, event: EndRequested) -> Result:
+    return replace(state, ending=(event.status, event.reason)), ()
+
+
+def time_used(state: RoundState, event: TimeUsed) -> Result:
+    """End the run at its limit of time."""
+    state = replace(state, elapsed_s=event.seconds)
+    if not state.wall_time_s or state.elapsed_s < state.wall_time_s or state.ending is not None:
+        return state, ()
+    return end(state, EndRequested("completed", f"its {state.wall_time_s:g} s are over"))

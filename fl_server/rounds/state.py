@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -69,6 +70,8 @@ class RoundPolicy:
     """The next round waits for the clients' evaluation, because a stop rule uses its metric."""
     stop: StopPolicy = _NEVER_STOPS
     """When an evaluation ends the run."""
+    most_processes: int = 0
+    """Processes of one client's daemon that are sent the work of an exchange without an answer; 0: no limit."""
     rounds_between_restarts: int = 0
     """Rounds that are committed between two restarts of the client states because of lost ones."""
 
@@ -154,6 +157,8 @@ class RoundState:
     """Drawn clients that are not expected to deliver: lost, failed, refused, cancelled."""
     failed: ByClient[Failed] = _NONE
     """Drawn clients whose work in this exchange failed, and that have not delivered since; the latest comes last."""
+    restarts: ByClient[int] = _NONE
+    """Drawn clients whose work of this exchange was sent to another process of their daemon, with how often."""
     refused: ByClient[Refused] = _NONE
     """Drawn clients with a refused update of this exchange. They are not drawn again for the round."""
     admitted: Sequence[tuple[str, bytes]] = ()
@@ -215,9 +220,16 @@ class RoundState:
 
     def may_return(self, client: str) -> bool:
         """Whether a client of the cohort that has dropped out is asked once more when it is available again."""
-        if not self.collects or client not in self.out or self.barred(client):
+        if not self.collects or client not in self.out or self.barred(client) or self.restarts_too_often(client):
+            return False
+        at = bisect_left(self.eligible, client.encode(), key=str.encode)
+        if self.eligible[at : at + 1] != (client,):
             return False
         return client not in self.failed or self.failed[client].times < MOST_COMEBACKS
+
+    def restarts_too_often(self, client: str) -> bool:
+        """Whether so many processes of the client had the work of this exchange that no other is asked."""
+        return 0 < self.policy.most_processes <= self.restarts.get(client, 0)
 
     @property
     def may_restart_states(self) -> bool:

@@ -11,9 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from fl_server.rounds.client_metrics import EVALUATED, by_clients
-from fl_server.rounds.directions import BY_LOSS, Criterion, of_averaged
 from fl_server.rounds.events import Source
+from fl_server.rounds.metrics import BY_LOSS, EVALUATED, Criterion, by_clients, of_averaged
 
 Evaluation = tuple[int, Mapping[str, float]]
 """(round, metrics by name)."""

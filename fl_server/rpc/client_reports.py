@@ -14,8 +14,8 @@ from fl_server.clients.eligibility import Work
 from fl_server.clients.registration_request import check_availability
 from fl_server.errors import InvalidInput, NoSuchRun
 from fl_server.identity import address
-from fl_server.run.client_states.lost_states import InvalidLossReport
 from fl_server.run.failures import MAX_NOTE, Reason
+from fl_server.run.lost_states import InvalidLossReport
 from fl_server.run.run import Run
 from fl_server.runs.coordinator import Coordinator
 from fl_server.services import Services

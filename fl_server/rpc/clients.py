@@ -10,9 +10,8 @@ from typing import Any
 import grpc.aio
 
 from fl_server.clients.contested_identities import Contest
-from fl_server.clients.denials import Denials
 from fl_server.clients.fleet import Fleet
-from fl_server.clients.operator_actions import OperatorActions
+from fl_server.clients.operator_actions import Denials, OperatorActions
 from fl_server.clients.sessions import Origin
 from fl_server.errors import InvalidInput, NoSuchRun
 from fl_server.identity import actor

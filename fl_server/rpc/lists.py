@@ -25,9 +25,9 @@ from fl_server.rpc.views import (
     run_shown,
     shorten,
 )
-from fl_server.run.committed.lookup import committed_round
+from fl_server.run.committed_rounds import committed_round
 from fl_server.run.run import Run
-from fl_server.run.status.cohort import HasAll, Member, by_phase, drawn, members
+from fl_server.run.status import HasAll, Member, by_phase, drawn, members
 from fl_server.runs.table import NotLoaded
 from protos.digests import digest_bytes
 from protos.fl.v1 import admin_pb2 as pb

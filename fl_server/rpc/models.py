@@ -20,7 +20,7 @@ from fl_server.errors import InvalidInput, NoSuchModel, NotNow, ServerError
 from fl_server.identity import actor, caller
 from fl_server.rpc.access import OwnedRuns, check_export
 from fl_server.rpc.views import round_summary
-from fl_server.run.committed.lookup import committed_round
+from fl_server.run.committed_rounds import committed_round
 from fl_server.run.run import Run
 from fl_server.runs.coordinator import Coordinator
 from fl_server.runs.creation import unusable
@@ -29,7 +29,7 @@ from fl_server.store.checkpoints import AVERAGED, COMMITTED, INITIAL
 from fl_server.store.errors import NoCheckpoint
 from fl_server.store.files import disk_errors, open_file_digest
 from fl_server.store.uploaded_models import Upload, WrongBytes, is_safetensors
-from fl_server.uploads.chunk_stream import StallTimeout
+from fl_server.uploads.stream import StallTimeout
 from protos.chunks import ChunkError, check_chunk
 from protos.codec import chunk_spans, digest_message, digest_text, make_chunk
 from protos.digests import digest_bytes

@@ -14,17 +14,17 @@ from google.protobuf.message import Message
 
 from fl_server.aggregation.broadcast import Broadcast
 from fl_server.clients.fleet import Fleet
-from fl_server.clients.transfers import Transfer
+from fl_server.clients.sessions import Transfer
 from fl_server.errors import InvalidInput, NoSuchResource, NoSuchRun, NotNow
 from fl_server.identity import ANYBODY, caller
 from fl_server.rpc.client_reports import Reports
 from fl_server.rpc.requests import MOST_VALUES, VALUES_A_TENSOR, parse_request
-from fl_server.run.status.client_transfers import ClientTransfers
+from fl_server.run.transfers import ClientTransfers
 from fl_server.runs.coordinator import Coordinator
 from fl_server.services import Services
 from fl_server.timeouts import TimeLimit
-from fl_server.uploads.chunk_stream import Request, Requests, part_of
 from fl_server.uploads.receiver import BUSY_WAIT_S, UploadReceiver
+from fl_server.uploads.stream import Request, Requests, part_of
 from protos.codec import digest_bytes, digest_text
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import coordinator_pb2_grpc, tensor_pb2
@@ -98,7 +98,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         fetch = limits.allowance.fetch(digest, len(broadcast.header) + broadcast.resource.size_bytes)
         sent, places = self._services.metrics.bytes.labels("down", broadcast.kind), broadcast.places(request.offset)
         if broadcast.kind == "model":
-            run.log.download_started(client, request.offset)
+            run.log.bytes.download_started(client, request.offset)
         # A slow reader keeps no model of an earlier round in memory: its run alone does. Looked up once, for a search
         # through all runs for each message would be most of the work for a large model.
         kept, size = ref(broadcast), broadcast.resource.size_bytes
@@ -119,7 +119,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 yield message
                 del message
                 sent.inc(count)
-                run.log.bytes_down += count
+                run.log.bytes.total_down += count
                 await limits.pace(count)
 
     async def SubmitUpdate(self, request_iterator: Requests, context: Context) -> pb.SubmitUpdateResponse:

@@ -12,10 +12,9 @@ from fl_server.clients.fleet import Fleet
 from fl_server.errors import one_line
 from fl_server.rounds.sampling import by_id
 from fl_server.rounds.state import Phase
-from fl_server.run.committed.shares import Share
-from fl_server.run.committed.statistics import RoundStatistics
+from fl_server.run.round_statistics import RoundStatistics, Share
 from fl_server.run.run import Run
-from fl_server.run.status.waiting import awaited, lacking, policy_refusals, why_waiting
+from fl_server.run.status import awaited, lacking, policy_refusals, why_waiting
 from fl_server.run_spec import to_spec
 from fl_server.runs.table import NotLoaded
 from fl_server.store.records import (
@@ -39,7 +38,7 @@ MOST_SHOWN = 10
 def run_status(run: Run) -> pb.RunStatus:
     """The status of a run."""
     state, record, log = run.state, run.record, run.log
-    down, up = log.total_bytes
+    down, up = log.bytes.total
     waits = awaited(run, run.deadline, run.client_evaluations)
     status = pb.RunStatus(
         run_id=run.id,

@@ -12,17 +12,16 @@ from typing import Any
 
 import structlog
 
-from fl_server.admission.culprits import Culprits, Measured, outliers, overflow_culprit
-from fl_server.admission.epochs import mean_epochs
-from fl_server.admission.norms import norms_in_ledger, norms_of
+from fl_server.admission.expected_work import mean_epochs
+from fl_server.admission.norms import Culprits, Measured, norms_in_ledger, norms_of, outliers, overflow_culprit
 from fl_server.aggregation.server_update import Diverged, ServerUpdateStats
 from fl_server.rounds import effects
 from fl_server.rounds import events as ev
-from fl_server.run.committed.lookup import draw_of
-from fl_server.run.committed.statistics import why_short
+from fl_server.run.committed_rounds import draw_of
 from fl_server.run.context import RunContext
 from fl_server.run.control import RunControl
 from fl_server.run.evaluation.server import ServerEvaluations
+from fl_server.run.round_statistics import why_short
 from fl_server.run.submissions import Submissions
 from fl_server.store.errors import StoreError
 from fl_server.store.records import CommitRecord, HistoryRecord, UpdateRecord
@@ -193,8 +192,8 @@ class RoundComputation:
             accepted=len(state.accepted),
             dropped=len(state.drawn) - len(state.accepted),
             training_loss=sum(losses) / len(losses) if losses else None,
-            bytes_down=log_.bytes_down,
-            bytes_up=log_.bytes_up,
+            bytes_down=log_.bytes.down,
+            bytes_up=log_.bytes.up,
             model_digest="",
             state_epoch=self._control.state.state_epoch,
             over_selection=state.over_selection,

@@ -11,12 +11,12 @@ from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import keeps_client_state
 from fl_server.clients.fleet import Fleet
 from fl_server.metrics import Metrics
-from fl_server.rounds.directions import Directions
-from fl_server.run.client_states.members import ClientStates
-from fl_server.run.committed.round_log import RoundLog, RunCounters
+from fl_server.rounds.metrics import Directions
+from fl_server.run.client_states import ClientStates
 from fl_server.run.evaluation.label_order import LabelOrder
 from fl_server.run.models import ModelStore
 from fl_server.run.progress import RoundTrace, Watchers
+from fl_server.run.round_log import RoundLog, RunCounters
 from fl_server.run_config import AlgorithmSection, RunConfig
 from fl_server.services import Services
 from fl_server.store.database.store import Store

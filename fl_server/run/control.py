@@ -270,9 +270,11 @@ class RunControl(ABC):
 def _first_state(context: RunContext, record: RunRecord, config: RunConfig) -> RoundState:
     """The state before the first round."""
     algorithm = context.algorithm
+    settings = context.services.config
     policy = replace(
         config.policy(len(algorithm.exchanges), config.population if algorithm.needs_population else 0),
-        rounds_between_restarts=context.services.config.states.rounds_between_restarts,
+        rounds_between_restarts=settings.states.rounds_between_restarts,
+        most_processes=settings.quarantine.restarts,
     )
     stop = config.stop
     return RoundState(

@@ -14,7 +14,6 @@ from fl_server.run.assignment import RoundPosition, RoundWork, common_assignment
 from fl_server.run.context import RunContext
 from fl_server.run.control import RunControl
 from fl_server.run.deadline import Deadline
-from fl_server.run.failures import RESTARTED, Reason
 from fl_server.run.submissions import Submissions
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import Assignment
@@ -104,44 +103,33 @@ class AssignmentDispatch:
                 self._control.tasks.spawn(self._push_after_restart(client))
             else:
                 self.push(client)
-        elif state.may_return(client) and self._may_be_asked(client):
+        elif state.collects and client in state.out:
             self._control.tasks.spawn(self._return(client))
 
     async def _push_after_restart(self, client: str) -> None:
-        """Send a client its work again that another process of its daemon had, unless too many had it."""
-        failures = self._submissions.failures
-        async with self._control.turn:
-            if not self._control.state.works(client) or not failures.sent_to_another(client):
+        """Another process of a daemon that had its work is here: the core sends it again, or gives it up."""
+        failures, control = self._submissions.failures, self._control
+        async with control.turn:
+            if not control.state.works(client) or not failures.sent_to_another(client):
                 return
             await failures.add_restart(client)
-            if not failures.restarts_too_often(client):
-                self.push(client)
+            await control.take(ev.ClientRestarted(client))
+            if control.state.works(client):
                 return
-            why = f"{RESTARTED}: {failures.most_processes} processes of it had the assignment, and none answered"
-            await self._submissions.take_failure(client, Reason(why))
+            why = failures.of(client).detail
         log.warning("client_failed", run=self._context.run_id, client=client, why=why)
         await failures.count(client, why)
 
     async def _return(self, client: str) -> None:
         """Expect the client again before it is asked: a failure that it reports at once must be about wanted work."""
         async with self._control.turn:
+            await self._control.update_roster()
             event = ev.ClientReturned(client)
             if self._control.applies(event):
                 collecting = self._control.state.phase is Phase.COLLECTING
                 await self._control.take(event)
                 if collecting:  # else the attempt that begins now has asked it
                     self.push(client)
-
-    def _may_be_asked(self, client: str) -> bool:
-        """Whether nothing outside of the round keeps a client that gave up its work from being asked once more."""
-        fleet = self._context.fleet
-        return (
-            fleet.eligibility.availability(client).may_train
-            and fleet.quarantine.of(client) is None
-            and client not in fleet.eligibility.policy.of(self._context.run_id)
-            and client not in self._context.client_states.left_out
-            and not self._submissions.failures.restarts_too_often(client)
-        )
 
 
 async def _idle_loop() -> None:

@@ -21,7 +21,6 @@ MOST_LINES = 10
 """Lines of history about the failures of one round, for the first failure of each cause."""
 MAX_NOTE = 300
 """Characters of a message in notes and history."""
-RESTARTED = "the daemon restarted while it worked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,15 +118,6 @@ class Failures:
     def sent_to_another(self, client: str) -> bool:
         """Whether the client's assignment went to another process of its daemon, which has ended without an answer."""
         return self._processes.get(client) not in (None, self._context.fleet.process_of(client))
-
-    @property
-    def most_processes(self) -> int:
-        """Processes of one daemon that get an assignment without an answer; 0: no limit."""
-        return self._context.services.config.quarantine.restarts
-
-    def restarts_too_often(self, client: str) -> bool:
-        """Whether the client's assignment went to so many processes that it is sent to no other one."""
-        return 0 < self.most_processes <= self.of(client).restarts
 
     async def add_restart(self, client: str) -> None:
         """The daemon of a client at work has started again."""

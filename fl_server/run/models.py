@@ -21,7 +21,7 @@ from fl_server.aggregation.server_update import ServerUpdateStats
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.errors import InvalidInput
 from fl_server.outside_calls import OutsideCode
-from fl_server.run.committed.round_log import RoundLog
+from fl_server.run.round_log import RoundLog
 from fl_server.run_config import RunConfig
 from fl_server.services import Services
 from fl_server.store.checkpoints import INITIAL

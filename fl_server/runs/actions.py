@@ -13,7 +13,7 @@ from algorithms import AlgorithmError
 from fl_server.errors import InvalidInput, NoSuchRun, WrongState, one_line
 from fl_server.plain_values import MAX_COUNT, MAX_SECONDS
 from fl_server.rounds import events as ev
-from fl_server.run.restore.run import reload_ended
+from fl_server.run.restore import reload_ended
 from fl_server.run.run import Run
 from fl_server.run_config import RunConfig
 from fl_server.runs.deletion import Deletions

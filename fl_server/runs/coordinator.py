@@ -13,11 +13,10 @@ from fl_server.run.run import Run
 from fl_server.runs.actions import RunActions
 from fl_server.runs.creation import RunCreation
 from fl_server.runs.deletion import Deletions, Retention
-from fl_server.runs.history import Audit
 from fl_server.runs.loading import RunLoading
 from fl_server.runs.outcomes import Outcomes
 from fl_server.runs.restoration import Restoration
-from fl_server.runs.table import RunTable
+from fl_server.runs.table import Audit, RunTable
 from fl_server.services import Services
 from fl_server.store.checkpoints import INITIAL
 from fl_server.store.errors import StoreError

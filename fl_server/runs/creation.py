@@ -16,13 +16,12 @@ from fl_common.units import size
 from fl_server.aggregation.methods import complete, outside_names
 from fl_server.errors import InvalidInput, RunExists
 from fl_server.outside_calls import OutsideCode
-from fl_server.run.evaluation.criterion import check_metric, directions_of, needs_metric, with_direction
+from fl_server.run.evaluation.metrics import check_metric, directions_of, needs_metric, with_direction
 from fl_server.run.run import Run
 from fl_server.run_config import RunConfig
 from fl_server.runs.deletion import Deletions
-from fl_server.runs.history import Audit
 from fl_server.runs.loading import LoadedTask, RunLoading, not_loadable
-from fl_server.runs.table import RunTable
+from fl_server.runs.table import Audit, RunTable
 from fl_server.services import Services
 from fl_server.store.records import HistoryRecord, RunRecord
 from fl_tasks import TaskError

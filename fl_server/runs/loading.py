@@ -24,7 +24,7 @@ from fl_server.errors import InvalidInput
 from fl_server.outside_calls import OutsideCode
 from fl_server.round_config import Fingerprint
 from fl_server.run.context import RunDependencies
-from fl_server.run.evaluation.criterion import directions_of
+from fl_server.run.evaluation.metrics import directions_of
 from fl_server.run.run import Run
 from fl_server.run_config import RunConfig, TaskSection
 from fl_server.services import Services

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fl_server.run.committed.lookup import state_epochs
+from fl_server.run.committed_rounds import state_epochs
 from fl_server.run.outcomes import OutcomeLookup, not_needed_outcome, uncounted_outcome
 from fl_server.run.run import Run
 from fl_server.runs.table import RunTable

@@ -15,8 +15,8 @@ from fl_server.aggregation.methods import outside_names
 from fl_server.aggregation.outside_task.remote_task import RemoteTask
 from fl_server.errors import InvalidInput, one_line
 from fl_server.outside_calls import CallTimedOut
-from fl_server.run.evaluation.criterion import directions_of, with_direction
-from fl_server.run.restore.run import restore_run
+from fl_server.run.evaluation.metrics import directions_of, with_direction
+from fl_server.run.restore import restore_run
 from fl_server.run.run import Run
 from fl_server.run_spec import from_stored
 from fl_server.runs.deletion import Deletions

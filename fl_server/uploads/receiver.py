@@ -14,16 +14,15 @@ from typing import ParamSpec, TypeVar
 import structlog
 
 from fl_server.admission.gate import AdmissionGate, UpdateRefused, WrongDigest
+from fl_server.clients.sessions import Transfer
 from fl_server.clients.transfer_limits import Excess
-from fl_server.clients.transfers import Transfer
 from fl_server.errors import Forbidden, NotNow, UploadBroken
 from fl_server.run.run import Run
 from fl_server.services import Services
 from fl_server.store.errors import StoreError, StoreFull
 from fl_server.store.spool.part_file import PartFile
 from fl_server.store.spool.spool import PartBusy, SpoolKey, TooManyUnfinished
-from fl_server.uploads.chunk_stream import ChunkStream, Request, Requests, trailer_of
-from fl_server.uploads.read_slots import ReadSlots
+from fl_server.uploads.stream import ChunkStream, ReadSlots, Request, Requests, trailer_of
 from fl_server.uploads.verdicts import Submission, Verdicts
 from protos.chunks import ChunkError, ReadChunk, check_chunk
 from protos.codec import digest_bytes
@@ -167,7 +166,7 @@ class UploadReceiver:
         """Write chunks until the trailer. Raises UploadBroken, NotNow, UpdateRefused."""
         offset = upload.header.resume_offset
         round_log, size = upload.submission.run.log, upload.header.size_bytes
-        round_log.upload_started(upload.client, offset)
+        round_log.bytes.upload_started(upload.client, offset)
         stream = ChunkStream(requests, size, self._services.config.limits)
         caller = self._transfer_limits.of(upload.client)
         with round_log.transfers.transfer(upload.client, "up", size, offset) as shown:
@@ -194,7 +193,7 @@ class UploadReceiver:
         def count(writing: asyncio.Future[None]) -> None:
             if not writing.cancelled() and writing.exception() is None:
                 self._services.metrics.bytes.labels("up", "update").inc(len(chunk.data))
-                upload.submission.run.log.bytes_up += len(chunk.data)
+                upload.submission.run.log.bytes.total_up += len(chunk.data)
 
         writing = asyncio.ensure_future(self._in_io(upload.client, _write_chunk, upload, chunk, offset))
         writing.add_done_callback(count)
@@ -216,7 +215,7 @@ class UploadReceiver:
             raise UploadBroken(upload.header.key, 0, "the bytes have not the digest of the header") from None
         upload.submission.check_wanted()
         await self._services.in_io(upload.part.seal)
-        upload.submission.run.log.upload_completed(upload.client)
+        upload.submission.run.log.bytes.upload_completed(upload.client)
         clip_factor = upload.gate.clip_factor(next(iter(norms.values())))
         receipt = await self._verdicts.admit(upload.submission, norms, clip_factor)
         upload.submission.run.run_status.upload_stored()

@@ -42,7 +42,7 @@ def check_restored(before: RoundState, after: RoundState) -> None:
     else:
         same += ["epoch_rounds", "members", "lost"]
     if before.phase is Phase.COLLECTING and not before.fixed:
-        same += ["phase", "goal", "refused", "failed", "attempt"]
+        same += ["phase", "goal", "refused", "failed", "restarts", "attempt"]
         same += [] if before.repeated else ["admitted", "drawn"]
     if before.policy.stop.uses_metrics:
         same += ["judged", "judged_from"]

@@ -85,7 +85,10 @@ class Driver:
         place = (round_, max((exchange for exchange, _, _ in attempts), default=0))
         admitted = tuple(self.ledger.updates.get(place, {}).items())
         refused, failed = self.ledger.refused.get(place, {}), self.ledger.failed.get(place, {})
-        return SavedRound(list(attempts), admitted, self.ledger.fixed.get(place), dict(refused), dict(failed))
+        processes = dict(self.ledger.processes.get(place, {}))
+        return SavedRound(
+            list(attempts), admitted, self.ledger.fixed.get(place), dict(refused), dict(failed), processes
+        )
 
     # Events.
 
@@ -131,6 +134,14 @@ class Driver:
             self._write_failure(client, "it failed", not_finite=not_finite)
             yield "failure written"
             yield from self.take(event)
+
+    def restart_client(self, client: str, place: Place) -> Iterator[str]:
+        """Another process of a client at work is here."""
+        if place == (self.state.round, self.state.exchange) and self.state.works(client):
+            processes = self.ledger.processes.setdefault(place, {})
+            processes[client] = processes.get(client, 0) + 1
+            yield "restart written"
+            yield from self.take(ev.ClientRestarted(client))
 
     def lose_state(self, client: str, place: Place) -> Iterator[str]:
         """A client at work has lost its state."""
@@ -222,7 +233,7 @@ class Driver:
         ledger = self.ledger
         ledger.restarts.add(round_)
         ledger.attempts.pop(round_, None)
-        for rows in (ledger.updates, ledger.refused, ledger.failed, ledger.fixed):
+        for rows in (ledger.updates, ledger.refused, ledger.failed, ledger.processes, ledger.fixed):
             for place in [place for place in rows if place[0] == round_]:
                 rows.pop(place)
         for key in [key for key in self.told.acknowledged if key[0] == round_]:

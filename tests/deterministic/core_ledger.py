@@ -33,6 +33,8 @@ class Ledger:
     """Admitted updates in order of arrival."""
     refused: dict[Place, dict[str, Refused]] = field(default_factory=dict)
     failed: dict[Place, dict[str, Failed]] = field(default_factory=dict)
+    processes: dict[Place, dict[str, int]] = field(default_factory=dict)
+    """How often the work of each client was sent to another process of it."""
     fixed: dict[Place, ev.Accepted] = field(default_factory=dict)
     commits: list[tuple[bytes, ev.Accepted, int, float]] = field(default_factory=list)
     """(model, accepted list, epoch, over-selection factor) by round."""

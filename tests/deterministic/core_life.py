@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from fl_server.rounds import events as ev
-from fl_server.rounds.directions import BY_LOSS
+from fl_server.rounds.metrics import BY_LOSS
 from fl_server.rounds.state import Phase, RoundPolicy, UnexpectedEvent
 from fl_server.rounds.stop_rules import StopPolicy
 from tests.deterministic.core_checks import check_end, check_restored, check_state
@@ -52,6 +52,7 @@ def policy_of(draw: random.Random) -> RoundPolicy:
         ask_clients_every=draw.choice((0, 0, 2)),
         stop=StopPolicy(BY_LOSS, 0.02 if uses_metric else None, draw.choice((0, 6)) if uses_metric else 0),
         rounds_between_restarts=draw.choice((0, 2)),
+        most_processes=draw.choice((0, 2)),
     )
 
 
@@ -207,6 +208,8 @@ class CoreLife:
             self._do(self.driver.refuse(client, place, draw.choice(("", "not_finite", "norm"))))
         elif self._fault("fail", 1.0):
             self._do(self.driver.fail(client, place, not_finite=draw.random() < 0.3))
+        elif self._fault("restart", 0.5):
+            self._do(self.driver.restart_client(client, place))
         elif self._fault("lose state", 0.7):
             self._do(self.driver.lose_state(client, place))
         else:

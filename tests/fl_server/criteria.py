@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from fl_server.rounds.directions import Criterion
+from fl_server.rounds.metrics import Criterion
 
 BY_ACCURACY = Criterion("accuracy", lower_is_better=False)

@@ -20,7 +20,7 @@ from fl_ops.simulate.clients import PreparedRun
 from fl_ops.simulate.reports import RoundResult
 from fl_ops.simulate.settings import SimulationConfig
 from fl_ops.simulate.simulation import Simulation
-from fl_server.rounds.directions import Criterion
+from fl_server.rounds.metrics import Criterion
 from fl_server.store.bundle_files import separate
 from fl_server.store.checkpoints import AVERAGED, COMMITTED, HOLDS
 

@@ -19,16 +19,15 @@ import structlog
 
 from fl_server.aggregation.broadcast import Broadcast
 from fl_server.errors import InvalidInput
-from fl_server.rounds.client_metrics import EVALUATED, summary, with_own
-from fl_server.rounds.directions import of_averaged
+from fl_server.rounds.collecting import RESTARTED, too_many_processes
+from fl_server.rounds.metrics import EVALUATED, of_averaged, summary, with_own
 from fl_server.rounds.sampling import draw_evaluators
-from fl_server.run.committed.lookup import clients_told_of
+from fl_server.run.committed_rounds import clients_told_of
 from fl_server.run.context import RunContext
 from fl_server.run.control import RunControl, with_turns
 from fl_server.run.deadline import save_time
-from fl_server.run.evaluation.client_sums import check_sums, plain_sums, with_sums
-from fl_server.run.evaluation.results import prune_checkpoints, record_metrics
-from fl_server.run.failures import RESTARTED
+from fl_server.run.evaluation.metrics import check_sums, plain_sums, with_sums
+from fl_server.run.evaluation.server import prune_checkpoints, record_metrics
 from fl_server.run_config import RunConfig
 from fl_server.store.records import ClientEvaluation, HistoryRecord
 from fl_tasks.metrics import MAX_METRICS, wrong_name
@@ -284,7 +283,7 @@ class ClientEvaluations:
         others = one.processes.get(client, set()) - {fleet.process_of(client)}
         if not 0 < most <= len(others):
             return False
-        why = f"{RESTARTED}: {most} processes of it had the evaluation of round {one.round}, and none answered"
+        why = f"{RESTARTED}: {too_many_processes(most, f'evaluation of round {one.round}')}"
         log.warning("client_failed", run=self._context.run_id, round=one.round, client=client, why=why)
         self._control.tasks.spawn(fleet.note(client, why))
         one.client_out(client)

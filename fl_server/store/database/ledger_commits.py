@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Text, cast, collate, delete, exists, insert, select
 from sqlalchemy import update as change
 
-from fl_server.rounds.client_metrics import EVALUATED
+from fl_server.rounds.metrics import EVALUATED
 from fl_server.store.database import rows, schema
 from fl_server.store.database.rows import (
     LARGEST,

@@ -20,7 +20,7 @@ from fl_ops.render.tables import client_details, clients_table, run_summary, run
 from fl_ops.render.top import Federation, TopView
 from fl_ops.render.watching import LiveTable, RunProgress
 from fl_ops.trackers.ledger import round_facts
-from fl_server.rounds import client_metrics, directions
+from fl_server.rounds import metrics as server_metrics
 from fl_web.facts import client as client_facts
 from fl_web.facts import run as run_facts
 from fl_web.facts.federation import problems
@@ -266,8 +266,8 @@ def test_phases_of_clients_are_counted_in_one_order() -> None:
 def test_names_of_metrics_are_those_of_the_coordinator() -> None:
     """The page may not import the coordinator, so the beginnings of the names are written twice."""
     assert (BY_CLIENTS, OF_AVERAGED, EVALUATED, LOSS) == (
-        directions.PREFIX,
-        directions.AVERAGED,
-        client_metrics.EVALUATED,
-        directions.LOSS,
+        server_metrics.PREFIX,
+        server_metrics.AVERAGED,
+        server_metrics.EVALUATED,
+        server_metrics.LOSS,
     )

@@ -15,7 +15,7 @@ from fl_server.rounds.sampling import by_id
 from fl_server.rounds.state import Phase, RoundState
 from fl_server.run.failures import Reason
 from fl_server.run.run import Run
-from fl_server.run.status.waiting import why_waiting
+from fl_server.run.status import why_waiting
 from fl_server.store.records import UpdateRecord
 from protos.fl.v1.training_pb2 import ExchangeKey, UpdateHeader
 from tests.fl_server.devices import Device

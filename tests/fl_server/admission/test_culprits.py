@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fl_server.admission.culprits import Measured, outliers, overflow_culprit
-from fl_server.admission.norms import NormHistory
+from fl_server.admission.norms import Measured, NormHistory, outliers, overflow_culprit
 from fl_server.round_config import RoundSection
 
 SECTION = RoundSection()

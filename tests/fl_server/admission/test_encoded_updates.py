@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from fl_server.admission import encoded_norms
-from fl_server.admission.digest_and_norms import digest_and_norms
-from fl_server.admission.encoded_norms import digest_and_norms_of_encoded
+from fl_server.admission import reading
 from fl_server.admission.gate import AdmissionGate, UpdateRefused, WrongDigest
+from fl_server.admission.reading import digest_and_norms, digest_and_norms_of_encoded
 from fl_server.aggregation.encoded_update import Decoding, EncodedUpdate, UpdateKeys
 from fl_server.aggregation.updates import UpdateShape
 from protos.codec import Layout, digest_message, digest_of, pack
@@ -66,7 +65,7 @@ def test_norms_are_those_of_the_decoded_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: EncodingSpec, read_bytes: int
 ) -> None:
     """And the digest is that of the file, for reads of any size."""
-    monkeypatch.setattr(encoded_norms, "READ_BYTES", read_bytes)
+    monkeypatch.setattr(reading, "READ_BYTES", read_bytes)
     data, shape = encoded(spec), gate(spec).shape
     (tmp_path / "encoded").write_bytes(data)
     plain = pack(decode(data, shape.payloads[0].encoded, KEYS.of_payload("delta")), LAYOUT)

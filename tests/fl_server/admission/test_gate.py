@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from fl_server.admission import digest_and_norms as module
+from fl_server.admission import reading as module
 from fl_server.admission.gate import AdmissionGate, UpdateRefused, WrongDigest
 from fl_server.aggregation.updates import PayloadShape, UpdateShape
 from protos.codec import Layout, digest_message, digest_of, pack

@@ -23,7 +23,7 @@ from fl_server.clients.draw_rules import (
     explained,
     rule_for,
 )
-from fl_server.run.status.waiting import why_waiting
+from fl_server.run.status import why_waiting
 from fl_server.store.records import ClientRecord
 from fl_web.facts.client import facts
 from fl_web.rendering import rendered

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fl_server.clients.transfers import Transfers
+from fl_server.clients.sessions import Transfers
 
 GONE = RuntimeError("banned")
 

@@ -7,8 +7,7 @@ import math
 
 import pytest
 
-from fl_server.rounds.client_metrics import has_evaluation, spread, summary
-from fl_server.rounds.directions import Directions
+from fl_server.rounds.metrics import Directions, has_evaluation, spread, summary
 
 
 def test_four_clients() -> None:

@@ -225,7 +225,8 @@ def test_a_retry_without_clients_waits_again() -> None:
 def test_a_lost_clients_update_counts_after_a_retry() -> None:
     """b is away when a retry draws a again; if b returns within the round, its update still counts."""
     state = play(collecting("ab", quorum=2), *leave("ab"), RosterChanged(("a",), settled=True), RetryDue())[0]
-    assert play(state, ClientReturned("b"), *arrive("ba"))[0].accepted == accepted("ab")
+    back = RosterChanged(("a", "b"), settled=True)
+    assert play(state, back, ClientReturned("b"), *arrive("ba"))[0].accepted == accepted("ab")
 
 
 def test_a_client_that_returns_ends_the_wait() -> None:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fl_server.rounds.directions import WELL_KNOWN, Criterion, Directions
+from fl_server.rounds.metrics import WELL_KNOWN, Criterion, Directions
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from fl_server.rounds.effects import EndRun, RestartRound, RetryLater
+from fl_server.rounds.effects import EndRun, RecordFailure, RestartRound, RetryLater, SendWork
 from fl_server.rounds.events import (
+    ClientRestarted,
     ClientReturned,
     CulpritsFound,
     Event,
@@ -98,8 +99,26 @@ def test_a_round_with_refused_clients_waits_for_one_that_may_still_deliver() -> 
     events = [*arrive("a"), *refused("b", ""), *leave("c"), RosterChanged(("a", "b"), settled=True), RetryDue()]
     state, _ = play(collecting("abc", quorum=2), *events)
     assert (state.phase, len(state.admitted)) == (Phase.SELECTING, 1)
-    state, _ = play(state, ClientReturned("c"), *arrive("c"))
+    state, _ = play(state, RosterChanged(tuple("abc"), settled=True), ClientReturned("c"), *arrive("c"))
     assert state.phase is Phase.STEPPING
+
+
+def test_a_client_whose_daemon_restarts_too_often_has_failed() -> None:
+    """Its work is sent again until so many of its processes had it, also after a restart of the coordinator."""
+    state, effects = play(collecting("ab", most_processes=2), ClientRestarted("a"))
+    assert effects == [SendWork("a")]
+    for before in (state, killed(state, restarts={"a": 1})):
+        after, effects = play(before, ClientRestarted("a"))
+        why = "the daemon restarted while it worked: 2 processes of it had the assignment, and none answered"
+        assert (effects, set(after.out)) == ([RecordFailure("a", why)], {"a"})
+        assert not after.may_return("a")
+
+
+def test_a_client_that_may_not_be_drawn_is_not_asked_again() -> None:
+    """It may not train, is in quarantine, or works for another run: so it is not eligible."""
+    state, _ = play(collecting("ab"), *leave("a"), RosterChanged(("b",), settled=True))
+    assert not state.may_return("a")
+    assert play(state, RosterChanged(("a", "b"), settled=True))[0].may_return("a")
 
 
 def test_a_client_that_failed_three_times_is_not_asked_when_it_returns() -> None:

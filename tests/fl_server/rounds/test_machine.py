@@ -10,6 +10,7 @@ import pytest
 from fl_server.rounds.events import (
     ClientDroppedOut,
     ClientReleased,
+    ClientRestarted,
     ClientReturned,
     CulpritsFound,
     DeadlinePassed,
@@ -39,10 +40,11 @@ from tests.fl_server.round_play import SAMPLES, STOP
 
 EVENTS: tuple[Event, ...] = (
     RosterChanged(("a", "b", "c", "d"), settled=True), UpdateAdmitted("b", b"b"), ClientDroppedOut("b"),
-    ClientReturned("c"), DeadlinePassed(), RoundRestored(), RetryDue(), ExchangeReduced(), StepComputed(),
-    ModelCommitted(), Evaluated(), StatesLost("a: its disk is new"), PauseRequested(), ResumeRequested(), Extended(9),
-    STOP, CulpritsFound((("a", "too long"),)), UpdateRefused("b", "norm", "too long"), WorkFailed("b", "no memory"),
-    StateLost("b", "its disk is new"), ClientReleased("b"), ModelDiverged("NaN"), TimeUsed(9.0),
+    ClientReturned("c"), ClientRestarted("b"), DeadlinePassed(), RoundRestored(), RetryDue(), ExchangeReduced(),
+    StepComputed(), ModelCommitted(), Evaluated(), StatesLost("a: its disk is new"), PauseRequested(),
+    ResumeRequested(), Extended(9), STOP, CulpritsFound((("a", "too long"),)), UpdateRefused("b", "norm", "too long"),
+    WorkFailed("b", "no memory"), StateLost("b", "its disk is new"), ClientReleased("b"), ModelDiverged("NaN"),
+    TimeUsed(9.0),
 )  # fmt: skip
 NEXT = (
     {
@@ -58,6 +60,7 @@ NEXT = (
         (Phase.COLLECTING, UpdateRefused): Phase.SELECTING,
         (Phase.COLLECTING, WorkFailed): Phase.SELECTING,
         (Phase.COLLECTING, StateLost): Phase.COLLECTING,
+        (Phase.COLLECTING, ClientRestarted): Phase.COLLECTING,
         (Phase.REDUCING, ModelDiverged): Phase.ENDED,
         (Phase.STEPPING, ModelDiverged): Phase.ENDED,
         (Phase.COLLECTING, UpdateAdmitted): Phase.STEPPING,

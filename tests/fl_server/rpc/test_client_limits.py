@@ -38,7 +38,7 @@ async def test_the_uploads_of_a_client_at_once_are_limited(tmp_path: Path) -> No
     """One more is refused before a file is opened for it; after one ends, the next is accepted."""
     async with upload_setup(tmp_path, transfers={"uploads_at_once": 1}) as bench:
         older = asyncio.create_task(bench.submit(*bench.parts()[:2], hangs=True))
-        await until(lambda: bench.run.log.bytes_up, "a chunk has arrived")
+        await until(lambda: bench.run.log.bytes.up, "a chunk has arrived")
         with pytest.raises(LimitExceeded, match="1 uploads at once"):
             await bench.send()
         older.cancel()
@@ -143,7 +143,7 @@ async def test_queries_are_answered_while_uploads_use_all_threads(tmp_path: Path
 
 async def test_the_chunks_of_an_upload_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each costs a write and a checksum: an upload in chunks of a byte would fill the disk with checksums."""
-    monkeypatch.setattr("fl_server.uploads.chunk_stream._FREE_CHUNKS", 3)
+    monkeypatch.setattr("fl_server.uploads.stream._FREE_CHUNKS", 3)
     async with upload_setup(tmp_path) as bench:
         parts = upload(bench.header, bench.data, bench.a.session, chunk=1)
         with pytest.raises(InvalidInput, match="chunk: expected 3 chunks of an upload at most"):

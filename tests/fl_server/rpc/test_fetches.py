@@ -161,4 +161,4 @@ async def test_a_fetch_counts_for_the_run_of_the_assignment(world: World, is_nam
     assert ["a" in run.log.transfers.newest for run in (waits, goes)] == [False, True]
     received = [part async for part in reading]
     assert len(received) == 1
-    assert (waits.log.bytes_down, goes.log.bytes_down) == (0, assignment.resources[0].size_bytes)
+    assert (waits.log.bytes.down, goes.log.bytes.down) == (0, assignment.resources[0].size_bytes)

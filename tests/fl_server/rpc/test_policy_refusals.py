@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fl_server.rpc.views import client_status, run_status
-from fl_server.run.status.waiting import lacking, why_waiting
+from fl_server.run.status import lacking, why_waiting
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import Assignment, ExchangeKey
 from tests.fl_server.devices import NO_CONTEXT, Device

@@ -142,6 +142,6 @@ async def test_the_bytes_of_a_difference_are_those_that_are_counted(tmp_path: Pa
         counted = world.metric("fl_transfer_bytes_total", direction="down", kind="model")
         assert counted == run.log.recent[0].bytes_down == model.size_bytes
         await a.download(world, model.difference.digest)
-        assert run.log.bytes_down == model.difference.size_bytes < model.size_bytes
+        assert run.log.bytes.down == model.difference.size_bytes < model.size_bytes
         sent = world.metric("fl_transfer_bytes_total", direction="down", kind="model") - counted
         assert sent == model.difference.size_bytes

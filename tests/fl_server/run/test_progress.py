@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_server.rounds.directions import Criterion
+from fl_server.rounds.metrics import Criterion
 from fl_server.rounds.stop_rules import Best, best_round
-from fl_server.run.committed.round_log import RoundLog
 from fl_server.run.progress import Progress, Watchers
+from fl_server.run.round_log import RoundLog
 from tests.fl_server.criteria import BY_ACCURACY
 from tests.fl_server.harness import TIMEOUT_S
 from tests.fl_server.store.records import a_commit
@@ -108,12 +108,12 @@ def test_a_status_is_made_once_for_all_watchers() -> None:
 def test_the_log_of_rounds() -> None:
     """Latest and best round; bytes of the open round are counted, and after the commit those of its record."""
     log = RoundLog(BY_ACCURACY)
-    assert (log.latest, log.best, log.total_bytes) == (None, None, (0, 0))
-    log.bytes_down, log.bytes_up = 5, 6
+    assert (log.latest, log.best, log.bytes.total) == (None, None, (0, 0))
+    log.bytes.total_down, log.bytes.total_up = 5, 6
     log.add(a_commit(0, bytes_down=10, bytes_up=20))
     log.add(a_commit(1, bytes_down=1, bytes_up=2))
-    log.bytes_down = 100
-    assert log.total_bytes == (111, 22)
+    log.bytes.total_down += 100
+    assert log.bytes.total == (111, 22)
     assert log.add_metrics(a_commit(0), {"accuracy": 0.9}).metrics == {"accuracy": 0.9}
     log.add_metrics(a_commit(1), {"accuracy": 0.5})
     assert log.latest is not None

@@ -10,7 +10,7 @@ import pytest
 
 from fl_server.rounds.restoring import restored_round
 from fl_server.rounds.state import Phase, RoundPolicy, RoundState
-from fl_server.run.restore.round import read_round
+from fl_server.run.restore_round import read_round
 from fl_server.store.database.store import Store, open_sqlite
 from tests.fl_server.store.records import a_run, an_attempt, an_update, why
 

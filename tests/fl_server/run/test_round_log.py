@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from fl_server.run.committed.statistics import RoundStatistics
+from fl_server.run.round_statistics import RoundStatistics
 
 
 def some_statistics() -> RoundStatistics:

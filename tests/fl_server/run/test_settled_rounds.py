@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fl_server.rounds.stop_rules import StopPolicy, best_round, stop_reason
-from fl_server.run.committed.round_log import RECENT, RoundLog
-from fl_server.run.committed.statistics import RoundStatistics
+from fl_server.run.round_log import RECENT, RoundLog
+from fl_server.run.round_statistics import RoundStatistics
 from fl_server.store.database.store import Store
 from fl_server.store.records import CommitRecord, TotalsRecord
 from protos.fl.v1 import admin_pb2 as pb
@@ -45,7 +45,7 @@ def commits(values: list[float | None]) -> list[CommitRecord]:
 def shown(log: RoundLog) -> Any:
     """Everything that is shown or decided from a log."""
     return repr((
-        log.rounds, log.total_bytes, log.totals(), log.latest, log.best, log.best_commit, log.best_values(),
+        log.rounds, log.bytes.total, log.totals(), log.latest, log.best, log.best_commit, log.best_values(),
         log.newest_metrics(), log.newest_round_with("accuracy"), [log.rounds_of_epoch(epoch) for epoch in range(4)],
     ))  # fmt: skip
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fl_server.rpc.views import run_status
-from fl_server.run.committed.round_log import RoundLog
+from fl_server.run.round_log import RoundLog
 from fl_server.store.records import CommitRecord
 from tests.fl_server.criteria import BY_ACCURACY
 from tests.fl_server.devices import Device
@@ -77,11 +77,11 @@ def a_commit(down: int) -> CommitRecord:
 def test_bytes_during_a_commit_belong_to_the_next_round() -> None:
     """They came after the record of the round was made. The total stays."""
     log = RoundLog(BY_ACCURACY)
-    log.bytes_down += 100
-    record = a_commit(log.bytes_down)
-    log.bytes_down += 7
+    log.bytes.total_down += 100
+    record = a_commit(log.bytes.down)
+    log.bytes.total_down += 7
     log.add(record)
-    assert (log.total_bytes[0], log.bytes_down) == (107, 7)
+    assert (log.bytes.total[0], log.bytes.down) == (107, 7)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from fl_server.limits_config import LimitsConfig
-from fl_server.uploads.chunk_stream import StallTimeout
+from fl_server.uploads.stream import StallTimeout
 
 
 async def test_a_chunk_of_bytes_resets_the_timeout() -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from fl_server.uploads.read_slots import ReadSlots
+from fl_server.uploads.stream import ReadSlots
 from tests.fl_server.harness import until
 
 

@@ -13,8 +13,8 @@ import pytest
 from sqlalchemy import insert
 
 from fl_ops.errors import NotFound
-from fl_server.rounds.client_metrics import EVALUATED, STATISTICS
-from fl_server.run.committed.statistics import RoundStatistics
+from fl_server.rounds.metrics import EVALUATED, STATISTICS
+from fl_server.run.round_statistics import RoundStatistics
 from fl_server.run_config import RunConfig
 from fl_server.run_spec import from_values
 from fl_server.store.database import rows, schema

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from fl_server.aggregation.server_update import ServerUpdateStats
 from fl_server.metrics import Metrics
-from fl_server.rounds.client_metrics import has_evaluation
-from fl_server.rounds.directions import Criterion
+from fl_server.rounds.metrics import Criterion, has_evaluation
 from fl_server.rounds.state import Phase
 from fl_server.rounds.stop_rules import Best, Evaluation, Judged, best_round
-from fl_server.run.committed.shares import ClientShares, Draw
-from fl_server.run.committed.statistics import MOST_STALE, RoundStatistics
-from fl_server.run.committed.totals import RoundSums, SettledRounds, criteria
-from fl_server.run.status.client_transfers import ClientTransfers
-from fl_server.store.records import CommitRecord, TotalsRecord, UpdateRecord
+from fl_server.run.round_statistics import (
+    MOST_STALE,
+    ClientShares,
+    Draw,
+    RoundStatistics,
+    RoundSums,
+    SettledRounds,
+    criteria,
+)
+from fl_server.run.transfers import ClientTransfers, RunBytes
+from fl_server.store.records import CommitRecord, TotalsRecord
 
 RECENT = 16
 """Newest commits in memory; older ones are in the ledger only. The totals are written to the ledger after as many
@@ -26,7 +31,7 @@ rounds."""
 
 @dataclass
 class RoundLog:
-    """The committed rounds of a run, and the transferred bytes and statistics of the one under way."""
+    """The committed rounds of a run, and what is known of the one under way."""
 
     criterion: Criterion
     """It selects the best round."""
@@ -42,6 +47,8 @@ class RoundLog:
     """Rounds that are evaluated now, with the number of evaluations: one of them may still become the best."""
     transfers: ClientTransfers = field(default_factory=ClientTransfers)
     """Of the clients of the round under way."""
+    bytes: RunBytes = field(default_factory=RunBytes)
+    """Of all rounds and of the one under way."""
     shares: ClientShares = field(default_factory=ClientShares)
     """Counted updates by client."""
     changes: int = 0
@@ -54,22 +61,10 @@ class RoundLog:
     """Of the rounds in `recent`."""
     _written: int = 0
     """Settled rounds of which the ledger has the totals."""
-    _downloading: set[str] = field(default_factory=set)
-    """Clients that fetch the model of the round under way from this process."""
-    _uploading: set[str] = field(default_factory=set)
-    """Clients that send their update of it to this process."""
-    _bytes_per_client: int = 0
-    """Bytes down to a client for the exchange under way, if that exchange began before the last start; else 0."""
     _best: dict[str, Best] = field(default_factory=dict)
     """The best evaluated round, by the run's metric and by the loss."""
     _newest: dict[str, tuple[int, float]] = field(default_factory=dict)
     """The newest (round, value) of each metric."""
-    _down: int = 0
-    """Bytes since the run was created."""
-    _up: int = 0
-    _recorded_down: int = 0
-    """Bytes of the exchange under way that the last stop recorded and that no client's progress accounts for yet."""
-    _recorded_up: int = 0
 
     def __post_init__(self) -> None:
         self._settled = SettledRounds(self.criterion)
@@ -80,12 +75,10 @@ class RoundLog:
             self._settled, self._written = settled, settled.sums.rounds
             self._sums, self.shares = RoundSums.from_values(settled.sums.to_values()), settled.shares.copy()
             self._best, self._newest = dict(settled.best), dict(settled.newest)
-            self._down, self._up = self._sums.bytes_down, self._sums.bytes_up
+            self.bytes.restore(self._sums.bytes_down, self._sums.bytes_up)
 
     def add(self, commit: CommitRecord, extended_at: int = 0, draw: Draw | None = None) -> None:
         """Add the next committed round; the counts of the round under way start at zero.
-
-        Bytes that came after the round's record was made belong to the next round.
 
         extended_at: the run's committed rounds at its last extension. draw: None if the ledger has it no more.
         """
@@ -96,12 +89,9 @@ class RoundLog:
         self.recent[commit.round] = commit
         self.latest_statistics, self.statistics = RoundStatistics.from_text(commit.statistics), RoundStatistics()
         self._sums.add(commit, self.latest_statistics)
-        self._down, self._up = max(self._down, self._sums.bytes_down), max(self._up, self._sums.bytes_up)
         self._update_best(commit)
         self._settle(extended_at)
-        self._bytes_per_client = self._recorded_down = self._recorded_up = 0
-        self._downloading.clear()
-        self._uploading.clear()
+        self.bytes.commit(self._sums.bytes_down, self._sums.bytes_up)
         self.transfers.clear()
 
     def _settle(self, extended_at: int) -> None:
@@ -120,51 +110,6 @@ class RoundLog:
             return None
         self._written = rounds
         return TotalsRecord(run_id, rounds, self._settled.to_text())
-
-    def resume_exchange(self, bytes_per_client: int, delivered: Iterable[UpdateRecord]) -> None:
-        """Count an exchange that was under way when the coordinator stopped.
-
-        A client that has delivered had also fetched `bytes_per_client` before.
-        """
-        self._bytes_per_client = bytes_per_client
-        for update in delivered:
-            self._count_up(update.size_bytes)
-            self.upload_completed(update.client_id)
-
-    def resume_bytes(self, down: int, up: int) -> None:
-        """Count at least the bytes that the run's record has, after those that the ledger's updates account for.
-
-        A record is written at a stop and every few seconds. Bytes that a client's progress shows are a part of them.
-        """
-        self._recorded_down, self._recorded_up = max(0, down - self._down), max(0, up - self._up)
-        self._down += self._recorded_down
-        self._up += self._recorded_up
-
-    def download_started(self, client: str, offset: int) -> None:
-        """A client fetches the model from an offset on. What it fetched before a restart is counted here."""
-        self._count_down(offset if self._bytes_per_client and client not in self._downloading else 0)
-        self._downloading.add(client)
-
-    def upload_started(self, client: str, offset: int) -> None:
-        """A client sends its update from an offset on. What it sent before a restart is counted here."""
-        self._count_up(offset if self._bytes_per_client and client not in self._uploading else 0)
-        self._uploading.add(client)
-
-    def upload_completed(self, client: str) -> None:
-        """A client has sent its whole update. If it fetched nothing since a restart, it fetched before it."""
-        self._count_down(self._bytes_per_client if client not in self._downloading else 0)
-        self._downloading.add(client)
-
-    def _count_down(self, before: int) -> None:
-        """Count bytes from before a restart, unless they are among the recorded ones."""
-        known = min(before, self._recorded_down)
-        self._recorded_down -= known
-        self._down += before - known
-
-    def _count_up(self, before: int) -> None:
-        known = min(before, self._recorded_up)
-        self._recorded_up -= known
-        self._up += before - known
 
     def add_metrics(self, commit: CommitRecord, metrics: Mapping[str, float]) -> CommitRecord:
         """Add the metrics of an evaluation to a committed round; other metrics of the round stay."""
@@ -251,29 +196,6 @@ class RoundLog:
             if has_evaluation(commit.metrics, self.criterion.metric)
         ]
         return recent, self._settled.judged_since(since)
-
-    @property
-    def total_bytes(self) -> tuple[int, int]:
-        """Tensor bytes down and up since the run was created, including the round under way. They never fall."""
-        return self._down, self._up
-
-    @property
-    def bytes_down(self) -> int:
-        """Tensor bytes down since the last commit."""
-        return self._down - self._sums.bytes_down
-
-    @bytes_down.setter
-    def bytes_down(self, count: int) -> None:
-        self._down = self._sums.bytes_down + count
-
-    @property
-    def bytes_up(self) -> int:
-        """Tensor bytes up since the last commit."""
-        return self._up - self._sums.bytes_up
-
-    @bytes_up.setter
-    def bytes_up(self, count: int) -> None:
-        self._up = self._sums.bytes_up + count
 
 
 class RunCounters:

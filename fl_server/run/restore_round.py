@@ -43,7 +43,7 @@ async def restore_round_under_way(run: Run) -> None:
         await _restore_byte_counts(run)
     failures = run.submissions.failures
     failures.restore(await ledger.do(store.failures, run.id, run.state.round), failures.latest)
-    run.log.resume_bytes(run.record.bytes_down, run.record.bytes_up)
+    run.log.bytes.resume(run.record.bytes_down, run.record.bytes_up)
     present = {client for client in run.context.fleet.present() if client not in run.client_states.left_out}
     run.state = without_absent(run.state, present)
 
@@ -79,6 +79,11 @@ def read_round(store: Store, run_id: str, round_: int, is_whole: IsWhole) -> Sav
             for each in store.failures(run_id, round_)
             if each.exchange == exchange and each.failures
         },
+        restarts={
+            each.client_id: each.restarts
+            for each in store.failures(run_id, round_)
+            if each.exchange == exchange and each.restarts
+        },
     )
 
 
@@ -103,7 +108,8 @@ async def _restore_byte_counts(run: Run) -> None:
     context, state = run.context, run.state
     for exchange in range(state.exchange + 1):
         updates = await context.services.ledger.do(context.store.updates, run.id, state.round, exchange)
-        run.log.resume_exchange(run.model.bytes_down, [update for update in updates if update.admitted])
+        delivered = [(update.client_id, update.size_bytes) for update in updates if update.admitted]
+        run.log.bytes.resume_exchange(run.model.bytes_down, delivered)
     run.log.transfers.resume(state.round, state.exchange, state.outstanding)
 
 

@@ -1,4 +1,4 @@
-"""Restores a run after a restart: its models, the limits of norms, and where it continues."""
+"""Restores a run after a restart: its models, limits of norms and evaluations, and where it continues."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ import structlog
 
 from algorithms import AlgorithmError
 from fl_server.rounds import events as ev
+from fl_server.rounds.committing import clients_due, evaluation_due
+from fl_server.rounds.metrics import PREFIX, has_evaluation
+from fl_server.rounds.restoring import with_evaluations
 from fl_server.rounds.selecting import next_round
 from fl_server.rounds.state import ByClient, Lost, Phase
-from fl_server.run.client_states.missing_members import missing_members
-from fl_server.run.committed.lookup import draw_of, restore_log
-from fl_server.run.committed.low_shares import warn_of_low_shares
+from fl_server.run.committed_rounds import committed_round, draw_of, restore_log, warn_of_low_shares
+from fl_server.run.deadline import time_after_restart
 from fl_server.run.effects import release_round
-from fl_server.run.evaluation.results import prune_checkpoints
-from fl_server.run.restore.evaluations import make_up_last_evaluations, restore_evaluations
-from fl_server.run.restore.round import restore_round_under_way, resume_deadline
+from fl_server.run.evaluation.server import prune_checkpoints
+from fl_server.run.lost_states import missing_members
+from fl_server.run.restore_round import restore_round_under_way, resume_deadline
 from fl_server.run.run import Run
 from fl_server.store.errors import NoOpenFiles, StoreError, StoreFull, StoreUnavailable
 from fl_server.store.records import ENDED, CommitRecord, HistoryRecord
@@ -134,7 +136,7 @@ async def _restore_ended_state(run: Run) -> None:
         states_lost="",
     )
     run.log.began = None
-    run.log.resume_bytes(run.record.bytes_down, run.record.bytes_up)
+    run.log.bytes.resume(run.record.bytes_down, run.record.bytes_up)
 
 
 async def _restore_running(run: Run) -> None:
@@ -215,3 +217,47 @@ async def _remove_committed_uploads(run: Run) -> None:
     for leftover in await services.in_io(services.spool.sweep, run.id):
         if leftover.key.round <= run.model.snapshot.round:
             await services.in_io(services.spool.remove_round, run.id, leftover.key.round)
+
+
+_MADE_UP = 2
+"""Most evaluations of earlier rounds that were under way or waiting when the coordinator stopped."""
+
+
+async def restore_evaluations(run: Run) -> None:
+    """Start evaluations of the latest round again that the crash cut short, or end the run as they demand."""
+    await run.client_evaluations.backfill()
+    latest, state = run.log.latest, run.state
+    if latest is None:
+        return
+    server = evaluation_due(state, latest.round) and not has_evaluation(latest.metrics, "")
+    clients = clients_due(state, latest.round) and not has_evaluation(latest.metrics, PREFIX)
+    missing: set[ev.Source] = {*(("server",) if server else ()), *(("clients",) if clients else ())}
+    run.state = with_evaluations(state, *run.log.evaluations(run.record.extended_at), missing)
+    for earlier in await _not_evaluated(run):
+        run.server_evaluation.make_up(earlier)
+    if clients:
+        whole = run.config.evaluation.clients_deadline_s
+        seconds = time_after_restart(run.context, whole, latest.clients_seconds_left)
+        await run.client_evaluations.start(latest.round, seconds)
+    if server:
+        run.server_evaluation.start()
+
+
+async def make_up_last_evaluations(run: Run) -> None:
+    """Evaluate the last models whose evaluations were under way or waiting when the run ended, and then cut short."""
+    latest, before = run.log.latest, replace(run.state, ending=None)
+    last = latest and evaluation_due(before, latest.round) and not has_evaluation(latest.metrics, "")
+    for round_ in (*await _not_evaluated(run), *([latest.round] if latest and last else [])):
+        run.server_evaluation.make_up(round_)
+
+
+async def _not_evaluated(run: Run) -> list[int]:
+    """Rounds before the latest one whose evaluation by the server was due and did not end before the restart."""
+    every, missing, latest = run.state.policy.evaluate_every, list[int](), run.log.latest
+    newest = latest.round // every * every - 1 if latest and every else -1
+    for round_ in range(newest, -1, -every)[:_MADE_UP] if every else ():
+        commit = await committed_round(run.context, round_)
+        if commit is None or has_evaluation(commit.metrics, ""):
+            break
+        missing.insert(0, round_)
+    return missing

@@ -1,0 +1,195 @@
+"""A run as operators see it: why it waits and for whom, the clients of its round, and the values of its gauges."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from fl_server.clients.draw_rules import counted, described, labels_text, policy_rule
+from fl_server.metrics.runs import RunFigures
+from fl_server.rounds.state import Phase, RoundState
+from fl_server.run.context import RunContext
+from fl_server.run.control import RunControl
+from fl_server.run.deadline import Deadline
+from fl_server.run.evaluation.clients import ClientEvaluations
+from fl_server.run.round_statistics import criteria
+from fl_server.run.transfers import ClientTransfer, ClientTransfers
+
+
+def why_waiting(context: RunContext, control: RunControl) -> str:
+    """The waiting reason, and the present clients that could be drawn if somebody did something, with what to do."""
+    selection = control.eligible.in_round(control.state)
+    rules = control.eligible.not_drawn(context.fleet.present(), selection)
+    reasons = (described(rule, selection, clients) for rule, clients in rules.items() if rule.operable)
+    return "; ".join((control.run_status.waiting_reason, *reasons))
+
+
+def policy_refusals(context: RunContext) -> Counter[str]:
+    """How many clients refuse to train for the run by the policy of their site, by rule."""
+    return Counter(policy_rule(why) for why in context.fleet.eligibility.policy.of(context.run_id).values())
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """The clients that the current phase of a run waits for."""
+
+    clients: frozenset[str] = frozenset()
+    """Those that have not delivered and may still do so."""
+    seconds_left: float | None = None
+    """Until their deadline; None if none is running."""
+
+
+def awaited(control: RunControl, deadline: Deadline, evaluations: ClientEvaluations) -> Awaited:
+    """The clients that the run waits for: of the cohort while it collects, else those that evaluate its model."""
+    state = control.state
+    if state.phase is Phase.COLLECTING:
+        return Awaited(state.outstanding, deadline.seconds_left if deadline.started else None)
+    if state.phase is Phase.EVALUATING and "clients" in state.awaited:
+        return Awaited(*evaluations.outstanding(state.round - 1))
+    return Awaited()
+
+
+def lacking(context: RunContext, control: RunControl) -> str:
+    """What a run that waits for clients lacks, as a noun phrase with its reason; empty if it lacks none.
+
+    The first of these that holds: clients, clients with the task, clients with the labels, more clients.
+    """
+    if control.ended or control.run_status.write_failure or not control.run_status.waiting_reason:
+        return ""
+    here, task, labels = context.fleet.present(), context.task["name"], control.config.labels
+    if not here:
+        return f"clients: none is here{_away(context, control)}"
+    selection = control.eligible.in_round(control.state)
+    rules = {rule.reason: (rule, clients) for rule, clients in control.eligible.not_drawn(here, selection).items()}
+    _, elsewhere = rules.pop("task", (None, []))
+    offering = len(here) - len(elsewhere)
+    if not offering:
+        offers = sorted({str(offer["name"]) for client in elsewhere for offer in client.record.tasks})
+        more = ", ..." if len(offers) > _OFFERS_SHOWN else ""
+        offered = f"; offered: {', '.join(map(repr, offers[:_OFFERS_SHOWN]))}{more}" if offers else ""
+        return f"clients with the task {task!r}: 0 of {len(here)} here offer it{offered}"
+    if "labels" in rules and len(rules["labels"][1]) == offering:
+        return f"clients with the labels {labels_text(labels)}: 0 of {offering} here with the task {task!r} have them"
+    state = control.state
+    wanted = state.goal - len(state.admitted) if state.goal else state.policy.min_clients
+    able = offering - sum(len(clients) for _, clients in rules.values())
+    others = "".join(f"; {counted(rule, selection, clients)}" for rule, clients in rules.values())
+    return f"clients that could be drawn: {able} of {wanted} here{others}"
+
+
+_OFFERS_SHOWN = 5
+
+
+def _away(context: RunContext, control: RunControl) -> str:
+    """The registered clients that the run could draw if they were here."""
+    selection, records = control.eligible.selection(), context.fleet.records.in_memory()
+    rules = control.eligible.not_drawn(records, selection)
+    away = next((clients for rule, clients in rules.items() if rule.reason == "lost"), [])
+    return f"; {len(away)} with the task and labels away, first {away[0].record.client_id}" if away else ""
+
+
+def run_figures(context: RunContext, control: RunControl) -> RunFigures:
+    """The values of a run's gauges. Also called in a scraper's thread: it reads only values that are never changed."""
+    config, state, log, status = control.config, control.state, context.log, control.run_status
+    latest, section = log.latest, config.round
+    statistics, summed = log.latest_statistics, context.algorithm.needs_population and not control.ended
+    return RunFigures(
+        name=config.name or config.base_id(),
+        algorithm=config.algorithm.name,
+        task=config.task.name,
+        state=status.current,
+        state_since=control.record.ended_at or status.since,
+        cannot_write=bool(status.write_failure or status.upload_failure),
+        rounds=log.rounds,
+        planned_rounds=state.rounds,
+        clients_per_round=section.clients_per_round if section.sampling == "fixed" else None,
+        eligible=0 if control.ended else sum(not state.barred(client) for client in state.eligible),
+        over_selection=state.draws_per_update,
+        deadline_s=section.deadline_s,
+        last_commit=latest.committed_at if latest else None,
+        training_loss=latest.training_loss if latest else None,
+        newest_metrics=log.newest_metrics(),
+        best_metrics={
+            (criterion.metric, "lower" if criterion.lower_is_better else "higher"): values[criterion.metric].value
+            for values in [log.best_values()]
+            for criterion in criteria(log.criterion)
+            if criterion.metric in values
+        },
+        state_members=len(context.client_states.members) if summed else 0,
+        missing_members=len(context.client_states.missing),
+        left_out=0 if control.ended else len(context.client_states.left_out),
+        refusing=0 if control.ended else len(context.fleet.eligibility.policy.of(context.run_id)),
+        below_due=len(log.shares.too_low),
+        shares=log.shares.spread,
+        norms=statistics.norms,
+        cosine=statistics.cosine,
+    )
+
+
+_OUT, _TRANSFERS = "out", ("downloading", "uploading")
+_CUT = "the transfer was cut; the client goes on with it"
+_UNKNOWN = "it fetched nothing since the coordinator started; it trains if it held the model before"
+HasAll = Callable[[str], bool]
+"""Whether every resource of the exchange went out to the process of a client."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One client of the cohort."""
+
+    client: str
+    phase: str
+    transfer: ClientTransfer | None = None
+    """Under way, or ended with the phase before."""
+    detail: str = ""
+
+    @property
+    def moving(self) -> bool:
+        """Whether bytes are moved in this phase."""
+        return self.transfer is not None and self.phase in _TRANSFERS
+
+    @property
+    def seconds(self) -> float | None:
+        """Since the phase began; None if that is unknown."""
+        known = self.transfer is not None and self.phase in {*_TRANSFERS, "training", "checking"}
+        return time.monotonic() - self.transfer.changed if self.transfer is not None and known else None
+
+
+def members(state: RoundState, transfers: ClientTransfers, has_all: HasAll, clients: Iterable[str]) -> list[Member]:
+    """These clients of the cohort, in the order given."""
+    return [_member(state, transfers, has_all, client) for client in clients]
+
+
+def drawn(state: RoundState) -> list[str]:
+    """The clients of the exchange under way, in the order of id; none between rounds and after the end."""
+    return [] if state.phase is Phase.ENDED else sorted(state.drawn)
+
+
+def by_phase(state: RoundState, transfers: ClientTransfers, has_all: HasAll) -> Counter[str]:
+    """The number of clients in each phase."""
+    return Counter(member.phase for member in members(state, transfers, has_all, drawn(state)))
+
+
+def _member(state: RoundState, transfers: ClientTransfers, has_all: HasAll, client: str) -> Member:
+    transfer = transfers.newest.get(client)
+    if state.arrivals.has(client):
+        return Member(client, "delivered", transfer)
+    if client in state.out:
+        phase, why = transfers.outs.get(client, (_OUT, ""))
+        return Member(client, phase, None, why)
+    if transfer is not None and transfer.direction == "up":
+        return _in_transfer(client, "uploading", "checking", transfer)
+    if has_all(client) and not (transfer is not None and transfer.open):
+        return Member(client, "training", transfer)
+    if transfer is not None:
+        return _in_transfer(client, "downloading", "downloading", transfer)
+    return Member(client, "assigned", None, _UNKNOWN if client in transfers.unknown else "")
+
+
+def _in_transfer(client: str, phase: str, after: str, transfer: ClientTransfer) -> Member:
+    """A client that moves bytes, or has moved all of this transfer."""
+    if transfer.done >= transfer.size:
+        return Member(client, after, transfer)
+    return Member(client, phase, transfer, "" if transfer.open else _CUT)

@@ -1,0 +1,155 @@
+"""What the clients of a run fetch and send: the bytes of the run, and the transfers of the round under way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(slots=True)
+class ClientTransfer:
+    """The newest transfer of a client to or from this process."""
+
+    direction: Literal["down", "up"]
+    size: int
+    """Bytes of the whole."""
+    done: int
+    """Bytes of it that the receiver has."""
+    open: bool = True
+    changed: float = field(default_factory=time.monotonic)
+    """When it began or ended, by the monotonic clock."""
+
+
+@dataclass(slots=True)
+class ClientTransfers:
+    """The clients of the round under way. Lives on the event loop."""
+
+    newest: dict[str, ClientTransfer] = field(default_factory=dict)
+    """By client."""
+    outs: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Client -> the state in which its assignment ended without an admitted update, and why."""
+    unknown: frozenset[str] = frozenset()
+    """Clients that worked for this exchange when the coordinator started: what they fetched before is not known."""
+    _exchange: tuple[int, int] | None = None
+    """Round and exchange of all this."""
+
+    @contextmanager
+    def transfer(self, client: str, direction: Literal["down", "up"], size: int, done: int) -> Iterator[ClientTransfer]:
+        """A transfer for the exchange under way, for as long as the block lasts; the caller adds to `done`."""
+        transfer = self.newest[client] = ClientTransfer(direction, size, done)
+        try:
+            yield transfer
+        finally:
+            transfer.open, transfer.changed = False, time.monotonic()
+
+    def begin(self, round_: int, exchange: int) -> None:
+        """An attempt begins: the first one of an exchange, or another one, in which the clients go on."""
+        if (round_, exchange) != self._exchange:
+            self.clear()
+            self._exchange = round_, exchange
+
+    def resume(self, round_: int, exchange: int, working: Iterable[str]) -> None:
+        """The coordinator started while these clients worked for an exchange."""
+        self._exchange, self.unknown = (round_, exchange), frozenset(working)
+
+    def clear(self) -> None:
+        """The round is over, or begins again."""
+        self.newest.clear()
+        self.outs.clear()
+        self.unknown, self._exchange = frozenset(), None
+
+
+@dataclass(slots=True)
+class RunBytes:
+    """Tensor bytes down and up, which never fall. Lives on the event loop."""
+
+    total_down: int = 0
+    """Since the run was created."""
+    total_up: int = 0
+    _committed_down: int = 0
+    """Of the committed rounds."""
+    _committed_up: int = 0
+    _recorded_down: int = 0
+    """Bytes of the exchange under way that the last stop recorded and that no client's progress accounts for yet."""
+    _recorded_up: int = 0
+    _per_client: int = 0
+    """Bytes down to a client for the exchange under way, if that exchange began before the last start; else 0."""
+    _downloading: set[str] = field(default_factory=set)
+    """Clients that fetch the model of the round under way from this process."""
+    _uploading: set[str] = field(default_factory=set)
+    """Clients that send their update of it to this process."""
+
+    def commit(self, down: int, up: int) -> None:
+        """A round was committed, and all committed rounds have so many bytes. The clients begin anew."""
+        self.restore(down, up)
+        self._per_client = self._recorded_down = self._recorded_up = 0
+        self._downloading.clear()
+        self._uploading.clear()
+
+    def restore(self, down: int, up: int) -> None:
+        """The committed rounds have so many bytes. What came after a round's record was made belongs to the next."""
+        self._committed_down, self._committed_up = down, up
+        self.total_down, self.total_up = max(self.total_down, down), max(self.total_up, up)
+
+    def resume_exchange(self, per_client: int, delivered: Iterable[tuple[str, int]]) -> None:
+        """Count an exchange that was under way when the coordinator stopped.
+
+        Each client of `delivered`, (client, bytes of its update), had also fetched `per_client` bytes before.
+        """
+        self._per_client = per_client
+        for client, size in delivered:
+            self._count_up(size)
+            self.upload_completed(client)
+
+    def resume(self, down: int, up: int) -> None:
+        """Count at least the bytes that the run's record has, after those that the ledger's updates account for.
+
+        A record is written at a stop and every few seconds. Bytes that a client's progress shows are a part of them.
+        """
+        self._recorded_down, self._recorded_up = max(0, down - self.total_down), max(0, up - self.total_up)
+        self.total_down += self._recorded_down
+        self.total_up += self._recorded_up
+
+    def download_started(self, client: str, offset: int) -> None:
+        """A client fetches the model from an offset on. What it fetched before a restart is counted here."""
+        self._count_down(offset if self._per_client and client not in self._downloading else 0)
+        self._downloading.add(client)
+
+    def upload_started(self, client: str, offset: int) -> None:
+        """A client sends its update from an offset on. What it sent before a restart is counted here."""
+        self._count_up(offset if self._per_client and client not in self._uploading else 0)
+        self._uploading.add(client)
+
+    def upload_completed(self, client: str) -> None:
+        """A client has sent its whole update. If it fetched nothing since a restart, it fetched before it."""
+        self._count_down(self._per_client if client not in self._downloading else 0)
+        self._downloading.add(client)
+
+    def _count_down(self, before: int) -> None:
+        """Count bytes from before a restart, unless they are among the recorded ones."""
+        known = min(before, self._recorded_down)
+        self._recorded_down -= known
+        self.total_down += before - known
+
+    def _count_up(self, before: int) -> None:
+        known = min(before, self._recorded_up)
+        self._recorded_up -= known
+        self.total_up += before - known
+
+    @property
+    def total(self) -> tuple[int, int]:
+        """Bytes down and up since the run was created, including the round under way."""
+        return self.total_down, self.total_up
+
+    @property
+    def down(self) -> int:
+        """Bytes down since the last commit."""
+        return self.total_down - self._committed_down
+
+    @property
+    def up(self) -> int:
+        """Bytes up since the last commit."""
+        return self.total_up - self._committed_up
