@@ -54,6 +54,7 @@ _EVENTS: tuple[e.Event, ...] = (
         e.UpdateRefused("a", "norm", ""),
         e.WorkFailed("a"),
         e.StateLost("a", ""),
+        e.ClientRestarted("a"),
         e.ClientReleased("a"),
         e.ModelDiverged(""),
         e.TimeUsed(1.0),
