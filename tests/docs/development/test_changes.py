@@ -177,6 +177,8 @@ def test_a_phase_keeps_the_core(tmp_path: Path) -> None:
     """Lives of the core, simulated runs and a networked run that equals one pass through the made-up phase."""
     copy = ChangedCopy(tmp_path)
     add_phase(copy)
+    checks, phases = "tests/deterministic/core_checks.py", "Phase.STEPPING, Phase.COMMITTING"
+    copy.put(checks, phases, phases.replace(",", ", Phase.CHECKING,"), part_of_change=False)
     driver = "tests/deterministic/core_driver.py"  # the note below the table names it
     copy.put(driver, "            case fx.Commit():\n", CHECK + "            case fx.Commit():\n", part_of_change=False)
     ends = '        elif kind == "commit":\n'
