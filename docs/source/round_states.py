@@ -13,13 +13,13 @@ from pathlib import Path
 
 from fl_server.rounds import events as e
 from fl_server.rounds.machine import RULES, advance
-from fl_server.rounds.state import Phase, RoundPolicy, RoundState, UnexpectedEvent
+from fl_server.rounds.state import ByClient, Phase, RoundPolicy, RoundState, UnexpectedEvent
 
 PAGE = Path(__file__).parents[1] / "development/round-states.md"
 Edge = tuple[Phase, str, Phase]
 
 _RUNS = (
-    RoundState(RoundPolicy(seed=0, clients_per_round=2, quorum=2), rounds=2),
+    RoundState(RoundPolicy(seed=0, clients_per_round=2, quorum=2, most_processes=1), rounds=2),
     RoundState(RoundPolicy(seed=0, clients_per_round=2, exchanges=2, evaluate_every=0), rounds=2),
     RoundState(RoundPolicy(seed=0, min_clients=2, await_evaluation=True), rounds=2),
     RoundState(RoundPolicy(seed=0, ask_clients_every=1), rounds=1),
@@ -109,7 +109,10 @@ def _steps(state: RoundState) -> Iterator[tuple[e.Event, RoundState]]:
         try:
             after = advance(state, event)[0]
             # What only grows adds no transition.
-            yield event, replace(after, state_epoch=0, epoch_rounds=0, judged_from=0, elapsed_s=0.0)
+            yield (
+                event,
+                replace(after, state_epoch=0, epoch_rounds=0, judged_from=0, elapsed_s=0.0, restarts=ByClient()),
+            )
         except UnexpectedEvent:
             continue
 

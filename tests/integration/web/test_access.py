@@ -263,9 +263,7 @@ def test_the_headers_of_every_response(plain: Coordinator, path: str) -> None:
         assert "unsafe" not in answer.headers["content-security-policy"]
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.headers["referrer-policy"] == "same-origin"
-        assert answer.headers["cache-control"] == (
-            "public, max-age=31536000, immutable" if "page.css" in path and not headers else "no-store"
-        )
+        assert answer.headers["cache-control"] == ("no-cache" if "page.css" in path and not headers else "no-store")
         assert "server" not in answer.headers
 
 
