@@ -70,7 +70,7 @@ def _average(difference: Difference) -> str:
 def _apart(averaged: Difference) -> str:
     if abs(averaged.average) >= 2 * averaged.standard_error:
         return "The averaged models are two standard errors apart or more."
-    return "The averaged models are less than two standard errors apart: this task shows no difference between them."
+    return "The averaged models are less than two standard errors apart: these runs do not tell which one is better."
 
 
 def _caveats(settings: DemoSettings, algorithms: Sequence[str], grid: dict[str, Any]) -> Iterator[str]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import fmean
-from typing import Any, Self
+from typing import Any
 
 from fl_ops.demo.partitioning import PartitionedData
 from fl_ops.demo.settings import (
@@ -20,7 +20,7 @@ from fl_ops.demo.settings import (
     read_grid,
 )
 from fl_ops.environment import machine, versions
-from protos.fl.v1 import admin_pb2
+from fl_web.facts.rounds import Round
 
 _TITLES = {"fedavg": "FedAvg", "fedcm": "FedCM"}
 
@@ -28,33 +28,6 @@ _TITLES = {"fedavg": "FedAvg", "fedcm": "FedCM"}
 def title(algorithm: str) -> str:
     """An algorithm's name as written in papers."""
     return _TITLES.get(algorithm, algorithm)
-
-
-@dataclass(frozen=True)
-class Round:
-    """One committed round. number: from 0; accuracy: of each model of METRICS, share of 1; bytes: tensor bytes."""
-
-    number: int
-    accuracy: dict[str, float]
-    loss: float | None
-    seconds: float
-    clients: int
-    bytes_down: int
-    bytes_up: int
-
-    @classmethod
-    def of(cls, summary: admin_pb2.RoundSummary) -> Self:
-        """A round from the coordinator's summary."""
-        metrics = dict(summary.metrics)
-        return cls(
-            number=summary.round,
-            accuracy={model: metrics[metric] for model, metric in METRICS.items()},
-            loss=metrics.get("loss"),
-            seconds=summary.seconds,
-            clients=summary.accepted,
-            bytes_down=summary.bytes_down,
-            bytes_up=summary.bytes_up,
-        )
 
 
 @dataclass(frozen=True)
@@ -111,7 +84,7 @@ class Result:
     @property
     def curves(self) -> dict[str, Curve]:
         """The curve of each model of METRICS."""
-        return {model: Curve(tuple(one.accuracy[model] for one in self.rounds)) for model in METRICS}
+        return {model: Curve(tuple(one.metrics[metric] for one in self.rounds)) for model, metric in METRICS.items()}
 
     @property
     def averaged(self) -> Curve:
@@ -121,12 +94,12 @@ class Result:
     @property
     def bytes_down(self) -> int:
         """Tensor bytes to the clients."""
-        return sum(one.bytes_down for one in self.rounds)
+        return self.rounds[-1].total_down
 
     @property
     def bytes_up(self) -> int:
         """Tensor bytes from the clients."""
-        return sum(one.bytes_up for one in self.rounds)
+        return self.rounds[-1].total_up
 
 
 @dataclass(frozen=True)
@@ -182,7 +155,19 @@ def _result_as_json(result: Result) -> dict[str, Any]:
         "bytes_down": result.bytes_down,
         "bytes_up": result.bytes_up,
         "seconds": round(result.seconds, 2),
-        "rounds": [asdict(one) for one in result.rounds],
+        "rounds": [_round_as_json(one) for one in result.rounds],
+    }
+
+
+def _round_as_json(committed: Round) -> dict[str, Any]:
+    return {
+        "number": committed.round,
+        "accuracy": {model: committed.metrics[metric] for model, metric in METRICS.items()},
+        "loss": committed.metrics.get("loss"),
+        "seconds": committed.seconds,
+        "clients": committed.accepted,
+        "bytes_down": committed.down,
+        "bytes_up": committed.up,
     }
 
 

@@ -10,10 +10,11 @@ from threading import Thread
 from rich.console import Console
 
 from fl_ops.admin.client import AdminClient
-from fl_ops.demo.results import Result, Round
+from fl_ops.demo.results import Result
 from fl_ops.demo.settings import DemoSettings, Method
 from fl_ops.errors import Exit, OpsError, Refused
 from fl_ops.render.watching import show_until_end
+from fl_web.facts.rounds import rounds_of
 from protos.fl.v1 import admin_pb2
 from protos.run_file import parse_run
 
@@ -44,7 +45,7 @@ def _train(client: AdminClient, settings: DemoSettings, method: Method, watch: _
     return Result(
         method=method,
         parameters=dict(algorithms.build(method.algorithm, **method.parameters).parameters),
-        rounds=tuple(Round.of(summary) for summary in response.rounds),
+        rounds=tuple(rounds_of(response.rounds)),
         seconds=seconds,
     )
 

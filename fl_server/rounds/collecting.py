@@ -15,6 +15,7 @@ from fl_server.rounds.effects import (
     ReduceExchange,
     SendWork,
 )
+from fl_server.rounds.ending import cancel, end_by_fault, end_now
 from fl_server.rounds.events import (
     ClientDroppedOut,
     ClientRestarted,
@@ -32,15 +33,7 @@ from fl_server.rounds.events import (
 )
 from fl_server.rounds.failing import same_failure, training_diverges
 from fl_server.rounds.sampling import adapted, by_id
-from fl_server.rounds.selecting import (
-    cancel,
-    draw_replacements,
-    end_by_fault,
-    end_now,
-    lost_states,
-    restart_round,
-    select,
-)
+from fl_server.rounds.selecting import draw_replacements, lost_states, restart_round
 from fl_server.rounds.state import ByClient, Failed, Lost, Phase, Refused, Result, RoundState, UnexpectedEvent
 
 RESTARTED = "the daemon restarted while it worked"
@@ -199,24 +192,13 @@ def deadline(state: RoundState, event: DeadlinePassed) -> Result:
     else:
         # One client that hangs must not keep the clients that failed from being drawn again.
         untried = set(state.candidates) - state.drawn
-        before = state
-        state, effects = next_attempt(state if untried else forgive(state))
-        state = still_in_cohort(before, state)
+        state, effects = next_attempt(state, frozenset() if untried else drawn_again(state))
     return state, (*effects, *late)
 
 
-def forgive(state: RoundState) -> RoundState:
-    """Clients that dropped out and are present may be drawn again. Lost ones stay in the cohort: they may return."""
-    again = frozenset(client for client in state.out & set(state.eligible) if not state.barred(client))
-    return replace(state, drawn=state.drawn - again, out=state.out - again)
-
-
-def still_in_cohort(before: RoundState, state: RoundState) -> RoundState:
-    """Clients that could be drawn again and were not stay in the cohort, as in the ledger: they may still deliver."""
-    if (before.round, before.first_attempt) != (state.round, state.first_attempt):
-        return state
-    others = before.drawn - state.drawn
-    return replace(state, drawn=state.drawn | others, out=state.out | others) if others else state
+def drawn_again(state: RoundState) -> frozenset[str]:
+    """Clients that dropped out, are present and may be drawn again."""
+    return frozenset(client for client in state.out & set(state.eligible) if not state.barred(client))
 
 
 def retry(state: RoundState, event: RetryDue) -> Result:
@@ -231,9 +213,8 @@ def retry(state: RoundState, event: RetryDue) -> Result:
         return restart_round(
             state, f"{len(state.refused)} of its clients were refused, and no other is left; {client}: {refused.why}"
         )
-    before = state
-    state, effects = select(replace(forgive(state), attempt=state.attempt + 1))
-    return still_in_cohort(before, state), effects
+    state = replace(state, attempt=state.attempt + 1)
+    return draw_replacements(state, drawn_again(state)) if state.settled else (state, ())
 
 
 def only_refused_are_left(state: RoundState) -> bool:
@@ -243,16 +224,16 @@ def only_refused_are_left(state: RoundState) -> bool:
     return all(state.barred(client) or state.arrivals.has(client) for client in state.drawn)
 
 
-def next_attempt(state: RoundState) -> Result:
-    """Start the next attempt, unless the task's code fails everywhere."""
-    if fault := same_failure(state):
+def next_attempt(state: RoundState, again: frozenset[str] = frozenset()) -> Result:
+    """Start the next attempt, unless the task's code fails everywhere. again: as in `draw_replacements`."""
+    if fault := same_failure(state, again):
         return end_by_fault(state, fault)
     missed = QuorumMissed(state.round, state.exchange, state.attempt, len(state.admitted), state.quorum)
     if state.exchange:
         # The cohort of a later exchange is the accepted list of the one before: there are no replacements.
         state, effects = restart_round(state)
     else:
-        state, effects = draw_replacements(replace(state, attempt=state.attempt + 1))
+        state, effects = draw_replacements(replace(state, attempt=state.attempt + 1), again)
     return state, (missed, *effects)
 
 

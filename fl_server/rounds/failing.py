@@ -88,16 +88,17 @@ def _other_layout(state: RoundState, layouts: dict[str, str]) -> RunFault:
     )
 
 
-def same_failure(state: RoundState) -> RunFault | None:
+def same_failure(state: RoundState, again: frozenset[str] = frozenset()) -> RunFault | None:
     """At the end of an attempt below the quorum: the task's code fails everywhere.
 
     Enough different clients failed with one cause in this round, and more than those that delivered.
+    again: clients of the cohort that may be drawn once more.
     """
     counts = Counter(failed.cause for failed in state.failed.values() if failed.cause)
     if not counts:
         return None
     cause = min(counts, key=lambda each: (-counts[each], each))
-    left = not state.settled or set(state.candidates) - state.drawn
+    left = not state.settled or set(state.candidates) - (state.drawn - again)
     if counts[cause] < (SAME_FAILURE if left else LAST_SAME_FAILURE) or counts[cause] <= len(state.admitted):
         return None
     first = min((client for client, failed in state.failed.items() if failed.cause == cause), key=str.encode)

@@ -1,14 +1,15 @@
-"""Rules for drawing a cohort and replacements, for redrawing a round, and for the end of a run."""
+"""Rules for drawing a cohort and replacements, and for redrawing a round."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 
-from fl_server.rounds.effects import AwaitClients, Cancel, Effect, EndRun, OpenAttempt, RestartRound, RetryLater
-from fl_server.rounds.events import ClientReleased, EndRequested, StatesLost, TimeUsed
-from fl_server.rounds.failing import RunFault, no_client_delivers
-from fl_server.rounds.sampling import Draw, by_id, draw_bernoulli, draw_fixed
+from fl_server.rounds.effects import AwaitClients, OpenAttempt, RestartRound, RetryLater
+from fl_server.rounds.ending import cancel, end_by_fault
+from fl_server.rounds.events import ClientReleased, StatesLost
+from fl_server.rounds.failing import no_client_delivers
+from fl_server.rounds.sampling import Draw, draw_bernoulli, draw_fixed
 from fl_server.rounds.state import ByClient, Phase, Result, RoundPolicy, RoundState
 
 
@@ -44,14 +45,18 @@ def _cohort_size(state: RoundState, wanted: int) -> int:
     return math.ceil(round(wanted * state.draws_per_update, 6))
 
 
-def draw_replacements(state: RoundState) -> Result:
-    """Open the next attempt: admitted updates stay, outstanding clients continue, replacements are drawn."""
-    pool = set(state.candidates) - state.drawn if state.settled else set()
+def draw_replacements(state: RoundState, again: frozenset[str] = frozenset()) -> Result:
+    """Open the next attempt: admitted updates stay, outstanding clients continue, replacements are drawn.
+
+    again: clients of the cohort that may be drawn once more. The others of them stay in the cohort: they may still
+    deliver.
+    """
+    pool = set(state.candidates) - (state.drawn - again) if state.settled else set()
     missing = state.goal - len(state.admitted)
     cohort = draw_fixed(pool, _cohort_size(state, missing), Draw(state.policy.seed, state.round, state.attempt))
     if not cohort and not state.working:
         return wait_for_clients(state, AwaitClients(missing, len(pool)))
-    state = replace(state, phase=Phase.COLLECTING, drawn=state.drawn | set(cohort))
+    state = replace(state, phase=Phase.COLLECTING, drawn=state.drawn | set(cohort), out=state.out - set(cohort))
     return state, (OpenAttempt(state.round, state.exchange, state.attempt, cohort),)
 
 
@@ -61,8 +66,8 @@ def wait_for_clients(state: RoundState, waits: AwaitClients) -> Result:
         state, effects = restart_round(state, lost_states(state), states=True)
         return state, (waits, *effects)
     if fault := no_client_delivers(state):
-        ended = replace(state, phase=Phase.ENDED, ending=("failed", fault[1]), failed_by=fault[0])
-        return ended, (waits, EndRun("failed", fault[1]))
+        state, effects = end_by_fault(state, fault)
+        return state, (waits, *effects)
     return replace(state, phase=Phase.SELECTING), (waits, RetryLater())
 
 
@@ -79,11 +84,6 @@ def redraw(state: RoundState) -> RoundState:
     """The state before another first draw of the same round, as a new attempt."""
     attempt = state.attempt + 1
     return replace(next_round(state), round=state.round, attempt=attempt, first_attempt=attempt)
-
-
-def cancel(state: RoundState) -> tuple[Effect, ...]:
-    """The effect that cancels the outstanding clients, if there are any."""
-    return (Cancel(by_id(state.outstanding), state.exchange),) if state.working else ()
 
 
 def restart_round(state: RoundState, why: str = "", *, states: bool = False) -> Result:
@@ -143,37 +143,3 @@ def released(state: RoundState, event: ClientReleased) -> Result:
         return state, ()
     state = replace(state, lost=ByClient({**state.lost, event.client: replace(lost, left_out=False)}))
     return select(state) if state.phase is Phase.SELECTING else (state, ())
-
-
-def end(state: RoundState, event: EndRequested) -> Result:
-    """End the run: at once, or after the commit of a model that is being computed."""
-    if state.phase is Phase.STEPPING and event.status != "failed":
-        return _end_after_commit(state, event)
-    if state.phase is Phase.COMMITTING and not event.broken:  # the model may be durable already
-        return _end_after_commit(state, event)
-    return end_now(state, event)
-
-
-def end_now(state: RoundState, event: EndRequested) -> Result:
-    """End the run at once, and give up the current round."""
-    ending = (event.status, event.reason)
-    ended = replace(state, phase=Phase.ENDED, ending=ending, out=state.out | state.outstanding)
-    return ended, (*cancel(state), EndRun(*ending))
-
-
-def end_by_fault(state: RoundState, fault: RunFault) -> Result:
-    """The run fails by a fault of its own."""
-    failed_by, why = fault
-    return end_now(replace(state, failed_by=failed_by), EndRequested("failed", why))
-
-
-def _end_after_commit(state: RoundState, event: EndRequested) -> Result:
-    return replace(state, ending=(event.status, event.reason)), ()
-
-
-def time_used(state: RoundState, event: TimeUsed) -> Result:
-    """End the run at its limit of time."""
-    state = replace(state, elapsed_s=event.seconds)
-    if not state.wall_time_s or state.elapsed_s < state.wall_time_s or state.ending is not None:
-        return state, ()
-    return end(state, EndRequested("completed", f"its {state.wall_time_s:g} s are over"))

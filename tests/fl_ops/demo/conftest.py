@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from fl_ops.demo.partitioning import PartitionedData
-from fl_ops.demo.results import Demo, Result, Round
+from fl_ops.demo.results import Demo, Result
 from fl_ops.demo.settings import DemoSettings
+from fl_web.facts.rounds import rounds_of
+from protos.fl.v1.admin_pb2 import RoundSummary
 
 ROOT = Path(__file__).parents[3]
 
@@ -32,10 +34,7 @@ def finished() -> Finished:
             Result(
                 method=settings.method(algorithm),
                 parameters=settings.method(algorithm).parameters,
-                rounds=tuple(
-                    Round(number, {"averaged": value, "latest": value / 10}, 0.5, 0.1, 2, 1024, 512)
-                    for number, value in enumerate(values)
-                ),
+                rounds=tuple(rounds_of(_committed(number, value) for number, value in enumerate(values))),
                 seconds=4.5,
             )
             for algorithm, values in zip(settings.algorithms, accuracies, strict=True)
@@ -43,6 +42,11 @@ def finished() -> Finished:
         return Demo(settings, PartitionedData("every fifth", 360, ((10, 0), (3, 7))), results, 9.0, 20.0)
 
     return make
+
+
+def _committed(number: int, accuracy: float) -> RoundSummary:
+    metrics = {"averaged_accuracy": accuracy, "accuracy": accuracy / 10, "loss": 0.5}
+    return RoundSummary(round=number, metrics=metrics, seconds=0.1, accepted=2, bytes_down=1024, bytes_up=512)
 
 
 @pytest.fixture
