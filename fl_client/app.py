@@ -151,17 +151,18 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
         traces=instruments.traces,
         limits=config.limits,
     )
-    constant = _registration(config, local)
-
-    def registration() -> pb.RegisterRequest:
-        availability = services.availability.availability_for_registration()
-        request = pb.RegisterRequest(availability=availability, held=services.bundles.held())
-        request.MergeFrom(constant)
-        return site.registration(request)
-
+    registration = partial(_request, _registration(config, local), services, site)
     certificates = _certificates(config, instruments)
     endpoint = _endpoint(config, certificates, services, instruments.transport)
     return Daemon(SessionManager(registration, endpoint, link), services, _renewal(config, certificates, services))
+
+
+def _request(constant: pb.RegisterRequest, services: Services, site: SitePolicy) -> pb.RegisterRequest:
+    """A registration request with what the daemon has and may do now."""
+    availability = services.availability.availability_for_registration()
+    request = pb.RegisterRequest(availability=availability, held=services.bundles.held())
+    request.MergeFrom(constant)
+    return site.registration(request)
 
 
 async def _write_usage(state: StateDirectory, usage: DailyUsage, content: bytes, *, durable: bool) -> None:

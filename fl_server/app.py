@@ -47,7 +47,7 @@ from fl_server.store.database.store import open_ledger
 from fl_server.store.files import disk_errors
 from fl_server.store.ledger import Ledger
 from fl_server.store.spool.spool import Spool, UnfinishedLimit
-from fl_server.store.state_directory import lock_directory
+from fl_server.store.state_directory import DirectoryLock, lock_directory
 from fl_server.store.uploaded_models import UploadedModels
 from fl_server.uploads.receiver import UploadReceiver
 from fl_server.web.page import WebPage
@@ -102,10 +102,7 @@ class Server:
         with disk_errors("watch code from outside"):
             outside.start()
         self._open.callback(outside.close)
-        url = None if config.ledger is None else config.ledger.get_secret_value()
-        ledger = Ledger(open_ledger(url, state, config.durability, lock.home))
-        self._open.callback(ledger.close)
-        lock.keep_ledger(ledger.store.coordinator_id)
+        ledger = self._ledger(lock)
         audit = AuditLog(ledger, state, config.limits.refusals_per_minute, metrics.audit_rows.labels)
         self._open.push_async_callback(audit.close)
         most_held = UnfinishedLimit(config.transfers.kept_files, config.transfers.kept_mib << 20)
@@ -132,6 +129,15 @@ class Server:
             traces=traces,
             web=WebSessions(denied=revocations.denied),
         )
+
+    def _ledger(self, lock: DirectoryLock) -> Ledger:
+        """The ledger, which belongs to the locked state directory from now on."""
+        config = self.config
+        url = None if config.ledger is None else config.ledger.get_secret_value()
+        ledger = Ledger(open_ledger(url, config.state_dir, config.durability, lock.home))
+        self._open.callback(ledger.close)
+        lock.keep_ledger(ledger.store.coordinator_id)
+        return ledger
 
     def _pool(self, name: str, threads: int) -> ThreadPoolExecutor:
         """A thread pool that is shut down when the coordinator closes."""

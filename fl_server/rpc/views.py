@@ -12,6 +12,7 @@ from fl_server.clients.fleet import Fleet
 from fl_server.errors import one_line
 from fl_server.rounds.sampling import by_id
 from fl_server.rounds.state import Phase
+from fl_server.run.failures import Failures
 from fl_server.run.round_statistics import RoundStatistics, Share
 from fl_server.run.run import Run
 from fl_server.run.status import awaited, lacking, policy_refusals, why_waiting
@@ -21,7 +22,6 @@ from fl_server.store.records import (
     ClientEvaluation,
     ClientRecord,
     CommitRecord,
-    FailureRecord,
     HistoryRecord,
     RunRecord,
 )
@@ -40,7 +40,7 @@ def run_status(run: Run) -> pb.RunStatus:
     state, record, log = run.state, run.record, run.log
     down, up = log.bytes.total
     waits = awaited(run, run.deadline, run.client_evaluations)
-    status = pb.RunStatus(
+    return pb.RunStatus(
         run_id=run.id,
         spec=to_spec(run.config),
         state=f"RUN_STATE_{run.status.upper()}",
@@ -67,18 +67,12 @@ def run_status(run: Run) -> pb.RunStatus:
         policy_refusals={} if run.ended else policy_refusals(run.context),
         below_due=len(log.shares.too_low),
         first_below_due=_below_due(log.shares.too_low),
+        ended=None if record.ended_at is None else timestamp(record.ended_at),
+        latest=None if log.latest is None else round_summary(log.latest),
+        best=None if log.best_commit is None else round_summary(log.best_commit),
+        latest_failure=_latest_failure(run.submissions.failures),
+        states=_states(run) if run.context.keeps_client_state else None,
     )
-    if record.ended_at is not None:
-        status.ended.CopyFrom(timestamp(record.ended_at))
-    if log.latest is not None:
-        status.latest.CopyFrom(round_summary(log.latest))
-    if log.best_commit is not None:
-        status.best.CopyFrom(round_summary(log.best_commit))
-    if run.submissions.failures.latest is not None:
-        status.latest_failure.CopyFrom(_failed(run.submissions.failures.latest, run.submissions.failures.clients))
-    if run.context.keeps_client_state:
-        status.states.CopyFrom(_states(run))
-    return status
 
 
 def known_directions(run: Run, metrics: Iterable[str]) -> dict[str, bool]:
@@ -87,10 +81,12 @@ def known_directions(run: Run, metrics: Iterable[str]) -> dict[str, bool]:
     return {name: lower for name, lower in directions.items() if lower is not None}
 
 
-def _failed(latest: FailureRecord, clients: int) -> pb.FailedWork:
+def _latest_failure(failures: Failures) -> pb.FailedWork | None:
+    if (latest := failures.latest) is None:
+        return None
     return pb.FailedWork(
         client_id=latest.client_id, round=latest.round, message=latest.detail, time=timestamp(latest.failed_at),
-        clients=clients,
+        clients=failures.clients,
     )  # fmt: skip
 
 

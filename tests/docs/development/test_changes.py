@@ -91,57 +91,48 @@ print(fl_server.__file__, *phases)
 """
 
 
+ROUNDS = "fl_server/rounds"
+STEPPING = '    STEPPING = "stepping"\n'
+EVENT = "@dataclass(frozen=True, slots=True)\nclass StepComputed"
+EFFECT = "@dataclass(frozen=True, slots=True)\nclass Commit:"
+RULE = "    (Phase.STEPPING, ev.StepComputed): "
+COLLECTING = "from fl_server.rounds.collecting import (\n"
+HANDLER = "            effects.ComputeStep: parts.computation.compute_model,\n"
+COMMIT = "    async def commit(self, command: effects.Commit) -> None:\n"
+SIMULATED = "            case Phase.COMMITTING:\n"
+PHASE = (
+    (f"{ROUNDS}/state.py", STEPPING, f'{STEPPING}    CHECKING = "checking"\n'),
+    (f"{ROUNDS}/events.py", EVENT, f"@dataclass(frozen=True, slots=True)\nclass ModelChecked:\n    pass\n\n\n{EVENT}"),
+    (f"{ROUNDS}/events.py", "| StepComputed |", "| StepComputed | ModelChecked |"),
+    (f"{ROUNDS}/effects.py", EFFECT, f"@dataclass(frozen=True, slots=True)\nclass CheckModel:\n    pass\n\n\n{EFFECT}"),
+    (f"{ROUNDS}/effects.py", "| ComputeStep |", "| ComputeStep | CheckModel |"),
+    (f"{ROUNDS}/machine.py", f"{RULE}stepped,\n", f"{RULE}check,\n    (Phase.CHECKING, ev.ModelChecked): stepped,\n"),
+    (f"{ROUNDS}/machine.py", COLLECTING, f"from fl_server.rounds.checking import check\n{COLLECTING}"),
+    ("fl_server/run/effects.py", HANDLER, f"{HANDLER}            effects.CheckModel: parts.computation.check,\n"),
+    (
+        "fl_server/run/computation.py",
+        COMMIT,
+        (
+            "    async def check(self, command: effects.CheckModel) -> None:\n"
+            f"        self._control.post(ev.ModelChecked())\n\n{COMMIT}"
+        ),
+    ),
+    ("fl_server/run/run.py", "Phase.STEPPING, Phase.COMMITTING", "Phase.STEPPING, Phase.CHECKING, Phase.COMMITTING"),
+    (
+        "fl_ops/simulate/simulation.py",
+        SIMULATED,
+        f"            case Phase.CHECKING:\n                return ev.ModelChecked()\n{SIMULATED}",
+    ),
+    ("fl_web/facts/words.py", '"stepping", "committing"', '"stepping", "checking", "committing"'),
+)
+"""File, text, and the text in its place."""
+
+
 def add_phase(copy: ChangedCopy) -> None:
     """The phase "checking" between the server step and the commit. Its work, a check of the model, does nothing."""
-    rounds = "fl_server/rounds"
-    phase = '    STEPPING = "stepping"\n'
-    copy.put(f"{rounds}/state.py", phase, f'{phase}    CHECKING = "checking"\n')
-    copy.put(
-        f"{rounds}/events.py",
-        "@dataclass(frozen=True, slots=True)\nclass StepComputed",
-        "@dataclass(frozen=True, slots=True)\nclass ModelChecked:\n    pass\n\n\n"
-        "@dataclass(frozen=True, slots=True)\nclass StepComputed",
-    )
-    copy.put(f"{rounds}/events.py", "| StepComputed |", "| StepComputed | ModelChecked |")
-    copy.put(
-        f"{rounds}/effects.py",
-        "@dataclass(frozen=True, slots=True)\nclass Commit:",
-        "@dataclass(frozen=True, slots=True)\nclass CheckModel:\n    pass\n\n\n"
-        "@dataclass(frozen=True, slots=True)\nclass Commit:",
-    )
-    copy.put(f"{rounds}/effects.py", "| ComputeStep |", "| ComputeStep | CheckModel |")
-    copy.add(f"{rounds}/checking.py", CHECKING)
-    copy.put(
-        f"{rounds}/machine.py",
-        "    (Phase.STEPPING, ev.StepComputed): stepped,\n",
-        "    (Phase.STEPPING, ev.StepComputed): check,\n    (Phase.CHECKING, ev.ModelChecked): stepped,\n",
-    )
-    copy.put(
-        f"{rounds}/machine.py",
-        "from fl_server.rounds.collecting import (\n",
-        "from fl_server.rounds.checking import check\nfrom fl_server.rounds.collecting import (\n",
-    )
-    handler = "            effects.ComputeStep: parts.computation.compute_model,\n"
-    copy.put(
-        "fl_server/run/effects.py", handler, f"{handler}            effects.CheckModel: parts.computation.check,\n"
-    )
-    copy.put(
-        "fl_server/run/computation.py",
-        "    async def commit(self, command: effects.Commit) -> None:\n",
-        "    async def check(self, command: effects.CheckModel) -> None:\n"
-        "        self._control.post(ev.ModelChecked())\n\n"
-        "    async def commit(self, command: effects.Commit) -> None:\n",
-    )
-    copy.put(
-        "fl_server/run/run.py", "Phase.STEPPING, Phase.COMMITTING", "Phase.STEPPING, Phase.CHECKING, Phase.COMMITTING"
-    )
-    copy.put(
-        "fl_ops/simulate/simulation.py",
-        "            case Phase.COMMITTING:\n",
-        "            case Phase.CHECKING:\n                return ev.ModelChecked()\n"
-        "            case Phase.COMMITTING:\n",
-    )
-    copy.put("fl_web/facts/words.py", '"stepping", "committing"', '"stepping", "checking", "committing"')
+    copy.add(f"{ROUNDS}/checking.py", CHECKING)
+    for change in PHASE:
+        copy.put(*change)
 
 
 CHECKING = '''"""The phase between the server step and the commit."""
