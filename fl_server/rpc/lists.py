@@ -70,7 +70,7 @@ class ListCalls(OperatorCalls):
         page = await self._page_of_rounds(run.id, Cursor((), MOST_ENTRIES, None), 0)
         if page.next_token:
             expected = f"a run of at most {MOST_ENTRIES:,} rounds that fit into one reply; ListRounds has pages"
-            raise InvalidInput("with_rounds", expected, f"a run of {run.log.rounds:,} rounds")
+            raise InvalidInput("with_rounds", expected, f"a run of {run.rounds.committed:,} rounds")
         return page.entries
 
     async def _page_of_rounds(self, run_id: str, cursor: Cursor, first: int) -> Page[pb.RoundSummary]:
@@ -98,7 +98,7 @@ class ListCalls(OperatorCalls):
                 "round", "a run whose clients have evaluated a model: evaluation.clients_every", "none has"
             )
         if (commit := await committed_round(run.context, round_)) is None:
-            raise InvalidInput("round", f"one of the {run.log.rounds} committed rounds", round_)
+            raise InvalidInput("round", f"one of the {run.rounds.committed} committed rounds", round_)
         ledger = self._services.ledger
 
         async def read(after: Position | None, count: int) -> Entries[pb.ClientEvaluation]:
@@ -183,7 +183,7 @@ def _number(field: str, number: int) -> int:
 
 async def cohort_page(run: Run, request: pb.ListCohortRequest) -> pb.ListCohortResponse:
     """A page of the clients of the round under way, in the order of id. Raises InvalidInput."""
-    state, transfers, has_all = run.state, run.log.transfers, _has_all(run)
+    state, transfers, has_all = run.state, run.rounds.transfers, _has_all(run)
     clients = drawn(state)
     cursor = Cursor.of_request(request, (str,), "cohort", run.id)
 

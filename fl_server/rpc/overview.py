@@ -40,7 +40,7 @@ class OverviewCalls(OperatorCalls):
     def __init__(self, services: Services, coordinator: Coordinator) -> None:
         super().__init__(services, coordinator)
         self._values: dict[str, tuple[tuple[int, int], list[pb.MetricPoint]]] = {}
-        """For each run: the changes of its log, the number of points that its values were read for, and the values."""
+        """By run: the changes of its rounds, the number of points that its values were read for, and the values."""
 
     async def GetOverview(self, request: pb.GetOverviewRequest, context: Context) -> pb.GetOverviewResponse:
         """A page of runs, with the counts of all."""
@@ -76,7 +76,7 @@ class OverviewCalls(OperatorCalls):
         """Add the newest values of each run. They are read again only after a commit or an evaluation."""
         ledger, loaded = self._services.ledger, {run.id: run for run in self._runs.loaded()}
         measured = {run.run_id: run for run in shown if count and run.metric in run.newest_metrics}
-        keys = {run_id: (loaded[run_id].log.changes, count) for run_id in measured}
+        keys = {run_id: (loaded[run_id].rounds.changes, count) for run_id in measured}
         old = [run_id for run_id, key in keys.items() if self._values.get(run_id, (None,))[0] != key]
         if len(self._values) > _MOST_KEPT:
             self._values.clear()
@@ -152,7 +152,7 @@ def _not_loaded(run: NotLoaded) -> pb.RunOverview:
 
 
 def _loaded(run: Run) -> pb.RunOverview:
-    state, record, log, config = run.state, run.record, run.log, run.config
+    state, record, rounds, config = run.state, run.record, run.rounds, run.config
     shown = pb.RunOverview(
         run_id=run.id,
         state=f"RUN_STATE_{run.status.upper()}",
@@ -160,21 +160,21 @@ def _loaded(run: Run) -> pb.RunOverview:
         task=config.task.name,
         algorithm=config.algorithm.name,
         owner=config.owner or "",
-        rounds_done=log.rounds,
+        rounds_done=rounds.committed,
         rounds_planned=state.rounds,
         phase="" if state.phase is Phase.ENDED else state.phase.value,
         cohort_size=len(state.drawn),
         admitted=len(state.admitted),
         created=timestamp(record.created_at),
-        metric=log.criterion.metric,
-        newest_metrics=log.newest_metrics(),
+        metric=rounds.criterion.metric,
+        newest_metrics=rounds.newest_metrics(),
         labels_suspected=len(run.context.label_order.suspected),
-        below_due=len(log.shares.too_low),
+        below_due=len(rounds.shares.too_low),
     )
-    if log.best is not None:
-        shown.best = log.best.value
+    if rounds.best is not None:
+        shown.best = rounds.best.value
     if record.ended_at is not None:
         shown.ended.CopyFrom(timestamp(record.ended_at))
-    if log.latest is not None:
-        shown.latest_commit.CopyFrom(timestamp(log.latest.committed_at))
+    if rounds.latest is not None:
+        shown.latest_commit.CopyFrom(timestamp(rounds.latest.committed_at))
     return shown

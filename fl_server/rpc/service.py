@@ -98,13 +98,15 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         fetch = limits.allowance.fetch(digest, len(broadcast.header) + broadcast.resource.size_bytes)
         sent, places = self._services.metrics.bytes.labels("down", broadcast.kind), broadcast.places(request.offset)
         if broadcast.kind == "model":
-            run.log.bytes.download_started(client, request.offset)
+            run.rounds.bytes.download_started(client, request.offset)
         # A slow reader keeps no model of an earlier round in memory: its run alone does. Looked up once, for a search
         # through all runs for each message would be most of the work for a large model.
         kept, size = ref(broadcast), broadcast.resource.size_bytes
         # An earlier model, which the client evaluates, is no transfer of the exchange under way.
         transfers = (
-            run.log.transfers if any(sent_now is broadcast for sent_now in run.model.broadcasts) else ClientTransfers()
+            run.rounds.transfers
+            if any(sent_now is broadcast for sent_now in run.model.broadcasts)
+            else ClientTransfers()
         )
         del broadcast
         with transfers.transfer(client, "down", size, request.offset) as shown:
@@ -119,7 +121,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 yield message
                 del message
                 sent.inc(count)
-                run.log.bytes.total_down += count
+                run.rounds.bytes.total_down += count
                 await limits.pace(count)
 
     async def SubmitUpdate(self, request_iterator: Requests, context: Context) -> pb.SubmitUpdateResponse:

@@ -37,15 +37,15 @@ MOST_SHOWN = 10
 
 def run_status(run: Run) -> pb.RunStatus:
     """The status of a run."""
-    state, record, log = run.state, run.record, run.log
-    down, up = log.bytes.total
+    state, record, rounds = run.state, run.record, run.rounds
+    down, up = rounds.bytes.total
     waits = awaited(run, run.deadline, run.client_evaluations)
     return pb.RunStatus(
         run_id=run.id,
         spec=to_spec(run.config),
         state=f"RUN_STATE_{run.status.upper()}",
         reason=run_reason(run),
-        rounds_done=log.rounds,
+        rounds_done=rounds.committed,
         phase="" if state.phase is Phase.ENDED else state.phase.value,
         attempt=state.attempt,
         cohort=_cohort(state.drawn),
@@ -56,20 +56,20 @@ def run_status(run: Run) -> pb.RunStatus:
         bytes_up=up,
         eligible_clients=0 if run.ended else len(run.eligible.now()),
         over_selection=state.draws_per_update,
-        account=_account(log.totals()),
-        newest_metrics=log.newest_metrics(),
-        best_metrics={metric: best.value for metric, best in log.best_values().items()},
-        lower_is_better=known_directions(run, log.newest_metrics()),
+        account=_account(rounds.totals()),
+        newest_metrics=rounds.newest_metrics(),
+        best_metrics={metric: best.value for metric, best in rounds.best_values().items()},
+        lower_is_better=known_directions(run, rounds.newest_metrics()),
         awaited=nsmallest(MOST_SHOWN, waits.clients, key=str.encode),
         awaited_count=len(waits.clients),
         deadline_left_s=waits.seconds_left,
         waiting_for=lacking(run.context, run),
         policy_refusals={} if run.ended else policy_refusals(run.context),
-        below_due=len(log.shares.too_low),
-        first_below_due=_below_due(log.shares.too_low),
+        below_due=len(rounds.shares.too_low),
+        first_below_due=_below_due(rounds.shares.too_low),
         ended=None if record.ended_at is None else timestamp(record.ended_at),
-        latest=None if log.latest is None else round_summary(log.latest),
-        best=None if log.best_commit is None else round_summary(log.best_commit),
+        latest=None if rounds.latest is None else round_summary(rounds.latest),
+        best=None if rounds.best_commit is None else round_summary(rounds.best_commit),
         latest_failure=_latest_failure(run.submissions.failures),
         states=_states(run) if run.context.keeps_client_state else None,
     )
@@ -168,8 +168,8 @@ def run_reason(run: Run) -> str:
 
 def _short(run: Run) -> str:
     """How many rounds have fewer updates than they wanted, and why; empty for none."""
-    totals = run.log.totals()
-    return f"{totals.short} of {run.log.rounds} rounds are short: {totals.why_short}" if totals.short else ""
+    totals = run.rounds.totals()
+    return f"{totals.short} of {run.rounds.committed} rounds are short: {totals.why_short}" if totals.short else ""
 
 
 def round_summary(commit: CommitRecord) -> pb.RoundSummary:

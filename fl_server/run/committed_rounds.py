@@ -15,24 +15,24 @@ from fl_server.store.records import CommitRecord, HistoryRecord
 ROUNDS_AT_ONCE = 1000
 
 
-async def restore_log(context: RunContext, extended_at: int) -> None:
-    """Restore the log of a run at a start: the totals of settled rounds, then the commits after them.
+async def restore_rounds(context: RunContext, extended_at: int) -> None:
+    """Restore the rounds of a run at a start: the totals of settled rounds, then the commits after them.
 
     Rounds with evaluations by clients that are not summarised yet count as being evaluated.
 
     extended_at: the run's committed rounds at its last extension.
     """
-    ledger, store, log = context.services.ledger, context.store, context.log
+    ledger, store, rounds = context.services.ledger, context.store, context.rounds
     if (totals := await ledger.do(store.totals, context.run_id)) is not None:
-        log.restore(totals)
-    for round_ in await ledger.do(store.rounds_to_summarise, context.run_id, log.rounds):
-        log.being_evaluated[round_] += 1
-    while commits := await ledger.do(store.commits, context.run_id, log.rounds, ROUNDS_AT_ONCE):
+        rounds.restore(totals)
+    for round_ in await ledger.do(store.rounds_to_summarise, context.run_id, rounds.committed):
+        rounds.being_evaluated[round_] += 1
+    while commits := await ledger.do(store.commits, context.run_id, rounds.committed, ROUNDS_AT_ONCE):
         draws = await ledger.do(store.draws, context.run_id, commits[0].round, commits[-1].round)
         for commit in commits:
-            log.add(commit, extended_at, Draw(*draws[commit.round]) if commit.round in draws else None)
-    log.shares.look()
-    if (due := log.totals_due(context.run_id)) is not None:  # they are not written, or of another criterion
+            rounds.add(commit, extended_at, Draw(*draws[commit.round]) if commit.round in draws else None)
+    rounds.shares.look()
+    if (due := rounds.totals_due(context.run_id)) is not None:  # they are not written, or of another criterion
         await ledger.do(store.put_totals, due)
 
 
@@ -54,9 +54,9 @@ async def draw_of(context: RunContext, round_: int) -> Draw | None:
 
 async def committed_round(context: RunContext, round_: int) -> CommitRecord | None:
     """The commit of a round; None if the round is not committed."""
-    if (recent := context.log.recent.get(round_)) is not None:
+    if (recent := context.rounds.recent.get(round_)) is not None:
         return recent
-    if not 0 <= round_ < context.log.rounds:
+    if not 0 <= round_ < context.rounds.committed:
         return None
     found = await context.services.ledger.do(context.store.commits, context.run_id, round_, 1)
     return found[0] if found else None
@@ -64,7 +64,7 @@ async def committed_round(context: RunContext, round_: int) -> CommitRecord | No
 
 async def state_epochs(context: RunContext, rounds: Sequence[int]) -> dict[int, int]:
     """The epochs of client states in committed rounds."""
-    recent = {each: context.log.recent[each].state_epoch for each in rounds if each in context.log.recent}
+    recent = {each: context.rounds.recent[each].state_epoch for each in rounds if each in context.rounds.recent}
     if not (others := [each for each in rounds if each not in recent]):
         return recent
     return {**await context.services.ledger.do(context.store.state_epochs, context.run_id, others), **recent}
@@ -77,7 +77,7 @@ _EVENT = "client_below_due"
 
 async def warn_of_low_shares(context: RunContext, control: RunControl) -> None:
     """After a commit and a restart: once for each client, by the run's history, the log and a note on the client."""
-    shares = context.log.shares
+    shares = context.rounds.shares
     shares.look()
     if not shares.too_low:
         return

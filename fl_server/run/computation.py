@@ -157,7 +157,7 @@ class RoundComputation:
             norms = await control.read(norms_in_ledger, context.store, context.run_id, state.round, exchanges + 1)
         else:
             norms = [norms_of(update) for update in updates]
-        if reason := why_short(state, context.log.transfers.outs, control.eligible.without):
+        if reason := why_short(state, context.rounds.transfers.outs, control.eligible.without):
             context.counters.round_short(reason)
             log.warning("round_short", run=context.run_id, round=state.round, why=reason)
         record = replace(self._commit_record(updates, now), norms=context.norms.after(norms).to_text())
@@ -165,10 +165,10 @@ class RoundComputation:
         record = await context.model.commit(record, why, control)
         context.norms.put_back(record.norms)
         control.run_status.committed()
-        context.log.began = None
+        context.rounds.began = None
         self._submissions.clear()
-        context.log.add(record, control.record.extended_at, await draw_of(context, record.round))
-        if (totals := context.log.totals_due(context.run_id)) is not None:
+        context.rounds.add(record, control.record.extended_at, await draw_of(context, record.round))
+        if (totals := context.rounds.totals_due(context.run_id)) is not None:
             await control.write(context.store.put_totals, totals)
         if context.keeps_client_state:
             context.client_states.count(updates, record.state_epoch)
@@ -181,23 +181,23 @@ class RoundComputation:
             await context.fleet.clear_notes(sorted(counted - context.label_order.suspected))
 
     def _commit_record(self, updates: Iterable[UpdateRecord], now: float) -> CommitRecord:
-        state, log_ = self._control.state, self._context.log
+        state, rounds = self._control.state, self._context.rounds
         losses = [update.training_loss for update in updates if update.training_loss is not None]
         return CommitRecord(
             run_id=self._context.run_id,
             round=state.round,
             committed_at=now,
-            seconds=0.0 if log_.began is None else time.monotonic() - log_.began,
+            seconds=0.0 if rounds.began is None else time.monotonic() - rounds.began,
             attempts=state.attempt + 1,
             accepted=len(state.accepted),
             dropped=len(state.drawn) - len(state.accepted),
             training_loss=sum(losses) / len(losses) if losses else None,
-            bytes_down=log_.bytes.down,
-            bytes_up=log_.bytes.up,
+            bytes_down=rounds.bytes.down,
+            bytes_up=rounds.bytes.up,
             model_digest="",
             state_epoch=self._control.state.state_epoch,
             over_selection=state.over_selection,
-            statistics=log_.statistics.to_text(),
+            statistics=rounds.statistics.to_text(),
             epochs=mean_epochs((update.num_examples, update.epochs) for update in updates),
         )
 

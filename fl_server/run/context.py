@@ -16,7 +16,7 @@ from fl_server.run.client_states import ClientStates
 from fl_server.run.evaluation.label_order import LabelOrder
 from fl_server.run.models import ModelStore
 from fl_server.run.progress import RoundTrace, Watchers
-from fl_server.run.round_log import RoundLog, RunCounters
+from fl_server.run.rounds import RunCounters, RunRounds
 from fl_server.run_config import AlgorithmSection, RunConfig
 from fl_server.services import Services
 from fl_server.store.database.store import Store
@@ -54,7 +54,7 @@ class RunContext:
     """Name, version and source of the method that clients must have; empty for a built-in one, which all have."""
     encodings: frozenset[str]
     """Those that clients must know; fixed for the whole run."""
-    log: RoundLog
+    rounds: RunRounds
     directions: Directions
     """Which of the metrics are better when lower."""
     task_code: object
@@ -73,7 +73,7 @@ class RunContext:
     def create(cls, services: Services, run_id: str, config: RunConfig, dependencies: RunDependencies) -> RunContext:
         """A context without committed rounds."""
         version, source = dependencies.fingerprint
-        algorithm, log = dependencies.algorithm, RoundLog(config.stop.criterion)
+        algorithm, rounds = dependencies.algorithm, RunRounds(config.stop.criterion)
         return cls(
             run_id=run_id,
             services=services,
@@ -81,10 +81,10 @@ class RunContext:
             code={"name": config.task.name, "version": version, "source": source},
             method=_method(config.algorithm),
             encodings=config.encodings.needed,
-            log=log,
+            rounds=rounds,
             directions=dependencies.directions,
             task_code=dependencies.task,
-            counters=RunCounters(services.metrics, run_id, log),
+            counters=RunCounters(services.metrics, run_id, rounds),
             watchers=Watchers(),
             trace=RoundTrace(services.traces, run_id),
             model=ModelStore(services, run_id, dependencies.make_engine),

@@ -101,9 +101,9 @@ class Effects:
             context.run_id, command.round, command.exchange, command.attempt, command.cohort, time.time(), deadline_s
         )
         await control.write(context.store.open_attempt, record, self._opened(record))
-        if command.exchange == 0 and context.log.began is None:
-            context.log.began = time.monotonic()
-        context.log.transfers.begin(command.round, command.exchange)
+        if command.exchange == 0 and context.rounds.began is None:
+            context.rounds.began = time.monotonic()
+        context.rounds.transfers.begin(command.round, command.exchange)
         await control.run_status.goes_on()
         context.metrics.attempts.labels(context.run_id).inc()
         log.info(
@@ -172,7 +172,7 @@ class Effects:
         await control.run_status.restart_round(command, why)
         log.warning(event, run=context.run_id, round=command.round, why=command.why, state_epoch=command.state_epoch)
         self._parts.submissions.clear()
-        context.log.transfers.clear()
+        context.rounds.transfers.clear()
         if command.states:
             context.client_states.restart_all()
             await context.model.restart_states()
@@ -182,7 +182,7 @@ class Effects:
     async def _announce(self, command: effects.Announce) -> None:
         """Send the cohort its outcomes, remove what is not needed any more, start the evaluations that are due."""
         context, control = self._context, self._control
-        record = context.log.recent[command.round]
+        record = context.rounds.recent[command.round]
         context.metrics.rounds.labels(context.run_id, "committed").inc()
         context.metrics.round_seconds.labels(context.run_id).observe(record.seconds)
         log.info(
@@ -255,7 +255,7 @@ def _are(count: int, what: str) -> str:
 
 async def send_outcomes(context: RunContext, control: RunControl, round_: int) -> None:
     """Send the outcome of a committed round to every client that was asked in any of its exchanges."""
-    run_id, store, epoch = context.run_id, context.store, context.log.recent[round_].state_epoch
+    run_id, store, epoch = context.run_id, context.store, context.rounds.recent[round_].state_epoch
     asked: dict[int, set[str]] = {}
     for attempt in await control.read(store.attempts, run_id, round_):
         asked.setdefault(attempt.exchange, set()).update(attempt.cohort)
@@ -276,7 +276,7 @@ async def release_round(context: RunContext, control: RunControl) -> None:
     again.
     """
     run_id, state, store = context.run_id, control.state, context.store
-    if state.round < context.log.rounds:
+    if state.round < context.rounds.committed:
         return  # the end came while the round was committed
     why = HistoryRecord(time.time(), "coordinator", "update_given_up", run_id, f"round {state.round}: the run ended")
     for update in await control.read(store.updates, run_id, state.round, state.exchange):

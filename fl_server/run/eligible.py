@@ -89,7 +89,7 @@ class EligibleClients:
     def in_round(self, state: RoundState) -> Selection:
         """`selection`, with the clients that the round under way does not draw again."""
         selection = self.selection()
-        outs = self._context.log.transfers.outs.items()
+        outs = self._context.rounds.transfers.outs.items()
         failed = {client: why for client, (how, why) in outs if how == "failed" and client in state.drawn}
         refused = {client: found.why for client, found in state.refused.items()}
         own: dict[str, Iterable[str]] = {

@@ -161,7 +161,7 @@ def missing_members(context: RunContext, control: RunControl) -> dict[str, int]:
     states = context.client_states
     if control.ended or not context.algorithm.needs_population or not states.members:
         return {}
-    after, rounds = rounds_until_missing(context, control), context.log.rounds
+    after, rounds = rounds_until_missing(context, control), context.rounds.committed
     away = {client: missed for client, missed in states.rounds_missed(rounds).items() if missed >= after}
     if not away:
         return {}
@@ -184,7 +184,7 @@ async def warn_of_missing_members(context: RunContext, control: RunControl) -> N
     new = [client for client in missing if not states.warned(client)]
     if not new:
         return
-    now, last, run_id = time.time(), context.log.rounds - 1, context.run_id
+    now, last, run_id = time.time(), context.rounds.committed - 1, context.run_id
     whys = [
         HistoryRecord(now, "coordinator", "member_missing", run_id, warning(run_id, client, missing[client]))
         for client in new

@@ -21,7 +21,7 @@ from fl_server.aggregation.server_update import ServerUpdateStats
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.errors import InvalidInput
 from fl_server.outside_calls import OutsideCode
-from fl_server.run.round_log import RoundLog
+from fl_server.run.rounds import RunRounds
 from fl_server.run_config import RunConfig
 from fl_server.services import Services
 from fl_server.store.checkpoints import INITIAL
@@ -236,17 +236,17 @@ class ModelStore:
         engine = await self._made(config)
         return engine, await self._services.in_evaluations(engine.restored, saved)
 
-    async def prune(self, rounds: RoundLog, keep: int) -> None:
+    async def prune(self, rounds: RunRounds, keep: int) -> None:
         """Remove all checkpoints except the latest few, the best one, and those that may become the best.
 
         A failure is logged and has no other effect.
         """
         checkpoints, best = self._services.checkpoints, {rounds.best.round} if rounds.best else set()
-        latest, others = range(max(0, rounds.rounds - keep), rounds.rounds), {*best, *+rounds.being_evaluated}
+        latest, others = range(max(0, rounds.committed - keep), rounds.committed), {*best, *+rounds.being_evaluated}
         try:
             on_disk = await self._services.in_compute(checkpoints.rounds, self._run_id)
             kept = {each for each in on_disk if each in latest or each in others}
-            await self._services.in_compute(checkpoints.prune, self._run_id, kept if rounds.rounds else {INITIAL})
+            await self._services.in_compute(checkpoints.prune, self._run_id, kept if rounds.committed else {INITIAL})
         except StoreError as error:
             log.warning("prune_failed", run=self._run_id, error=str(error))
 

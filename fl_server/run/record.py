@@ -75,7 +75,7 @@ class RunStatus:
         context, run, ended = self._context, self._run, self._run.state.phase is Phase.ENDED
         reason = run.end_reason if ended else self.waiting_reason
         ended_at = time.time() if ended else None
-        down, up = context.log.bytes.total
+        down, up = context.rounds.bytes.total
         record = replace(self.record, state=self._to_store, reason=reason, ended_at=ended_at)
         self.record = replace(record, bytes_down=down, bytes_up=up, elapsed_s=run.state.elapsed_s)
         why = HistoryRecord(time.time(), "coordinator", event, context.run_id, reason) if event else None
@@ -89,7 +89,7 @@ class RunStatus:
 
     async def save_usage(self) -> None:
         """Write the bytes that the run has sent and received, and the time that it has used; without retries."""
-        down, up = self._context.log.bytes.total
+        down, up = self._context.rounds.bytes.total
         counted = replace(self.record, bytes_down=down, bytes_up=up, elapsed_s=self._run.state.elapsed_s)
         if counted == self.record:
             return

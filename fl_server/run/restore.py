@@ -15,7 +15,7 @@ from fl_server.rounds.metrics import PREFIX, has_evaluation
 from fl_server.rounds.restoring import with_evaluations
 from fl_server.rounds.selecting import next_round
 from fl_server.rounds.state import ByClient, Lost, Phase
-from fl_server.run.committed_rounds import committed_round, draw_of, restore_log, warn_of_low_shares
+from fl_server.run.committed_rounds import committed_round, draw_of, restore_rounds, warn_of_low_shares
 from fl_server.run.deadline import time_after_restart
 from fl_server.run.effects import release_round
 from fl_server.run.evaluation.server import prune_checkpoints
@@ -37,12 +37,12 @@ async def restore_run(run: Run, add: Callable[[], None]) -> None:
     something, or if its code did not end in its time.
     """
     context = run.context
-    await restore_log(context, run.record.extended_at)
+    await restore_rounds(context, run.record.extended_at)
     run.state = replace(
         run.state,
-        over_selection=0.0 if run.log.latest is None else run.log.latest.over_selection,
+        over_selection=0.0 if run.rounds.latest is None else run.rounds.latest.over_selection,
         judged_from=run.record.extended_at,
-        metric_seen=run.log.newest_round_with(run.config.stop.metric) is not None,
+        metric_seen=run.rounds.newest_round_with(run.config.stop.metric) is not None,
     )
     latest = await context.services.ledger.do(context.store.latest_failure, run.id)
     run.submissions.failures.restore((), latest)
@@ -124,7 +124,7 @@ async def _restore_ended(run: Run) -> None:
 
 async def _restore_ended_state(run: Run) -> None:
     """The state after the last commit. Of a round that the end cut short, only its draw is restored."""
-    context, done = run.context, run.log.rounds
+    context, done = run.context, run.rounds.committed
     attempts = await context.services.ledger.do(context.store.attempts, run.id, done)
     run.state = replace(
         next_round(run.state),
@@ -135,8 +135,8 @@ async def _restore_ended_state(run: Run) -> None:
         awaited=frozenset(),
         states_lost="",
     )
-    run.log.began = None
-    run.log.bytes.resume(run.record.bytes_down, run.record.bytes_up)
+    run.rounds.began = None
+    run.rounds.bytes.resume(run.record.bytes_down, run.record.bytes_up)
 
 
 async def _restore_running(run: Run) -> None:
@@ -146,7 +146,7 @@ async def _restore_running(run: Run) -> None:
     await _remove_committed_uploads(run)
     if context.keeps_client_state:
         epoch, population = run.record.state_epoch, run.state.policy.population
-        rounds = range(run.log.rounds - run.log.rounds_of_epoch(epoch), run.log.rounds)
+        rounds = range(run.rounds.committed - run.rounds.rounds_of_epoch(epoch), run.rounds.committed)
         await context.services.ledger.do(run.client_states.restore, context.store, rounds, epoch, population)
     run.state = replace(run.state, round=run.model.snapshot.round + 1, paused=run.record.state == "paused")
     if run.state.policy.population:
@@ -179,25 +179,25 @@ async def _load_model(run: Run) -> None:
     context, store = run.context, run.context.store
     ledger = context.services.ledger
     newest = await run.model.load(run.config, run.record.state_epoch)
-    if newest is not None and (commit := newest.record).round >= run.log.rounds:
+    if newest is not None and (commit := newest.record).round >= run.rounds.committed:
         # The crash came between the checkpoint and its row in the ledger.
         why = HistoryRecord(time.time(), "coordinator", "round_committed", run.id, f"round {commit.round}, recovered")
         await ledger.do(store.commit, commit, why, newest.left_out)
         context.fleet.quarantine.restore(await ledger.do(store.quarantine_records))
-        run.log.add(commit, run.record.extended_at, await draw_of(context, commit.round))
-    elif newest is not None and (kept := run.log.latest) is not None and kept.round == newest.record.round:
+        run.rounds.add(commit, run.record.extended_at, await draw_of(context, commit.round))
+    elif newest is not None and (kept := run.rounds.latest) is not None and kept.round == newest.record.round:
         _check_averaged(kept, newest.record)
-    latest = run.log.latest
+    latest = run.rounds.latest
     run.state = replace(
         run.state,
         over_selection=0.0 if latest is None else latest.over_selection,
-        epoch_rounds=run.log.rounds_of_epoch(run.record.state_epoch),
+        epoch_rounds=run.rounds.rounds_of_epoch(run.record.state_epoch),
     )
     context.norms.put_back(latest.norms if latest else "")
     rounds = run.model.snapshot.round + 1
-    if rounds != run.log.rounds:
+    if rounds != run.rounds.committed:
         raise StoreError(
-            f"the ledger has {run.log.rounds} committed rounds, the newest valid checkpoint is of round "
+            f"the ledger has {run.rounds.committed} committed rounds, the newest valid checkpoint is of round "
             f"{rounds - 1}: restore the state directory from a backup"
         )
 
@@ -226,13 +226,13 @@ _MADE_UP = 2
 async def restore_evaluations(run: Run) -> None:
     """Start evaluations of the latest round again that the crash cut short, or end the run as they demand."""
     await run.client_evaluations.backfill()
-    latest, state = run.log.latest, run.state
+    latest, state = run.rounds.latest, run.state
     if latest is None:
         return
     server = evaluation_due(state, latest.round) and not has_evaluation(latest.metrics, "")
     clients = clients_due(state, latest.round) and not has_evaluation(latest.metrics, PREFIX)
     missing: set[ev.Source] = {*(("server",) if server else ()), *(("clients",) if clients else ())}
-    run.state = with_evaluations(state, *run.log.evaluations(run.record.extended_at), missing)
+    run.state = with_evaluations(state, *run.rounds.evaluations(run.record.extended_at), missing)
     for earlier in await _not_evaluated(run):
         run.server_evaluation.make_up(earlier)
     if clients:
@@ -245,7 +245,7 @@ async def restore_evaluations(run: Run) -> None:
 
 async def make_up_last_evaluations(run: Run) -> None:
     """Evaluate the last models whose evaluations were under way or waiting when the run ended, and then cut short."""
-    latest, before = run.log.latest, replace(run.state, ending=None)
+    latest, before = run.rounds.latest, replace(run.state, ending=None)
     last = latest and evaluation_due(before, latest.round) and not has_evaluation(latest.metrics, "")
     for round_ in (*await _not_evaluated(run), *([latest.round] if latest and last else [])):
         run.server_evaluation.make_up(round_)
@@ -253,7 +253,7 @@ async def make_up_last_evaluations(run: Run) -> None:
 
 async def _not_evaluated(run: Run) -> list[int]:
     """Rounds before the latest one whose evaluation by the server was due and did not end before the restart."""
-    every, missing, latest = run.state.policy.evaluate_every, list[int](), run.log.latest
+    every, missing, latest = run.state.policy.evaluate_every, list[int](), run.rounds.latest
     newest = latest.round // every * every - 1 if latest and every else -1
     for round_ in range(newest, -1, -every)[:_MADE_UP] if every else ():
         commit = await committed_round(run.context, round_)

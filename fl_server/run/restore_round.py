@@ -43,7 +43,7 @@ async def restore_round_under_way(run: Run) -> None:
         await _restore_byte_counts(run)
     failures = run.submissions.failures
     failures.restore(await ledger.do(store.failures, run.id, run.state.round), failures.latest)
-    run.log.bytes.resume(run.record.bytes_down, run.record.bytes_up)
+    run.rounds.bytes.resume(run.record.bytes_down, run.record.bytes_up)
     present = {client for client in run.context.fleet.present() if client not in run.client_states.left_out}
     run.state = without_absent(run.state, present)
 
@@ -109,15 +109,15 @@ async def _restore_byte_counts(run: Run) -> None:
     for exchange in range(state.exchange + 1):
         updates = await context.services.ledger.do(context.store.updates, run.id, state.round, exchange)
         delivered = [(update.client_id, update.size_bytes) for update in updates if update.admitted]
-        run.log.bytes.resume_exchange(run.model.bytes_down, delivered)
-    run.log.transfers.resume(state.round, state.exchange, state.outstanding)
+        run.rounds.bytes.resume_exchange(run.model.bytes_down, delivered)
+    run.rounds.transfers.resume(state.round, state.exchange, state.outstanding)
 
 
 async def resume_deadline(run: Run) -> None:
     """Continue the deadline of the round under way, and the count of the time that it takes."""
     context = run.context
     attempts = await context.services.ledger.do(context.store.attempts, run.id, run.state.round)
-    run.log.began = time.monotonic() - _seconds_before(run, attempts)
+    run.rounds.began = time.monotonic() - _seconds_before(run, attempts)
     run.deadline.resume(attempts[-1].seconds_left)
 
 

@@ -35,7 +35,7 @@ class Run(RunControl):
     def __init__(self, services: Services, record: RunRecord, config: RunConfig, dependencies: RunDependencies) -> None:
         context = RunContext.create(services, record.run_id, config, dependencies)
         super().__init__(context, record, config)
-        self.log, self.model, self.watchers = context.log, context.model, context.watchers
+        self.rounds, self.model, self.watchers = context.rounds, context.model, context.watchers
         self.client_states = context.client_states
         parts = RunParts.create(self.context, self)
         self.deadline, self.submissions, self.dispatch = parts.deadline, parts.submissions, parts.dispatch

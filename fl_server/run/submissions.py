@@ -204,7 +204,7 @@ class Submissions:
 
         A client that is out already was cancelled with the round; the others go on in a further attempt.
         """
-        fleet, outs = self._context.fleet, self._context.log.transfers.outs
+        fleet, outs = self._context.fleet, self._context.rounds.transfers.outs
         if not (late := tuple(client for client in effect.clients if fleet.attached(client))):
             return
         cancelled = (client for client in late if not self._control.state.works(client))
@@ -218,7 +218,7 @@ class Submissions:
     def _report_out(self, client: str, state: str, why: str) -> None:
         context = self._context
         context.counters.assignment_ended(state)
-        context.log.transfers.outs[client] = state, why
+        context.rounds.transfers.outs[client] = state, why
         log.info("client_out", run=context.run_id, round=self._control.state.round, client=client, state=state, why=why)
         context.watchers.publish(Progress("client_out", f"{client}: {why}"))
 

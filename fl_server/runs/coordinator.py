@@ -103,7 +103,7 @@ class Coordinator:
 
     async def model_round(self, run: Run, wanted: str) -> int:
         """The round that "latest", "best" or a number means. Raises InvalidInput, NoSuchModel, NoBestRound."""
-        latest = run.log.latest
+        latest = run.rounds.latest
         if wanted == "best":
             return self._best_round(run)
         if wanted == "latest":
@@ -120,8 +120,8 @@ class Coordinator:
     @staticmethod
     def _best_round(run: Run) -> int:
         """The best round. Raises NoBestRound."""
-        if (best := run.log.best) is None:
-            raise NoBestRound(run.id, run.config.stop.metric, [*run.log.newest_metrics()])
+        if (best := run.rounds.best) is None:
+            raise NoBestRound(run.id, run.config.stop.metric, [*run.rounds.newest_metrics()])
         return best.round
 
     # For the fleet.

@@ -117,7 +117,7 @@ class Retention:
         if run.context.keeps_client_state and not run.ended:
             return  # a client's state is made of its last update, however old
         # Rounds in memory are recent, or are still being evaluated.
-        before = min([run.log.rounds - self._rules.keep_rounds, *run.log.recent])
+        before = min([run.rounds.committed - self._rules.keep_rounds, *run.rounds.recent])
         if before <= self._removed.get(run.id, 0):
             return
         while await self._ledger.do(self._ledger.store.remove_rounds, run.id, before):

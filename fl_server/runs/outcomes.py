@@ -34,7 +34,7 @@ class Outcomes:
         looked_up = 0
         for run_id, exchange, round_ in unique:
             run = self._table.loaded.get(run_id)
-            if run is not None and round_ < run.log.rounds:
+            if run is not None and round_ < run.rounds.committed:
                 looked_up += 1
                 if looked_up <= MOST_LOOKED_UP:
                     wanted.setdefault((run, exchange), []).append(round_)

@@ -165,11 +165,11 @@ class UploadReceiver:
     async def _write_chunks(self, upload: _Upload, requests: Requests) -> UpdateTrailer:
         """Write chunks until the trailer. Raises UploadBroken, NotNow, UpdateRefused."""
         offset = upload.header.resume_offset
-        round_log, size = upload.submission.run.log, upload.header.size_bytes
-        round_log.bytes.upload_started(upload.client, offset)
+        rounds, size = upload.submission.run.rounds, upload.header.size_bytes
+        rounds.bytes.upload_started(upload.client, offset)
         stream = ChunkStream(requests, size, self._services.config.limits)
         caller = self._transfer_limits.of(upload.client)
-        with round_log.transfers.transfer(upload.client, "up", size, offset) as shown:
+        with rounds.transfers.transfer(upload.client, "up", size, offset) as shown:
             while True:
                 async with self._slots.turn() as turn:
                     request = await _next(stream, upload)
@@ -193,7 +193,7 @@ class UploadReceiver:
         def count(writing: asyncio.Future[None]) -> None:
             if not writing.cancelled() and writing.exception() is None:
                 self._services.metrics.bytes.labels("up", "update").inc(len(chunk.data))
-                upload.submission.run.log.bytes.total_up += len(chunk.data)
+                upload.submission.run.rounds.bytes.total_up += len(chunk.data)
 
         writing = asyncio.ensure_future(self._in_io(upload.client, _write_chunk, upload, chunk, offset))
         writing.add_done_callback(count)
@@ -215,7 +215,7 @@ class UploadReceiver:
             raise UploadBroken(upload.header.key, 0, "the bytes have not the digest of the header") from None
         upload.submission.check_wanted()
         await self._services.in_io(upload.part.seal)
-        upload.submission.run.log.bytes.upload_completed(upload.client)
+        upload.submission.run.rounds.bytes.upload_completed(upload.client)
         clip_factor = upload.gate.clip_factor(next(iter(norms.values())))
         receipt = await self._verdicts.admit(upload.submission, norms, clip_factor)
         upload.submission.run.run_status.upload_stored()

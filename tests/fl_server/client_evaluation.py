@@ -11,4 +11,4 @@ WITH_CLIENT_EVALUATION = {"stop": {"rounds": 1}, "evaluation": {"clients_every":
 
 def round_metrics(world: World, round_: int = 0) -> Mapping[str, float]:
     """The metrics of a committed round of run "r"."""
-    return world.coordinator.run("r").log.recent[round_].metrics
+    return world.coordinator.run("r").rounds.recent[round_].metrics

@@ -102,7 +102,7 @@ class ClientEvaluations:
         for older in sorted(self._under_way)[: -(AT_ONCE - 1)]:
             self._under_way[older].over.set()
         self._under_way[round_] = one
-        context.log.being_evaluated[round_] += 1
+        context.rounds.being_evaluated[round_] += 1
         log.info("evaluation_asked", run=context.run_id, round=round_, clients=len(asked), answered=len(answered))
         message = self._assignment(one)
         async for client in with_turns(() if self._control.draining else asked):
@@ -143,7 +143,7 @@ class ClientEvaluations:
                 first=min(one.outstanding),
             )  # fmt: skip
         await self._summarise(one.round)
-        self._context.log.being_evaluated[one.round] -= 1
+        self._context.rounds.being_evaluated[one.round] -= 1
         if self._control.ended:
             await self.send_run_ended()
             await prune_checkpoints(self._context, self._control)
@@ -180,14 +180,14 @@ class ClientEvaluations:
     async def backfill(self) -> None:
         """After a restart: summarise earlier rounds from the answers in the ledger. Their models are not sent again."""
         context, every = self._context, self._control.config.evaluation.clients_every
-        if every and (newest := context.log.newest_round_with(EVALUATED)) is not None and not self._control.ended:
+        if every and (newest := context.rounds.newest_round_with(EVALUATED)) is not None and not self._control.ended:
             before = await self._read_answers(newest - every) if newest >= every else []
             context.label_order.restore(before, await self._read_answers(newest))
-        for round_ in sorted(context.log.being_evaluated):
-            latest = round_ == context.log.rounds - 1
+        for round_ in sorted(context.rounds.being_evaluated):
+            latest = round_ == context.rounds.committed - 1
             if every and (self._control.ended if latest else (round_ + 1) % every == 0):
                 await self._summarise(round_)
-            del context.log.being_evaluated[round_]
+            del context.rounds.being_evaluated[round_]
 
     async def save_times(self) -> None:
         """Write the time left of the evaluations under way, for a restart."""
@@ -211,7 +211,7 @@ class ClientEvaluations:
 
     def newest(self) -> int | None:
         """The newest round that clients were asked about; None before the first."""
-        evaluated = self._context.log.newest_round_with(EVALUATED)
+        evaluated = self._context.rounds.newest_round_with(EVALUATED)
         return max((*self._under_way, *(() if evaluated is None else (evaluated,))), default=None)
 
     def awaits(self, client: str) -> bool:
@@ -261,7 +261,7 @@ class ClientEvaluations:
         one.client_out(client)
 
     def _was_due(self, round_: int) -> bool:
-        return bool(self._control.config.evaluation.clients_every) and round_ < self._context.log.rounds
+        return bool(self._control.config.evaluation.clients_every) and round_ < self._context.rounds.committed
 
     def client_attached(self, client: str) -> None:
         """A client attached: send it the evaluations that it still has to make, and the end of the run."""

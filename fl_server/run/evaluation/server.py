@@ -67,7 +67,7 @@ class ServerEvaluations:
             await asyncio.wait([self._task])
 
     def _begin(self, round_: int, model: Callable[[], Awaitable[Evaluated | None]]) -> None:
-        self._context.log.being_evaluated[round_] += 1  # its checkpoint is kept
+        self._context.rounds.being_evaluated[round_] += 1  # its checkpoint is kept
         before = self._task if self.under_way else None
         self._task = self._control.tasks.spawn(self._evaluate(round_, model, before))
 
@@ -117,7 +117,7 @@ class ServerEvaluations:
                 return
         if metrics is not None:
             await record_metrics(context, self._control, round_, metrics, "server")
-        context.log.being_evaluated[round_] -= 1
+        context.rounds.being_evaluated[round_] -= 1
         if self._control.ended:
             await prune_checkpoints(context, self._control)
 
@@ -128,8 +128,8 @@ async def record_metrics(  # noqa: PLR0913, PLR0917 - the run, and what an evalu
     """Add the metrics of an evaluation to a committed round; continue or end the run."""
     commit = await control.retry(lambda: committed_round(context, round_))
     if commit is None:
-        raise RuntimeError(f"expected a committed round, got round {round_} of {context.log.rounds}")
-    record = context.log.add_metrics(commit, metrics)
+        raise RuntimeError(f"expected a committed round, got round {round_} of {context.rounds.committed}")
+    record = context.rounds.add_metrics(commit, metrics)
     await _write(context, control, record)
     if not all(map(math.isfinite, metrics.values())):
         context.metrics.not_finite.labels(context.run_id).inc()
@@ -145,11 +145,11 @@ async def _write(context: RunContext, control: RunControl, record: CommitRecord)
     # Read from the log at each try: during a write failure the other evaluation may have added its metrics.
     await control.retry(
         lambda: ledger.do(
-            context.store.set_metrics, context.run_id, round_, context.log.recent.get(round_, record).metrics
+            context.store.set_metrics, context.run_id, round_, context.rounds.recent.get(round_, record).metrics
         )
     )
 
 
 async def prune_checkpoints(context: RunContext, control: RunControl) -> None:
     """Keep the latest checkpoints, the best one, and those that may become the best."""
-    await context.model.prune(context.log, control.config.keep_checkpoints)
+    await context.model.prune(context.rounds, control.config.keep_checkpoints)

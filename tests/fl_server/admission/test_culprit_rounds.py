@@ -236,10 +236,10 @@ async def test_a_diverged_run_goes_on_from_its_last_model(tmp_path: Path, restar
     run = await world.create(
         algorithm={"name": "scaffold"}, population=2, local={"steps": 2, "learning_rate": 0.1}, stop={"rounds": 3}
     )
-    await until(lambda: run.log.rounds == 1, "a round is committed")
+    await until(lambda: run.rounds.committed == 1, "a round is committed")
     run.fail("training led nowhere")
     await world.ended()
-    done = run.log.rounds
+    done = run.rounds.committed
     if restarts:
         await world.__aexit__()
         world = await World(tmp_path).__aenter__()
@@ -250,7 +250,7 @@ async def test_a_diverged_run_goes_on_from_its_last_model(tmp_path: Path, restar
         await world.coordinator.actions.extend(run, 1, 0.0, "admin")
     await world.coordinator.actions.resume(run, "admin", 0.025)
     await world.completed()
-    assert (run.log.rounds, run.record.state_epoch) == (3, 1)
+    assert (run.rounds.committed, run.record.state_epoch) == (3, 1)
     assert [run.config.local.learning_rate_in(each) for each in (done - 1, done)] == [0.1, 0.025]
     assert from_stored(world.store.runs()[0].spec).local == run.config.local
     assert run.model._engine is None or run.model.engine.config.local == run.config.local
@@ -286,7 +286,7 @@ async def test_a_run_with_missing_models_cannot_be_resumed(tmp_path: Path) -> No
     async with World(tmp_path) as world:
         await Device("a").connect(world)
         run = await world.create(round={"clients_per_round": 1}, stop={"rounds": 9})
-        await until(lambda: run.log.recent, "a round is committed")
+        await until(lambda: run.rounds.recent, "a round is committed")
         run.fail("training led nowhere")
         await world.ended()
         world.services.checkpoints.remove_run("r")

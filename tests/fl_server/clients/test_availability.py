@@ -93,7 +93,7 @@ async def test_abandoned_work_goes_to_another_client(world: World) -> None:
     await devices[second].contribute(world, await devices[second].assigned())
     await devices[third].contribute(world, await devices[third].assigned())
     await world.completed()
-    assert (run.log.recent[0].accepted, run.log.recent[0].attempts) == (2, 2)
+    assert (run.rounds.recent[0].accepted, run.rounds.recent[0].attempts) == (2, 2)
 
 
 async def test_a_client_that_abandoned_is_drawn_again_once_available(

@@ -17,7 +17,7 @@ from fl_server.metrics.runs import RUN_GAUGES, STATES
 from fl_server.rounds.state import Phase
 from fl_server.rpc.views import run_status
 from fl_server.run.evaluation.server import record_metrics
-from fl_server.run.round_log import RoundLog, RunCounters
+from fl_server.run.rounds import RunCounters, RunRounds
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import RefusalReason
 from tests.fl_server.client_evaluation import WITH_CLIENT_EVALUATION
@@ -123,7 +123,7 @@ async def test_an_attempt_below_the_quorum_is_counted(world: World) -> None:
     device = await Device("a", works=False).connect(world)
     run = await world.create(**ALONE, stop={"rounds": 1})
     await device.report_failure(world, await device.assigned(), pb.FAILURE_REASON_TASK_ERROR)
-    await until(lambda: run.log.statistics.quorum_missed, "the attempt is over")
+    await until(lambda: run.rounds.statistics.quorum_missed, "the attempt is over")
     assert world.metric("fl_quorum_missed_total", run="r") == 1
     await device.contribute(world, await device.assigned())
     await world.completed()
@@ -158,7 +158,7 @@ async def test_a_refused_update_is_counted_by_its_reason(world: World) -> None:
     header, data = update_message(work, layout, bytes([0xFF] * len(data)))
     await world.service.SubmitUpdate(stream(*upload(header, data, device.session)), NO_CONTEXT)
     assert world.metric("fl_updates_refused_total", run="r", reason="not_finite") == 1
-    assert (run.log.statistics.refused, run.log.statistics.assignments) == ({"not_finite": 1}, {"refused": 1})
+    assert (run.rounds.statistics.refused, run.rounds.statistics.assignments) == ({"not_finite": 1}, {"refused": 1})
 
 
 async def test_an_evaluation_that_is_not_finite_is_counted_and_never_the_best(world: World) -> None:
@@ -196,7 +196,7 @@ def world_metrics() -> tuple[Metrics, RunCounters]:
     """Metrics, and the counters of one of its runs."""
     metrics = Metrics(CollectorRegistry())
     metrics.reported.started("r")
-    return metrics, RunCounters(metrics, "r", RoundLog(BY_ACCURACY))
+    return metrics, RunCounters(metrics, "r", RunRounds(BY_ACCURACY))
 
 
 def test_a_missing_state_directory_ends_no_scrape(tmp_path: Path) -> None:

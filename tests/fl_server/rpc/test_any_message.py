@@ -107,8 +107,8 @@ async def test_no_message_is_an_error_of_the_coordinator(
         assert run.ended is False
         await bad.leave()
         await world.operators.forget("a", "admin")
-        done = run.log.rounds
-        await until(lambda: run.log.rounds > done + 2, "the honest go on")
+        done = run.rounds.committed
+        await until(lambda: run.rounds.committed > done + 2, "the honest go on")
         assert all(device.receipts for device in honest)
         await world.coordinator.actions.stop(run, "", "admin")
         assert run.status == "stopped"
@@ -133,4 +133,4 @@ async def test_unknown_enum_numbers_are_taken_as_unspecified(tmp_path: Path, num
         request = pb.ReportStatusRequest(session_id=a.session, availability=closed, failures=[failure])
         await world.service.ReportStatus(request, NO_CONTEXT)
         await world.completed()
-        assert run.log.recent[1].accepted == 1
+        assert run.rounds.recent[1].accepted == 1

@@ -38,7 +38,7 @@ async def test_the_uploads_of_a_client_at_once_are_limited(tmp_path: Path) -> No
     """One more is refused before a file is opened for it; after one ends, the next is accepted."""
     async with upload_setup(tmp_path, transfers={"uploads_at_once": 1}) as bench:
         older = asyncio.create_task(bench.submit(*bench.parts()[:2], hangs=True))
-        await until(lambda: bench.run.log.bytes.up, "a chunk has arrived")
+        await until(lambda: bench.run.rounds.bytes.up, "a chunk has arrived")
         with pytest.raises(LimitExceeded, match="1 uploads at once"):
             await bench.send()
         older.cancel()

@@ -61,7 +61,7 @@ async def test_an_unknown_reason_takes_the_client_out_of_the_round(world: World,
     await a.assigned()
     await report(world, a, failure(reason=number))
     await world.completed()
-    assert run.log.recent[0].accepted == 1
+    assert run.rounds.recent[0].accepted == 1
     assert client_status(world.fleet, world.fleet.record("a")).note == "unspecified: no luck"
 
 
@@ -230,6 +230,6 @@ async def test_a_note_goes_with_the_next_update_that_counts(world: World) -> Non
     await world.operators.drain("b", "move", undo=False, actor="admin")
     run = await world.create(round={"clients_per_round": 1, "min_clients": 1}, stop={"rounds": 1})
     await world.completed()
-    assert run.log.recent[0].accepted == 1
+    assert run.rounds.recent[0].accepted == 1
     await until(lambda: not world.fleet.record("a").note, "the note goes")
     assert world.fleet.record("b").note == "move"

@@ -158,7 +158,7 @@ async def test_a_fetch_counts_for_the_run_of_the_assignment(world: World, is_nam
     request = pb.FetchModelRequest(session_id=a.session, digest=assignment.resources[0].digest, run_id=run_id)
     reading = aiter(world.service.FetchModel(request, NO_CONTEXT))
     await anext(reading)
-    assert ["a" in run.log.transfers.newest for run in (waits, goes)] == [False, True]
+    assert ["a" in run.rounds.transfers.newest for run in (waits, goes)] == [False, True]
     received = [part async for part in reading]
     assert len(received) == 1
-    assert (waits.log.bytes.down, goes.log.bytes.down) == (0, assignment.resources[0].size_bytes)
+    assert (waits.rounds.bytes.down, goes.rounds.bytes.down) == (0, assignment.resources[0].size_bytes)

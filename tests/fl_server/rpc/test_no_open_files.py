@@ -54,7 +54,7 @@ async def digests(folder: Path) -> tuple[list[str], list[str]]:
         run = await world.create()
         await world.completed()
         history = await world.services.ledger.do(world.services.ledger.store.history, run.id, 1000)
-        return [commit.model_digest for commit in run.log.recent.values()], [entry.event for entry in history]
+        return [commit.model_digest for commit in run.rounds.recent.values()], [entry.event for entry in history]
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ async def test_the_run_goes_on_without_the_client(world: World) -> None:
         await Device(name).connect(world)
     run = await world.create(round=ALL, stop={"rounds": 3})
     await world.completed()
-    assert [each.accepted for each in run.log.recent.values()] == [2, 2, 2]
+    assert [each.accepted for each in run.rounds.recent.values()] == [2, 2, 2]
     assert len(refusing.pushed("assignment")) == 1
     status = client_status(world.fleet, world.fleet.record("r"))
     assert not status.HasField("quarantine")
@@ -90,7 +90,7 @@ async def test_a_new_session_may_be_drawn_again(world: World) -> None:
     await refusing.leave()
     again = await Device("r").connect(world)
     await world.completed()
-    assert run.log.recent[0].accepted == 2
+    assert run.rounds.recent[0].accepted == 2
     assert len(again.pushed("assignment")) == 1
     assert client_status(world.fleet, world.fleet.record("r")).policy_refusals == {}
 
@@ -107,7 +107,7 @@ async def test_a_client_that_may_train_again_may_be_drawn_again(world: World) ->
     back = pb.ReportStatusRequest(session_id=device.session, availability=pb.Availability(may_train=True))
     await world.service.ReportStatus(back, NO_CONTEXT)
     await world.completed()
-    assert run.log.recent[0].accepted == 2
+    assert run.rounds.recent[0].accepted == 2
 
 
 async def test_a_refused_evaluation_is_not_asked_for_again(world: World) -> None:
@@ -122,7 +122,7 @@ async def test_a_refused_evaluation_is_not_asked_for_again(world: World) -> None
         await devices[1].asked_to_evaluate(round_)
         await devices[1].report(world, round_=round_)
     await world.completed()
-    assert [each.accepted for each in run.log.recent.values()] == [2, 2]
+    assert [each.accepted for each in run.rounds.recent.values()] == [2, 2]
     assert len(devices[0].pushed("evaluation")) == 1
     assert run_status(run).policy_refusals == {}
     assert client_status(world.fleet, world.fleet.record("a")).policy_refusals == {"r": "share: no results leave"}
@@ -139,4 +139,4 @@ async def test_a_later_exchange_is_redrawn_without_the_client(world: World) -> N
     await refusing.contribute(world, await refusing.assigned())
     await refuse(world, refusing, (await refusing.assigned(exchange=1)).key)
     await world.completed()
-    assert run.log.recent[0].accepted == 2
+    assert run.rounds.recent[0].accepted == 2

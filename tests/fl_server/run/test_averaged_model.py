@@ -192,8 +192,8 @@ async def test_the_best_round_can_be_that_of_the_averaged_model(tmp_path: Path) 
     async with World(tmp_path) as world:
         await complete_run(world, devices, averaging=RULES["tail"], stop=stop)
         run = world.coordinator.run("r")
-        await until(lambda: run.log.best, "it is evaluated")
-        assert run.log.best is not None
-        assert run.log.best.round >= 1
+        await until(lambda: run.rounds.best, "it is evaluated")
+        assert run.rounds.best is not None
+        assert run.rounds.best.round >= 1
         assert "averaged_accuracy reached" in str(run.state.ending)
-        assert world.metric("fl_evaluation", run="r", metric="averaged_accuracy") == run.log.best.value
+        assert world.metric("fl_evaluation", run="r", metric="averaged_accuracy") == run.rounds.best.value

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fl_server.rpc.views import client_status, run_status
-from fl_server.run.round_log import RECENT, RoundLog
 from fl_server.run.round_statistics import ClientShares, Draw, Share
+from fl_server.run.rounds import RECENT, RunRounds
 from fl_web.facts.run import attention
 from fl_web.facts.words import fact
 from tests.fl_server.criteria import BY_ACCURACY
@@ -78,13 +78,13 @@ def test_a_restored_log_has_the_same_shares(rounds: int) -> None:
     """From the totals in the ledger, and the draws of the commits after them."""
     chance = random.Random(7)
     draws = [closed(chance, 1.3, SLOW) for _ in range(rounds)]
-    whole, restored = RoundLog(BY_ACCURACY), RoundLog(BY_ACCURACY)
+    whole, restored = RunRounds(BY_ACCURACY), RunRounds(BY_ACCURACY)
     for number, draw in enumerate(draws):
         whole.add(a_commit(number), 0, draw)
         if (totals := whole.totals_due("r1")) is not None:
-            restored = RoundLog(BY_ACCURACY)
+            restored = RunRounds(BY_ACCURACY)
             restored.restore(totals)
-    for number in range(restored.rounds, rounds):
+    for number in range(restored.committed, rounds):
         restored.add(a_commit(number), 0, draws[number])
     assert restored.shares.by_client.keys() == whole.shares.by_client.keys()
     for client, share in whole.shares.by_client.items():
@@ -113,7 +113,7 @@ async def test_operators_are_told_once_of_a_slow_client_and_a_restart_keeps_it(t
     async with World(tmp_path) as world:
         again = run_status(world.coordinator.run("r"))
         assert (again.below_due, list(again.first_below_due)) == (1, list(shown.first_below_due))
-        assert world.coordinator.run("r").log.shares.told == {"c"}
+        assert world.coordinator.run("r").rounds.shares.told == {"c"}
         assert lines(world) == [note]
         assert world.metric("fl_client_share_of_due", run="r", statistic="highest") == pytest.approx(1.5)
     with sqlite3.connect(tmp_path / "ledger.sqlite") as ledger:  # as a kill before the line leaves it

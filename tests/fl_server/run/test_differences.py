@@ -140,8 +140,8 @@ async def test_the_bytes_of_a_difference_are_those_that_are_counted(tmp_path: Pa
         await a.contribute(world, await a.assigned())
         [model] = (await a.assigned(1)).resources
         counted = world.metric("fl_transfer_bytes_total", direction="down", kind="model")
-        assert counted == run.log.recent[0].bytes_down == model.size_bytes
+        assert counted == run.rounds.recent[0].bytes_down == model.size_bytes
         await a.download(world, model.difference.digest)
-        assert run.log.bytes.down == model.difference.size_bytes < model.size_bytes
+        assert run.rounds.bytes.down == model.difference.size_bytes < model.size_bytes
         sent = world.metric("fl_transfer_bytes_total", direction="down", kind="model") - counted
         assert sent == model.difference.size_bytes

@@ -40,7 +40,7 @@ async def test_a_large_cohort_gets_its_work_and_delivers(tmp_path: Path) -> None
             await Device(f"c{number:02}").connect(world)
         run = await world.create(**SECTIONS)
         await world.completed()
-        assert run.log.recent[0].accepted == LARGE
+        assert run.rounds.recent[0].accepted == LARGE
 
 
 async def test_a_busy_loop_gets_one_batch(tmp_path: Path, idle: asyncio.Event) -> None:

@@ -253,6 +253,6 @@ async def test_a_delta_over_the_limit_is_scaled_down(world: World) -> None:
     rounds = {"clients_per_round": 1, "clip_update_norm": 1e-3}
     run = await world.create(algorithm={"name": "fedavg"}, round=rounds, stop={"rounds": 1})
     await world.completed()
-    assert run.log.recent[0].accepted == 1
+    assert run.rounds.recent[0].accepted == 1
     assert world.metric("fl_norm", run="r", of="aggregate") == pytest.approx(1e-3, rel=1e-4)
     assert device.outcomes["r", 0, 0].clip_factor < 0.1

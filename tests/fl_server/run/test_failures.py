@@ -171,7 +171,7 @@ async def test_a_daemon_that_starts_again_four_times_still_counts(tmp_path: Path
         crashing.works = True
         await start_again(world, crashing, 1)
         await world.completed()
-        assert run.log.recent[0].accepted == 1
+        assert run.rounds.recent[0].accepted == 1
         assert world.store.quarantine_records() == []
 
 
@@ -195,7 +195,7 @@ async def test_a_device_that_never_answers_is_quarantined(tmp_path: Path) -> Non
         assert "its training hangs, or it is too slow for round.deadline_s" in status.note
         assert len({each.key.round for each in silent.pushed("assignment")}) == 3
         assert world.store.history("a")[-1].event == "client_quarantined"
-        assert run.log.recent[4].accepted == 1
+        assert run.rounds.recent[4].accepted == 1
         rows = [row.detail for row in world.store.history("r") if row.event == "round_committed"]
         assert rows[1] == "round 1 has 1 of 2 updates: 1 cancelled; 1 of them: the deadline passed"
 

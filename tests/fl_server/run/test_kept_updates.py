@@ -119,7 +119,7 @@ async def test_a_refused_client_that_reattaches_delays_nothing(tmp_path: Path) -
         b.works = True
         await b.contribute(world, await b.assigned())
         assert len(await world.completed()) == 1
-        assert run.log.recent[0].accepted == 1
+        assert run.rounds.recent[0].accepted == 1
 
 
 @pytest.mark.parametrize("dies_at", [None, "save", "commit"])

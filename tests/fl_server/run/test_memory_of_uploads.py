@@ -23,5 +23,5 @@ async def test_freed_memory_is_returned_after_large_uploads(
         header, data = await setup.b.update(setup.world, await setup.b.assigned())
         assert (await setup.send()).admitted
         assert (await setup.send(header, data, device=setup.b)).admitted
-        await until(lambda: setup.run.log.rounds, "the round is committed")
+        await until(lambda: setup.run.rounds.committed, "the round is committed")
     assert len(calls) == times

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import event
 
 from fl_server.run.outcomes import LISTS_KEPT, OutcomeLookup
-from fl_server.run.round_log import RECENT
+from fl_server.run.rounds import RECENT
 from fl_server.runs.outcomes import MOST_LOOKED_UP
 from fl_server.store.records import HistoryRecord
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -129,9 +129,9 @@ async def test_the_keys_looked_up_in_one_call_are_limited(world: World) -> None:
     run = await world.create(round={"clients_per_round": 1}, stop={"rounds": 1})
     await world.completed()
     for round_ in range(1, 300):
-        commit = replace(run.log.recent[round_ - 1], round=round_)
+        commit = replace(run.rounds.recent[round_ - 1], round=round_)
         world.store.commit(commit, HistoryRecord(1.0, "coordinator", "round_committed", "r"))
-        run.log.add(commit)
+        run.rounds.add(commit)
     keys = [ExchangeKey(run_id="r", round=round_) for round_ in range(300)]
     unknown = [ExchangeKey(run_id="x", round=round_) for round_ in range(600)]
     answer = await registered(world, device, unknown + keys)

@@ -1,4 +1,4 @@
-"""Events for watchers of a run, and the log of its rounds."""
+"""Events for watchers of a run, and its rounds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fl_server.rounds.metrics import Criterion
 from fl_server.rounds.stop_rules import Best, best_round
 from fl_server.run.progress import Progress, Watchers
-from fl_server.run.round_log import RoundLog
+from fl_server.run.rounds import RunRounds
 from tests.fl_server.criteria import BY_ACCURACY
 from tests.fl_server.harness import TIMEOUT_S
 from tests.fl_server.store.records import a_commit
@@ -107,32 +107,32 @@ def test_a_status_is_made_once_for_all_watchers() -> None:
 
 def test_the_log_of_rounds() -> None:
     """Latest and best round; bytes of the open round are counted, and after the commit those of its record."""
-    log = RoundLog(BY_ACCURACY)
-    assert (log.latest, log.best, log.bytes.total) == (None, None, (0, 0))
-    log.bytes.total_down, log.bytes.total_up = 5, 6
-    log.add(a_commit(0, bytes_down=10, bytes_up=20))
-    log.add(a_commit(1, bytes_down=1, bytes_up=2))
-    log.bytes.total_down += 100
-    assert log.bytes.total == (111, 22)
-    assert log.add_metrics(a_commit(0), {"accuracy": 0.9}).metrics == {"accuracy": 0.9}
-    log.add_metrics(a_commit(1), {"accuracy": 0.5})
-    assert log.latest is not None
-    assert (log.latest.round, log.best) == (1, Best(0, 0.9))
-    assert log.evaluations(0)[0] == [(0, {"accuracy": 0.9}), (1, {"accuracy": 0.5})]
+    rounds = RunRounds(BY_ACCURACY)
+    assert (rounds.latest, rounds.best, rounds.bytes.total) == (None, None, (0, 0))
+    rounds.bytes.total_down, rounds.bytes.total_up = 5, 6
+    rounds.add(a_commit(0, bytes_down=10, bytes_up=20))
+    rounds.add(a_commit(1, bytes_down=1, bytes_up=2))
+    rounds.bytes.total_down += 100
+    assert rounds.bytes.total == (111, 22)
+    assert rounds.add_metrics(a_commit(0), {"accuracy": 0.9}).metrics == {"accuracy": 0.9}
+    rounds.add_metrics(a_commit(1), {"accuracy": 0.5})
+    assert rounds.latest is not None
+    assert (rounds.latest.round, rounds.best) == (1, Best(0, 0.9))
+    assert rounds.evaluations(0)[0] == [(0, {"accuracy": 0.9}), (1, {"accuracy": 0.5})]
 
 
 def test_the_log_joins_metrics_of_server_and_clients() -> None:
     """Neither removes the other's metrics. A round is evaluated once the source of the run's metric has reported."""
-    server, clients = RoundLog(BY_ACCURACY), RoundLog(Criterion("clients_accuracy_mean", lower_is_better=False))
-    for log in (server, clients):
-        log.add(a_commit(0))
-        log.add(a_commit(1))
-        log.add_metrics(a_commit(0), {"accuracy": 0.9})
-        assert log.add_metrics(a_commit(0), {"clients_evaluated": 0.0}).metrics == {
+    server, clients = RunRounds(BY_ACCURACY), RunRounds(Criterion("clients_accuracy_mean", lower_is_better=False))
+    for rounds in (server, clients):
+        rounds.add(a_commit(0))
+        rounds.add(a_commit(1))
+        rounds.add_metrics(a_commit(0), {"accuracy": 0.9})
+        assert rounds.add_metrics(a_commit(0), {"clients_evaluated": 0.0}).metrics == {
             "accuracy": 0.9,
             "clients_evaluated": 0.0,
         }
-        log.add_metrics(a_commit(1), {"clients_evaluated": 1.0, "clients_accuracy_mean": 0.4})
+        rounds.add_metrics(a_commit(1), {"clients_evaluated": 1.0, "clients_accuracy_mean": 0.4})
     assert [round_ for round_, _ in server.evaluations(0)[0]] == [0]
     assert [round_ for round_, _ in clients.evaluations(0)[0]] == [0, 1]
     assert (server.best, clients.best) == (Best(0, 0.9), Best(1, 0.4))
@@ -144,9 +144,9 @@ VALUES = st.sampled_from([0.1, 0.5, 0.9, math.nan])
 @given(st.lists(st.tuples(st.integers(0, 5), VALUES)))
 def test_the_best_round_is_that_of_all_evaluations(evaluations: list[tuple[int, float]]) -> None:
     """In any order of evaluations, also if a round is evaluated again with a worse value."""
-    log = RoundLog(BY_ACCURACY)
+    rounds = RunRounds(BY_ACCURACY)
     for round_ in range(6):
-        log.add(a_commit(round_))
+        rounds.add(a_commit(round_))
     for round_, value in evaluations:
-        log.add_metrics(a_commit(round_), {"accuracy": value})
-        assert log.best == best_round(BY_ACCURACY, log.evaluations(0)[0])
+        rounds.add_metrics(a_commit(round_), {"accuracy": value})
+        assert rounds.best == best_round(BY_ACCURACY, rounds.evaluations(0)[0])

@@ -85,7 +85,7 @@ async def test_a_completed_run_can_be_extended_after_a_restart(tmp_path: Path) -
             await device.connect(world)
         run = world.coordinator.run("r")
         await world.coordinator.actions.extend(run, 1, 0.0, "admin")
-        await until(lambda: run.log.rounds == 3, "the added round is committed")
+        await until(lambda: run.rounds.committed == 3, "the added round is committed")
         digests = await world.completed()
         assert digests[:2] == first
 
@@ -101,7 +101,7 @@ async def test_a_restart_keeps_the_over_selection_factor(tmp_path: Path) -> None
         run = world.coordinator.run("r")
         assert run_status(run).over_selection == pytest.approx(1.42)
         assert run.state.over_selection == pytest.approx(1.42)
-        assert run.state.over_selection == run.log.recent[0].over_selection
+        assert run.state.over_selection == run.rounds.recent[0].over_selection
 
 
 async def test_an_interrupted_end_is_finished_at_the_next_start(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ async def test_a_paused_run_is_paused_after_a_restart(tmp_path: Path) -> None:
             device.works = True
             await device.connect(world)
         run = world.coordinator.run("r")
-        await until(lambda: run.log.rounds == 1, "the open round is committed")
+        await until(lambda: run.rounds.committed == 1, "the open round is committed")
         await until(lambda: run.state.phase is Phase.SELECTING, "it is between two rounds")
         assert (run.status, run.state.drawn) == ("paused", frozenset())
 

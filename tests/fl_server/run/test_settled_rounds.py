@@ -1,4 +1,4 @@
-"""The log of a run with many rounds: what is kept in memory, and the totals that a start reads in place of commits."""
+"""A run with many rounds: what is kept in memory, and the totals that a start reads in place of commits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fl_server.rounds.stop_rules import StopPolicy, best_round, stop_reason
-from fl_server.run.round_log import RECENT, RoundLog
 from fl_server.run.round_statistics import RoundStatistics
+from fl_server.run.rounds import RECENT, RunRounds
 from fl_server.store.database.store import Store
 from fl_server.store.records import CommitRecord, TotalsRecord
 from protos.fl.v1 import admin_pb2 as pb
@@ -42,26 +42,27 @@ def commits(values: list[float | None]) -> list[CommitRecord]:
     ]
 
 
-def shown(log: RoundLog) -> Any:
-    """Everything that is shown or decided from a log."""
+def shown(rounds: RunRounds) -> Any:
+    """Everything that is shown or decided from the rounds of a run."""
     return repr((
-        log.rounds, log.bytes.total, log.totals(), log.latest, log.best, log.best_commit, log.best_values(),
-        log.newest_metrics(), log.newest_round_with("accuracy"), [log.rounds_of_epoch(epoch) for epoch in range(4)],
+        rounds.committed, rounds.bytes.total, rounds.totals(), rounds.latest, rounds.best, rounds.best_commit,
+        rounds.best_values(), rounds.newest_metrics(), rounds.newest_round_with("accuracy"),
+        [rounds.rounds_of_epoch(epoch) for epoch in range(4)],
     ))  # fmt: skip
 
 
 @given(EVALUATIONS, st.integers(0, 60))
 def test_a_restored_log_is_the_same(values: list[float | None], cut: int) -> None:
     """From totals after any number of rounds and the commits after them."""
-    whole, before = RoundLog(BY_ACCURACY), RoundLog(BY_ACCURACY)
+    whole, before = RunRounds(BY_ACCURACY), RunRounds(BY_ACCURACY)
     for commit in commits(values):
         whole.add(commit)
     for commit in commits(values)[:cut]:
         before.add(commit)
-    restored = RoundLog(BY_ACCURACY)
+    restored = RunRounds(BY_ACCURACY)
     if (totals := before.totals_due("r1")) is not None:
         restored.restore(totals)
-    for commit in commits(values)[restored.rounds :]:
+    for commit in commits(values)[restored.committed :]:
         restored.add(commit)
     assert shown(restored) == shown(whole)
     assert len(restored.recent) <= RECENT
@@ -70,45 +71,45 @@ def test_a_restored_log_is_the_same(values: list[float | None], cut: int) -> Non
 @given(EVALUATIONS, st.integers(0, 60), st.integers(1, 6))
 def test_stop_rules_see_all_evaluations(values: list[float | None], extended_at: int, patience: int) -> None:
     """Those that are not in memory any more, too; only those since the last extension."""
-    log, policy = RoundLog(BY_ACCURACY), StopPolicy(BY_ACCURACY, patience=patience)
+    rounds, policy = RunRounds(BY_ACCURACY), StopPolicy(BY_ACCURACY, patience=patience)
     for commit in commits(values):
-        log.add(commit, extended_at if commit.round >= extended_at else 0)
+        rounds.add(commit, extended_at if commit.round >= extended_at else 0)
     every = [(commit.round, commit.metrics) for commit in commits(values) if commit.metrics]
     since = [entry for entry in every if entry[0] >= extended_at]
-    assert stop_reason(policy, *log.evaluations(extended_at)) == stop_reason(policy, since)
-    assert log.best == best_round(BY_ACCURACY, every)
+    assert stop_reason(policy, *rounds.evaluations(extended_at)) == stop_reason(policy, since)
+    assert rounds.best == best_round(BY_ACCURACY, every)
 
 
 @pytest.mark.slow
 def test_only_recent_rounds_are_in_memory() -> None:
     """Ten thousand rounds, of which one is still being evaluated."""
-    log = RoundLog(BY_ACCURACY)
+    rounds = RunRounds(BY_ACCURACY)
     for commit in commits([0.5] * 10_000):
         if commit.round == 9_900:
-            log.being_evaluated[commit.round] += 1
-        log.add(commit)
-    assert list(log.recent) == list(range(9_900, 10_000))
-    late = log.add_metrics(a_commit(9_900), {"accuracy": 0.9})
-    log.being_evaluated[9_900] -= 1
-    log.add(a_commit(10_000))
-    assert (log.best_commit, list(log.recent)) == (late, list(range(10_001 - RECENT, 10_001)))
+            rounds.being_evaluated[commit.round] += 1
+        rounds.add(commit)
+    assert list(rounds.recent) == list(range(9_900, 10_000))
+    late = rounds.add_metrics(a_commit(9_900), {"accuracy": 0.9})
+    rounds.being_evaluated[9_900] -= 1
+    rounds.add(a_commit(10_000))
+    assert (rounds.best_commit, list(rounds.recent)) == (late, list(range(10_001 - RECENT, 10_001)))
 
 
 def test_metrics_of_a_settled_round_count() -> None:
     """An evaluation that took longer than many rounds."""
-    log = RoundLog(BY_ACCURACY)
+    rounds = RunRounds(BY_ACCURACY)
     for commit in commits([0.5] * 40):
-        log.add(commit)
-    record = log.add_metrics(a_commit(3), {"accuracy": 0.9})
-    assert (log.best_commit, record.metrics) == (record, {"accuracy": 0.9})
+        rounds.add(commit)
+    record = rounds.add_metrics(a_commit(3), {"accuracy": 0.9})
+    assert (rounds.best_commit, record.metrics) == (record, {"accuracy": 0.9})
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"metric":"loss"}', "not JSON"])
 def test_totals_that_cannot_be_used_are_ignored(content: str) -> None:
     """Of a newer version, of another metric, or damaged: all commits are read then."""
-    log = RoundLog(BY_ACCURACY)
-    log.restore(TotalsRecord("r1", 16, content))
-    assert log.rounds == 0
+    rounds = RunRounds(BY_ACCURACY)
+    rounds.restore(TotalsRecord("r1", 16, content))
+    assert rounds.committed == 0
 
 
 @pytest.mark.slow
@@ -125,7 +126,7 @@ async def test_a_start_reads_few_commits(tmp_path: Path, monkeypatch: pytest.Mon
     async with World(tmp_path) as world:
         assert sum(read) <= 2 * RECENT
         run = world.coordinator.run("r")
-        assert (run.log.rounds, len(run.log.recent)) == (40, RECENT)
+        assert (run.rounds.committed, len(run.rounds.recent)) == (40, RECENT)
         assert await shown_run(world) == before
         await Device("a").connect(world)
         await world.coordinator.actions.extend(run, 2, 0.0, "admin")
@@ -163,6 +164,6 @@ async def test_a_ledger_without_totals_gets_them_at_the_first_start(tmp_path: Pa
         totals = world.store.totals("r")
         assert totals is not None
         assert totals.rounds == 40 - RECENT
-        best = world.coordinator.run("r").log.best_commit
+        best = world.coordinator.run("r").rounds.best_commit
         assert best is not None
         assert replace(best, metrics={}) == replace(world.store.commits("r")[0], metrics={})

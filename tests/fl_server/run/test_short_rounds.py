@@ -66,4 +66,4 @@ async def test_one_of_five_is_no_round(tmp_path: Path) -> None:
         run = await world.create(round=FIVE, stop={"rounds": 1})
         await until(lambda: run.status == "waiting", "it waits")
         assert WHY in run_status(run).reason
-        assert run.log.rounds == 0
+        assert run.rounds.committed == 0

@@ -34,7 +34,7 @@ async def test_one_client_in_quarantine_does_not_stop_a_run(tmp_path: Path) -> N
         for device in (*map(Device, "abc"), Liar("d")):
             await device.connect(world)
         run = await world.create(round=FOUR, stop={"rounds": 3})
-        await until(lambda: run.log.rounds >= 1, "the first round is committed")
+        await until(lambda: run.rounds.committed >= 1, "the first round is committed")
         assert run_status(run).reason in (
             "goes on without 1 of its clients: 1 in quarantine; first d, in quarantine", "3 rounds are done"
         )  # fmt: skip
@@ -62,7 +62,7 @@ async def test_a_client_that_is_lost_for_long_does_not_stop_a_run(tmp_path: Path
         devices[-1].works = False
         run = await world.create(round=FOUR, stop={"rounds": 3})
         await devices[-1].contribute(world, await devices[-1].assigned())
-        await until(lambda: run.log.rounds == 1, "the first round is committed")
+        await until(lambda: run.rounds.committed == 1, "the first round is committed")
         await devices[-1].leave()
         await world.completed()
         assert [commit.accepted for commit in world.store.commits("r")] == [4, 3, 3]
@@ -80,7 +80,7 @@ async def test_below_the_quorum_a_run_waits(tmp_path: Path) -> None:
         run = await world.create(round=FOUR, stop={"rounds": 1})
         await until(lambda: run.status == "waiting", "it waits")
         assert run_status(run).state == admin_pb2.RUN_STATE_WAITING
-        assert run.log.rounds == 0
+        assert run.rounds.committed == 0
 
 
 @pytest.mark.parametrize(

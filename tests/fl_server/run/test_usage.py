@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fl_server.rpc.views import run_status
-from fl_server.run.round_log import RoundLog
+from fl_server.run.rounds import RunRounds
 from fl_server.store.records import CommitRecord
 from tests.fl_server.criteria import BY_ACCURACY
 from tests.fl_server.devices import Device
@@ -65,8 +65,8 @@ async def test_what_a_client_shows_again_after_a_restart_is_counted_once(tmp_pat
         await b.connect(world)
         await b.contribute(world, await b.assigned())
         run = world.coordinator.run("r")
-        await until(lambda: run.log.rounds, "the round is committed")
-        assert (run.log.recent[0].bytes_down, run.log.recent[0].bytes_up) == (down, 2 * up)
+        await until(lambda: run.rounds.committed, "the round is committed")
+        assert (run.rounds.recent[0].bytes_down, run.rounds.recent[0].bytes_up) == (down, 2 * up)
 
 
 def a_commit(down: int) -> CommitRecord:
@@ -76,12 +76,12 @@ def a_commit(down: int) -> CommitRecord:
 
 def test_bytes_during_a_commit_belong_to_the_next_round() -> None:
     """They came after the record of the round was made. The total stays."""
-    log = RoundLog(BY_ACCURACY)
-    log.bytes.total_down += 100
-    record = a_commit(log.bytes.down)
-    log.bytes.total_down += 7
-    log.add(record)
-    assert (log.bytes.total[0], log.bytes.down) == (107, 7)
+    rounds = RunRounds(BY_ACCURACY)
+    rounds.bytes.total_down += 100
+    record = a_commit(rounds.bytes.down)
+    rounds.bytes.total_down += 7
+    rounds.add(record)
+    assert (rounds.bytes.total[0], rounds.bytes.down) == (107, 7)
 
 
 @contextmanager

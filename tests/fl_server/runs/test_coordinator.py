@@ -40,7 +40,7 @@ async def test_each_drawn_client_gets_the_outcome(world: World) -> None:
     counted = [device.outcomes["r", 0, 0].counted for device in devices]
     assert counted == [True, True, False]
     assert devices[2].pushed("cancel")[0].reason == devices[2].outcomes["r", 0, 0].reason == REFUSAL_REASON_NOT_NEEDED
-    assert (run.log.recent[0].accepted, run.log.recent[0].dropped) == (2, 1)
+    assert (run.rounds.recent[0].accepted, run.rounds.recent[0].dropped) == (2, 1)
 
 
 async def test_an_outcome_names_the_update_that_counted(world: World) -> None:
@@ -65,7 +65,7 @@ async def test_a_deadline_with_quorum_closes_the_round(world: World) -> None:
     await world.completed()
     late = await devices[1].contribute(world, assignment)
     assert late is not None
-    assert (late.admitted, run.log.recent[0].accepted, run.log.recent[0].attempts) == (False, 1, 1)
+    assert (late.admitted, run.rounds.recent[0].accepted, run.rounds.recent[0].attempts) == (False, 1, 1)
 
 
 async def test_below_quorum_a_straggler_gets_the_new_deadline(world: World) -> None:
@@ -112,7 +112,7 @@ async def test_a_lost_client_is_replaced_at_once(world: World) -> None:
     await world.operators.ban(gone.name, "smoke", "admin")
     await deliver(world, spare)
     await world.completed()
-    assert run.log.recent[0].attempts == 2
+    assert run.rounds.recent[0].attempts == 2
 
 
 async def test_no_client_is_left_to_draw(world: World) -> None:
@@ -195,8 +195,8 @@ async def test_rounds_by_name(world: World) -> None:
     await connect(world, "a", "b", works=True)
     await world.completed()
     assert await world.coordinator.model_round(run, "latest") == 1
-    assert run.log.best is not None
-    assert await world.coordinator.model_round(run, "best") == run.log.best.round
+    assert run.rounds.best is not None
+    assert await world.coordinator.model_round(run, "best") == run.rounds.best.round
     with pytest.raises(InvalidInput, match=r'round: expected "latest", "best" or a kept round \(.*1\), got \'7\''):
         await world.coordinator.model_round(run, "7")
 
@@ -232,7 +232,7 @@ async def test_a_run_whose_state_is_damaged_fails_alone(tmp_path: Path) -> None:
     async with World(tmp_path) as world:
         await connect(world, "a", "b", works=True)
         run = await world.create(stop={"rounds": 3})
-        await until(lambda: run.log.recent, "a round is committed")
+        await until(lambda: run.rounds.recent, "a round is committed")
         await world.coordinator.actions.pause(run, "admin")
         await until(lambda: run.state.phase is Phase.SELECTING, "it pauses")
         await world.create(name="other")

@@ -154,7 +154,7 @@ async def test_details_of_old_rounds_are_removed(tmp_path: Path) -> None:
         await Retention(rules, world.services.ledger, world.coordinator.runs, world.coordinator.actions.delete).apply()
         assert [world.store.attempts("r", round_) == [] for round_ in range(30)] == [True] * 10 + [False] * 20
         assert [world.store.accepted("r", round_, 0) is None for round_ in range(30)] == [True] * 10 + [False] * 20
-        assert run.log.rounds == 30
+        assert run.rounds.committed == 30
     async with World(tmp_path) as world:
         await Device("a").connect(world)
         await world.coordinator.actions.extend(world.coordinator.run("r"), 2, 0.0, "admin")

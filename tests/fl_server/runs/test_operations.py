@@ -24,7 +24,7 @@ async def test_a_pause_finishes_the_round_and_draws_no_next_one(world: World) ->
     await world.coordinator.actions.pause(run, "admin:eve")
     for device in devices:
         await deliver(world, device)
-    await until(lambda: run.log.rounds == 1, "the open round is committed")
+    await until(lambda: run.rounds.committed == 1, "the open round is committed")
     await until(lambda: run.state.phase is Phase.SELECTING, "it is between two rounds")
     assert (run.status, run.record.state, run.state.drawn) == ("paused", "paused", frozenset())
     await world.coordinator.actions.resume(run, "admin:eve")

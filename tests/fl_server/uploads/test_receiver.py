@@ -99,7 +99,7 @@ async def test_a_loss_that_is_nan_is_left_out(setup: UploadSetup) -> None:
     await setup.b.contribute(setup.world, await setup.b.assigned())
     await setup.world.completed()
     assert setup.recorded().training_loss is None
-    assert setup.run.log.recent[0].training_loss == 0.5
+    assert setup.run.rounds.recent[0].training_loss == 0.5
 
 
 async def test_chunks_that_are_not_in_order_break_the_upload(setup: UploadSetup) -> None:
@@ -232,7 +232,7 @@ async def test_a_silent_upload_of_a_banned_or_forgotten_client_ends_at_once(
     assert (setup.files(), setup.line()) == ([], None)
     await setup.b.contribute(setup.world, await setup.b.assigned())
     await setup.world.completed()
-    assert (setup.run.log.recent[0].accepted, setup.run.log.recent[0].dropped) == (1, 1)
+    assert (setup.run.rounds.recent[0].accepted, setup.run.rounds.recent[0].dropped) == (1, 1)
 
 
 async def test_a_ban_just_before_an_update_is_recorded(setup: UploadSetup) -> None:

@@ -73,11 +73,11 @@ async def test_a_silent_stream_holds_up_no_other_one(setup: UploadSetup) -> None
     setup.world.uploads._slots = ReadSlots(1, patience_s=0.001)
     header, data = await setup.b.update(setup.world, await setup.b.assigned())
     silent = asyncio.create_task(setup.submit(*setup.parts()[:2], hangs=True))
-    await until(lambda: setup.run.log.bytes.up, "a chunk of the silent stream has arrived")
+    await until(lambda: setup.run.rounds.bytes.up, "a chunk of the silent stream has arrived")
     assert (await setup.send(header, data, device=setup.b)).admitted
     silent.cancel()
     await asyncio.gather(silent, return_exceptions=True)
-    assert (await setup.send(start=setup.run.log.bytes.up - len(data))).admitted
+    assert (await setup.send(start=setup.run.rounds.bytes.up - len(data))).admitted
 
 
 async def test_a_silent_stream_is_ended(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ async def test_a_stream_that_is_too_slow_is_ended(tmp_path: Path) -> None:
 async def test_two_streams_for_one_update_do_not_mix(setup: UploadSetup) -> None:
     """While the older one is open the newer is refused; after that it resumes."""
     older = asyncio.create_task(setup.submit(*setup.parts()[:2], hangs=True))
-    await until(lambda: setup.run.log.bytes.up == 100, "the older stream has sent a chunk")
+    await until(lambda: setup.run.rounds.bytes.up == 100, "the older stream has sent a chunk")
     with pytest.raises(NotNow, match="an older stream of this update is still open"):
         await setup.send()
     older.cancel()
@@ -181,7 +181,7 @@ async def test_a_stream_that_breaks_while_its_file_is_opened(
 async def test_a_stream_that_breaks_while_its_file_waits_to_be_closed(setup: UploadSetup) -> None:
     """No thread is free to close it before the call is cancelled again: the next stream can still resume."""
     sending = asyncio.create_task(setup.submit(*setup.parts()[:2], hangs=True))
-    await until(lambda: setup.run.log.bytes.up, "a chunk has arrived")
+    await until(lambda: setup.run.rounds.bytes.up, "a chunk has arrived")
     part = setup.world.spool._parts[SpoolKey("r", 0, 0, "a")]
     assert part is not None
     io, proceed = setup.world.services.io, threading.Event()
@@ -194,7 +194,7 @@ async def test_a_stream_that_breaks_while_its_file_waits_to_be_closed(setup: Upl
     proceed.set()
     assert all(each.result() for each in busy)
     await until(lambda: part.closed, "the file is closed")
-    assert (await setup.send(start=setup.run.log.bytes.up)).admitted
+    assert (await setup.send(start=setup.run.rounds.bytes.up)).admitted
 
 
 @pytest.mark.parametrize(

@@ -269,7 +269,7 @@ async def test_a_method_without_client_states_has_none_to_lose(tmp_path: Path) -
         await connect_all(world, [Device("a"), FalseReporter("m")])
         run = await world.create(round={"clients_per_round": 2, "quorum": 1}, stop={"rounds": 1})
         await world.completed()
-        assert (run.log.recent[0].accepted, [each.refusals for each in world.store.quarantine_records()]) == (1, [1])
+        assert (run.rounds.recent[0].accepted, [each.refusals for each in world.store.quarantine_records()]) == (1, [1])
 
 
 async def test_a_repeat_of_a_report_counts_once(tmp_path: Path) -> None:

@@ -50,8 +50,8 @@ async def test_operators_are_warned_once_of_a_missing_member(tmp_path: Path, clo
         (line,) = [entry for entry in world.store.history("r") if entry.event == "member_missing"]
         assert line.detail.startswith("c has taken no part in run r for 5 committed rounds")
         assert remedy in line.detail
-        done = run.log.rounds
-        await until(lambda: run.log.rounds > done + 6, "further rounds are committed")
+        done = run.rounds.committed
+        await until(lambda: run.rounds.committed > done + 6, "further rounds are committed")
         assert events(world).count("member_missing") == 1
         await world.operators.forget("c", "admin")
         await until(lambda: run.record.state_epoch == 1 and len(run.client_states.members) == 2, "the states restart")
@@ -70,9 +70,9 @@ async def test_a_restart_keeps_missing_members_and_warnings(tmp_path: Path, cloc
     async with World(tmp_path, states=AFTER) as world:
         run = world.coordinator.run("r")
         assert run.client_states.missing == {"c"}
-        done = run.log.rounds
+        done = run.rounds.committed
         await connect_all(world, devices[:2])
-        await until(lambda: run.log.rounds > done + 3, "further rounds are committed")
+        await until(lambda: run.rounds.committed > done + 3, "further rounds are committed")
         assert (set(run.client_states.missing), events(world).count("member_missing")) == ({"c"}, 1)
         await world.coordinator.actions.stop(run, "", "admin")
         assert world.metric("fl_state_members_missing", run="r") == 0
@@ -96,7 +96,7 @@ async def test_a_member_that_returns_is_not_missing(tmp_path: Path, clock: Clock
             await disconnect_member(world, clock, devices[2], run)
             await until(partial(warnings, times), "operators are warned")
             await devices[2].connect(world)
-            await until(partial(counted_since, run.log.rounds), "it takes part again")
+            await until(partial(counted_since, run.rounds.committed), "it takes part again")
             await until(lambda: not run.client_states.missing, "it is not missing")  # updated when clients are informed
         await world.coordinator.actions.stop(run, "", "admin")
 

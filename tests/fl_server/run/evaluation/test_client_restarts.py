@@ -180,7 +180,7 @@ async def test_the_evaluation_of_an_ended_run_ends_with_its_reports(tmp_path: Pa
             await device.connect(world)
         run = world.coordinator.run("r")
         await world.coordinator.actions.extend(run, 1, 0.0, "admin")
-        await until(lambda: run.log.rounds == 2, "it continues")
+        await until(lambda: run.rounds.committed == 2, "it continues")
 
 
 async def test_a_daemon_that_ends_in_its_evaluation_is_waited_for_no_longer(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ async def test_an_evaluation_does_not_delay_the_next_round(world: World) -> None
     a, _ = await connect(world, "a", "b")
     run = await world.create(stop={"rounds": 2}, evaluation={"clients_every": 1, "every": 0})
     await until(lambda: run.state.phase is Phase.EVALUATING, "both rounds are committed, and only reports are missing")
-    assert run.log.rounds == 2
+    assert run.rounds.committed == 2
     assignment = await a.asked_to_evaluate(0)
     kind, _, data = await a.fetch(world, assignment.resources[0].digest)
     assert (kind, len(data)) == (RESOURCE_KIND_MODEL, assignment.resources[0].size_bytes)
@@ -148,8 +148,8 @@ async def test_a_model_that_may_be_the_best_is_kept(world: World) -> None:
             await device.asked_to_evaluate(1)
             await device.report(world, round_=round_, accuracy=value)
     await world.completed()
-    assert run.log.best is not None
-    assert run.log.best.round == 0
+    assert run.rounds.best is not None
+    assert run.rounds.best.round == 0
     assert world.services.checkpoints.rounds("r") == [0, 1]
 
 
@@ -314,8 +314,8 @@ async def test_a_stop_rule_can_use_a_metric_of_the_clients(world: World) -> None
         await b.report(world, round_=round_, accuracy=value)
     assert len(await world.completed()) == 2
     assert "clients_accuracy_mean reached 0.7" in run.record.reason
-    assert run.log.best is not None
-    assert run.log.best.round == 1
+    assert run.rounds.best is not None
+    assert run.rounds.best.round == 1
 
 
 async def test_an_evaluation_continues_after_the_end_of_the_run(world: World) -> None:

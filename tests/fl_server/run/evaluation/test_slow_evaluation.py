@@ -60,7 +60,7 @@ async def two_rounds_later(world: World, **sections: Any) -> Run:
     for name in "ab":
         await Device(name).connect(world)
     run = await world.create(**{"stop": {"rounds": 9}, **sections})
-    await until(lambda: run.log.rounds == 2 and run.state.phase is Phase.EVALUATING, "round 1 is committed")
+    await until(lambda: run.rounds.committed == 2 and run.state.phase is Phase.EVALUATING, "round 1 is committed")
     return run
 
 
@@ -81,11 +81,11 @@ async def test_a_pause_and_a_stop_are_answered_during_an_evaluation(tmp_path: Pa
         await asyncio.wait_for(world.coordinator.actions.pause(run, "admin"), TIMEOUT_S)
         assert run.status == "paused"
         await asyncio.wait_for(world.coordinator.actions.stop(run, "enough", "admin"), TIMEOUT_S)
-        assert (run.status, run.log.rounds, run.model.loaded) == ("stopped", 2, False)
+        assert (run.status, run.rounds.committed, run.model.loaded) == ("stopped", 2, False)
         assert not slow.released.is_set()
         slow.released.set()
         stored = await evaluated(world, 2)
-        assert stored == [commit.metrics for commit in run.log.recent.values()]
+        assert stored == [commit.metrics for commit in run.rounds.recent.values()]
 
 
 async def test_a_client_is_answered_during_an_evaluation(tmp_path: Path, slow: Slow) -> None:

@@ -1,4 +1,4 @@
-"""The committed rounds of a run and the statistics of the round under way. Nothing is decided by the statistics."""
+"""The rounds of a run: the committed ones, and statistics of the one under way. Statistics decide nothing."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ rounds."""
 
 
 @dataclass
-class RoundLog:
-    """The committed rounds of a run, and what is known of the one under way."""
+class RunRounds:
+    """The rounds of a run: those that are committed, and what is known of the one under way."""
 
     criterion: Criterion
     """It selects the best round."""
@@ -96,7 +96,7 @@ class RoundLog:
 
     def _settle(self, extended_at: int) -> None:
         """Keep only the totals of the rounds before the newest ones and before all that are being evaluated."""
-        before = min([self.rounds - RECENT, *(+self.being_evaluated)])
+        before = min([self.committed - RECENT, *(+self.being_evaluated)])
         for round_ in [each for each in self.recent if each < before]:
             self._settled.add(self.recent[round_], extended_at)
             if (draw := self._draws.pop(round_, None)) is not None:
@@ -145,7 +145,7 @@ class RoundLog:
             self._best.pop(metric, None)
 
     @property
-    def rounds(self) -> int:
+    def committed(self) -> int:
         """The number of committed rounds: 0 to this number - 1 are committed."""
         return self._sums.rounds
 
@@ -156,7 +156,7 @@ class RoundLog:
     @property
     def latest(self) -> CommitRecord | None:
         """The newest committed round."""
-        return self.recent.get(self.rounds - 1)
+        return self.recent.get(self.committed - 1)
 
     @property
     def best(self) -> Best | None:
@@ -201,23 +201,23 @@ class RoundLog:
 class RunCounters:
     """Counts events of one run in the Prometheus metrics and in the statistics of the round under way."""
 
-    def __init__(self, metrics: Metrics, run_id: str, log: RoundLog) -> None:
-        self._metrics, self._run_id, self._log = metrics, run_id, log
+    def __init__(self, metrics: Metrics, run_id: str, rounds: RunRounds) -> None:
+        self._metrics, self._run_id, self._rounds = metrics, run_id, rounds
 
     def assignment_ended(self, state: str) -> None:
         """An assignment ended: "admitted", "refused", "failed", "lost" or "cancelled"."""
         self._metrics.assignments.labels(self._run_id, state).inc()
-        self._log.statistics.assignments[state] += 1
+        self._rounds.statistics.assignments[state] += 1
 
     def update_refused(self, reason: str) -> None:
         """An update was refused."""
         self._metrics.updates_refused.labels(self._run_id, reason).inc()
-        self._log.statistics.refused[reason] += 1
+        self._rounds.statistics.refused[reason] += 1
 
     def staleness(self, rounds: int) -> None:
         """An update was decided that was made from the model of so many rounds ago."""
         self._metrics.staleness.labels(self._run_id).observe(rounds)
-        self._log.statistics.staleness[min(rounds, MOST_STALE)] += 1
+        self._rounds.statistics.staleness[min(rounds, MOST_STALE)] += 1
 
     def weights_capped(self, clients: int) -> None:
         """The weights of so many clients were capped."""
@@ -226,23 +226,23 @@ class RunCounters:
     def quorum_missed(self) -> None:
         """An attempt closed with fewer updates than the quorum."""
         self._metrics.quorum_missed.labels(self._run_id).inc()
-        self._log.statistics.quorum_missed += 1
+        self._rounds.statistics.quorum_missed += 1
 
     def round_short(self, why: str) -> None:
         """The round under way is committed with fewer updates than it wanted."""
         self._metrics.rounds_short.labels(self._run_id).inc()
-        self._log.statistics.short, self._log.statistics.why_short = 1, why
+        self._rounds.statistics.short, self._rounds.statistics.why_short = 1, why
 
     def phase_ended(self, phase: Phase, seconds: float) -> None:
         """A phase ended. Time between the end of a run and its extension is not counted."""
         if phase is not Phase.ENDED:
             self._metrics.phase_seconds.labels(self._run_id, phase.value).observe(seconds)
-            spent = self._log.statistics.seconds
+            spent = self._rounds.statistics.seconds
             spent[phase.value] = round(spent.get(phase.value, 0.0) + seconds, 3)
 
     def model_computed(self, norms: ServerUpdateStats, updates: Sequence[float]) -> None:
         """The round's model was computed. updates: the norms of the accepted updates as they came."""
-        statistics = self._log.statistics
+        statistics = self._rounds.statistics
         statistics.norms = {
             "update": fmean(updates),
             "update_smallest": min(updates),
