@@ -27,7 +27,7 @@ from fl_ops.simulate.run_files import SimulatedStates, UpdateFiles, folder_of_st
 from fl_ops.simulate.saving.point import FederationPoint
 from fl_ops.simulate.shared_work import SharedWork
 from fl_ops.simulate.traffic import Names, Packed, Sent, TrafficCounter, packed
-from fl_ops.simulate.updates import Contribution, NotDelivered, admit
+from fl_ops.simulate.updates import Contribution, NotDelivered, admit, each_of
 from fl_server.admission.norms import Culprits, NormHistory, outliers, overflow_culprit
 from fl_server.admission.round_gate import Collecting
 from fl_server.aggregation.engine import Engine
@@ -131,17 +131,18 @@ class Federation:
             self.traffic.download(client, self.bundles)
         seeds = [training_seed(self.config.seed, place.round, client) for client in clients]
         collecting = Collecting(self.snapshot, place.exchange, self.state_epoch, self._norms)
-        for result in self.profile.waiting("clients", self._engine.train(self._assignment(place), clients, seeds)):
-            if isinstance(result, Failed):
-                yield NotDelivered.of(result)
+        for done in self.profile.waiting("clients", self._engine.train(self._assignment(place), clients, seeds)):
+            if isinstance(done, Failed):
+                yield NotDelivered.of(done)
                 continue
-            with self.profile.part("admission"), one_thread():
-                admitted = admit(self.engine, collecting, result)
-            if isinstance(admitted, Contribution):
-                self._contributions[place.exchange, result.client] = admitted
-            if isinstance(admitted, Contribution) or admitted.sent:
-                self.traffic.upload(result.header.size_bytes)
-            yield admitted
+            for result in each_of(done):
+                with self.profile.part("admission"), one_thread():
+                    admitted = admit(self.engine, collecting, result)
+                if isinstance(admitted, Contribution):
+                    self._contributions[place.exchange, result.client] = admitted
+                if isinstance(admitted, Contribution) or admitted.sent:
+                    self.traffic.upload(result.header.size_bytes)
+                yield admitted
 
     @property
     def evaluation_bundles(self) -> Names:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import algorithms as fl
 from fl_ops.simulate.engines.engine import Failed, Trained
+from fl_ops.simulate.engines.held import TrainedTogether
 from fl_server.admission.expected_work import Epochs, RegisteredData, epochs_of
 from fl_server.admission.gate import UpdateRefused, fault_of
 from fl_server.admission.norms import Measured
@@ -70,6 +71,16 @@ class NotDelivered:
         """The failure that an engine reported."""
         not_finite = failed.reason == FailureReason.FAILURE_REASON_NOT_FINITE
         return cls(failed.client, failed.why, not_finite, trace=failed.trace, cause=failed.cause)
+
+
+def each_of(result: Trained | TrainedTogether) -> Iterator[Trained]:
+    """The results of the clients, one by one."""
+    if isinstance(result, Trained):
+        yield result
+        return
+    for number, client in enumerate(result.clients):
+        examples, own_batches = result.examples[number], result.own_batches[number]
+        yield Trained(client, result.header_of(number), result.held.update(number), examples, own_batches)
 
 
 def admit(engine: Engine, collecting: Collecting, trained: Trained) -> Contribution | NotDelivered:

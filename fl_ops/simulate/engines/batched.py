@@ -22,15 +22,23 @@ from algorithms.batched.choice import Choice, bytes_of_client, choose
 from algorithms.batched.client import answer_together
 from algorithms.batched.local import Member
 from algorithms.batched.modules import RandomStream
+from algorithms.batched.stacked import stack
 from algorithms.batched.strategies import Name
 from algorithms.outside_code import is_interrupt
 from fl_client.errors import WorkFailed
 from fl_client.training.data import LocalTask
-from fl_client.training.payloads import check_finite, check_finite_metrics, encoding_of, header_of, laid_out
+from fl_client.training.payloads import (
+    PlacedPayload,
+    check_finite,
+    check_finite_metrics,
+    encoding_of,
+    header_of,
+    laid_out,
+)
 from fl_client.training.results import PreparedWork, next_state_of
 from fl_ops.simulate.engines.client_work import CPU, Assigned, ClientWork, one_thread
 from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, LocalEngine, Trained
-from fl_ops.simulate.engines.held import NO_DIGEST, DeviceMemory
+from fl_ops.simulate.engines.held import NO_DIGEST, DeviceMemory, TrainedTogether
 from fl_tasks.batches import seed_everything
 from protos.encodings import PLAIN
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
@@ -100,7 +108,9 @@ class BatchedEngine(LocalEngine):
         """See `LocalEngine.begin`."""
         self._bundles = bundles
 
-    def train(self, common: Assignment, clients: Sequence[str], seeds: Sequence[int]) -> Iterator[Trained | Failed]:
+    def train(
+        self, common: Assignment, clients: Sequence[str], seeds: Sequence[int]
+    ) -> Iterator[Trained | TrainedTogether | Failed]:
         """See `LocalEngine.train`. A group works when its first result is fetched.
 
         Raises:
@@ -120,7 +130,9 @@ class BatchedEngine(LocalEngine):
         for client in clients:
             yield self._work.evaluate(common, client, self._bundles)
 
-    def _train_group(self, common: Assignment, group: Sequence[tuple[str, int]]) -> Iterator[Trained | Failed]:
+    def _train_group(
+        self, common: Assignment, group: Sequence[tuple[str, int]]
+    ) -> Iterator[Trained | TrainedTogether | Failed]:
         ready: list[_Ready] = []
         for client, seed in group:
             assigned = self._work.assigned(common, client, seed)
@@ -151,7 +163,9 @@ class BatchedEngine(LocalEngine):
         with one_thread():
             yield from [*self._delivered_together(ready, updates, seconds)]
 
-    def _smaller(self, common: Assignment, group: Sequence[tuple[str, int]]) -> Iterator[Trained | Failed]:
+    def _smaller(
+        self, common: Assignment, group: Sequence[tuple[str, int]]
+    ) -> Iterator[Trained | TrainedTogether | Failed]:
         """The group in halves, now and in later exchanges; one client alone reports what it lacks."""
         if len(group) == 1:
             yield self._work.train(common, *group[0], self._bundles)
@@ -162,32 +176,47 @@ class BatchedEngine(LocalEngine):
 
     def _delivered_together(
         self, ready: Sequence[_Ready], updates: Sequence[ClientUpdate], seconds: float
-    ) -> Iterator[Trained | Failed]:
+    ) -> Iterator[Trained | TrainedTogether | Failed]:
         """The results of a group. Updates stay in the device's memory if they fit, else they become files."""
+        assignment = ready[0].assigned.assignment
         # Values that are held are those that the coordinator adds, so updates with an encoding become files.
-        encoded = encoding_of(ready[0].assigned.assignment) != PLAIN
-        parts = [laid_out(update) for update in updates]
-        held = None if self._memory is None or encoded else self._memory.hold(parts)
+        held = (
+            None if self._memory is None or encoding_of(assignment) != PLAIN else self._memory.hold(_stacked(updates))
+        )
         if held is None:
             self._in_files += len(ready)
-        for position, (each, update) in enumerate(zip(ready, updates, strict=True)):
+        counted: list[int] = []
+        for number, (each, update) in enumerate(zip(ready, updates, strict=True)):
             assigned, work = each.assigned, each.work
             try:
                 if held is None:
                     trained = assigned.trainer.finish(assigned.assignment, work, update, seconds)
                     yield self._work.deliver(assigned, trained)
                     continue
-                if held[position].finite:
+                if held.is_finite(number):
                     check_finite_metrics(update)
                 else:
                     check_finite(update, work.buffers)
             except WorkFailed as error:
                 yield Failed.of(assigned.client, error)
                 continue
-            header = header_of(assigned.assignment, update, parts[position], NO_DIGEST)
-            header.num_examples, header.training_seconds = assigned.trainer.examples_of(update), seconds
-            next_state = next_state_of(work, update)
-            yield self._work.result(assigned, header, next_state, held[position])
+            if (next_state := next_state_of(work, update)) is not None:
+                self._context.states.put_next(assigned.client, next_state)
+            counted.append(number)
+        if held is not None and counted:
+            done, trainers = [updates[number] for number in counted], [ready[i].assigned.trainer for i in counted]
+            common = header_of(assignment, replace(done[0], loss=None, epochs=()), laid_out(done[0]), NO_DIGEST)
+            yield TrainedTogether(
+                [ready[number].assigned.client for number in counted],
+                common,
+                [update.steps for update in done],
+                [trainer.examples for trainer in trainers],
+                [update.loss for update in done],
+                [update.epochs for update in done],
+                seconds,
+                held if len(counted) == len(ready) else held.only(counted),
+                [trainer.own_batches for trainer in trainers],
+            )
 
     def _answers(self, common: Assignment, ready: Sequence[_Ready]) -> list[ClientUpdate]:
         model, device = ready[0].work.model, self._options.device
@@ -236,6 +265,14 @@ class BatchedEngine(LocalEngine):
         if self._options.device.type == "cuda":
             torch.cuda.synchronize(self._options.device)
         return time.perf_counter()
+
+
+def _stacked(updates: Sequence[ClientUpdate]) -> list[PlacedPayload]:
+    """The payloads of all updates, with tensors [clients, ...]."""
+    parts = [laid_out(update) for update in updates]
+    return [
+        first._replace(tensors=stack([part[number].tensors for part in parts])) for number, first in enumerate(parts[0])
+    ]
 
 
 class _OnDevice(Mapping[str, LocalTask]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,7 +13,6 @@ from algorithms.base import Memory
 from fl_client.errors import WorkFailed
 from fl_client.settings.config import Precision
 from fl_client.settings.device import Compute
-from fl_client.storage.client_state_store import NextState
 from fl_client.training.local_model import LocalModel
 from fl_client.training.results import PreparedWork, TrainingResult
 from fl_client.training.trainer import Trainer
@@ -28,11 +27,10 @@ from fl_ops.simulate.engines.engine import (
     PartResult,
     Trained,
 )
-from fl_ops.simulate.engines.held import HeldInMemory
 from fl_server.admission.reading import UpdateContent, read_update
 from fl_tasks import Task
 from fl_tasks.new_model import new_model
-from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment, UpdateHeader
+from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
 
 CPU = torch.device("cpu")
 
@@ -91,8 +89,17 @@ class ClientWork:
         path = self._context.update_files.write(
             assigned.assignment.key.exchange, assigned.client, trained.update.pieces
         )
-        result = self.result(assigned, trained.update.header, trained.next_state, path)
-        return replace(result, content=self._content(assigned, path))
+        if trained.next_state is not None:
+            self._context.states.put_next(assigned.client, trained.next_state)
+        trainer = assigned.trainer
+        return Trained(
+            assigned.client,
+            trained.update.header,
+            path,
+            trainer.examples,
+            trainer.own_batches,
+            self._content(assigned, path),
+        )
 
     def _content(self, assigned: Assigned, path: Path) -> UpdateContent | None:
         """What admission has to read of an update, here where its bytes are in the processor's cache.
@@ -111,15 +118,6 @@ class ClientWork:
             raise RuntimeError("expected the server's half of the run in this process, got a part of its work without")
         with one_thread():
             return part.result(self._context.server)
-
-    def result(
-        self, assigned: Assigned, header: UpdateHeader, next_state: NextState | None, update: Path | HeldInMemory
-    ) -> Trained:
-        """The result of a client whose update is in a file or in memory. Its next state is written."""
-        client, trainer = assigned.client, assigned.trainer
-        if next_state is not None:
-            self._context.states.put_next(client, next_state)
-        return Trained(client, header, update, trainer.examples, trainer.own_batches)
 
     def evaluate(self, common: EvaluationAssignment, client: str, bundles: Bundles) -> Evaluated | Failed:
         """Evaluate the model, with the client's personal values if it has them."""

@@ -13,7 +13,7 @@ from fl_client.connection.bundles.expected import Bundle, ResourceKey
 from fl_client.errors import WorkFailed
 from fl_client.training.data import LocalTask
 from fl_client.training.trainer import Evaluation
-from fl_ops.simulate.engines.held import HeldInMemory
+from fl_ops.simulate.engines.held import HeldInMemory, TrainedTogether
 from fl_ops.simulate.run_files import SimulatedStates, UpdateFiles
 from fl_server.admission.reading import UpdateContent
 from fl_server.aggregation.engine import Engine
@@ -166,8 +166,10 @@ class LocalEngine(Protocol):
         """Use these bundles from now on."""
         ...
 
-    def train(self, common: Assignment, clients: Sequence[str], seeds: Sequence[int]) -> Iterator[Trained | Failed]:
-        """Train each client once, and yield the results in any order.
+    def train(
+        self, common: Assignment, clients: Sequence[str], seeds: Sequence[int]
+    ) -> Iterator[Trained | TrainedTogether | Failed]:
+        """Train each client once, and yield the results in any order. Clients in lockstep have one result.
 
         common: the assignment without what is the client's own; seeds: the training seed of each client. Work of
         clients whose results are not fetched is stopped or finished, and has no effect.

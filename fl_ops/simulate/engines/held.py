@@ -8,7 +8,7 @@ value by itself, so that the number of updates changes no bit of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from weakref import WeakSet
 
@@ -18,26 +18,26 @@ from torch import Tensor
 from fl_client.training.payloads import PlacedPayload
 from fl_ops.simulate.run_files import MEMORY_SHARE, free_memory
 from protos.codec import Entry
+from protos.fl.v1.training_pb2 import EpochMetrics, UpdateHeader
 
 NO_DIGEST = bytes(32)
 """In place of the digest of bytes that are never sent."""
+_ALIGNED = 16
+"""Bytes: a multiple of each dtype's."""
 _WIDE_BYTES = 64 << 20
 """Memory for the widened values of a tensor, of as many updates as fit."""
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class HeldInMemory:
     """One client's update; see `fl_server.aggregation.updates.HeldUpdate`."""
 
     data: Tensor
     """The bytes of the update, [size]."""
-    squares: tuple[float, ...]
+    squares: Sequence[float]
     """For each tensor the sum of the squares of its values in float64; 0 for integers and bools."""
-
-    @property
-    def finite(self) -> bool:
-        """Whether all sums of squares are finite. Then all values are."""
-        return all(math.isfinite(square) for square in self.squares)
+    group: Rows
+    """The updates of which it is one: their memory is in use as long as it is."""
 
     @property
     def device(self) -> torch.device:
@@ -46,7 +46,74 @@ class HeldInMemory:
 
     def read(self, entry: Entry, start: int, count: int) -> Tensor:
         """See `HeldUpdate.read`."""
-        return _values(self.data, entry, start, count)
+        size = entry.dtype.itemsize
+        first = entry.offset + start * size
+        part = self.data[first : first + count * size]
+        if first % size:  # a payload begins where the one before it ends, which may be an odd byte
+            part = part.clone()
+        return part.view(entry.dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Rows:
+    """The updates of several clients."""
+
+    data: Tensor
+    """[clients, bytes] on the device, each row with the layout of a file."""
+    squares: Sequence[Sequence[float]]
+    """[clients][tensors]: for each tensor, by rising offset, the sum of the squares of its values in float64."""
+
+    def update(self, number: int) -> HeldInMemory:
+        """One of them."""
+        return HeldInMemory(self.data[number], self.squares[number], self)
+
+    def is_finite(self, number: int) -> bool:
+        """Whether all sums of squares of an update are finite. Then all values are."""
+        return all(map(math.isfinite, self.squares[number]))
+
+    def only(self, numbers: Sequence[int]) -> Rows:
+        """Some of them, in memory of their own."""
+        return Rows(self.data[list(numbers)], [self.squares[number] for number in numbers])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainedTogether:
+    """The updates of clients that trained in lockstep. Their next states are pending in the run's SimulatedStates."""
+
+    clients: Sequence[str]
+    header: UpdateHeader
+    """What their headers have in common: all but steps, examples, losses, epochs and seconds."""
+    steps: Sequence[int]
+    examples: Sequence[int]
+    """Numbers of the clients' training examples."""
+    losses: Sequence[float | None]
+    epochs: Sequence[Sequence[Mapping[str, float]]]
+    seconds: float
+    """Of each client's training."""
+    held: Rows
+    own_batches: Sequence[int]
+    """Batches of an epoch that the task makes itself; 0 if the run's batch size applies."""
+
+    @property
+    def rows(self) -> Tensor:
+        """The updates, [clients, bytes] on the device, each row with the layout of a file."""
+        return self.held.data
+
+    @property
+    def squares(self) -> Sequence[Sequence[float]]:
+        """[clients][tensors]: see `Rows`."""
+        return self.held.squares
+
+    def header_of(self, number: int) -> UpdateHeader:
+        """The header of one client's update."""
+        header = UpdateHeader()
+        header.CopyFrom(self.header)
+        header.num_steps, header.num_examples = self.steps[number], self.examples[number]
+        header.training_seconds = self.seconds
+        if (loss := self.losses[number]) is not None:
+            header.training_loss = loss
+        header.epochs.extend(EpochMetrics(values=values) for values in self.epochs[number])
+        return header
 
 
 class DeviceMemory:
@@ -56,48 +123,50 @@ class DeviceMemory:
         """limit: bytes. None: MEMORY_SHARE of the free memory."""
         self._device = device
         self._limit = int(MEMORY_SHARE * _free_bytes(device)) if limit is None else limit
-        self._held: WeakSet[HeldInMemory] = WeakSet()
+        self._held: WeakSet[Rows] = WeakSet()
 
-    def hold(self, updates: Sequence[Sequence[PlacedPayload]]) -> list[HeldInMemory] | None:
+    def hold(self, payloads: Sequence[PlacedPayload]) -> Rows | None:
         """Copy the updates of a group of clients. None if they do not fit beside those that are in use.
 
-        Updates have one layout. Nobody has to release them: they count until the last reference is gone.
+        payloads: with tensors [clients, ...]. Nobody has to release the rows: they count until the last reference is
+        gone.
         """
-        size = sum(part.layout.size_bytes for part in updates[0])
-        if size * len(updates) + sum(each.data.nbytes for each in self._held) > self._limit:
+        size = sum(part.layout.size_bytes for part in payloads)
+        clients = _clients(payloads)
+        if size * clients + sum(each.data.nbytes for each in self._held) > self._limit:
             return None
         try:
-            rows = [_packed(parts, self._device) for parts in updates]
-            squares = sums_of_squares(rows, updates[0])
+            rows = Rows(_packed(payloads, self._device), sums_of_squares(payloads))
         except (MemoryError, torch.OutOfMemoryError):
             return None
-        held = [HeldInMemory(*each) for each in zip(rows, squares, strict=True)]
-        self._held.update(held)
-        return held
+        self._held.add(rows)
+        return rows
 
 
-def sums_of_squares(rows: Sequence[Tensor], parts: Sequence[PlacedPayload]) -> list[tuple[float, ...]]:
+def sums_of_squares(payloads: Sequence[PlacedPayload]) -> list[list[float]]:
     """For each update, and each of its tensors by rising offset, the sum of the squares of its values in float64.
 
-    rows: the updates' bytes. parts: of one of them, for the layout.
+    payloads: with tensors [clients, ...].
     """
     columns: list[Tensor] = []
-    for entry in _placed(parts):
-        if entry.dtype.is_floating_point:
-            together = max(1, _WIDE_BYTES // (8 * max(entry.numel, 1)))
-            cuts = range(0, len(rows), together)
-            columns.append(torch.cat([_squares(rows[cut : cut + together], entry) for cut in cuts]))
-        else:
-            columns.append(torch.zeros(len(rows), dtype=torch.float64, device=rows[0].device))
+    for part in payloads:
+        for entry in part.layout.entries:
+            tensor = part.tensors[entry.name]
+            if entry.dtype.is_floating_point:
+                together = max(1, _WIDE_BYTES // (8 * max(entry.numel, 1)))
+                columns.append(torch.cat([_squares(some) for some in tensor.split(together)]))
+            else:
+                columns.append(torch.zeros(len(tensor), dtype=torch.float64, device=tensor.device))
     # One transfer for all, because each waits for the device.
-    return [tuple(row) for row in torch.stack(columns, dim=1).tolist()]
+    found: list[list[float]] = torch.stack(columns, dim=1).tolist()
+    return found
 
 
-def _squares(rows: Sequence[Tensor], entry: Entry) -> Tensor:
-    """The sums of the squares of one tensor, [updates]."""
-    wide = torch.stack([_values(row, entry, 0, entry.numel) for row in rows]).double()
+def _squares(tensor: Tensor) -> Tensor:
+    """The sums of the squares of each client's part, [clients]."""
+    wide = tensor.reshape(len(tensor), -1).to(torch.float64, copy=True)
     wide.mul_(wide)
-    width = entry.numel
+    width = wide.shape[1]
     while width > 1:
         half = width // 2
         wide[:, :half].add_(wide[:, width - half : width])
@@ -105,34 +174,26 @@ def _squares(rows: Sequence[Tensor], entry: Entry) -> Tensor:
     return wide[:, :1].sum(dim=1)  # 0 of an empty tensor
 
 
-def _values(row: Tensor, entry: Entry, start: int, count: int) -> Tensor:
-    size = entry.dtype.itemsize
-    first = entry.offset + start * size
-    part = row[first : first + count * size]
-    if first % size:  # a payload begins where the one before it ends, which may be an odd byte
-        part = part.clone()
-    return part.view(entry.dtype)
-
-
-def _placed(parts: Sequence[PlacedPayload]) -> Iterator[Entry]:
-    """All tensors, with offsets from the start of the update."""
+def _packed(payloads: Sequence[PlacedPayload], device: torch.device) -> Tensor:
+    """The bytes of the updates, each row as a file has them, [clients, size]."""
+    clients, size = _clients(payloads), sum(part.layout.size_bytes for part in payloads)
+    # Rows begin where a value of any dtype may.
+    rows = torch.zeros(clients, -(-size // _ALIGNED) * _ALIGNED, dtype=torch.uint8, device=device)
     base = 0
-    for part in parts:
+    for part in payloads:
         for entry in part.layout.entries:
-            yield Entry(entry.name, entry.dtype, entry.shape, base + entry.offset, entry.trainable)
+            values = part.tensors[entry.name].detach().reshape(clients, entry.numel)
+            place = rows[:, base + entry.offset : base + entry.end]
+            if (base + entry.offset) % entry.dtype.itemsize:  # see `HeldInMemory.read`
+                place.copy_(values.clone(memory_format=torch.contiguous_format).view(torch.uint8))
+            else:
+                place.view(entry.dtype).copy_(values)
         base += part.layout.size_bytes
+    return rows[:, :size]
 
 
-def _packed(parts: Sequence[PlacedPayload], device: torch.device) -> Tensor:
-    """The bytes of an update, as a file has them."""
-    pieces: list[Tensor] = [torch.empty(0, dtype=torch.uint8, device=device)]
-    for part in parts:
-        end = 0
-        for entry in part.layout.entries:
-            pieces.append(torch.zeros(entry.offset - end, dtype=torch.uint8, device=device))
-            pieces.append(part.tensors[entry.name].detach().to(device).contiguous().flatten().view(torch.uint8))
-            end = entry.end
-    return torch.cat(pieces)
+def _clients(payloads: Sequence[PlacedPayload]) -> int:
+    return len(next(iter(payloads[0].tensors.values())))
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -19,6 +19,7 @@ from fl_ops.simulate.engines.engine import (
     PartResult,
     Trained,
 )
+from fl_ops.simulate.engines.held import TrainedTogether
 from fl_ops.simulate.ranks import messages
 from fl_ops.simulate.ranks.group import Ranks
 from fl_ops.simulate.ranks.messages import Order
@@ -40,7 +41,9 @@ class DistributedEngine:
         messages.send_bundles(self._ranks, bundles)
         self._own.begin(bundles)
 
-    def train(self, common: Assignment, clients: Sequence[str], seeds: Sequence[int]) -> Iterator[Trained | Failed]:
+    def train(
+        self, common: Assignment, clients: Sequence[str], seeds: Sequence[int]
+    ) -> Iterator[Trained | TrainedTogether | Failed]:
         """See `LocalEngine.train`."""
         seed_of = dict(zip(clients, seeds, strict=True))
         own, *shares = self._shares(clients)
@@ -57,7 +60,7 @@ class DistributedEngine:
         own, *shares = self._shares(clients)
         orders = [Order(messages.EVALUATE, common.SerializeToString(), share, []) for share in shares]
         for result in self._results(orders, self._own.evaluate(common, own)):
-            if not isinstance(result, Trained):
+            if isinstance(result, Evaluated | Failed):
                 yield result
 
     @property
@@ -91,8 +94,8 @@ class DistributedEngine:
         return shares
 
     def _results(
-        self, orders: Sequence[Order], own: Iterator[Trained | Evaluated | Failed]
-    ) -> Iterator[Trained | Evaluated | Failed]:
+        self, orders: Sequence[Order], own: Iterator[Trained | TrainedTogether | Evaluated | Failed]
+    ) -> Iterator[Trained | TrainedTogether | Evaluated | Failed]:
         self._answers.discard()
         for rank, order in zip(self._ranks.others, orders, strict=True):
             order.send(self._ranks, rank, self._context)

@@ -15,6 +15,7 @@ from algorithms.outside_code import is_interrupt
 from fl_ops.errors import UsageError
 from fl_ops.simulate.clients import PreparedRun, examples_of
 from fl_ops.simulate.engines.engine import EngineContext, Evaluated, Failed, LocalEngine, Trained
+from fl_ops.simulate.engines.held import TrainedTogether
 from fl_ops.simulate.ranks import messages
 from fl_ops.simulate.ranks.group import Ranks
 from fl_ops.simulate.ranks.messages import Order
@@ -84,12 +85,14 @@ def _answer(ranks: Ranks, engine: LocalEngine, order: Order, context: EngineCont
         messages.send_error(ranks, error)
         return
     for result in done:
+        if isinstance(result, TrainedTogether):
+            raise RuntimeError("expected updates of a rank as files, got some in its device's memory")
         messages.send_result(ranks, result, context)
     messages.send_done(ranks)
     context.states.remove_all()
 
 
-def _results(engine: LocalEngine, order: Order) -> Iterator[Trained | Evaluated | Failed]:
+def _results(engine: LocalEngine, order: Order) -> Iterator[Trained | TrainedTogether | Evaluated | Failed]:
     if order.do == messages.TRAIN:
         return engine.train(Assignment.FromString(order.common), order.clients, order.seeds)
     return engine.evaluate(EvaluationAssignment.FromString(order.common), order.clients)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,16 +42,29 @@ def update(seed: int) -> ClientUpdate:
     return ClientUpdate({"delta": tensors, "control": wide}, buffers, 3, 0.1)
 
 
+def stacked(count: int, first: int = 0) -> list[PlacedPayload]:
+    """The payloads of so many updates, with a leading dimension of clients."""
+    parts = [laid_out(update(seed)) for seed in range(first, first + count)]
+    return [
+        one._replace(tensors={name: torch.stack([part[i].tensors[name] for part in parts]) for name in one.tensors})
+        for i, one in enumerate(parts[0])
+    ]
+
+
 def both(tmp_path: Path, count: int = 5) -> tuple[list[Path], list[HeldInMemory], UpdateShape]:
     """The same updates in files and in memory."""
     parts = [laid_out(update(seed)) for seed in range(count)]
     paths = [tmp_path / str(number) for number in range(count)]
     for path, each in zip(paths, parts, strict=True):
         path.write_bytes(b"".join(piece for part in each for piece in pieces_of(part.tensors, part.layout)))
-    in_memory = DeviceMemory(CPU).hold(parts)
-    assert in_memory is not None
+    rows = DeviceMemory(CPU).hold(stacked(count))
+    assert rows is not None
     delta, control = (part.layout for part in parts[0])
-    return paths, in_memory, UpdateShape.of(("delta", "control"), delta, delta, {"control": control})
+    return (
+        paths,
+        [rows.update(number) for number in range(count)],
+        UpdateShape.of(("delta", "control"), delta, delta, {"control": control}),
+    )
 
 
 def test_the_bytes_are_those_of_the_file(tmp_path: Path) -> None:
@@ -80,28 +92,19 @@ def test_sums_have_the_bits_of_sums_over_files(tmp_path: Path, payload: str) -> 
 def test_squares_do_not_depend_on_the_group(monkeypatch: pytest.MonkeyPatch, wide_bytes: int) -> None:
     """One update alone, and with four others, in one piece or several."""
     monkeypatch.setattr(held, "_WIDE_BYTES", wide_bytes)
-    parts = [laid_out(update(seed)) for seed in range(5)]
-    together = squares(parts)
-    assert together == [squares([each])[0] for each in parts]
-
-
-def squares(parts: Sequence[Sequence[PlacedPayload]]) -> list[tuple[float, ...]]:
-    """Of each update."""
-    in_memory = DeviceMemory(CPU, 1 << 30).hold(parts)
-    assert in_memory is not None
-    return sums_of_squares([each.data for each in in_memory], parts[0])
+    assert sums_of_squares(stacked(5)) == [sums_of_squares(stacked(1, seed))[0] for seed in range(5)]
 
 
 def test_memory_counts_until_the_last_reference_is_gone() -> None:
-    """Two groups do not fit; after the first one is gone, the second one does."""
-    parts = [laid_out(update(seed)) for seed in range(2)]
-    size = 2 * sum(part.layout.size_bytes for part in parts[0])
-    memory = DeviceMemory(CPU, size)
-    first = memory.hold(parts)
-    assert first is not None
-    assert memory.hold(parts[:1]) is None
-    del first
-    assert memory.hold(parts) is not None
+    """Two groups do not fit; after the last update of the first one is gone, the second one does."""
+    memory = DeviceMemory(CPU, 2 * sum(part.layout.size_bytes for part in stacked(1)))
+    rows = memory.hold(stacked(2))
+    assert rows is not None
+    one = rows.update(1)
+    del rows
+    assert memory.hold(stacked(1)) is None
+    del one
+    assert memory.hold(stacked(2)) is not None
 
 
 def same(one: fl.Tensors, other: fl.Tensors) -> None:
