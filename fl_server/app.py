@@ -124,7 +124,7 @@ class Server:
             io=self._pool("io", 4),
             reads=reads,
             revocations=revocations,
-            issuer=self._issuer(ledger, Checks(revocations, fleet.refuse_holder, fleet.known), reads),
+            issuer=self._issuer(ledger, Checks(revocations, fleet.records.refuse_holder, fleet.records.find), reads),
             audit=audit,
             traces=traces,
             web=WebSessions(denied=revocations.denied),
@@ -238,7 +238,7 @@ class Server:
         log.info("draining", grace_s=self.config.drain_grace_s)
         self._services.metrics.draining.set(1)
         self._coordinator.drain()
-        self._services.fleet.push_all(
+        self._services.fleet.streams.push_all(
             pb.AttendResponse(drain=pb.Drain(coordinator_leaving=True, reason="shutting down"))
         )
         ends = time.monotonic() + self.config.drain_grace_s

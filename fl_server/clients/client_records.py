@@ -6,7 +6,7 @@ A restarted coordinator knows them again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import structlog
 
 from fl_server.errors import Forbidden, NoSuchClient
+from fl_server.identity import Identity
 from fl_server.store.errors import StoreError
 from fl_server.store.ledger import Ledger, write_when_possible
 from fl_server.store.records import ClientRecord, HistoryRecord, only_banned
@@ -152,6 +153,16 @@ class ClientRecords:
             raise NoSuchClient(client_id)
         return record
 
+    def banned(self, client_id: str) -> bool:
+        """Whether nothing of the client counts: it is banned, or was forgotten."""
+        record = self.find(client_id)
+        return record is None or record.banned
+
+    def refuse_holder(self, who: Identity) -> None:
+        """Raises Forbidden for the certificate of a banned client, before a request of it is received."""
+        if who.role == "client":
+            self.refuse_banned(who.name)
+
     def refuse_banned(self, client_id: str) -> None:
         """Raises Forbidden for a banned client."""
         known = self.find(client_id)
@@ -168,6 +179,13 @@ class ClientRecords:
         record = self.find(client_id)
         if record is not None and record.note != text:
             await self._put(replace(record, note=text), None)
+
+    async def clear_notes(self, clients: Iterable[str]) -> None:
+        """Remove the notes on failures of clients whose updates count now. A reason of an operator stays."""
+        for client_id in clients:
+            record = self.find(client_id)
+            if record is not None and record.note and not (record.banned or record.draining):
+                await self.write_note(client_id, "")
 
     def forget(self, client_id: str) -> None:
         """Drop a client's record from memory. A ban stays."""

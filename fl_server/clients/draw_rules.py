@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -23,12 +22,11 @@ BUILT_IN: Pairs = MappingProxyType({})
 """A built-in method, which every client has. One from outside is its name, version and source."""
 _SHOWN = len("sha256:") + 12
 """Characters of a digest that are enough to tell two apart."""
-_OFFER_KEYS = (("name",), ("version", "source"), ("frozen",), ("encodings",))
+_NAME = ("name",)
+_CODE = (*_NAME, "version", "source")
+_FROZEN = (*_CODE, "frozen")
+_ENCODINGS = (*_FROZEN, "encodings")
 """What an offer of a client must have, in the order in which a client is told what it lacks."""
-_NAME, _CODE, _FROZEN, _ENCODINGS = (
-    tuple(key for keys in _OFFER_KEYS[:count] for key in keys) for count in range(1, len(_OFFER_KEYS) + 1)
-)
-_EVERY: Pairs = MappingProxyType({})
 
 
 class Requirements(NamedTuple):
@@ -103,12 +101,8 @@ class Rule:
     """Whether the device is told when it connects: its owner alone can do something."""
 
 
-def _offers(candidate: Candidate, task: Pairs, keys: Iterable[str]) -> bool:
-    """Whether an offer of the client has these of the task's keys."""
-    return any(_has(offer, task, keys) for offer in candidate.record.tasks)
-
-
 def _has(offer: Mapping[str, Any], task: Pairs, keys: Iterable[str]) -> bool:
+    """Whether an offer of a client has these of the task's keys."""
     for key in keys:
         if key not in task:
             continue
@@ -125,24 +119,21 @@ def offers_task(offer: Mapping[str, Any], task: Pairs) -> bool:
     return _has(offer, task, _ENCODINGS)
 
 
-def has_labels(record: ClientRecord, labels: Pairs) -> bool:
-    """Whether the client has all of these labels."""
-    return labels.items() <= record.labels.items()
-
-
 def _lacking_encodings(offer: Mapping[str, Any], task: Pairs) -> list[str]:
     return sorted(set(task.get("encodings", "").split()) - set(offer.get("encodings", "").split()))
 
 
 def _lacks(keys: tuple[str, ...]) -> Predicate:
     """No offer of the client has these keys of the task."""
-    return lambda selection, client: not _offers(client, selection.requires.task, keys)
+    return lambda selection, client: (
+        not any(_has(offer, selection.requires.task, keys) for offer in client.record.tasks)
+    )
 
 
 def _listed(reason: str) -> dict[str, Any]:
     """Predicate and detail of a rule whose clients are in `Selection.kept_out`."""
     return {
-        "holds": lambda selection, client: client.record.client_id in selection.kept_out.get(reason, _EVERY),
+        "holds": lambda selection, client: client.record.client_id in selection.kept_out.get(reason, ()),
         "detail": lambda selection, client: selection.kept_out[reason][client.record.client_id],
     }
 
@@ -193,7 +184,7 @@ def _absence(_: Selection, client: Candidate) -> str:
     return f"for {(time.time() - client.last_seen) / 60:.0f} minutes" if client.last_seen else ""
 
 
-def unavailable_word(_: Selection, client: Candidate) -> str:
+def _unavailable_word(_: Selection, client: Candidate) -> str:
     """Why a client may not train, in a word or two; an unknown reason of a newer client is "other"."""
     number = client.availability.reason
     name = pb.UnavailableReason.Name(number) if number in pb.UnavailableReason.values() else ""
@@ -213,7 +204,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "labels", "without the labels {labels}", "change `labels` of the run or of the device",
-        lambda selection, client: not has_labels(client.record, selection.requires.labels), operable=False,
+        lambda selection, client: not selection.requires.labels.items() <= client.record.labels.items(), operable=False,
     ),
     Rule(
         "task_code", "with another version of the task's code", "install the coordinator's version of the task",
@@ -262,7 +253,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "unavailable", "report that they may not train", "{again}",
         lambda _, client: not client.availability.may_train, one="reports that it may not train",
-        detail=lambda _, client: client.availability.detail, kind=unavailable_word,
+        detail=lambda _, client: client.availability.detail, kind=_unavailable_word,
     ),
     Rule(
         "policy", "refuse this run by the policy of their site", "change the run, or the policy of the device's site",
@@ -307,57 +298,3 @@ def able(selection: Selection, client: Candidate) -> bool:
 def rule_for(selection: Selection, client: Candidate) -> Rule | None:
     """Why the client is not drawn; None if it can be."""
     return next((rule for rule in RULES if rule.holds(selection, client)), None)
-
-
-class NotDrawn(NamedTuple):
-    """Why a run does not draw one client."""
-
-    reason: str
-    why: str
-    remedy: str
-
-
-def explained(rule: Rule, selection: Selection, client: Candidate) -> NotDrawn:
-    """A rule in words about one client."""
-    names, detail = _names(selection, [client]), rule.detail(selection, client)
-    words = (rule.one or rule.many).format(**names)
-    return NotDrawn(rule.reason, f"{words}: {detail}" if detail else words, rule.remedy.format(**names))
-
-
-def counted(rule: Rule, selection: Selection, clients: Sequence[Candidate]) -> str:
-    """A rule in words about some clients, with their kinds: 2 report that they may not train (1 battery, 1 owner)."""
-    kinds = sorted(filter(None, (rule.kind(selection, client) for client in clients)))
-    counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-    return f"{len(clients)} {rule.many.format(**_names(selection, clients))}{f' ({counts})' if counts else ''}"
-
-
-def described(rule: Rule, selection: Selection, clients: Sequence[Candidate]) -> str:
-    """The same with the first client and the remedy."""
-    first, detail = clients[0], rule.detail(selection, clients[0])
-    remedy = rule.remedy.format(**_names(selection, clients))
-    why = f"{detail}; {remedy}" if detail else remedy
-    return f"{counted(rule, selection, clients)}, first {first.record.client_id}: {why}"
-
-
-def _names(selection: Selection, clients: Sequence[Candidate]) -> dict[str, str]:
-    requires = selection.requires
-    return {
-        "client": clients[0].record.client_id,
-        "task": requires.task["name"],
-        "labels": labels_text(requires.labels),
-        "algorithm": requires.method.get("name", ""),
-        "again": _again(clients),
-    }
-
-
-def labels_text(labels: Pairs) -> str:
-    """Labels in words: gpu=yes, site=north."""
-    return ", ".join(f"{name}={value}" for name, value in sorted(labels.items()))
-
-
-def _again(clients: Sequence[Candidate]) -> str:
-    """When the first of some unavailable clients may train again."""
-    until = [client.availability.until.seconds for client in clients if client.availability.HasField("until")]
-    if not until:
-        return "it is drawn again when the device reports that it may train"
-    return f"the first may train again at {datetime.fromtimestamp(min(until), UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from functools import partial
 from types import MappingProxyType
@@ -14,10 +12,11 @@ from typing import Literal
 import structlog
 
 from fl_common.rate_limits import TokenBuckets
+from fl_server.clients.able_clients import AbleClients
+from fl_server.clients.attendance import Attendance
 from fl_server.clients.client_records import ClientRecords
 from fl_server.clients.draw_rules import Candidate, Requirements, Selection, able, offers_task
 from fl_server.clients.quarantine import Quarantine
-from fl_server.clients.roster import Roster
 from fl_server.store.records import ClientRecord
 from protos.fl.v1 import coordinator_pb2 as pb
 
@@ -25,12 +24,7 @@ log = structlog.get_logger()
 
 _MAY_TRAIN = pb.Availability(may_train=True)
 Pairs = Mapping[str, str]
-_Key = tuple[tuple[tuple[str, str], ...], ...]
-"""Requirements that can be hashed."""
 Work = Literal["training", "evaluation"]
-
-MOST_KINDS = 64
-"""Different tasks and labels whose clients are kept. Those that were asked for longest ago are found again."""
 
 
 class Eligibility:
@@ -39,13 +33,13 @@ class Eligibility:
     def __init__(
         self,
         records: ClientRecords,
-        roster: Roster,
+        attendance: Attendance,
         quarantine: Quarantine,
         returns: TokenBuckets,
     ) -> None:
         """returns: how often a client may report that it may train again."""
         self._records = records.in_memory()
-        self._roster = roster
+        self._attendance = attendance
         self._quarantine = quarantine
         self._changes = records.changes
         self._returns = returns
@@ -57,9 +51,9 @@ class Eligibility:
         self._run_of: dict[str, str] = {}
         self._workers: dict[str, set[str]] = {}
         """`_run_of` by run."""
-        self._able = AbleClients(roster.present, self._is_able)
+        self._able = AbleClients(attendance.present, self._is_able)
         records.watch(self._able.changed)
-        roster.watch(self._able.changed)
+        attendance.watch(self._able.changed)
 
     def selection(
         self, run_id: str, requires: Requirements, own: Mapping[str, Mapping[str, str]] = MappingProxyType({})
@@ -94,15 +88,19 @@ class Eligibility:
         clients, quarantined = self._able.of(requires), set(self._quarantine.clients())
         return tuple(client_id for client_id in clients if client_id not in quarantined) if quarantined else clients
 
-    def candidate(self, record: ClientRecord, last_seen: float = 0.0) -> Candidate:
-        """A registered client as the rules see it."""
+    def candidate(self, client_id: str) -> Candidate | None:
+        """A client as the rules of drawing see it; None if it never registered, or was forgotten."""
+        record = self._records.get(client_id)
+        return None if record is None else self._candidate(record, self._attendance.last_seen(record))
+
+    def _candidate(self, record: ClientRecord, last_seen: float = 0.0) -> Candidate:
         client_id = record.client_id
-        return Candidate(record, client_id in self._roster, self.availability(client_id), last_seen)
+        return Candidate(record, client_id in self._attendance, self.availability(client_id), last_seen)
 
     def _is_able(self, client_id: str, requires: Requirements) -> bool:
         """By all rules about the client alone."""
         record = self._records.get(client_id)
-        return record is not None and able(Selection(requires), self.candidate(record))
+        return record is not None and able(Selection(requires), self._candidate(record))
 
     def set_workers(self, run_id: str, clients: AbstractSet[str]) -> None:
         """From now on exactly these clients work for the run."""
@@ -233,62 +231,3 @@ class PolicyRefusals:
             if not self._reasons[key]:
                 del self._reasons[key]
         return bool(kept)
-
-
-class AbleClients:
-    """The clients that are able to work for a task, in the order of id bytes, kept up to date client by client.
-
-    Every run asks for them whenever some client changes. With ten thousand clients it takes a tenth of a second to
-    check them all, and a microsecond to check the one that changed.
-    """
-
-    def __init__(self, present: Callable[[], tuple[str, ...]], check: Callable[[str, Requirements], bool]) -> None:
-        """present: all clients that may be able, in the order of id bytes. check: whether one of them is."""
-        self._present, self._check = present, check
-        self._kinds: OrderedDict[_Key, _Kind] = OrderedDict()
-
-    def changed(self, client_id: str) -> None:
-        """Something about a client changed: its presence, its record, or what it reports."""
-        for kind in self._kinds.values():
-            kind.changed.add(client_id)
-
-    def of(self, requires: Requirements) -> tuple[str, ...]:
-        """The clients that are able now, in the order of id bytes."""
-        key = tuple(tuple(sorted(pairs.items())) for pairs in requires)
-        kind = self._kinds.get(key)
-        if kind is None:
-            kind = self._kinds[key] = _Kind([client for client in self._present() if self._check(client, requires)])
-            if len(self._kinds) > MOST_KINDS:
-                self._kinds.popitem(last=False)
-        self._kinds.move_to_end(key)
-        return kind.current(lambda client: self._check(client, requires))
-
-
-class _Kind:
-    """The able clients of one task and labels."""
-
-    def __init__(self, able: list[str]) -> None:
-        self.changed: set[str] = set()
-        """Clients to be checked again."""
-        self._able = able
-        self._result: tuple[str, ...] | None = None
-
-    def current(self, is_able: Callable[[str], bool]) -> tuple[str, ...]:
-        """The able clients, after the changed ones have been checked."""
-        for client in self.changed:
-            self._put(client, is_able(client))
-        self.changed.clear()
-        if self._result is None:
-            self._result = tuple(self._able)
-        return self._result
-
-    def _put(self, client: str, able: bool) -> None:
-        place = bisect_left(self._able, client.encode(), key=str.encode)
-        here = place < len(self._able) and self._able[place] == client
-        if here == able:
-            return
-        self._result = None
-        if able:
-            self._able.insert(place, client)
-        else:
-            del self._able[place]

@@ -36,14 +36,14 @@ class OperatorActions:
 
     async def ban(self, client_id: str, reason: str, actor: str) -> None:
         """Refuse the client from now on, and end what it does. It need not have registered yet."""
-        known, reason = self._fleet.known(client_id) or unregistered(client_id), one_line(reason)
+        known, reason = self._fleet.records.find(client_id) or unregistered(client_id), one_line(reason)
         record = replace(known, banned=True, note=reason, present=False)
         await self._fleet.records.write(record, HistoryRecord(time.time(), actor, "client_banned", client_id, reason))
         self._fleet.expel(client_id, f"to be unbanned (banned: {reason})", "banned")
 
     async def unban(self, client_id: str, actor: str) -> None:
         """Let the client register again. Raises NoSuchClient."""
-        record = replace(self._fleet.record(client_id), banned=False, note="")
+        record = replace(self._fleet.records.get(client_id), banned=False, note="")
         await self._fleet.records.write(record, HistoryRecord(time.time(), actor, "client_unbanned", client_id))
 
     async def release(self, client_id: str, actor: str) -> None:
@@ -51,7 +51,7 @@ class OperatorActions:
 
         Does nothing if there is nothing to end. Raises NoSuchClient.
         """
-        self._fleet.record(client_id)
+        self._fleet.records.get(client_id)
         why = HistoryRecord(time.time(), actor, "client_released", client_id)
         await self._ledger.do(self._ledger.store.clear_quarantine_record, client_id, why)
         self._fleet.release(client_id)
@@ -60,18 +60,18 @@ class OperatorActions:
         """Give the client no new work; `undo` ends that. Raises NoSuchClient."""
         reason = one_line(reason)
         event = "client_undrained" if undo else "client_drained"
-        record = replace(self._fleet.record(client_id), draining=not undo, note="" if undo else reason)
+        record = replace(self._fleet.records.get(client_id), draining=not undo, note="" if undo else reason)
         await self._fleet.records.write(record, HistoryRecord(time.time(), actor, event, client_id, reason))
         if not undo:
-            self._fleet.push(client_id, pb.AttendResponse(drain=pb.Drain(reason=reason)))
+            self._fleet.streams.push(client_id, pb.AttendResponse(drain=pb.Drain(reason=reason)))
 
     async def forget(self, client_id: str, actor: str) -> bool:
         """Remove the client. Returns True if it is banned: a ban stays. Raises NoSuchClient."""
-        banned = self._fleet.record(client_id).banned
+        banned = self._fleet.records.get(client_id).banned
         why = HistoryRecord(time.time(), actor, "client_forgotten", client_id, "its ban stays" if banned else "")
         await self._ledger.do(self._ledger.store.forget_client, client_id, why)
         self._fleet.forget(client_id)
-        return self._fleet.known(client_id) is not None
+        return self._fleet.records.find(client_id) is not None
 
 
 log = structlog.get_logger()
@@ -139,7 +139,7 @@ class Denials:
                 await self._revoke(row)
                 await audit.record(_row(f"{row.kind} {row.value}", row.reason))
             for ban in lists.bans:
-                if (known := self.fleet.known(ban.client)) is None or not known.banned:
+                if (known := self.fleet.records.find(ban.client)) is None or not known.banned:
                     await OperatorActions(self.ledger, self.fleet).ban(ban.client, ban.reason, ACTOR)
                     await audit.record(_row(f"ban {ban.client}", ban.reason))
         await self.write()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fl_server.errors import Fenced, UnknownSessionError
-from fl_server.identity import address, caller
+from fl_server.identity import address, caller, require_name
 from protos.fl.v1.coordinator_pb2 import AttendResponse
 
 MOST_SENT = 32
@@ -102,12 +102,59 @@ class Session:
             del self.sent[next(iter(self.sent))]
 
 
+T = TypeVar("T")
+
+
+class Transfer:
+    """One open stream of a client. Lives on the event loop, in the task of its call."""
+
+    def __init__(self, session: Session) -> None:
+        self.client_id, self._session = session.client_id, session
+        self._ended: Exception | None = None
+        self._waiting: asyncio.Task[Any] | None = None
+
+    def end(self, error: Exception) -> None:
+        """End the transfer: its call raises the error."""
+        self._ended = error
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    def check(self) -> None:
+        """Raises the error with which the transfer was ended. A transfer ends with its session."""
+        if self._ended is not None:
+            raise self._ended
+        if self._session.closed:
+            raise UnknownSessionError
+
+    def resource_sent(self, digest: bytes) -> None:
+        """A resource went out completely in this stream."""
+        self._session.resource_sent(digest)
+
+    async def unless_ended(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run work that may wait long for the client. Raises the error of `end` as soon as that is called."""
+        waiting = asyncio.create_task(work)
+        self._waiting = waiting
+        if self._ended is not None:
+            waiting.cancel()
+        try:
+            return await waiting
+        except BaseException:  # `end` cancels the work, so CancelledError is included
+            self.check()  # rather than the error that the cancellation caused
+            raise
+        finally:
+            self._waiting = None
+
+
 class Sessions:
-    """The open sessions: at most one for each client; a newer one fences the older one."""
+    """The open sessions: at most one for each client; a newer one fences the older one. Each has its open transfers."""
 
     def __init__(self) -> None:
         self._by_id: dict[str, Session] = {}
         self._by_client: dict[str, Session] = {}
+        self._transfers: dict[str, set[Transfer]] = {}
+        """The open transfers by client."""
+        self._seen: dict[str, float] = {}
+        """By client: Unix time of its latest call or lost stream. In memory only: a call costs no write."""
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -134,6 +181,35 @@ class Sessions:
             raise UnknownSessionError
         return session
 
+    def of_call(self, session_id: str) -> Session:
+        """The open session in which a call is made: a sign of life. Raises UnknownSessionError, Forbidden."""
+        session = self.get(session_id)
+        require_name(session.client_id)
+        self.sign_of_life(session.client_id)
+        return session
+
+    def sign_of_life(self, client_id: str) -> None:
+        """The client was there until now."""
+        self._seen[client_id] = time.time()
+
+    def last_sign(self, client_id: str) -> float | None:
+        """Unix time of the client's latest call or lost stream; None without one since the coordinator's start."""
+        return self._seen.get(client_id)
+
+    @contextmanager
+    def transfer(self, session_id: str) -> Iterator[Transfer]:
+        """An upload or download in a session; a ban ends it. Raises UnknownSessionError, Forbidden."""
+        session = self.of_call(session_id)
+        transfer = Transfer(session)
+        transfers = self._transfers.setdefault(session.client_id, set())
+        transfers.add(transfer)
+        try:
+            yield transfer
+        finally:
+            transfers.discard(transfer)
+            if not transfers and self._transfers.get(session.client_id) is transfers:
+                del self._transfers[session.client_id]
+
     def of(self, client_id: str) -> Session | None:
         """The client's open session, attended or not."""
         return self._by_client.get(client_id)
@@ -147,6 +223,16 @@ class Sessions:
             if session.stream is not None:
                 session.stream.end(error)
 
+    def end(self, client_id: str, error: Exception) -> None:
+        """Close the client's session and end its transfers with an error."""
+        self.close(client_id, error)
+        for transfer in self._transfers.get(client_id, ()):
+            transfer.end(error)
+
+    def forget(self, client_id: str) -> None:
+        """Drop the time of the client's latest sign of life."""
+        self._seen.pop(client_id, None)
+
     def push(self, client_id: str, message: AttendResponse) -> bool:
         """Push a message if the client is attached. False if it is not."""
         session = self._by_client.get(client_id)
@@ -159,71 +245,3 @@ class Sessions:
         """Push a message to every attached client."""
         for client_id in self._by_client:
             self.push(client_id, message)
-
-
-T = TypeVar("T")
-
-
-class Transfer:
-    """One open stream of a client. Lives on the event loop, in the task of its call."""
-
-    def __init__(self, client_id: str, session: Session | None = None) -> None:
-        self.client_id, self._session = client_id, session
-        self._ended: Exception | None = None
-        self._waiting: asyncio.Task[Any] | None = None
-
-    def end(self, error: Exception) -> None:
-        """End the transfer: its call raises the error."""
-        self._ended = error
-        if self._waiting is not None:
-            self._waiting.cancel()
-
-    def check(self) -> None:
-        """Raises the error with which the transfer was ended. A transfer ends with its session."""
-        if self._ended is not None:
-            raise self._ended
-        if self._session is not None and self._session.closed:
-            raise UnknownSessionError
-
-    def resource_sent(self, digest: bytes) -> None:
-        """A resource went out completely in this stream."""
-        if self._session is not None:
-            self._session.resource_sent(digest)
-
-    async def unless_ended(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run work that may wait long for the client. Raises the error of `end` as soon as that is called."""
-        waiting = asyncio.create_task(work)
-        self._waiting = waiting
-        if self._ended is not None:
-            waiting.cancel()
-        try:
-            return await waiting
-        except BaseException:  # `end` cancels the work, so CancelledError is included
-            self.check()  # rather than the error that the cancellation caused
-            raise
-        finally:
-            self._waiting = None
-
-
-class Transfers:
-    """The open transfers of all clients."""
-
-    def __init__(self) -> None:
-        self._open: dict[str, set[Transfer]] = {}
-
-    @contextmanager
-    def open(self, client_id: str, session: Session | None = None) -> Iterator[Transfer]:
-        """A transfer of the client, for as long as the block lasts."""
-        transfer = Transfer(client_id, session)
-        self._open.setdefault(client_id, set()).add(transfer)
-        try:
-            yield transfer
-        finally:
-            self._open[client_id].discard(transfer)
-            if not self._open[client_id]:
-                del self._open[client_id]
-
-    def end(self, client_id: str, error: Exception) -> None:
-        """End all transfers of a client with an error."""
-        for transfer in self._open.get(client_id, ()):
-            transfer.end(error)

@@ -95,7 +95,7 @@ class Reports:
         if works and not by_policy:  # a site's policy is no fault of its client
             await run.submissions.failures.count(client, words)
         else:
-            await self._services.fleet.note(client, words[:MAX_NOTE])
+            await self._services.fleet.records.write_note(client, words[:MAX_NOTE])
 
     async def _refused_by_policy(self, run: Run, client: str, kind: Work, why: str) -> None:
         """Draw the client no more for this work, before anything else is drawn in its place."""

@@ -82,9 +82,9 @@ class ClientCalls(OperatorCalls):
         if order in {pb.CLIENT_ORDER_UNSPECIFIED, pb.CLIENT_ORDER_ID}:
             return None, None
         if order == pb.CLIENT_ORDER_STATE:
-            return lambda record: STATES.index(fleet.state(record.client_id)), int
+            return lambda record: STATES.index(fleet.attendance.state(record.client_id)), int
         if order == pb.CLIENT_ORDER_LAST_SEEN:
-            return fleet.last_seen, float
+            return fleet.attendance.last_seen, float
         if order not in pb.ClientOrder.values():
             raise InvalidInput("order", f"one of {', '.join(pb.ClientOrder.keys())}", order)
         which = 0 if order == pb.CLIENT_ORDER_UPDATES_COUNTED else 1
@@ -96,7 +96,7 @@ class ClientCalls(OperatorCalls):
         services, client_id = self._services, request.client_id
         if request.history > HISTORY_MOST:
             raise InvalidInput("history", f"at most {HISTORY_MOST:,} entries", f"{request.history:,}")
-        known = services.fleet.record(client_id)
+        known = services.fleet.records.get(client_id)
         counted = await services.ledger.do(services.ledger.store.client, client_id)
         store, most = services.ledger.store, request.history or _SHOWN_HISTORY
         span = await services.ledger.do(store.history_span, client_id, most)
@@ -138,7 +138,7 @@ class ClientCalls(OperatorCalls):
 
     async def _client(self, client_id: str) -> pb.ClientStatus:
         """The client with the counters of the ledger, which alone has them."""
-        services, known = self._services, self._services.fleet.record(client_id)
+        services, known = self._services, self._services.fleet.records.get(client_id)
         counted = await services.ledger.do(services.ledger.store.client, client_id)
         return self._status(counted or known)
 
@@ -165,7 +165,7 @@ class _Wanted:
     def has(self, record: ClientRecord) -> bool:
         """Whether the request is for this client."""
         return (
-            (not self._name or self._fleet.state(record.client_id) == self._name)
+            (not self._name or self._fleet.attendance.state(record.client_id) == self._name)
             and self._labels.items() <= record.labels.items()
             and (not self._marks or self._is_marked(record))
             and (not self._text or any(self._text in text.lower() for text in _texts(record)))

@@ -159,7 +159,7 @@ class Listeners:
             services.metrics,
             CallLimits(port.streams, port.calls, known_connections=2 * port.connections),
             setting,
-            services.fleet.refuse_holder,
+            services.fleet.records.refuse_holder,
             services.revocations.denied,
             services.config.limits.stall_s,
             services.audit,

@@ -94,7 +94,7 @@ class OverviewCalls(OperatorCalls):
 def clients_by_state(fleet: Fleet) -> dict[str, int]:
     """The number of clients in each state, and of those that are banned, draining or quarantined."""
     records = fleet.records.in_memory()
-    present, suspect = fleet.count(Presence.PRESENT), fleet.count(Presence.SUSPECT)
+    present, suspect = fleet.attendance.count(Presence.PRESENT), fleet.attendance.count(Presence.SUSPECT)
     return {
         "present": present,
         "suspect": suspect,

@@ -71,12 +71,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     async def Attend(self, request: pb.AttendRequest, context: Context) -> AsyncIterator[pb.AttendResponse]:
         """Push work to the client for as long as it reads."""
         async with self._transfer_limits.call(self._client(request.session_id), "attends"):
-            async for message in self._fleet.attend(request.session_id):
+            async for message in self._fleet.streams.attend(request.session_id):
                 yield message
 
     def _client(self, session_id: str) -> str:
         """The client of a session. Raises UnknownSessionError, Forbidden."""
-        return self._fleet.session(session_id).client_id
+        return self._fleet.sessions.of_call(session_id).client_id
 
     async def FetchModel(self, request: pb.FetchModelRequest, context: Context) -> AsyncIterator[bytes]:
         """Yields encoded messages: the serializer of this method passes bytes through.
@@ -85,7 +85,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         it holds only when the reader takes it or hangs up, and not when the call is ended here.
         """
         async with self._transfer_limits.call(self._client(request.session_id), "downloads"):
-            with self._fleet.transfer(request.session_id) as transfer:
+            with self._fleet.sessions.transfer(request.session_id) as transfer:
                 async for message in self._messages(request, transfer):
                     yield message
 
@@ -132,7 +132,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             header = await self._header(requests)
             client = self._client(header.session_id)
             async with self._transfer_limits.call(client, "uploads") if client != holder else nullcontext():
-                with self._fleet.transfer(header.session_id) as transfer:
+                with self._fleet.sessions.transfer(header.session_id) as transfer:
                     receipt = await self._submit(transfer, header, requests)
                     if receipt.admitted:
                         self._fleet.update_admitted(header.session_id)
@@ -185,7 +185,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     async def ReportStatus(self, request: pb.ReportStatusRequest, context: Context) -> pb.ReportStatusResponse:
         """Take the client's availability and its failures."""
-        await self._reports.take(self._fleet.session(request.session_id).client_id, request)
+        await self._reports.take(self._fleet.sessions.of_call(request.session_id).client_id, request)
         return pb.ReportStatusResponse()
 
     async def ReportEvaluation(

@@ -210,7 +210,7 @@ def client_status(fleet: Fleet, record: ClientRecord) -> pb.ClientStatus:
     """The status of a client."""
     status = pb.ClientStatus(
         client_id=record.client_id,
-        state=f"CLIENT_STATE_{fleet.state(record.client_id).upper()}",
+        state=f"CLIENT_STATE_{fleet.attendance.state(record.client_id).upper()}",
         banned=record.banned,
         draining=record.draining,
         availability=fleet.eligibility.availability(record.client_id),
@@ -220,7 +220,7 @@ def client_status(fleet: Fleet, record: ClientRecord) -> pb.ClientStatus:
         tasks=_task_offers(record),
         methods=_method_offers(record),
         software=record.software,
-        last_seen=timestamp(fleet.last_seen(record)),
+        last_seen=timestamp(fleet.attendance.last_seen(record)),
         run_id=fleet.eligibility.run_of(record.client_id),
         updates_counted=record.updates_counted,
         updates_refused=record.updates_refused,

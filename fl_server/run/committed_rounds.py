@@ -86,7 +86,7 @@ async def warn_of_low_shares(context: RunContext, control: RunControl) -> None:
     for client in sorted(shares.too_low.keys() - shares.told, key=str.encode):
         why = warning(context.run_id, client, shares.too_low[client], control.config.round.close)
         log.warning(_EVENT, run=context.run_id, client=client, why=why)
-        await context.fleet.note(client, why)
+        await context.fleet.records.write_note(client, why)
         shares.told.add(client)
         row = HistoryRecord(time.time(), "coordinator", _EVENT, context.run_id, why)
         context.fleet.records.write_history_later(row)

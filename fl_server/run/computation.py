@@ -178,7 +178,7 @@ class RoundComputation:
         context.fleet.quarantine.restore(standings)
         with suppress(StoreError):  # the next write of the run reports it
             counted = {update.client_id for update in updates}
-            await context.fleet.clear_notes(sorted(counted - context.label_order.suspected))
+            await context.fleet.records.clear_notes(sorted(counted - context.label_order.suspected))
 
     def _commit_record(self, updates: Iterable[UpdateRecord], now: float) -> CommitRecord:
         state, rounds = self._control.state, self._context.rounds

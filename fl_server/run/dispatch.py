@@ -74,7 +74,7 @@ class AssignmentDispatch:
         seed = training_seed(control.config.seed, common.key.round, client)
         message = for_client(common, seed, context.client_states.counted(client))
         self._submissions.failures.sent(client)
-        context.fleet.push(client, pb.AttendResponse(assignment=message))
+        context.fleet.streams.push(client, pb.AttendResponse(assignment=message))
 
     def _common(self) -> Assignment:
         """What is the same for all clients of the attempt under way."""

@@ -161,7 +161,7 @@ class Effects:
         message = pb.AttendResponse(cancel=pb.Cancel(key=key, reason=reason))
         async for client in with_turns(command.clients):
             context.counters.assignment_ended("cancelled")
-            context.fleet.push(client, message)
+            context.fleet.streams.push(client, message)
 
     async def _restart_round(self, command: effects.RestartRound) -> None:
         """Forget what the round collected. If client states restart too, the server's sum of them restarts."""
@@ -266,7 +266,7 @@ async def send_outcomes(context: RunContext, control: RunControl, round_: int) -
         async for client in with_turns(clients):
             update = by_client.get(client)
             outcome = not_needed_outcome(key, epoch) if update is None else accepted_outcome(update, epoch)
-            context.fleet.push(client, pb.AttendResponse(outcome=outcome))
+            context.fleet.streams.push(client, pb.AttendResponse(outcome=outcome))
 
 
 async def release_round(context: RunContext, control: RunControl) -> None:

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import structlog
 
-from fl_server.clients.draw_rules import RULES, Candidate, NotDrawn, Requirements, Rule, Selection, explained, rule_for
+from fl_server.clients.draw_rules import RULES, Candidate, Requirements, Rule, Selection, rule_for
+from fl_server.clients.draw_texts import NotDrawn, explained
 from fl_server.rounds import events as ev
 from fl_server.rounds.state import RoundState
 from fl_server.run.context import RunContext
@@ -44,10 +45,10 @@ class EligibleClients:
         draining: the coordinator is about to stop, and no client gets new work.
         """
         fleet = self._context.fleet
-        if self._version == fleet.version:
+        if self._version == fleet.changes.version:
             return None
-        self._version = fleet.version
-        eligible, settled = self.now(), fleet.settled and not draining
+        self._version = fleet.changes.version
+        eligible, settled = self.now(), fleet.attendance.settled and not draining
         missing = self._shut_out(state, sum(client not in state.lost for client in eligible))
         if (eligible, settled, missing) == (state.eligible, state.settled, state.shut_out):
             return None
@@ -105,36 +106,36 @@ class EligibleClients:
         """Those of some clients that are not drawn, in the order of id bytes; by reason, in the order of the table."""
         fleet, found = self._context.fleet, dict[Rule, list[Candidate]]()
         for client in sorted(set(clients).difference(fleet.eligibility.eligible(selection)), key=str.encode):
-            candidate = fleet.candidate(client)
+            candidate = fleet.eligibility.candidate(client)
             if candidate is not None and (rule := rule_for(selection, candidate)) is not None:
                 found.setdefault(rule, []).append(candidate)
         return {rule: found[rule] for rule in RULES if rule in found}
 
     def why_not(self, state: RoundState, client: str) -> NotDrawn | None:
         """Why the run does not draw this client now; None if it may."""
-        selection, candidate = self.in_round(state), self._context.fleet.candidate(client)
+        selection, candidate = self.in_round(state), self._context.fleet.eligibility.candidate(client)
         rule = None if candidate is None else rule_for(selection, candidate)
         return None if candidate is None or rule is None else explained(rule, selection, candidate)
 
     def notify(self, client: str) -> None:
         """Tell a client that connected if it cannot be drawn for what its owner alone can change."""
-        selection, candidate = self.selection(), self._context.fleet.candidate(client)
+        selection, candidate = self.selection(), self._context.fleet.eligibility.candidate(client)
         if candidate is None or (rule := rule_for(selection, candidate)) is None or not rule.notifies:
             return
         _, why, remedy = explained(rule, selection, candidate)
         text = f"run {self._context.run_id!r} does not draw this client, {why}: {remedy}"
         log.warning("client_differs", run=self._context.run_id, client=client, why=text)
-        self._context.fleet.push(client, pb.AttendResponse(notice=pb.Notice(text=text)))
+        self._context.fleet.streams.push(client, pb.AttendResponse(notice=pb.Notice(text=text)))
 
     def reserve(self, state: RoundState) -> None:
         """Reserve the cohort before anything is awaited: no other run may draw clients that work for this one."""
         fleet = self._context.fleet
-        up_to_date = self._version == fleet.version
+        up_to_date = self._version == fleet.changes.version
         begun, done = state.workers_since(self._reserved)
         fleet.eligibility.change_workers(self._context.run_id, begun, done)
         self._reserved = state
         if up_to_date:
-            self._version = fleet.version
+            self._version = fleet.changes.version
 
 
 def _without(clients: list[tuple[Rule, Candidate]]) -> str:

@@ -58,7 +58,7 @@ class Failures:
         self.latest = latest
         self._count_clients()
         for client in self._control.state.outstanding:
-            known = self._context.fleet.known(client)
+            known = self._context.fleet.records.find(client)
             if process := self.of(client).instance_id or (known.instance_id if known else ""):
                 self._processes[client] = process
 
@@ -102,7 +102,7 @@ class Failures:
     async def count(self, client: str, reason: str) -> None:
         """Note a failure on the client; failures in a row count towards quarantine."""
         fleet, where = self._context.fleet, f"run {self._context.run_id} round {self._control.state.round}"
-        await fleet.note(client, reason[:MAX_NOTE])
+        await fleet.records.write_note(client, reason[:MAX_NOTE])
         record, quarantined = fleet.quarantine.count_failure(client, f"{where} ({reason[:MAX_NOTE]})")
         if record is not None:
             await self._control.write(self._context.store.put_quarantine_record, record, quarantined)
@@ -112,16 +112,16 @@ class Failures:
 
     def sent(self, client: str) -> None:
         """The client's assignment goes to the process that is attached now."""
-        if process := self._context.fleet.process_of(client):
+        if process := self._context.fleet.attendance.process_of(client):
             self._processes[client] = process
 
     def sent_to_another(self, client: str) -> bool:
         """Whether the client's assignment went to another process of its daemon, which has ended without an answer."""
-        return self._processes.get(client) not in (None, self._context.fleet.process_of(client))
+        return self._processes.get(client) not in (None, self._context.fleet.attendance.process_of(client))
 
     async def add_restart(self, client: str) -> None:
         """The daemon of a client at work has started again."""
-        before, process = self.of(client), self._context.fleet.process_of(client)
+        before, process = self.of(client), self._context.fleet.attendance.process_of(client)
         await self._keep(replace(before, restarts=before.restarts + 1, instance_id=process))
         self._processes[client] = process
 

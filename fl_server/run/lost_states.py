@@ -104,7 +104,7 @@ class LostStates:
         if out:
             await self._notify_left_out(now)
         else:
-            await fleet.note(client, f"state_lost in run {run_id} round {report.round}: {report.why}")
+            await fleet.records.write_note(client, f"state_lost in run {run_id} round {report.round}: {report.why}")
         return now
 
     async def _act(self, lost: ClientStateRecord) -> None:
@@ -129,14 +129,16 @@ class LostStates:
             await self._control.write(context.store.put_quarantine_record, standing, quarantined)
             log.warning("state_lost_refused", run=context.run_id, round=round_, client=client, why=why)
             fleet.keep_refusals(standing, quarantined)
-            await fleet.note(client, f"state_lost in run {context.run_id} round {round_}, of no state: {why}")
+            await fleet.records.write_note(
+                client, f"state_lost in run {context.run_id} round {round_}, of no state: {why}"
+            )
 
     async def _notify_left_out(self, lost: ClientStateRecord) -> None:
         why, client, fleet = self._left_out(lost), lost.client_id, self._context.fleet
         log.warning("client_left_out", run=self._context.run_id, client=client, losses=lost.losses)
         notice = pb.Notice(text=f"the coordinator gives this client no work {why}")
-        fleet.push(client, pb.AttendResponse(notice=notice))
-        await fleet.note(client, f"gets no work {why}")
+        fleet.streams.push(client, pb.AttendResponse(notice=notice))
+        await fleet.records.write_note(client, f"gets no work {why}")
 
     def _left_out(self, lost: ClientStateRecord) -> str:
         return (
@@ -197,7 +199,7 @@ async def warn_of_missing_members(context: RunContext, control: RunControl) -> N
         why=warning(run_id, min(new), missing[min(new)]),
     )  # fmt: skip
     for client in new:
-        await context.fleet.note(client, warning(run_id, client, missing[client]))
+        await context.fleet.records.write_note(client, warning(run_id, client, missing[client]))
 
 
 def warning(run_id: str, client: str, rounds: int) -> str:

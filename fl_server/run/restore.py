@@ -87,7 +87,7 @@ async def _continue(run: Run) -> None:
     if run.record.stopping:
         run.post(ev.EndRequested("stopped", run.record.stopping))
     for client in sorted(run.state.members):
-        if (known := context.fleet.known(client)) is None or known.banned:
+        if (known := context.fleet.records.find(client)) is None or known.banned:
             # It was removed while a step was computed, after which the states were to restart.
             why = f"{client} was {'forgotten' if known is None else 'banned'}, and with it its state"
             run.post(ev.StatesLost(why, run.state.state_epoch))

@@ -44,7 +44,7 @@ async def restore_round_under_way(run: Run) -> None:
     failures = run.submissions.failures
     failures.restore(await ledger.do(store.failures, run.id, run.state.round), failures.latest)
     run.rounds.bytes.resume(run.record.bytes_down, run.record.bytes_up)
-    present = {client for client in run.context.fleet.present() if client not in run.client_states.left_out}
+    present = {client for client in run.context.fleet.attendance.present() if client not in run.client_states.left_out}
     run.state = without_absent(run.state, present)
 
 

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from fl_server.clients.draw_rules import counted, described, labels_text, policy_rule
+from fl_server.clients.draw_rules import policy_rule
+from fl_server.clients.draw_texts import counted, described, labels_text
 from fl_server.metrics.runs import RunFigures
 from fl_server.rounds.state import Phase, RoundState
 from fl_server.run.context import RunContext
@@ -21,7 +22,7 @@ from fl_server.run.transfers import ClientTransfer, ClientTransfers
 def why_waiting(context: RunContext, control: RunControl) -> str:
     """The waiting reason, and the present clients that could be drawn if somebody did something, with what to do."""
     selection = control.eligible.in_round(control.state)
-    rules = control.eligible.not_drawn(context.fleet.present(), selection)
+    rules = control.eligible.not_drawn(context.fleet.attendance.present(), selection)
     reasons = (described(rule, selection, clients) for rule, clients in rules.items() if rule.operable)
     return "; ".join((control.run_status.waiting_reason, *reasons))
 
@@ -58,7 +59,7 @@ def lacking(context: RunContext, control: RunControl) -> str:
     """
     if control.ended or control.run_status.write_failure or not control.run_status.waiting_reason:
         return ""
-    here, task, labels = context.fleet.present(), context.task["name"], control.config.labels
+    here, task, labels = context.fleet.attendance.present(), context.task["name"], control.config.labels
     if not here:
         return f"clients: none is here{_away(context, control)}"
     selection = control.eligible.in_round(control.state)

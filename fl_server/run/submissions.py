@@ -64,7 +64,7 @@ class Submissions:
     def refusal_for(self, key: ExchangeKey, client: str) -> RefusalReason | None:
         """Why an update of the client for the exchange would not be accepted; None if it would."""
         reason = _NOT_WANTED[self._control.state.not_wanted((key.round, key.exchange), client)]
-        if reason != RefusalReason.REFUSAL_REASON_LATE and self._context.fleet.banned(client):
+        if reason != RefusalReason.REFUSAL_REASON_LATE and self._context.fleet.records.banned(client):
             return RefusalReason.REFUSAL_REASON_BANNED
         return reason
 
@@ -86,7 +86,7 @@ class Submissions:
     def gate(self, client: str) -> AdmissionGate:
         """The checks that a client's update of the round under way must pass."""
         context, control = self._context, self._control
-        registered = registered_data(context.fleet.known(client), context.task)
+        registered = registered_data(context.fleet.records.find(client), context.task)
         most = context.services.config.limits.max_update_mib << 20
         collecting = Collecting(
             context.model.snapshot, control.state.exchange, control.state.state_epoch, context.norms, most
@@ -205,12 +205,12 @@ class Submissions:
         A client that is out already was cancelled with the round; the others go on in a further attempt.
         """
         fleet, outs = self._context.fleet, self._context.rounds.transfers.outs
-        if not (late := tuple(client for client in effect.clients if fleet.attached(client))):
+        if not (late := tuple(client for client in effect.clients if fleet.attendance.attached(client))):
             return
         cancelled = (client for client in late if not self._control.state.works(client))
         outs.update(dict.fromkeys(cancelled, ("cancelled", "the deadline passed")))
         for client, why in await self.failures.add_missed_deadline(late):
-            await fleet.note(client, why[:MAX_NOTE])
+            await fleet.records.write_note(client, why[:MAX_NOTE])
             if self._control.state.works(client):
                 await self.record_failure(client, Reason(why))
                 self._control.post(ev.WorkFailed(client, why))
@@ -263,8 +263,8 @@ class Submissions:
         log.warning("culprit_dropped", run=context.run_id, round=update.round, client=client, why=update.detail)
         context.watchers.publish(Progress("client_out", f"{client}: {update.detail}"))
         outcome = refused_outcome(update, reason, self._control.state.state_epoch)
-        context.fleet.push(client, pb.AttendResponse(outcome=outcome))
-        await context.fleet.note(client, f"update refused ({word}): {update.detail}"[:300])
+        context.fleet.streams.push(client, pb.AttendResponse(outcome=outcome))
+        await context.fleet.records.write_note(client, f"update refused ({word}): {update.detail}"[:300])
 
     def clear(self) -> None:
         """The round is over or redrawn."""

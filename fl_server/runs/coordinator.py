@@ -72,8 +72,8 @@ class Coordinator:
 
     def _run_restored(self, run: Run) -> None:
         """A run was restored: clients that attached before are sent the work that they still have."""
-        for client_id in self._services.fleet.present():
-            if self._services.fleet.attached(client_id):
+        for client_id in self._services.fleet.attendance.present():
+            if self._services.fleet.attendance.attached(client_id):
                 self._attached_to(run, client_id)
 
     def runs(self) -> list[Run]:

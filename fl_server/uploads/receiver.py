@@ -175,7 +175,7 @@ class UploadReceiver:
                     request = await _next(stream, upload)
                     turn.received()
                     # The client may be banned by now, or have a newer session.
-                    self._services.fleet.session(upload.header.session_id)
+                    self._services.fleet.sessions.of_call(upload.header.session_id)
                     if (trailer := trailer_of(request)) is not None:
                         return trailer
                     chunk = stream.chunk(request)

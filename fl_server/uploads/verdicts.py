@@ -98,7 +98,7 @@ class Verdicts:
             "update_refused", run=run.id, round=header.key.round, client=client, reason=reason, why=str(refusal)
         )
         receipt = await self._enter(submission, _record(header, client, refusal=refusal))
-        await self._services.fleet.note(client, f"update refused ({reason}): {refusal}"[:300])
+        await self._services.fleet.records.write_note(client, f"update refused ({reason}): {refusal}"[:300])
         return receipt
 
     async def _enter(self, submission: Submission, record: UpdateRecord) -> Receipt:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fl_server.clients import fleet as fleet_module
+from fl_server.clients import attendance as attendance_module
 from fl_server.clients.draw_rules import Requirements
 from fl_server.store import ledger as ledger_module
 from fl_server.store.errors import StoreUnavailable
@@ -24,12 +24,12 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr(fleet_module, "time", SimpleNamespace(monotonic=lambda: self.now, time=time.time))
+        monkeypatch.setattr(attendance_module, "time", SimpleNamespace(monotonic=lambda: self.now, time=time.time))
 
     def end_grace(self, world: World) -> None:
         """Let the reattach grace pass: clients without a stream are lost."""
         self.now += world.config.limits.reattach_grace_s
-        world.fleet.tick()
+        world.fleet.attendance.tick()
 
 
 def eligible(

@@ -169,7 +169,7 @@ class ClientEvaluations:
                 f"its own accuracy stays at {accuracy:.2f}, the median of the others is {usual:.2f}: does it number the"
                 " classes as they do?"
             )
-            await context.fleet.note(client, f"run {context.run_id}: {why}")
+            await context.fleet.records.write_note(client, f"run {context.run_id}: {why}")
             if client not in order.told:
                 order.told.add(client)
                 log.warning("labels_suspected", run=context.run_id, client=client, why=why)
@@ -225,7 +225,7 @@ class ClientEvaluations:
         when it comes back in its session; in a new session it asks.
         """
         self._not_told.clear()
-        async for client in with_turns(self._context.fleet.present()):
+        async for client in with_turns(self._context.fleet.attendance.present()):
             if not self._control.ended:
                 return
             if not self.awaits(client):
@@ -233,7 +233,7 @@ class ClientEvaluations:
 
     def _tell_end(self, client: str) -> None:
         message = pb.AttendResponse(run_ended=pb.RunEnded(run_id=self._context.run_id))
-        if not self._context.fleet.push(client, message):
+        if not self._context.fleet.streams.push(client, message):
             self._not_told.add(client)
 
     # What clients do.
@@ -273,19 +273,19 @@ class ClientEvaluations:
             self._tell_end(client)
 
     def _ask(self, one: _Evaluation, client: str, message: pb.AttendResponse) -> None:
-        if process := self._context.fleet.process_of(client):
+        if process := self._context.fleet.attendance.process_of(client):
             one.processes.setdefault(client, set()).add(process)
-        self._context.fleet.push(client, message)
+        self._context.fleet.streams.push(client, message)
 
     def _restarts_too_often(self, one: _Evaluation, client: str) -> bool:
         """Whether the client's daemon ended in this evaluation so often that it is not waited for any longer."""
         fleet, most = self._context.fleet, self._context.services.config.quarantine.restarts
-        others = one.processes.get(client, set()) - {fleet.process_of(client)}
+        others = one.processes.get(client, set()) - {fleet.attendance.process_of(client)}
         if not 0 < most <= len(others):
             return False
         why = f"{RESTARTED}: {too_many_processes(most, f'evaluation of round {one.round}')}"
         log.warning("client_failed", run=self._context.run_id, round=one.round, client=client, why=why)
-        self._control.tasks.spawn(fleet.note(client, why))
+        self._control.tasks.spawn(fleet.records.write_note(client, why))
         one.client_out(client)
         return True
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fl_server.clients import eligibility as module
+from fl_server.clients.able_clients import AbleClients
 from fl_server.clients.draw_rules import Requirements, rule_for
-from fl_server.clients.eligibility import AbleClients
 from fl_server.clients.fleet import Fleet
 from protos.fl.v1 import coordinator_pb2 as pb
 from tests.fl_server.devices import Device
@@ -64,7 +64,7 @@ async def test_it_is_what_a_check_of_all_clients_finds(tmp_path: Path) -> None:
 
 async def _change(world: World, devices: Mapping[str, Device], chance: random.Random) -> None:
     name = chance.choice(sorted(devices))
-    known, fleet = world.fleet.known(name), world.fleet
+    known, fleet = world.fleet.records.find(name), world.fleet
     match chance.randrange(7) if known is not None and not known.banned else 7:
         case 0:
             fleet.eligibility.set_availability(name, pb.Availability(may_train=chance.random() < 0.5))
@@ -89,6 +89,6 @@ async def _change(world: World, devices: Mapping[str, Device], chance: random.Ra
 
 def _all_checked(fleet: Fleet, requires: Requirements) -> tuple[str, ...]:
     selection = fleet.eligibility.selection("", requires)
-    candidates = {client: fleet.candidate(client) for client in fleet.present()}
+    candidates = {client: fleet.eligibility.candidate(client) for client in fleet.attendance.present()}
     reasons = {client: candidate and rule_for(selection, candidate) for client, candidate in candidates.items()}
     return tuple(client for client, rule in reasons.items() if rule is None or rule.reason == "at_work")

@@ -79,7 +79,7 @@ async def test_operators_see_the_reason_and_the_end(world: World) -> None:
     """As the client reported them."""
     a = await Device("a").connect(world)
     await report_availability(world, a, AT_SIX)
-    assert client_status(world.fleet, world.fleet.record("a")).availability == AT_SIX
+    assert client_status(world.fleet, world.fleet.records.get("a")).availability == AT_SIX
 
 
 async def test_abandoned_work_goes_to_another_client(world: World) -> None:
@@ -132,6 +132,6 @@ async def test_a_repeated_report_changes_nothing(world: World) -> None:
     """Neither the eligible clients nor the open round are checked again."""
     a = await Device("a").connect(world)
     await report_availability(world, a, ON_BATTERY)
-    version = world.fleet.version
+    version = world.fleet.changes.version
     await report_availability(world, a, ON_BATTERY)
-    assert world.fleet.version == version
+    assert world.fleet.changes.version == version

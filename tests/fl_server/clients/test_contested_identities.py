@@ -63,7 +63,7 @@ async def test_a_daemon_that_delivered_is_not_evicted(world: World) -> None:
         await Copy("a").connect(world)
     address.reset(token)
     assert refused.value.detail.wait.ToTimedelta().total_seconds() == FIRST_WAIT_S
-    assert world.fleet.session(a.session).stream is not None
+    assert world.fleet.sessions.of_call(a.session).stream is not None
     await until(
         lambda: any("or its key was copied" in notice.text for notice in a.pushed("notice")), "it gets a notice"
     )
@@ -71,7 +71,7 @@ async def test_a_daemon_that_delivered_is_not_evicted(world: World) -> None:
     assert (line["at_work"], line["refused"], line["address_refused"]) == ("start of a", "copy", "192.0.2.7:5000")
     await until(lambda: history(world)[-1] == "client_contested", "it is in the history")
     assert world.metric("fl_identity_conflicts_total", outcome="refused") == 1
-    assert world.fleet.record("a").instance_id == "start of a"
+    assert world.fleet.records.get("a").instance_id == "start of a"
 
 
 async def test_a_daemon_with_an_open_assignment_is_not_evicted(world: World) -> None:
@@ -124,7 +124,7 @@ async def test_a_newcomer_is_admitted_once_the_older_stream_is_dead(
         await Copy("a").connect(world)
     await a.leave()
     await newcomer
-    assert world.fleet.attached("a")
+    assert world.fleet.attendance.attached("a")
 
 
 async def test_the_daemon_that_worked_last_takes_the_identity_back(world: World) -> None:
@@ -194,7 +194,7 @@ async def test_operators_see_a_contested_identity(world: World) -> None:
         await Copy("a").connect(world)
     address.reset(token)
     shown = client_details(
-        world.fleet, world.fleet.record("a"), world.store.history_between("a", world.store.history_span("a", 9), 9)
+        world.fleet, world.fleet.records.get("a"), world.store.history_between("a", world.store.history_span("a", 9), 9)
     )
     assert (shown.session.instance_id, shown.refused.instance_id) == ("start of a", "copy")
     assert (shown.refused.address, shown.conflicts, shown.contested) == ("192.0.2.7:5000", 1, False)
@@ -233,7 +233,7 @@ async def test_a_forgotten_client_stays_banned(world: World) -> None:
             await Device("a").connect(world)
     await world.operators.unban("a", "admin")
     await a.connect(world)
-    assert world.fleet.record("a").tasks
+    assert world.fleet.records.get("a").tasks
     assert await world.operators.forget("a", "admin") is False
 
 
@@ -246,4 +246,4 @@ async def test_the_ban_of_a_forgotten_client_survives_a_restart(tmp_path: Path) 
     async with World(tmp_path) as world:
         with pytest.raises(Forbidden, match="banned: it lies"):
             await Device("a").connect(world)
-        assert world.fleet.present() == ()
+        assert world.fleet.attendance.present() == ()

@@ -19,10 +19,9 @@ from fl_server.clients.draw_rules import (
     Scope,
     Selection,
     able,
-    described,
-    explained,
     rule_for,
 )
+from fl_server.clients.draw_texts import described, explained
 from fl_server.run.status import why_waiting
 from fl_server.store.records import ClientRecord
 from fl_web.facts.client import facts
@@ -111,13 +110,13 @@ async def test_an_operator_asks_why_a_client_is_not_drawn(tmp_path: Path) -> Non
         await Device("a").connect(world)
         await Device("b").connect(world)
         await world.operators.drain("b", "repair", False, "admin")
-        await world.fleet.records.write(replace(world.fleet.record("a"), labels={"site": "south"}), None)
+        await world.fleet.records.write(replace(world.fleet.records.get("a"), labels={"site": "south"}), None)
         run = await world.create(round={"clients_per_round": 1}, labels={"site": "north"})
         await until(lambda: run.status == "waiting", "it waits")
         why = {client: run.eligible.why_not(run.state, client) for client in "ab"}
         assert [found and found.reason for found in why.values()] == ["labels", "labels"]
         world.fleet.eligibility.set_availability("a", pb.Availability(detail="on battery"))
-        await world.fleet.records.write(replace(world.fleet.record("a"), labels={"site": "north"}), None)
+        await world.fleet.records.write(replace(world.fleet.records.get("a"), labels={"site": "north"}), None)
         found = run.eligible.why_not(run.state, "a")
         assert found is not None
         assert (found.reason, found.why) == ("unavailable", "reports that it may not train: on battery")

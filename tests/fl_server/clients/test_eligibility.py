@@ -60,8 +60,8 @@ async def test_a_client_works_for_one_run_at_a_time(world: World) -> None:
         ("b",),
         "r",
     )
-    version = world.fleet.version
+    version = world.fleet.changes.version
     world.fleet.eligibility.set_workers("r", frozenset("a"))
-    assert world.fleet.version == version
+    assert world.fleet.changes.version == version
     world.fleet.eligibility.set_workers("r", frozenset())
     assert (eligible(world, "s"), world.fleet.eligibility.run_of("a")) == (("a", "b"), "")

@@ -56,9 +56,13 @@ async def test_an_attached_client_is_present(world: World) -> None:
     a = Device("a")
     answer = await world.service.Register(a.registration(), NO_CONTEXT)
     assert (answer.protocol, answer.coordinator_id) == (PROTOCOL_MAX, world.store.coordinator_id)
-    assert (world.fleet.present(), world.fleet.state("a")) == ((), "lost")
+    assert (world.fleet.attendance.present(), world.fleet.attendance.state("a")) == ((), "lost")
     await a.connect(world)
-    assert (world.fleet.present(), world.fleet.state("a"), eligible(world)) == (("a",), "present", ("a",))
+    assert (world.fleet.attendance.present(), world.fleet.attendance.state("a"), eligible(world)) == (
+        ("a",),
+        "present",
+        ("a",),
+    )
     assert history(world) == ["client_registered", "client_back"]
     assert world.metric("fl_clients", state="present") == 1
 
@@ -125,12 +129,12 @@ async def test_a_client_with_a_lost_stream_has_a_grace(world: World, clock: Cloc
     )
     await a.leave()
     clock.now += 19.9
-    world.fleet.tick()
-    assert (world.fleet.state("a"), eligible(world), gone) == ("suspect", ("a",), [])
+    world.fleet.attendance.tick()
+    assert (world.fleet.attendance.state("a"), eligible(world), gone) == ("suspect", ("a",), [])
     await until(lambda: world.metric("fl_clients", state="suspect") == 1, "it is counted")
     clock.now += 0.1
-    world.fleet.tick()
-    assert (world.fleet.state("a"), eligible(world), gone) == ("lost", (), [("a", "lost")])
+    world.fleet.attendance.tick()
+    assert (world.fleet.attendance.state("a"), eligible(world), gone) == ("lost", (), [("a", "lost")])
     await until(lambda: not world.store.clients()[0].present, "it is written down")
     await a.connect(world)
     assert history(world) == ["client_registered", "client_lost", "client_back"]
@@ -145,7 +149,7 @@ async def test_a_client_lost_during_a_ledger_outage_is_not_expected(
     with monkeypatch.context() as patch, capture_logs() as logs:
         make_ledger_unavailable(patch, world)
         clock.now += 20
-        world.fleet.tick()
+        world.fleet.attendance.tick()
         await until(lambda: [log for log in logs if log["event"] == "presence_not_written"], "it is tried")
         assert world.store.clients()[0].present
     await until(lambda: not world.store.clients()[0].present, "it is written down")
@@ -160,7 +164,7 @@ async def test_a_client_that_returned_during_a_ledger_outage_is_present(
     with monkeypatch.context() as patch:
         make_ledger_unavailable(patch, world)
         clock.now += 20
-        world.fleet.tick()
+        world.fleet.attendance.tick()
         await asyncio.sleep(0)  # the first attempt
     await a.connect(world)
     await asyncio.gather(*world.fleet.records._background)
@@ -187,10 +191,10 @@ async def test_a_client_that_returns_within_the_grace_was_never_lost(world: Worl
     a = await Device("a").connect(world)
     await a.leave()
     a.stream = world.spawn(a._attend(world))
-    await until(lambda: world.fleet.attached("a"), "it is back")
+    await until(lambda: world.fleet.attendance.attached("a"), "it is back")
     clock.now += 100
-    world.fleet.tick()
-    assert world.fleet.state("a") == "present"
+    world.fleet.attendance.tick()
+    assert world.fleet.attendance.state("a") == "present"
 
 
 async def test_a_restart_waits_for_the_clients_that_were_present(tmp_path: Path, clock: Clock) -> None:
@@ -201,12 +205,12 @@ async def test_a_restart_waits_for_the_clients_that_were_present(tmp_path: Path,
         await world.operators.ban("c", "smoke", "admin")
         await world.service.Register(Device("never-attended").registration(), NO_CONTEXT)
     async with World(tmp_path, reattach_grace_s=20.0) as world:
-        assert (world.fleet.settled, world.fleet.present()) == (False, ("a", "b"))
+        assert (world.fleet.attendance.settled, world.fleet.attendance.present()) == (False, ("a", "b"))
         await Device("b").connect(world)
-        assert not world.fleet.settled
+        assert not world.fleet.attendance.settled
         clock.now += 20
-        world.fleet.tick()
-        assert (world.fleet.settled, world.fleet.present()) == (True, ("b",))
+        world.fleet.attendance.tick()
+        assert (world.fleet.attendance.settled, world.fleet.attendance.present()) == (True, ("b",))
 
 
 async def test_a_second_daemon_of_an_identity_fences_the_first(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,8 +223,8 @@ async def test_a_second_daemon_of_an_identity_fences_the_first(world: World, mon
     with pytest.raises(Fenced, match="another daemon uses the same identity: end one of the two"):
         await first.stream
     with pytest.raises(UnknownSessionError):
-        world.fleet.session(first.session)
-    assert (world.fleet.state("a"), world.fleet.attached("a")) == ("present", True)
+        world.fleet.sessions.of_call(first.session)
+    assert (world.fleet.attendance.state("a"), world.fleet.attendance.attached("a")) == ("present", True)
     assert history(world) == ["client_registered", "client_fenced"]
 
 
@@ -230,7 +234,7 @@ async def test_attending_twice_in_a_session_ends_the_older_stream(world: World) 
     older = a.stream
     a.stream = world.spawn(a._attend(world))
     await older
-    assert world.fleet.state("a") == "present"
+    assert world.fleet.attendance.state("a") == "present"
 
 
 @pytest.mark.parametrize(
@@ -287,7 +291,7 @@ async def test_a_certificate_is_valid_for_its_own_name_only(world: World) -> Non
     a = await Device("a").connect(world)
     token = caller.set(Identity("client", "b"))
     with pytest.raises(Forbidden, match="client:b is not allowed"):
-        world.fleet.session(a.session)
+        world.fleet.sessions.of_call(a.session)
     with pytest.raises(Forbidden, match="client:b is not allowed"):
         await world.service.Register(Device("a").registration(), NO_CONTEXT)
     caller.reset(token)
@@ -311,7 +315,7 @@ async def test_registrations_over_the_rate_get_a_time_to_retry(tmp_path: Path, m
         with pytest.raises(NotNow, match="many clients register at once") as refused:
             await Device("c").connect(world)
         assert 0 < refused.value.detail.wait.ToTimedelta().total_seconds() <= 1
-        assert world.fleet.known("c") is None
+        assert world.fleet.records.find("c") is None
 
 
 async def test_a_registration_with_a_near_slot_waits_in_the_call(tmp_path: Path) -> None:
@@ -319,7 +323,7 @@ async def test_a_registration_with_a_near_slot_waits_in_the_call(tmp_path: Path)
     async with World(tmp_path, registrations_per_s=2.0) as world:
         for name in "abcde":
             await Device(name).connect(world)
-        assert world.fleet.attached("e")
+        assert world.fleet.attendance.attached("e")
 
 
 async def test_a_client_banned_while_it_waits_is_refused(tmp_path: Path) -> None:
@@ -339,7 +343,7 @@ async def test_counters_come_from_the_ledger(world: World) -> None:
     devices = [await Device(name).connect(world) for name in "ab"]
     await world.create(stop={"rounds": 1})
     await world.completed()
-    await world.fleet.note("a", "a text")
+    await world.fleet.records.write_note("a", "a text")
     assert [record.updates_counted for record in await world.fleet.records.all()] == [1, 1]
     assert [len(device.receipts) for device in devices] == [1, 1]
 
@@ -358,8 +362,8 @@ async def test_a_session_without_a_stream_is_closed(world: World, monkeypatch: p
     dead = await world.service.Register(Device("dead").registration(), NO_CONTEXT)
     await until(lambda: world.metric("fl_sessions") == 1, "its session is closed")
     with pytest.raises(UnknownSessionError):
-        world.fleet.session(dead.session_id)
-    assert world.fleet.attached("a")
+        world.fleet.sessions.of_call(dead.session_id)
+    assert world.fleet.attendance.attached("a")
 
 
 async def test_the_grace_to_attend_begins_with_the_answer(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,4 +382,4 @@ async def test_the_grace_to_attend_begins_with_the_answer(world: World, monkeypa
     # Timers of one loop fire in their order: a grace that began before the write is over when this one fires.
     asyncio.get_running_loop().call_later(2 * grace_s, written.set)
     answer = await answering
-    assert world.fleet.session(answer.session_id).client_id == "a"
+    assert world.fleet.sessions.of_call(answer.session_id).client_id == "a"

@@ -31,9 +31,9 @@ async def test_an_action_that_cannot_be_written_is_refused(world: World, monkeyp
             await world.operators.ban("a", "smoke", "admin")
         with pytest.raises(StoreUnavailable):
             await world.operators.ban("b", "smoke", "admin")
-    assert (world.fleet.record("a").banned, eligible(world)) == (False, ("a",))
+    assert (world.fleet.records.get("a").banned, eligible(world)) == (False, ("a",))
     with pytest.raises(NoSuchClient):
-        world.fleet.record("b")
+        world.fleet.records.get("b")
     assert a.stream is not None
     assert not a.stream.done()
 
@@ -46,7 +46,7 @@ async def test_a_ban_holds_until_it_is_undone(world: World) -> None:
         await a.stream
     with pytest.raises(Forbidden, match="banned: smoke"):
         await a.connect(world)
-    assert (world.fleet.present(), world.store.clients()[0].banned) == ((), True)
+    assert (world.fleet.attendance.present(), world.store.clients()[0].banned) == ((), True)
     await world.operators.unban("a", "admin:eve")
     await a.connect(world)
     assert eligible(world) == ("a",)
@@ -67,9 +67,13 @@ async def test_a_draining_client_gets_no_new_work(world: World) -> None:
     a = await Device("a").connect(world)
     await world.operators.drain("a", "move", undo=False, actor="admin")
     await until(lambda: a.pushed("drain"), "it gets the drain")
-    assert (eligible(world), world.fleet.state("a"), world.fleet.record("a").note) == ((), "present", "move")
+    assert (eligible(world), world.fleet.attendance.state("a"), world.fleet.records.get("a").note) == (
+        (),
+        "present",
+        "move",
+    )
     await world.operators.drain("a", "", undo=True, actor="admin")
-    assert (eligible(world), world.fleet.record("a").note) == (("a",), "")
+    assert (eligible(world), world.fleet.records.get("a").note) == (("a",), "")
 
 
 async def test_a_forgotten_client_is_removed(world: World) -> None:
@@ -79,8 +83,8 @@ async def test_a_forgotten_client_is_removed(world: World) -> None:
     with pytest.raises(Forbidden, match="to register again: it was forgotten here"):
         await a.stream
     with pytest.raises(NoSuchClient, match="no client 'a' has registered"):
-        world.fleet.record("a")
-    assert (world.store.clients(), world.fleet.present()) == ([], ())
+        world.fleet.records.get("a")
+    assert (world.store.clients(), world.fleet.attendance.present()) == ([], ())
     await a.connect(world)
     assert eligible(world) == ("a",)
 
@@ -99,7 +103,7 @@ async def test_actions_hold_over_a_registration(world: World) -> None:
     await world.operators.drain("a", "move", undo=False, actor="admin")
     a.labels = {"site": "south"}
     await a.connect(world)
-    record = world.fleet.record("a")
+    record = world.fleet.records.get("a")
     assert (record.draining, record.note, record.labels) == (True, "move", {"site": "south"})
 
 
@@ -120,7 +124,7 @@ async def test_actions_hold_over_a_restart(tmp_path: Path) -> None:
             await Device(name).connect(world)
         with pytest.raises(Forbidden, match="banned: smoke"):
             await Device("banned").connect(world)
-        assert (eligible(world), world.fleet.record("drained").note) == (("free",), "move")
+        assert (eligible(world), world.fleet.records.get("drained").note) == (("free",), "move")
         assert [record.client_id for record in await world.fleet.records.all()] == ["banned", "drained", "free"]
         assert {name: history(world, name)[1:] for name in ("banned", "drained", "forgotten", "free")} == {
             "banned": ["client_banned"],

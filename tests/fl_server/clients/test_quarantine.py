@@ -120,7 +120,7 @@ async def deliver_valid(world: World, device: Device, round_: int = 0) -> None:
 
 def status_of(world: World, name: str = "a") -> admin_pb2.ClientStatus:
     """The client as operators see it."""
-    return client_status(world.fleet, world.fleet.record(name))
+    return client_status(world.fleet, world.fleet.records.get(name))
 
 
 async def test_a_client_that_is_refused_in_a_row_is_not_drawn(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ async def test_a_client_that_is_refused_in_a_row_is_not_drawn(tmp_path: Path) ->
         await deliver_invalid(world, a, 1)
         await world.completed()
         assert {assignment.key.round for assignment in a.pushed("assignment")} == {0, 1}
-        assert (world.fleet.state("a"), status_of(world).quarantine.refusals) == ("present", 2)
+        assert (world.fleet.attendance.state("a"), status_of(world).quarantine.refusals) == ("present", 2)
         assert "for 600 s" in a.pushed("notice")[0].text
         assert (world.metric("fl_quarantines_total"), world.metric("fl_clients_quarantined")) == (1, 1)
         assert b.outcomes["r", 2, 0].counted

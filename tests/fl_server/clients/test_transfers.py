@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 
-from fl_server.clients.sessions import Transfers
+from fl_server.clients.sessions import Origin, Sessions, Transfer
+from fl_server.errors import UnknownSessionError
 
 GONE = RuntimeError("banned")
 
@@ -18,12 +20,27 @@ async def forever() -> None:
     await asyncio.Event().wait()
 
 
-async def waiting(transfers: Transfers, client: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+def opened(*clients: str) -> Sessions:
+    """The sessions of these clients."""
+    sessions = Sessions()
+    for client in clients:
+        sessions.open(client, Origin("a process"))
+    return sessions
+
+
+def of(sessions: Sessions, client: str) -> AbstractContextManager[Transfer]:
+    """A transfer in the client's session."""
+    session = sessions.of(client)
+    assert session is not None
+    return sessions.transfer(session.id)
+
+
+async def waiting(sessions: Sessions, client: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
     """A transfer that already waits, and its task."""
     started = asyncio.Event()
 
     async def take() -> None:
-        with transfers.open(client) as transfer:
+        with of(sessions, client) as transfer:
             started.set()
             return await transfer.unless_ended(work)
 
@@ -35,9 +52,9 @@ async def waiting(transfers: Transfers, client: str, work: Coroutine[Any, Any, N
 
 async def test_a_waiting_transfer_is_ended_at_once() -> None:
     """With the given error, for all transfers of the client and for no other client's."""
-    transfers = Transfers()
-    first, second, other = [await waiting(transfers, client, forever()) for client in "aab"]
-    transfers.end("a", GONE)
+    sessions = opened("a", "b")
+    first, second, other = [await waiting(sessions, client, forever()) for client in "aab"]
+    sessions.end("a", GONE)
     errors = await asyncio.gather(first, second, return_exceptions=True)
     assert list(errors) == [GONE, GONE]
     assert not other.done()
@@ -47,10 +64,10 @@ async def test_a_waiting_transfer_is_ended_at_once() -> None:
 
 async def test_a_busy_transfer_ends_at_its_next_check() -> None:
     """A download checks between two messages."""
-    transfers = Transfers()
-    with transfers.open("a") as transfer:
+    sessions = opened("a")
+    with of(sessions, "a") as transfer:
         transfer.check()
-        transfers.end("a", GONE)
+        sessions.end("a", GONE)
         with pytest.raises(RuntimeError, match="banned"):
             transfer.check()
         with pytest.raises(RuntimeError, match="banned"):
@@ -59,11 +76,12 @@ async def test_a_busy_transfer_ends_at_its_next_check() -> None:
 
 async def test_an_ended_transfer_is_not_ended_again() -> None:
     """The call may have moved on to something else, or to another client's work."""
-    transfers = Transfers()
-    with transfers.open("a") as transfer:
+    sessions = opened("a")
+    with of(sessions, "a") as transfer:
         assert await transfer.unless_ended(asyncio.sleep(0, "all of it")) == "all of it"
-    transfers.end("a", GONE)
-    transfer.check()
+    sessions.end("a", GONE)
+    with pytest.raises(UnknownSessionError):
+        transfer.check()
 
 
 async def test_a_cancelled_call_is_no_ban() -> None:
@@ -76,7 +94,7 @@ async def test_a_cancelled_call_is_no_ban() -> None:
         finally:
             ended.set()
 
-    task = await waiting(Transfers(), "a", work())
+    task = await waiting(opened("a"), "a", work())
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -102,7 +102,7 @@ async def test_no_message_is_an_error_of_the_coordinator(
                 maker = MessageGenerator(seed, known_values(bad, header, bad.pushed("assignment")[-1]))
             request = maker.fill(CALLS[method]())
             await asyncio.wait_for(called(world, method, request, maker), TIMEOUT_S)
-            client_status(world.fleet, world.fleet.record("a")).SerializeToString()
+            client_status(world.fleet, world.fleet.records.get("a")).SerializeToString()
             run_status(run).SerializeToString()
         assert run.ended is False
         await bad.leave()

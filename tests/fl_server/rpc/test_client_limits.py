@@ -245,8 +245,8 @@ async def test_an_unread_attend_stream_is_ended(tmp_path: Path, monkeypatch: pyt
         unread = aiter(world.service.Attend(pb.AttendRequest(session_id=a.session), NO_CONTEXT))
         await anext(unread)
         for _ in range(12):
-            world.fleet.push("a", pb.AttendResponse(notice=pb.Notice(text="again")))
-        assert not world.fleet.attached("a")
+            world.fleet.streams.push("a", pb.AttendResponse(notice=pb.Notice(text="again")))
+        assert not world.fleet.attendance.attached("a")
         assert world.metric("fl_transfer_limits_total", limit="messages") == 1
         with pytest.raises(UnknownSessionError):
             await anext(unread)
@@ -259,7 +259,7 @@ async def test_many_messages_that_are_read_end_nothing(tmp_path: Path) -> None:
     async with World(tmp_path, transfers={"messages_waiting": 10}) as world:
         a = await Device("a", works=False).connect(world)
         for _ in range(1000):
-            world.fleet.push("a", pb.AttendResponse(notice=pb.Notice(text="again")))
+            world.fleet.streams.push("a", pb.AttendResponse(notice=pb.Notice(text="again")))
         await until(lambda: len(a.pushed("notice")) == 1000, "all are read")
 
 

@@ -62,7 +62,7 @@ async def test_an_unknown_reason_takes_the_client_out_of_the_round(world: World,
     await report(world, a, failure(reason=number))
     await world.completed()
     assert run.rounds.recent[0].accepted == 1
-    assert client_status(world.fleet, world.fleet.record("a")).note == "unspecified: no luck"
+    assert client_status(world.fleet, world.fleet.records.get("a")).note == "unspecified: no luck"
 
 
 async def test_work_that_a_sites_policy_refuses_is_in_the_audit_log(world: World) -> None:
@@ -143,7 +143,7 @@ async def test_a_client_with_failures_in_a_row_is_quarantined(tmp_path: Path) ->
             await device.connect(world)
         await world.completed()
         assert len({each.key.round for each in devices[0].pushed("assignment")}) == 3
-        reason = client_status(world.fleet, world.fleet.record("a")).quarantine.reason
+        reason = client_status(world.fleet, world.fleet.records.get("a")).quarantine.reason
         assert reason.startswith("3 pieces of work failed in a row, the last one in run r round 2 (task_error: ")
 
 
@@ -185,12 +185,12 @@ async def test_frequent_availability_changes_are_limited(tmp_path: Path) -> None
         for _ in range(3):
             await report(world, a, availability=UNAVAILABLE)
             await report(world, a, availability=AVAILABLE)
-        version = world.fleet.version
+        version = world.fleet.changes.version
         assert not world.fleet.eligibility.availability("a").may_train
         for _ in range(20):
             await report(world, a, availability=UNAVAILABLE)
             await report(world, a, availability=AVAILABLE)
-        assert world.fleet.version == version
+        assert world.fleet.changes.version == version
         await report(world, b, availability=UNAVAILABLE)
         await report(world, b, availability=AVAILABLE)
         assert world.fleet.eligibility.availability("b").may_train
@@ -212,24 +212,24 @@ async def test_other_changes_cause_no_check(world: World) -> None:
     """A new reason, a note or a new stream does not change which clients are eligible."""
     a = await Device("a").connect(world)
     await report(world, a, availability=UNAVAILABLE)
-    version = world.fleet.version
+    version = world.fleet.changes.version
     await report(world, a, availability=pb.Availability(detail="power: still on battery"))
-    await world.fleet.note("a", "a text")
+    await world.fleet.records.write_note("a", "a text")
     await a.leave()
     a.stream = world.spawn(a._attend(world))
     await until(lambda: len(a.pushed("attached")) == 2, "it attends again")
-    assert world.fleet.version == version
+    assert world.fleet.changes.version == version
 
 
 async def test_a_note_goes_with_the_next_update_that_counts(world: World) -> None:
     """An old failure is no news of a client that works again; an operator's reason to drain another one stays."""
     for name in "ab":
         await Device(name).connect(world)
-    await world.fleet.note("a", "not_finite: loss nan")
-    await world.fleet.note("b", "resources: no memory")
+    await world.fleet.records.write_note("a", "not_finite: loss nan")
+    await world.fleet.records.write_note("b", "resources: no memory")
     await world.operators.drain("b", "move", undo=False, actor="admin")
     run = await world.create(round={"clients_per_round": 1, "min_clients": 1}, stop={"rounds": 1})
     await world.completed()
     assert run.rounds.recent[0].accepted == 1
-    await until(lambda: not world.fleet.record("a").note, "the note goes")
-    assert world.fleet.record("b").note == "move"
+    await until(lambda: not world.fleet.records.get("a").note, "the note goes")
+    assert world.fleet.records.get("b").note == "move"

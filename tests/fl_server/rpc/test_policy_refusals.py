@@ -52,7 +52,7 @@ async def test_the_run_goes_on_without_the_client(world: World) -> None:
     await world.completed()
     assert [each.accepted for each in run.rounds.recent.values()] == [2, 2, 2]
     assert len(refusing.pushed("assignment")) == 1
-    status = client_status(world.fleet, world.fleet.record("r"))
+    status = client_status(world.fleet, world.fleet.records.get("r"))
     assert not status.HasField("quarantine")
     assert (dict(status.policy_refusals), status.note) == ({"r": TASKS[8:]}, TASKS)
     assert world.store.quarantine_records() == []
@@ -65,7 +65,7 @@ async def test_a_fault_of_the_same_client_still_counts(world: World) -> None:
     await world.create(round={**ALL, "quorum": 1}, stop={"rounds": 1})
     await failing.report_failure(world, await failing.assigned(), pb.FAILURE_REASON_TASK_ERROR)
     await world.completed()
-    assert client_status(world.fleet, world.fleet.record("f")).HasField("quarantine")
+    assert client_status(world.fleet, world.fleet.records.get("f")).HasField("quarantine")
 
 
 async def test_operators_see_who_refuses_and_by_which_rule(world: World) -> None:
@@ -92,7 +92,7 @@ async def test_a_new_session_may_be_drawn_again(world: World) -> None:
     await world.completed()
     assert run.rounds.recent[0].accepted == 2
     assert len(again.pushed("assignment")) == 1
-    assert client_status(world.fleet, world.fleet.record("r")).policy_refusals == {}
+    assert client_status(world.fleet, world.fleet.records.get("r")).policy_refusals == {}
 
 
 async def test_a_client_that_may_train_again_may_be_drawn_again(world: World) -> None:
@@ -125,7 +125,7 @@ async def test_a_refused_evaluation_is_not_asked_for_again(world: World) -> None
     assert [each.accepted for each in run.rounds.recent.values()] == [2, 2]
     assert len(devices[0].pushed("evaluation")) == 1
     assert run_status(run).policy_refusals == {}
-    assert client_status(world.fleet, world.fleet.record("a")).policy_refusals == {"r": "share: no results leave"}
+    assert client_status(world.fleet, world.fleet.records.get("a")).policy_refusals == {"r": "share: no results leave"}
 
 
 async def test_a_later_exchange_is_redrawn_without_the_client(world: World) -> None:

@@ -105,7 +105,7 @@ async def test_operators_are_told_once_of_a_slow_client_and_a_restart_keeps_it(t
         shown = run_status(run)
         due = fact("below their due", "c (0 counted, 13.3 due); the model learns little of their data")
         assert due in attention(shown)
-        note = client_status(world.fleet, world.fleet.record("c")).note
+        note = client_status(world.fleet, world.fleet.records.get("c")).note
         assert note.startswith(
             "c has 0 counted updates in run r and is due 6.0, so the model learns little of its data"
         )

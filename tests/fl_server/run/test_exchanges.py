@@ -115,7 +115,7 @@ async def test_a_draining_coordinator_sends_no_second_exchange(tmp_path: Path) -
             await device.contribute(world, work)
         await until(lambda: run.deadline._attempt == (0, 1, 0), "the second exchange is opened")
         for device in devices:
-            world.fleet.push(device.name, pb.AttendResponse(notice=pb.Notice(text="the last message")))
+            world.fleet.streams.push(device.name, pb.AttendResponse(notice=pb.Notice(text="the last message")))
             await until(partial(device.pushed, "notice"), "it has received all messages")
         assert [len(device.pushed("assignment")) for device in devices] == [1, 1]
     async with World(tmp_path) as world:

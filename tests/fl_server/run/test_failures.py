@@ -75,7 +75,7 @@ async def test_the_reason_of_a_failure_reaches_the_operator(tmp_path: Path) -> N
         assert f"1 failed in this round, first a: task_error: {MESSAGE}" in why_waiting(run.context, run)
         assert lacking(run.context, run).endswith("1 failed in this round")
         assert history(world, run, "client_failed") == [f"round 0, a: task_error: {MESSAGE}"]
-        await until(lambda: world.fleet.record("a").note == f"task_error: {MESSAGE}", "it is noted")
+        await until(lambda: world.fleet.records.get("a").note == f"task_error: {MESSAGE}", "it is noted")
     async with World(tmp_path) as world:
         shown = run_status(world.coordinator.run("r")).latest_failure
         assert (shown.client_id, shown.round, shown.clients) == ("a", 0, 1)
@@ -156,7 +156,7 @@ async def test_a_daemon_that_ends_in_its_work_five_times_has_failed(tmp_path: Pa
         assert len(crashing.pushed("assignment")) == 5
         why = "the daemon restarted while it worked: 5 processes of it had the assignment, and none answered"
         assert history(world, run, "client_failed") == [f"round 0, a: {why}"]
-        assert world.fleet.record("a").note == why
+        assert world.fleet.records.get("a").note == why
         assert [each.failures for each in world.store.quarantine_records()] == [1]
 
 
@@ -190,7 +190,7 @@ async def test_a_device_that_never_answers_is_quarantined(tmp_path: Path) -> Non
             await device.connect(world)
         await world.completed()
         run = world.coordinator.run("r")
-        status = client_status(world.fleet, world.fleet.record("a"))
+        status = client_status(world.fleet, world.fleet.records.get("a"))
         assert status.quarantine.reason.startswith("3 deadlines missed in a row, the last one in run r round ")
         assert "its training hangs, or it is too slow for round.deadline_s" in status.note
         assert len({each.key.round for each in silent.pushed("assignment")}) == 3

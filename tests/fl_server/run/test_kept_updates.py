@@ -219,7 +219,9 @@ async def test_a_fixed_list_that_stays_torn_restarts_the_round(tmp_path: Path, c
     others = [device for device in devices if device is not torn]
     async with World(tmp_path) as world:
         completing = world.spawn(complete_run(world, others))
-        await until(lambda: all(world.fleet.attached(device.name) for device in others), "the others are back")
+        await until(
+            lambda: all(world.fleet.attendance.attached(device.name) for device in others), "the others are back"
+        )
         clock.end_grace(world)
         assert len(await completing) == 2
         (restart,) = [entry for entry in world.store.history("r") if entry.event == "round_restarted"]

@@ -233,7 +233,7 @@ async def test_operators_reasons_are_kept_on_one_line(tmp_path: Path) -> None:
         details = [row.detail for row in world.store.history() if row.detail.startswith("smoke")]
         assert len(details) >= 3
         assert all(detail.startswith(kept) and len(detail.encode()) <= 1000 for detail in details)
-        assert world.fleet.record("edge-1").note.startswith(kept)
+        assert world.fleet.records.get("edge-1").note.startswith(kept)
 
 
 async def test_a_task_that_fails_while_its_run_is_restored_stops_no_other_run(

@@ -76,7 +76,7 @@ async def test_a_header_is_refused_before_its_bytes(setup: UploadSetup, reason: 
     assert setup.recorded().attempt < 2**31
     assert setup.world.services.spool.sweep() == []
     await until(lambda: setup.run.state.out == {"a"}, "the client is out of the round")
-    assert setup.world.fleet.record("a").note.startswith("update refused (")
+    assert setup.world.fleet.records.get("a").note.startswith("update refused (")
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ async def test_a_client_that_reports_a_failure_is_out_of_the_round(setup: Upload
     request = pb.ReportStatusRequest(session_id=setup.a.session, failures=[failure])
     await setup.world.service.ReportStatus(request, NO_CONTEXT)
     await until(lambda: setup.run.state.out == {"a"}, "the client is out of the round")
-    assert setup.world.fleet.record("a").note == "resources: no memory"
+    assert setup.world.fleet.records.get("a").note == "resources: no memory"
     setup.run.post(ev.DeadlinePassed())
 
 

@@ -145,7 +145,7 @@ class Coordinator:
         """A session of the client, which an input may have banned, drained or ended."""
         fleet = self._world.fleet
         with suppress(UnknownSessionError):
-            fleet.session(self._session)
+            fleet.sessions.of_call(self._session)
             return
         with suppress(ServerError):
             await self._world.operators.unban(CLIENT, "admin")
@@ -167,7 +167,7 @@ class Coordinator:
 async def _attend(fleet: Fleet, session_id: str) -> None:
     """Be present, so that the client gets work and its uploads are expected."""
     with suppress(ServerError):
-        async for _ in fleet.attend(session_id):
+        async for _ in fleet.streams.attend(session_id):
             pass
 
 

@@ -65,7 +65,7 @@ def events(world: World, subject: str = "r") -> list[str]:
 
 def status_of(world: World, name: str) -> admin_pb2.ClientStatus:
     """The client as operators see it."""
-    return client_status(world.fleet, world.fleet.record(name))
+    return client_status(world.fleet, world.fleet.records.get(name))
 
 
 async def test_one_client_restarts_the_states_three_times_at_most(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ async def test_a_restart_of_the_coordinator_keeps_the_count_of_losses(tmp_path: 
     devices = [Device("a"), Device("b"), Forgetful("m")]
     async with World(tmp_path, quarantine=NEVER_QUARANTINED, states=OFTEN) as world:
         world.spawn(connect_all(world, devices))
-        await until(lambda: len(world.fleet.present()) == 3, "all are here")
+        await until(lambda: len(world.fleet.attendance.present()) == 3, "all are here")
         run = await world.create(**{**SCAFFOLD, "stop": {"rounds": 12}})
         await until(lambda: run.client_states.members or run.record.state_epoch, "one round is committed")
         world.journal.dies_at = dies_at

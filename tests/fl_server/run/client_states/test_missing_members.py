@@ -28,7 +28,7 @@ async def disconnect_member(world: World, clock: Clock, device: Device, run: Run
     await until(lambda: device.name in run.client_states.members, "it is a member")
     await device.leave()
     clock.end_grace(world)
-    assert world.fleet.state(device.name) == "lost"
+    assert world.fleet.attendance.state(device.name) == "lost"
 
 
 async def test_operators_are_warned_once_of_a_missing_member(tmp_path: Path, clock: Clock) -> None:
@@ -46,7 +46,9 @@ async def test_operators_are_warned_once_of_a_missing_member(tmp_path: Path, clo
         assert (name, value[:9]) == ("missing members", "1 of 3: c")
         remedy = "`fl clients forget c`"
         assert remedy in value
-        await until(lambda: remedy in client_status(world.fleet, world.fleet.record("c")).note, "the note is there")
+        await until(
+            lambda: remedy in client_status(world.fleet, world.fleet.records.get("c")).note, "the note is there"
+        )
         (line,) = [entry for entry in world.store.history("r") if entry.event == "member_missing"]
         assert line.detail.startswith("c has taken no part in run r for 5 committed rounds")
         assert remedy in line.detail

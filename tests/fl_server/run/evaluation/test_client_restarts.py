@@ -199,6 +199,6 @@ async def test_a_daemon_that_ends_in_its_evaluation_is_waited_for_no_longer(tmp_
         await world.completed()
         assert len(a.pushed("evaluation")) == 2
         await until(lambda: "clients_accuracy_mean" in round_metrics(world), "the evaluation is summarised")
-        assert world.fleet.record("a").note.startswith(
+        assert world.fleet.records.get("a").note.startswith(
             "the daemon restarted while it worked: 2 processes of it had the"
         )

@@ -72,7 +72,7 @@ async def test_operators_see_note_and_history(tmp_path: Path) -> None:
         await until(lambda: run.context.label_order.suspected, "it is found")
         for device in devices:
             await device.asked_to_evaluate(2)  # of the model that another commit made
-        note = getattr(world.fleet.known("b"), "note", "")
+        note = getattr(world.fleet.records.find("b"), "note", "")
         assert "its own accuracy stays at 0.10, the median of the others is 0.80" in note
         assert await told(world) == ["b"]
     async with World(tmp_path) as world:
