@@ -40,14 +40,17 @@ RESTARTED = "the daemon restarted while it worked"
 
 
 def admit(state: RoundState, event: UpdateAdmitted) -> Result:
-    """An update that counts towards the goal."""
-    if event.client not in state.drawn:
-        raise UnexpectedEvent(event, state, f"{event.client} is not of this round's cohort")
-    if state.arrivals.has(event.client):
-        raise UnexpectedEvent(event, state, f"{event.client} was admitted before")
-    out = state.out - {event.client} if event.client in state.out else state.out
-    admitted, failed = state.arrivals.added(event.client, event.digest), state.failed.without({event.client})
-    return close_if_done(replace(state, admitted=admitted, out=out, failed=failed))
+    """Updates that count towards the goal."""
+    clients = {client for client, _ in event.updates}
+    if strangers := clients - state.drawn:
+        raise UnexpectedEvent(event, state, f"{min(strangers)} is not of this round's cohort")
+    admitted = state.arrivals
+    for client, digest in event.updates:
+        if admitted.has(client):
+            raise UnexpectedEvent(event, state, f"{client} was admitted before")
+        admitted = admitted.added(client, digest)
+    out = state.out if clients.isdisjoint(state.out) else state.out - clients
+    return close_if_done(replace(state, admitted=admitted, out=out, failed=state.failed.without(clients)))
 
 
 def refuse(state: RoundState, event: UpdateRefused) -> Result:

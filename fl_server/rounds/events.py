@@ -40,6 +40,13 @@ class UpdateAdmitted:
 
     client: str
     digest: bytes
+    others: Accepted = ()
+    """The updates of other clients that came with it, in the order of arrival: no exchange closes between them."""
+
+    @property
+    def updates(self) -> Accepted:
+        """All of them."""
+        return ((self.client, self.digest), *self.others)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,8 +71,10 @@ def applies(event: ev.Event, state: RoundState) -> bool:  # noqa: PLR0911 - a ta
     match event:
         case _ if (state.phase, type(event)) not in RULES or state.phase is Phase.ENDED:
             return False
-        case ev.UpdateAdmitted(client):
-            return state.collects and client in state.drawn and not state.arrivals.has(client)
+        case ev.UpdateAdmitted():
+            return state.collects and all(
+                client in state.drawn and not state.arrivals.has(client) for client, _ in event.updates
+            )
         case ev.UpdateRefused(client):
             return client in state.drawn and state.undecided((state.round, state.exchange), client)
         case ev.ClientDroppedOut(client) | ev.WorkFailed(client) | ev.StateLost(client) | ev.ClientRestarted(client):

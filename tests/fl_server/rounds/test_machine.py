@@ -137,6 +137,8 @@ def test_the_table_has_no_other_pair() -> None:
     [
         (Phase.COLLECTING, UpdateAdmitted("x", b"x"), "x is not of this round's cohort"),
         (Phase.COLLECTING, UpdateAdmitted("a", b"2"), "a was admitted before"),
+        (Phase.COLLECTING, UpdateAdmitted("b", b"2", (("x", b"x"),)), "x is not of this round's cohort"),
+        (Phase.COLLECTING, UpdateAdmitted("b", b"2", (("b", b"2"),)), "b was admitted before"),
         (Phase.COLLECTING, ClientDroppedOut("a"), "a is not outstanding"),
         (Phase.COLLECTING, ClientDroppedOut("c"), "c is not outstanding"),
         (Phase.COLLECTING, ClientReturned("b"), "b is not out"),

@@ -124,6 +124,20 @@ class AnyOrder(RuleBasedStateMachine):
         client = data.draw(st.sampled_from(by_id(self.state.outstanding)))
         self.apply(ClientDroppedOut(client) if kind is ClientDroppedOut else UpdateAdmitted(client, client.encode()))
 
+    @rule(data=st.data())
+    @precondition(lambda self: self.state.outstanding)
+    def clients_are_done_together(self, data: st.DataObject) -> None:
+        """No more than the goal lacks: the state and the commands are those of one event for each of them."""
+        order = data.draw(st.permutations(by_id(self.state.outstanding)))
+        updates = [(client, client.encode()) for client in order[: max(1, self.state.goal - len(self.state.admitted))]]
+        state, commands = self.state, list[Effect]()
+        for client, digest in updates:
+            state, more = advance(state, UpdateAdmitted(client, digest))
+            commands += more
+        event = UpdateAdmitted(*updates[0], tuple(updates[1:]))
+        assert advance(self.state, event) == (state, tuple(commands))
+        self.apply(event)
+
     @rule(data=st.data(), other=st.booleans())
     @precondition(lambda self: self.state.collects and self.state.admitted)
     def an_update_comes_again(self, data: st.DataObject, other: bool) -> None:
@@ -223,9 +237,10 @@ class AnyOrder(RuleBasedStateMachine):
 
     def record_update(self, before: RoundState, event: UpdateAdmitted) -> None:
         """A client's update is admitted once, until the round is redrawn."""
-        key = (before.round, before.exchange, before.first_attempt, event.client)
-        assert key not in self.updates
-        self.updates[key] = event.digest
+        for client, digest in event.updates:
+            key = (before.round, before.exchange, before.first_attempt, client)
+            assert key not in self.updates
+            self.updates[key] = digest
 
     def forget_updates(self, clients: AbstractSet[str]) -> None:
         """Their bytes are damaged, lost, or never came: they may be admitted again."""
