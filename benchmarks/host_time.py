@@ -29,7 +29,7 @@ from fl_ops.simulate.clients import SimulatedClients
 from fl_ops.simulate.engine_choice import EngineOptions
 from fl_ops.simulate.engines.batched import BatchedOptions
 from fl_ops.simulate.simulation import Simulation
-from fl_server.run_config import RunConfig
+from fl_server.run_settings.config import RunConfig
 from fl_tasks import Examples, Shard
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -27,8 +27,8 @@ from benchmarks.processes import Processes
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import complete
 from fl_server.run.round_statistics import RoundStatistics
-from fl_server.run_config import RunConfig
-from fl_server.run_spec import from_values
+from fl_server.run_settings.config import RunConfig
+from fl_server.run_settings.spec import from_values
 from fl_server.store.checkpoints import Checkpoints
 from fl_server.store.database.store import Store, open_ledger
 from fl_server.store.records import CommitRecord, HistoryRecord, RunRecord

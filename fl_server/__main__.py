@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fl_common.program import keep_working_directory_out, quiet_interrupts, require_own_packages, version_text
 
 if TYPE_CHECKING:
-    from fl_server.config import ServerConfig
+    from fl_server.settings.config import ServerConfig
 
 EXIT_OK = 0
 EXIT_UNUSABLE = 2
@@ -35,7 +35,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     from fl_common.certificates.tls_version import set_oldest_tls
     from fl_common.file_permissions import set_private_umask
     from fl_common.settings import SettingsError, read_settings
-    from fl_server.config import ServerConfig
+    from fl_server.settings.config import ServerConfig
 
     first, *on_top = _settings_files(arguments)
     try:

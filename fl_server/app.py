@@ -25,7 +25,6 @@ from fl_server.aggregation.outside_task.remote_task import TaskProcesses
 from fl_server.audit.log import AuditLog
 from fl_server.clients.fleet import Fleet
 from fl_server.clients.operator_actions import Denials
-from fl_server.config import ServerConfig
 from fl_server.enrollment.authority import Authority
 from fl_server.enrollment.devices import CertificatesService, EnrollmentService
 from fl_server.enrollment.issuing import Checks, Issuer
@@ -41,6 +40,7 @@ from fl_server.rpc.listening import Callers, Certificates, Listeners
 from fl_server.rpc.ports import Connections, allow_open_files, ports
 from fl_server.runs.coordinator import Coordinator
 from fl_server.services import Services
+from fl_server.settings.config import ServerConfig
 from fl_server.shutdown import end_in_time, listen_to_signals
 from fl_server.store.checkpoints import Checkpoints
 from fl_server.store.database.store import open_ledger

@@ -15,11 +15,11 @@ from fl_server.aggregation.evaluation_slots import EvaluationSlots
 from fl_server.aggregation.outside_task.remote_task import TaskProcesses
 from fl_server.audit.log import AuditLog
 from fl_server.clients.fleet import Fleet
-from fl_server.config import ServerConfig
 from fl_server.enrollment.issuing import Issuer
 from fl_server.enrollment.revocations import Revocations
 from fl_server.metrics import Metrics
 from fl_server.outside_calls import OutsideCalls, OutsideCode, guarded
+from fl_server.settings.config import ServerConfig
 from fl_server.store.checkpoints import Checkpoints
 from fl_server.store.errors import StoreError
 from fl_server.store.ledger import Ledger

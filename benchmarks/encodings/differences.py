@@ -27,7 +27,7 @@ from fl_ops.simulate.clients import prepare
 from fl_ops.simulate.settings import parse_simulation
 from fl_ops.simulate.simulation import Simulation
 from fl_server.aggregation.outgoing import Outgoing, in_encoding, kind_name
-from fl_server.run_config import EncodingsSection, RunConfig
+from fl_server.run_settings.config import EncodingsSection, RunConfig
 from protos.buffers import zeros
 from protos.codec import Buffer, Layout, pack
 from protos.differences import apply_difference, make_difference

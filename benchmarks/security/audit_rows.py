@@ -22,9 +22,9 @@ import grpc.aio
 from fl_server import app
 from fl_server.audit.calls import AuditedMethod
 from fl_server.audit.writer import AuditRecord
-from fl_server.config import ServerConfig
 from fl_server.rpc.health import Health
 from fl_server.rpc.ports import allow_open_files
+from fl_server.settings.config import ServerConfig
 from protos.fl.v1 import admin_pb2, admin_pb2_grpc
 
 

@@ -16,12 +16,12 @@ import algorithms as fl
 import fl_client.policy.config as policy
 import fl_client.settings.config as client
 import fl_ops.compare.table as comparison
-import fl_server.config as server
+import fl_server.settings.config as server
 from algorithms.parameters import Parameters
 from docs.source import configuration_texts as texts
 from docs.source.keys import REQUIRED, ROOT, Row, message_comments, model_rows, sections, shown, signature_rows, table
 from fl_ops.admin.settings import ENVIRONMENT
-from fl_server.run_config import RunConfig, ScheduleSection
+from fl_server.run_settings.config import RunConfig, ScheduleSection
 from fl_tasks.built_in.digits import Digits
 from fl_tasks.built_in.vision import Vision
 from fl_tasks.naming import BUILT_IN

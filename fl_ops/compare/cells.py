@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from fl_ops.files import Target, written_whole
 from fl_ops.simulate.settings import SimulationSection
-from fl_server.run_config import AveragingSection, RunConfig, TaskSection
+from fl_server.run_settings.config import AveragingSection, RunConfig, TaskSection
 
 Stage = Literal["tuning", "judging", "final"]
 """tuning: a short run of the search; judging: a run of the search with all rounds; final: a reported run."""

@@ -19,7 +19,7 @@ from fl_ops.simulate.saving.save import RunSave
 from fl_ops.simulate.settings import SimulationConfig, SimulationSection
 from fl_ops.simulate.simulation import Simulation
 from fl_server.rounds.metrics import by_clients
-from fl_server.run_spec import from_values
+from fl_server.run_settings.spec import from_values
 
 OnRound = Callable[[RoundRow], None]
 """Called in a worker for every round that is done."""

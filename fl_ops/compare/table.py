@@ -19,10 +19,10 @@ from fl_ops.errors import UsageError
 from fl_ops.simulate.settings import SimulationSection
 from fl_server.aggregation.methods import check_schedules
 from fl_server.errors import InvalidInput
-from fl_server.round_config import LocalSection
 from fl_server.rounds.metrics import AVERAGED, Criterion, Directions, of_averaged
-from fl_server.run_config import RunConfig, ScheduleSection
-from fl_server.run_spec import from_values
+from fl_server.run_settings.config import RunConfig, ScheduleSection
+from fl_server.run_settings.sections import LocalSection
+from fl_server.run_settings.spec import from_values
 from fl_tasks import TaskError
 
 Rate = Annotated[float, Field(gt=0)]

@@ -20,7 +20,7 @@ from fl_common.settings import parse_json
 from fl_ops.errors import UsageError
 from fl_ops.simulate.settings import SimulationConfig, SimulationSection, with_code
 from fl_ops.simulate.system.devices import Devices
-from fl_server.run_config import RunConfig
+from fl_server.run_settings.config import RunConfig
 from fl_tasks import (
     Examples,
     Shard,

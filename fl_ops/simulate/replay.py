@@ -24,8 +24,8 @@ from fl_ops.simulate.settings import SimulationConfig, read_simulation, with_cod
 from fl_ops.simulate.updates import NotDelivered
 from fl_server.aggregation.server_update import Diverged
 from fl_server.run.assignment import RoundPosition
-from fl_server.run_config import RunConfig
-from fl_server.run_spec import from_stored
+from fl_server.run_settings.config import RunConfig
+from fl_server.run_settings.spec import from_stored
 from fl_server.store.checkpoints import start_file
 from fl_server.store.database.store import LEDGER, Store, open_postgres_read_only, open_sqlite_read_only
 from fl_server.store.errors import StoreError

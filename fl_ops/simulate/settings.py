@@ -17,9 +17,9 @@ from fl_ops.errors import UsageError
 from fl_ops.files import read_toml
 from fl_ops.simulate.system.section import SystemSection
 from fl_server.errors import InvalidInput
-from fl_server.round_config import Fingerprint
-from fl_server.run_config import RunConfig
-from fl_server.run_spec import from_spec
+from fl_server.run_settings.config import RunConfig
+from fl_server.run_settings.sections import Fingerprint
+from fl_server.run_settings.spec import from_spec
 from fl_tasks import PartitionSpec, TaskError
 from protos.run_file import SIMULATION, parse_run
 

@@ -30,7 +30,7 @@ from fl_server.rounds.restoring import with_evaluations
 from fl_server.rounds.sampling import by_id
 from fl_server.rounds.state import Phase, RoundState
 from fl_server.rounds.stop_rules import Judged
-from fl_server.run_config import RunConfig
+from fl_server.run_settings.config import RunConfig
 from fl_tasks import Task
 
 FAILURES_KEPT = 100

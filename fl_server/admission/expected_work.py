@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fl_server.clients.draw_rules import offers_task
-from fl_server.round_config import LocalSection
+from fl_server.run_settings.sections import LocalSection
 from fl_server.store.records import ClientRecord
 from fl_tasks.batches import count_steps
 from fl_tasks.metrics import wrong_name

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median, median_low
 
-from fl_server.round_config import RoundSection
+from fl_server.run_settings.sections import RoundSection
 from fl_server.store.database.store import Store
 from fl_server.store.records import UpdateRecord
 

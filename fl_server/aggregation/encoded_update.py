@@ -15,7 +15,7 @@ import algorithms as fl
 from algorithms.reference import KnownPart
 from fl_server.aggregation.updates import CPU, PayloadShape, Source, UpdateShape
 from fl_server.rounds.sampling import training_seed
-from fl_server.run_config import RunConfig
+from fl_server.run_settings.config import RunConfig
 from fl_server.store.files import disk_errors
 from protos.codec import Entry
 from protos.encodings import decode_range, encoding_key

@@ -43,7 +43,7 @@ from fl_server.aggregation.snapshot import Snapshot, Snapshots
 from fl_server.aggregation.task_model import initial_path
 from fl_server.aggregation.updates import CPU, AcceptedUpdates, Source, UpdateShape
 from fl_server.rounds.metrics import as_averaged
-from fl_server.run_config import RunConfig
+from fl_server.run_settings.config import RunConfig
 from fl_server.store.checkpoints import Checkpoint
 from fl_tasks import Task
 from fl_tasks.evaluation import BatchSums

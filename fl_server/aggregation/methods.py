@@ -11,8 +11,8 @@ from algorithms.optimizers.spec import OptimizerSpec, RateSchedule
 from algorithms.reference import KnownPart, Reference, has_reference, reference_of
 from fl_server.aggregation.reduction import check_reducer
 from fl_server.errors import InvalidInput
-from fl_server.round_config import LocalSection, RateSection
-from fl_server.run_config import RunConfig, ScheduleSection
+from fl_server.run_settings.config import RunConfig, ScheduleSection
+from fl_server.run_settings.sections import LocalSection, RateSection
 from protos.encodings import EncodingSpec
 
 

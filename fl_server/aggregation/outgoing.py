@@ -17,7 +17,7 @@ from fl_server.aggregation.bundles import master_layout, packed
 from fl_server.aggregation.server_update import Diverged, check_finite
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.errors import model_of
-from fl_server.run_config import RunConfig
+from fl_server.run_settings.config import RunConfig
 from protos.codec import Buffer, Layout
 from protos.encodings import PLAIN, EncodedLayout, EncodingError, EncodingSpec, decode, encode, encoding_key
 from protos.fl.v1.tensor_pb2 import (

@@ -21,7 +21,7 @@ from fl_server.aggregation import robust
 from fl_server.aggregation.robust import check_outside_reducer
 from fl_server.aggregation.updates import AcceptedUpdates, Source, by_block, device_of, joined, neighbours
 from fl_server.errors import InvalidInput
-from fl_server.round_config import RoundSection
+from fl_server.run_settings.sections import RoundSection
 from protos.codec import Entry, Layout
 
 SumUpdates = Callable[[Sequence[Source], Layout, Sequence[Sequence[float]]], list[fl.Tensors]]

@@ -28,7 +28,7 @@ from algorithms.reducers.robust import (
 )
 from fl_server.aggregation.updates import AcceptedUpdates, Source, by_block
 from fl_server.errors import InvalidInput
-from fl_server.round_config import RoundSection
+from fl_server.run_settings.sections import RoundSection
 from protos.codec import Layout
 
 BLOCK_ENTRIES = 1 << 13

@@ -21,9 +21,9 @@ from fl_server.clients.roster import Presence
 from fl_server.clients.sessions import Session, Sessions
 from fl_server.clients.streams import Streams
 from fl_server.clients.transfer_limits import TransferLimits
-from fl_server.config import ServerConfig
 from fl_server.errors import Forbidden, UnknownSessionError
 from fl_server.metrics import Metrics
+from fl_server.settings.config import ServerConfig
 from fl_server.store.ledger import Ledger
 from fl_server.store.records import HistoryRecord, QuarantineRecord
 from protos.fl.v1 import coordinator_pb2 as pb

@@ -18,9 +18,9 @@ from fl_server.audit.log import AuditLog
 from fl_server.audit.writer import AuditRecord
 from fl_server.clients.fleet import Fleet
 from fl_server.clients.registration_request import unregistered
-from fl_server.config import ServerConfig
 from fl_server.enrollment.revocations import Revocations
 from fl_server.errors import one_line
+from fl_server.settings.config import ServerConfig
 from fl_server.store.certificates import RevocationRecord
 from fl_server.store.ledger import Ledger
 from fl_server.store.records import HistoryRecord

@@ -16,7 +16,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from fl_server.config import QuarantineConfig
+from fl_server.settings.config import QuarantineConfig
 from fl_server.store.records import HistoryRecord, QuarantineRecord, UpdateRecord
 from protos.fl.v1.training_pb2 import RefusalReason
 

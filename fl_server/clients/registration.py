@@ -20,9 +20,9 @@ from fl_server.clients.registration_request import (
     record_of,
 )
 from fl_server.clients.sessions import Origin, Session, Sessions, origin_of_call
-from fl_server.config import ServerConfig
 from fl_server.errors import Contested, InvalidInput, NotNow
 from fl_server.identity import caller, require_name
+from fl_server.settings.config import ServerConfig
 from fl_server.store.records import HistoryRecord
 from protos.fl.v1 import coordinator_pb2 as pb
 

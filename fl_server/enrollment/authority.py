@@ -19,7 +19,7 @@ from fl_common.certificates.names import Holder
 from fl_common.certificates.pem import Pem, PemChange, PemFiles, PemWatcher
 from fl_common.settings import SettingsError
 from fl_server.errors import NotConfigured
-from fl_server.security_config import EnrollmentConfig
+from fl_server.settings.security import EnrollmentConfig
 
 log = structlog.get_logger()
 

@@ -24,7 +24,7 @@ from fl_server.enrollment.issuing import Issued, Issuer
 from fl_server.errors import Forbidden, InvalidInput, LimitExceeded, NotConfigured, NotEnrolled, ServerError, TooMany
 from fl_server.identity import ANYBODY, caller
 from fl_server.metrics import Metrics
-from fl_server.security_config import EnrollmentConfig
+from fl_server.settings.security import EnrollmentConfig
 from protos.fl.v1 import enrollment_pb2 as pb
 from protos.fl.v1 import enrollment_pb2_grpc
 from protos.wire import timestamp

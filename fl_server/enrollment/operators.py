@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from fl_server.config import ServerConfig
 from fl_server.enrollment.issuing import Issuer
 from fl_server.enrollment.revocations import Revocations
 from fl_server.enrollment.tokens import TokenActions, TokenSpec, state_of
 from fl_server.errors import InvalidInput, NotConfigured
 from fl_server.pages import Cursor, Entries, Position
+from fl_server.settings.config import ServerConfig
 from fl_server.store.certificates import CertificateRecord, EnrollmentRecord, RevocationKind, RevocationRecord
 from fl_server.store.ledger import Ledger
 from protos.fl.v1 import admin_pb2 as pb

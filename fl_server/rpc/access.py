@@ -13,16 +13,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fl_common.certificates.names import ROLES
-from fl_server.config import RoundsConfig
 from fl_server.errors import Forbidden, InvalidInput, NoSuchRun, TooFewUpdates, Unauthenticated
 from fl_server.identity import ANYBODY, Identity, caller
 from fl_server.rpc.methods import ADMIN, METHODS
 from fl_server.run.run import Run
-from fl_server.run_config import RunConfig
-from fl_server.run_spec import from_values
+from fl_server.run_settings.config import RunConfig
+from fl_server.run_settings.spec import from_values
 from fl_server.runs.coordinator import Coordinator
 from fl_server.runs.table import NotLoaded
 from fl_server.services import Services
+from fl_server.settings.config import RoundsConfig
 from fl_server.store.records import CommitRecord, HistoryRecord
 
 HIDDEN = "-"

@@ -22,7 +22,7 @@ from fl_server.rpc.overview import OverviewCalls
 from fl_server.rpc.views import not_loaded_status, round_summary, run_status
 from fl_server.run.progress import Progress
 from fl_server.run.run import Run
-from fl_server.run_spec import from_spec
+from fl_server.run_settings.spec import from_spec
 from fl_server.runs.coordinator import Coordinator
 from fl_server.services import Services
 from protos.fl.v1 import admin_pb2 as pb

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from fl_server.config import ServerConfig
-from fl_server.limits_config import ConnectionsConfig
 from fl_server.rpc.methods import ADMIN, largest_request
+from fl_server.settings.config import ServerConfig
+from fl_server.settings.limits import ConnectionsConfig
 from protos.wire import AHEAD_BYTES, MAX_MESSAGE_BYTES, ChannelOptions, server_options
 
 log = structlog.get_logger()

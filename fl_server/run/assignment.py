@@ -16,9 +16,9 @@ from fl_server.aggregation.methods import (
     rate_schedule,
     update_encoding,
 )
-from fl_server.round_config import LocalSection
 from fl_server.rounds.sampling import training_seed
-from fl_server.run_config import AlgorithmSection, RunConfig
+from fl_server.run_settings.config import AlgorithmSection, RunConfig
+from fl_server.run_settings.sections import LocalSection
 from protos.fl.v1 import training_pb2 as pb
 from protos.fl.v1.tensor_pb2 import Resource
 from protos.wire import payload_kind, payload_name

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
-from fl_server.config import StatesConfig
 from fl_server.run.outcomes import counted_outcome
+from fl_server.settings.config import StatesConfig
 from fl_server.store.database.store import Store
 from fl_server.store.records import ClientStateRecord, UpdateRecord
 from protos.fl.v1.training_pb2 import Outcome

@@ -17,7 +17,7 @@ from fl_server.run.evaluation.label_order import LabelOrder
 from fl_server.run.models import ModelStore
 from fl_server.run.progress import RoundTrace, Watchers
 from fl_server.run.rounds import RunCounters, RunRounds
-from fl_server.run_config import AlgorithmSection, RunConfig
+from fl_server.run_settings.config import AlgorithmSection, RunConfig
 from fl_server.services import Services
 from fl_server.store.database.store import Store
 from protos.frozen import frozen_text

@@ -27,7 +27,7 @@ from fl_server.run.eligible import EligibleClients
 from fl_server.run.progress import Progress
 from fl_server.run.record import RunStatus
 from fl_server.run.tasks import RunTasks
-from fl_server.run_config import RunConfig
+from fl_server.run_settings.config import RunConfig
 from fl_server.store.errors import StoreTakenOver
 from fl_server.store.ledger import write_when_possible
 from fl_server.store.records import HistoryRecord, RunRecord

@@ -14,7 +14,7 @@ from fl_server.clients.draw_texts import NotDrawn, explained
 from fl_server.rounds import events as ev
 from fl_server.rounds.state import RoundState
 from fl_server.run.context import RunContext
-from fl_server.run_config import RunConfig
+from fl_server.run_settings.config import RunConfig
 from protos.fl.v1 import coordinator_pb2 as pb
 
 log = structlog.get_logger()

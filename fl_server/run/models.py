@@ -22,7 +22,7 @@ from fl_server.aggregation.snapshot import Snapshot
 from fl_server.errors import InvalidInput
 from fl_server.outside_calls import OutsideCode
 from fl_server.run.rounds import RunRounds
-from fl_server.run_config import RunConfig
+from fl_server.run_settings.config import RunConfig
 from fl_server.services import Services
 from fl_server.store.checkpoints import INITIAL
 from fl_server.store.errors import StoreError

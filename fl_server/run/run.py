@@ -22,7 +22,7 @@ from fl_server.run.context import RunContext, RunDependencies
 from fl_server.run.control import RunControl
 from fl_server.run.effects import Effects, RunParts
 from fl_server.run.status import run_figures
-from fl_server.run_config import RunConfig
+from fl_server.run_settings.config import RunConfig
 from fl_server.services import Services
 from fl_server.store.records import RunRecord
 

@@ -11,11 +11,11 @@ import structlog
 
 from algorithms import AlgorithmError
 from fl_server.errors import InvalidInput, NoSuchRun, WrongState, one_line
-from fl_server.plain_values import MAX_COUNT, MAX_SECONDS
 from fl_server.rounds import events as ev
 from fl_server.run.restore import reload_ended
 from fl_server.run.run import Run
-from fl_server.run_config import RunConfig
+from fl_server.run_settings.config import RunConfig
+from fl_server.run_settings.plain_values import MAX_COUNT, MAX_SECONDS
 from fl_server.runs.deletion import Deletions
 from fl_server.runs.loading import RunLoading
 from fl_server.runs.table import RunTable

@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
 import structlog
 
-from fl_server.config import RetentionConfig
 from fl_server.errors import ServerError
 from fl_server.run.run import Run
 from fl_server.services import Services
+from fl_server.settings.config import RetentionConfig
 from fl_server.store.errors import StoreError
 from fl_server.store.ledger import Ledger
 from fl_server.store.records import HistoryRecord

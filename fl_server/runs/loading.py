@@ -19,15 +19,15 @@ from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import build_algorithm, outside_names
 from fl_server.aggregation.outside_task.remote_task import RemoteTask, TaskProcesses
 from fl_server.aggregation.task_model import with_own
-from fl_server.config import ServerConfig
 from fl_server.errors import InvalidInput
 from fl_server.outside_calls import OutsideCode
-from fl_server.round_config import Fingerprint
 from fl_server.run.context import RunDependencies
 from fl_server.run.evaluation.metrics import directions_of
 from fl_server.run.run import Run
-from fl_server.run_config import RunConfig, TaskSection
+from fl_server.run_settings.config import RunConfig, TaskSection
+from fl_server.run_settings.sections import Fingerprint
 from fl_server.services import Services
+from fl_server.settings.config import ServerConfig
 from fl_server.store.records import RunRecord
 from fl_tasks import BUILT_IN, Task, TaskError, TaskNotListed, fingerprint, load_task
 from fl_tasks.metrics import declared_directions

@@ -18,7 +18,7 @@ from fl_server.outside_calls import CallTimedOut
 from fl_server.run.evaluation.metrics import directions_of, with_direction
 from fl_server.run.restore import restore_run
 from fl_server.run.run import Run
-from fl_server.run_spec import from_stored
+from fl_server.run_settings.spec import from_stored
 from fl_server.runs.deletion import Deletions
 from fl_server.runs.loading import RunLoading, in_its_own_process
 from fl_server.runs.table import RunTable

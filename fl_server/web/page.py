@@ -20,10 +20,10 @@ from fl_common.settings import SettingsError
 from fl_server import identity
 from fl_server.audit.log import AuditLog
 from fl_server.audit.writer import AuditRecord
-from fl_server.config import ServerConfig
 from fl_server.errors import Unauthenticated
 from fl_server.identity import Identity, of_certificate
 from fl_server.metrics import Metrics
+from fl_server.settings.config import ServerConfig
 from fl_server.web.process import (
     Page,
     PageCertificate,

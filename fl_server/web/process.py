@@ -26,8 +26,8 @@ from cryptography import x509
 
 from fl_common.certificates.pem import Pem, PemChange, PemFiles, PemWatcher
 from fl_common.settings import SettingsError, split_address
-from fl_server.config import ServerConfig
-from fl_server.security_config import TlsConfig, WebTlsConfig
+from fl_server.settings.config import ServerConfig
+from fl_server.settings.security import TlsConfig, WebTlsConfig
 
 log = structlog.get_logger()
 

@@ -14,7 +14,6 @@ from fl_server.aggregation.evaluation_slots import EvaluationSlots
 from fl_server.audit.log import AuditLog
 from fl_server.clients.fleet import Fleet
 from fl_server.clients.operator_actions import OperatorActions
-from fl_server.config import ServerConfig
 from fl_server.enrollment.revocations import Revocations
 from fl_server.metrics import Metrics
 from fl_server.outside_calls import OutsideCalls
@@ -23,6 +22,7 @@ from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
 from fl_server.rpc.open_calls import CallLimits
 from fl_server.runs.coordinator import Coordinator
 from fl_server.services import Services
+from fl_server.settings.config import ServerConfig
 from fl_server.store.checkpoints import Checkpoints
 from fl_server.store.database.store import Store
 from fl_server.store.ledger import Ledger

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_server.run.run import Run
-from fl_server.run_spec import from_values
+from fl_server.run_settings.spec import from_values
 from fl_server.store.errors import StoreError
 from tests.deterministic import coordinator, daemon, operators
 from tests.deterministic.checks import files_left

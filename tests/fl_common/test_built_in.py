@@ -32,6 +32,8 @@ def test_the_names_of_encodings_are_those_of_the_codec() -> None:
 
 def test_names_need_no_torch() -> None:
     """A shell that completes a word, `fl --help` and a run's file do not wait for it."""
-    modules = "fl_common.built_in, fl_ops.commands.completion, fl_ops.commands.local.partition, fl_server.run_config"
+    modules = (
+        "fl_common.built_in, fl_ops.commands.completion, fl_ops.commands.local.partition, fl_server.run_settings.config"
+    )
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-P", "-c", code], check=False, timeout=60).returncode == 0

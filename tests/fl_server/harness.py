@@ -22,17 +22,17 @@ from fl_server.aggregation.evaluation_slots import EvaluationSlots
 from fl_server.audit.log import AuditLog
 from fl_server.clients.fleet import Fleet
 from fl_server.clients.operator_actions import OperatorActions
-from fl_server.config import QuarantineConfig, ServerConfig, StatesConfig
 from fl_server.enrollment.revocations import Revocations
-from fl_server.limits_config import LimitsConfig, TransfersConfig
 from fl_server.metrics import Metrics
 from fl_server.outside_calls import OutsideCalls
 from fl_server.rpc.service import CoordinatorService
 from fl_server.run.run import Run
-from fl_server.run_config import RunConfig
-from fl_server.run_spec import from_values
+from fl_server.run_settings.config import RunConfig
+from fl_server.run_settings.spec import from_values
 from fl_server.runs.coordinator import Coordinator
 from fl_server.services import Services
+from fl_server.settings.config import QuarantineConfig, ServerConfig, StatesConfig
+from fl_server.settings.limits import LimitsConfig, TransfersConfig
 from fl_server.store.checkpoints import Checkpoints
 from fl_server.store.database.store import open_sqlite
 from fl_server.store.files import Durability

@@ -10,11 +10,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from fl_server.app import Server, warn_of_open_ports
-from fl_server.config import ServerConfig
 from fl_server.rpc.health import Health
 from fl_server.rpc.methods import ADMIN, largest_request
 from fl_server.rpc.ports import Connections
-from fl_server.security_config import TlsConfig
+from fl_server.settings.config import ServerConfig
+from fl_server.settings.security import TlsConfig
 from protos.wire import MAX_MESSAGE_BYTES, server_options
 
 CONNECTIONS = Connections(clients=300, admin=20, health=10, metrics=5)

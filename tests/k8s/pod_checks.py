@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from fl_common.settings import split_address
 from fl_server.app import STOP_S
-from fl_server.config import ServerConfig
+from fl_server.settings.config import ServerConfig
 from tests.k8s.objects import Object, Pod, find, is_server, pods, settings
 
 Problems = Iterator[str]

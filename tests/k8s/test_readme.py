@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from fl_common.settings import read_settings
 from fl_ops.commands.cli import app
-from fl_server.config import ServerConfig
+from fl_server.settings.config import ServerConfig
 from tests.docs.pages import Command, File, check_fl_command, follow, on_free_ports, read_page, steps
 from tests.k8s.checks import problems
 from tests.k8s.manifests import EVERY, EVERYTHING, ROOT, build, needs_kubectl

@@ -10,7 +10,7 @@ import pytest
 from fl_client.settings.config import load_config
 from fl_client.training.data import _partition_spec
 from fl_common.settings import read_settings
-from fl_server.config import ServerConfig
+from fl_server.settings.config import ServerConfig
 from tests.k8s.manifests import ROOT
 
 BASE = ROOT / "k8s/base/server.toml"

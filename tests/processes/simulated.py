@@ -13,7 +13,7 @@ from fl_ops.simulate.clients import prepare
 from fl_ops.simulate.reports import RoundResult
 from fl_ops.simulate.settings import SimulationConfig, SimulationSection
 from fl_ops.simulate.simulation import Simulation
-from fl_server.run_spec import from_spec
+from fl_server.run_settings.spec import from_spec
 from tests.processes.federation import TASK, Coordinator, run_spec
 from tests.processes.process import write_toml
 

@@ -28,7 +28,7 @@ from fl_server.run.control import RunControl, with_turns
 from fl_server.run.deadline import save_time
 from fl_server.run.evaluation.metrics import check_sums, plain_sums, with_sums
 from fl_server.run.evaluation.server import prune_checkpoints, record_metrics
-from fl_server.run_config import RunConfig
+from fl_server.run_settings.config import RunConfig
 from fl_server.store.records import ClientEvaluation, HistoryRecord
 from fl_tasks.metrics import MAX_METRICS, wrong_name
 from protos.fl.v1 import coordinator_pb2 as pb

@@ -22,7 +22,7 @@ from fl_server.rounds.metrics import (
 from fl_server.rounds.stop_rules import reported_metrics
 from fl_server.run.context import RunContext
 from fl_server.run.control import RunControl
-from fl_server.run_config import RunConfig
+from fl_server.run_settings.config import RunConfig
 from fl_tasks.metrics import wrong_name
 from fl_tasks.summed_metrics import MAX_SUM_VALUES, PlainSum, Pool, without_personal
 from protos.fl.v1 import coordinator_pb2 as pb

@@ -24,8 +24,8 @@ import fl_server
 from fl_server.rounds import events as ev
 from fl_server.rounds.machine import advance
 from fl_server.rounds.state import RoundState
-from fl_server.run_config import RunConfig
-from fl_server.run_spec import from_spec
+from fl_server.run_settings.config import RunConfig
+from fl_server.run_settings.spec import from_spec
 from protos.run_file import parse_run
 
 table = {"task": {"name": "digits"}, "round": {"clients_per_round": 3, "cohort_multiple": 4}}
@@ -41,10 +41,14 @@ def add_run_field(copy: ChangedCopy) -> None:
     copy.put("protos/fl/v1/admin.proto", field, f"{field}  // Made up.\n  optional uint32 cohort_multiple = 999;\n")
     field = "    min_accepted: int | None = Field(default=None, ge=1, le=MAX_COUNT)\n"
     copy.put(
-        "fl_server/round_config.py", field, f"{field}    cohort_multiple: int = Field(default=1, ge=1, le=MAX_COUNT)\n"
+        "fl_server/run_settings/sections.py",
+        field,
+        f"{field}    cohort_multiple: int = Field(default=1, ge=1, le=MAX_COUNT)\n",
     )
     passed = "            min_accepted=section.least,\n"
-    copy.put("fl_server/run_config.py", passed, f"{passed}            cohort_multiple=section.cohort_multiple,\n")
+    copy.put(
+        "fl_server/run_settings/config.py", passed, f"{passed}            cohort_multiple=section.cohort_multiple,\n"
+    )
     field = "    deadline_s: float = 600.0\n"
     copy.put("fl_server/rounds/state.py", field, f"{field}    cohort_multiple: int = 1\n")
     copy.put(

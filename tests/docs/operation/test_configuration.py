@@ -14,8 +14,8 @@ from docs.source import configuration, configuration_texts
 from docs.source.keys import message_comments, sections
 from fl_client.settings.config import ClientConfig
 from fl_ops.admin.settings import Layer, from_file
-from fl_server.config import ServerConfig
-from fl_server.run_config import RunConfig
+from fl_server.run_settings.config import RunConfig
+from fl_server.settings.config import ServerConfig
 from fl_tasks.partitioning.partition import PartitionSpec
 from protos.fl.v1 import admin_pb2
 from protos.run_file import parse_run

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from fl_server.config import ServerConfig
+from fl_server.settings.config import ServerConfig
 from fl_tasks import PartitionSpec, Shard, fingerprint, load_task, make_partition, training_labels
 from fl_tasks.batches import batches, seed_everything
 from fl_tasks.evaluation import evaluate

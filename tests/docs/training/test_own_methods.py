@@ -16,7 +16,7 @@ from fl_extensions.methods import METHODS, REDUCERS
 from fl_ops.simulate.clients import prepare
 from fl_ops.simulate.settings import parse_simulation
 from fl_ops.simulate.simulation import Simulation
-from fl_server.config import ServerConfig
+from fl_server.settings.config import ServerConfig
 from tests.processes.forks import Forked, Program
 from tests.processes.process import TIMEOUT_S
 

@@ -15,7 +15,7 @@ from fl_client.settings.config import ClientConfig
 from fl_ops.simulate.output.results import SeedResult
 from fl_ops.simulate.seeds import Job, Report, simulate
 from fl_ops.simulate.settings import parse_simulation
-from fl_server.config import ServerConfig
+from fl_server.settings.config import ServerConfig
 from fl_tasks.built_in.shakespeare import Shakespeare
 from fl_tasks.evaluation import evaluate
 from tests.fl_tasks.built_in.plays import write_play

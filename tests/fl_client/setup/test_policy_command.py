@@ -14,7 +14,7 @@ from fl_client.settings.config import load_config
 from fl_client.setup import policy as command
 from fl_client.setup.doctor.files import check_policy as doctor_check
 from fl_client.setup.doctor.findings import Level
-from fl_server.run_config import RunConfig
+from fl_server.run_settings.config import RunConfig
 from tests.processes.certificates import Pki
 
 RUN = '[task]\nname = "digits"\n[local]\nepochs = 5\nbatch_size = 10\n'

@@ -20,7 +20,7 @@ from fl_client.settings.config import ClientConfig
 from fl_client.setup.units import UnitOptions, unit_files, write
 from fl_server import app
 from fl_server.__main__ import EXIT_UNUSABLE
-from fl_server.config import ServerConfig
+from fl_server.settings.config import ServerConfig
 
 ROOT = Path(__file__).parents[3]
 SERVER_UNIT = ROOT / "fl_server" / "systemd" / "fl-server.service"

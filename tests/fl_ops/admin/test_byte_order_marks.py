@@ -13,7 +13,7 @@ from fl_common.certificates.pem import PemFiles
 from fl_common.settings import BYTE_ORDER_MARK, read_settings
 from fl_ops.admin.settings import Token, from_file
 from fl_ops.files import read_run
-from fl_server.config import ServerConfig
+from fl_server.settings.config import ServerConfig
 from tests.processes.certificates import Pki
 
 CLIENT = (

@@ -11,7 +11,7 @@ import pytest
 from fl_ops.compare.cells import Cell, CellFolder, CellResult
 from fl_ops.compare.plan import Plan
 from fl_ops.errors import UsageError
-from fl_server.run_spec import from_values
+from fl_server.run_settings.spec import from_values
 from tests.fl_ops.compare.conftest import Reached, Read
 
 

@@ -17,7 +17,7 @@ from fl_ops.exports.download import frozen_digest
 from fl_ops.exports.formats import task_of, write_adapter, write_estimated, write_trained, write_whole
 from fl_ops.files import Target
 from fl_server.aggregation.engine import Engine
-from fl_server.run_spec import from_values
+from fl_server.run_settings.spec import from_values
 from fl_server.store.checkpoints import Checkpoints
 from fl_tasks import Task
 from tests.fl_ops.exports.adapted_tasks import Peft, Tied, base

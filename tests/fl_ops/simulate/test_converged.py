@@ -12,7 +12,7 @@ from fl_ops.simulate.clients import SimulatedClients
 from fl_ops.simulate.federation import Federation
 from fl_ops.simulate.updates import Contribution
 from fl_server.run.assignment import RoundPosition
-from fl_server.run_config import RunConfig
+from fl_server.run_settings.config import RunConfig
 from fl_tasks import Shard
 from tests.processes.process import HERE
 from tests.processes.quadratic_task import EXAMPLES, Quadratic

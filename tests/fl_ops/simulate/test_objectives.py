@@ -9,7 +9,7 @@ import torch
 
 from fl_ops.simulate.clients import SimulatedClients
 from fl_ops.simulate.simulation import Simulation
-from fl_server.run_config import RunConfig
+from fl_server.run_settings.config import RunConfig
 from fl_tasks import Shard
 from tests.processes.process import HERE
 from tests.processes.quadratic_task import EXAMPLES, Quadratic

@@ -10,7 +10,7 @@ from blake3 import blake3
 from fl_ops.errors import UsageError
 from fl_ops.simulate.replay import ReplayRequest, with_initial_model
 from fl_ops.simulate.settings import parse_simulation
-from fl_server.run_spec import from_values
+from fl_server.run_settings.spec import from_values
 
 TASK = {"task": {"name": "digits"}}
 

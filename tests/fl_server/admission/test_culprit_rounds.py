@@ -14,7 +14,7 @@ import torch
 from algorithms.base import Tensors
 from fl_server.admission.norms import NormHistory
 from fl_server.errors import InvalidInput, WrongState
-from fl_server.run_spec import from_stored
+from fl_server.run_settings.spec import from_stored
 from protos.codec import Layout, digest_message, digest_of, pack, unpack
 from protos.fl.v1.training_pb2 import (
     PAYLOAD_KIND_CLIENT_MOMENTUM,

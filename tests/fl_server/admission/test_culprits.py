@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fl_server.admission.norms import Measured, NormHistory, outliers, overflow_culprit
-from fl_server.round_config import RoundSection
+from fl_server.run_settings.sections import RoundSection
 
 SECTION = RoundSection()
 

@@ -9,7 +9,7 @@ import pytest
 from fl_server.admission.expected_work import ExpectedWork, RegisteredData, registered_data
 from fl_server.clients.registration_request import check_sizes
 from fl_server.errors import InvalidInput
-from fl_server.round_config import LocalSection
+from fl_server.run_settings.sections import LocalSection
 from fl_server.store.records import ClientRecord
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import UpdateHeader

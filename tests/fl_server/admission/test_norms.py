@@ -14,7 +14,7 @@ import algorithms as fl
 from fl_server.admission.gate import AdmissionGate, UpdateRefused
 from fl_server.admission.norms import NO_LIMIT, NormHistory, RelativeNorm
 from fl_server.aggregation.updates import UpdateShape
-from fl_server.round_config import RoundSection
+from fl_server.run_settings.sections import RoundSection
 from fl_server.store.records import UpdateRecord
 from protos.codec import Layout, digest_of, pack
 from protos.fl.v1.training_pb2 import REFUSAL_REASON_RELATIVE_NORM, Assignment, UpdateHeader

@@ -9,8 +9,8 @@ import torch
 
 from fl_server.aggregation.broadcast import Broadcast, make_broadcast
 from fl_server.aggregation.outgoing import Outgoing, in_encoding
-from fl_server.run_config import RunConfig
-from fl_server.run_spec import from_values
+from fl_server.run_settings.config import RunConfig
+from fl_server.run_settings.spec import from_values
 from protos.codec import Layout, digest_message, digest_of
 from protos.differences import apply_difference
 from protos.fl.v1 import coordinator_pb2 as pb

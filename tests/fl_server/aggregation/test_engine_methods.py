@@ -13,7 +13,7 @@ from torch import nn
 import algorithms as fl
 from fl_server.aggregation.engine import Engine
 from fl_server.errors import InvalidInput
-from fl_server.run_spec import from_values
+from fl_server.run_settings.spec import from_values
 from protos.codec import pack
 
 TASK: Any = SimpleNamespace(model=lambda: nn.Linear(1, 1, bias=False))

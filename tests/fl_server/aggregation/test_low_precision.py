@@ -18,7 +18,7 @@ from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import round_info
 from fl_server.aggregation.server_update import Diverged
 from fl_server.aggregation.snapshot import Snapshot
-from fl_server.run_spec import from_values
+from fl_server.run_settings.spec import from_values
 from fl_server.store.checkpoints import Checkpoints
 from protos.codec import pack
 from tests.fl_server.aggregation.test_engine import engine as tiny_engine

@@ -11,10 +11,10 @@ import pytest
 
 from fl_server.clients import quarantine as module
 from fl_server.clients.quarantine import Quarantine
-from fl_server.config import QuarantineConfig
 from fl_server.errors import NoSuchClient
 from fl_server.rpc.views import client_status, run_status
 from fl_server.run.run import Run
+from fl_server.settings.config import QuarantineConfig
 from fl_server.store.records import UpdateRecord
 from protos.fl.v1 import admin_pb2
 from protos.fl.v1.training_pb2 import RefusalReason

@@ -10,7 +10,7 @@ import pytest
 from fl_common.addresses import network_of
 from fl_server.enrollment.devices import HOLD_S, MOST_ADDRESSES, EnrollmentRates
 from fl_server.errors import TooMany
-from fl_server.security_config import EnrollmentConfig
+from fl_server.settings.security import EnrollmentConfig
 from protos.fl.v1.errors_pb2 import RetryLater
 
 HERE, THERE = "192.0.2.7:5000", "192.0.2.8:5000"

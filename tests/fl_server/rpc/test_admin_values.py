@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 import structlog
 
-from fl_server.run_spec import to_spec
+from fl_server.run_settings.spec import to_spec
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1 import admin_pb2_grpc
 from tests.fl_server.admin_stack import admin_channel

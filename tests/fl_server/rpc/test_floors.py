@@ -10,7 +10,7 @@ import pytest
 from fl_server.errors import InvalidInput, TooFewUpdates
 from fl_server.identity import ANYBODY, Identity
 from fl_server.rpc.admin import AdminService
-from fl_server.run_spec import to_spec
+from fl_server.run_settings.spec import to_spec
 from protos.fl.v1 import admin_pb2 as pb
 from tests.fl_server.devices import Device
 from tests.fl_server.harness import World, run_config

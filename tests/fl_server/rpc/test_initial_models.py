@@ -19,8 +19,8 @@ from fl_server.errors import InvalidInput
 from fl_server.identity import Identity, caller
 from fl_server.rpc.access import OwnedRuns
 from fl_server.rpc.models import InitialModels, ModelExports
-from fl_server.run_config import RunConfig
-from fl_server.run_spec import to_spec
+from fl_server.run_settings.config import RunConfig
+from fl_server.run_settings.spec import to_spec
 from protos.digests import digest_message
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1 import admin_pb2_grpc

@@ -7,8 +7,8 @@ import resource
 import pytest
 from structlog.testing import capture_logs
 
-from fl_server.limits_config import ConnectionsConfig
 from fl_server.rpc.ports import allow_open_files
+from fl_server.settings.limits import ConnectionsConfig
 
 
 @pytest.fixture

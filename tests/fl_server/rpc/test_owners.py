@@ -16,7 +16,7 @@ from fl_server.errors import Forbidden, NoSuchRun
 from fl_server.identity import ANYBODY, Identity, caller
 from fl_server.rpc.access import HIDDEN
 from fl_server.rpc.admin import AdminService
-from fl_server.run_spec import to_spec
+from fl_server.run_settings.spec import to_spec
 from fl_server.store.records import RunRecord
 from protos.fl.v1 import admin_pb2 as pb
 from tests.fl_server.devices import Device

@@ -8,7 +8,7 @@ import pytest
 
 from algorithms import AlgorithmError
 from fl_server.errors import InvalidInput
-from fl_server.run_config import RunConfig
+from fl_server.run_settings.config import RunConfig
 from fl_server.runs.loading import LoadedTask, RunLoading, not_loadable
 from fl_tasks import TaskError
 from fl_tasks.errors import TaskFault, TaskTimedOut, is_own_fault

@@ -17,8 +17,8 @@ from fl_common.settings import SettingsError, read_settings
 from fl_ops.errors import UsageError
 from fl_ops.files import read_run
 from fl_server.aggregation.task_model import load_initial
-from fl_server.config import ServerConfig
 from fl_server.errors import InvalidInput
+from fl_server.settings.config import ServerConfig
 from fl_server.store.checkpoints import Checkpoint, Checkpoints
 from fl_server.store.errors import StoreError
 from fl_server.store.spool.kept_files import NOTE, PartPaths, kept_prefix, noted_update, notes_header

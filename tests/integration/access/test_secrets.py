@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fl_client.settings.config import ClientConfig
-from fl_server.config import ServerConfig
+from fl_server.settings.config import ServerConfig
 from tests.processes.certificates import Pki, credentials, section
 from tests.processes.federation import Coordinator, Daemon, SecureCoordinator
 from tests.processes.planted import LEDGER_PASSWORD, OPEN, TELEMETRY_TOKEN

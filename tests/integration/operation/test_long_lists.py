@@ -15,8 +15,8 @@ from sqlalchemy import insert
 from fl_ops.errors import NotFound
 from fl_server.rounds.metrics import EVALUATED, STATISTICS
 from fl_server.run.round_statistics import RoundStatistics
-from fl_server.run_config import RunConfig
-from fl_server.run_spec import from_values
+from fl_server.run_settings.config import RunConfig
+from fl_server.run_settings.spec import from_values
 from fl_server.store.database import rows, schema
 from fl_server.store.database.store import open_ledger, open_sqlite_read_only
 from fl_server.store.records import AttemptRecord, ClientRecord, CommitRecord, HistoryRecord, RunRecord

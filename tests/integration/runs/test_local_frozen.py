@@ -14,7 +14,7 @@ from fl_ops.errors import UsageError
 from fl_ops.simulate.clients import prepare
 from fl_ops.simulate.settings import SimulationConfig, SimulationSection
 from fl_ops.simulate.simulation import Simulation
-from fl_server.run_spec import from_spec
+from fl_server.run_settings.spec import from_spec
 from tests.integration.runs.test_tasks_over_the_wire import transferred
 from tests.processes.backbone_task import write_backbone
 from tests.processes.federation import Coordinator, Daemon, run_spec

@@ -9,7 +9,7 @@ import torch
 
 from fl_ops.simulate.clients import SimulatedClients
 from fl_ops.simulate.simulation import Simulation
-from fl_server.run_spec import from_spec
+from fl_server.run_settings.spec import from_spec
 from fl_tasks.partitioning.file import Partition, save_partition
 from fl_tasks.partitioning.partition import PartitionSpec
 from tests.processes.federation import Coordinator, Daemon, run_spec

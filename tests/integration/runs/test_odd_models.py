@@ -12,7 +12,7 @@ from safetensors.torch import load
 from fl_ops.errors import UsageError
 from fl_ops.simulate.clients import SimulatedClients
 from fl_ops.simulate.simulation import Simulation
-from fl_server.run_spec import from_spec
+from fl_server.run_settings.spec import from_spec
 from protos.fl.v1 import admin_pb2
 from tests.processes.federation import Coordinator, Daemon, run_spec
 from tests.processes.odd_task import Grown, Kept, Odd

@@ -23,7 +23,7 @@ from fl_ops.admin import settings
 from fl_ops.certificates import ca
 from fl_ops.commands.cli import app
 from fl_ops.errors import Exit
-from fl_server.config import ServerConfig
+from fl_server.settings.config import ServerConfig
 from protos.fl.v1 import admin_pb2
 from tests.docs.pages import check_fl_command
 from tests.fl_ops.conftest import Fl, Serve

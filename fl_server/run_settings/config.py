@@ -12,7 +12,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 
 from fl_common.built_in import EDEN, SPARSE, Dense, Encoding
-from fl_server.plain_values import (
+from fl_server.rounds.metrics import LOSS, Criterion, Directions, by_clients, of_averaged
+from fl_server.rounds.state import RoundPolicy
+from fl_server.rounds.stop_rules import StopPolicy
+from fl_server.run_settings.plain_values import (
     MAX_COUNT,
     MAX_EXAMPLES,
     MAX_LABELS,
@@ -24,10 +27,7 @@ from fl_server.plain_values import (
     Word,
     check_plain,
 )
-from fl_server.round_config import CHECKS, Fingerprint, LocalSection, RoundSection
-from fl_server.rounds.metrics import LOSS, Criterion, Directions, by_clients, of_averaged
-from fl_server.rounds.state import RoundPolicy
-from fl_server.rounds.stop_rules import StopPolicy
+from fl_server.run_settings.sections import CHECKS, Fingerprint, LocalSection, RoundSection
 from protos.run_file import MOST_WHOLE
 
 

@@ -12,8 +12,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fl_server.errors import InvalidInput
-from fl_server.run_config import RunConfig
-from fl_server.run_spec import from_spec, from_values, to_spec
+from fl_server.run_settings.config import RunConfig
+from fl_server.run_settings.spec import from_spec, from_values, to_spec
 from protos.fl.v1 import admin_pb2
 
 TASK = {"name": "digits"}

@@ -8,7 +8,7 @@ import pytest
 
 from fl_common.settings import SettingsError, read_settings
 from fl_server.__main__ import EXIT_UNUSABLE, main
-from fl_server.config import ServerConfig
+from fl_server.settings.config import ServerConfig
 from protos.wire import CHUNK_BYTES
 
 GOOD = """

@@ -7,8 +7,8 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fl_common.built_in import REDUCERS
-from fl_server.plain_values import MAX_COUNT, MAX_NUMBER, MAX_SECONDS, Word, check_plain
 from fl_server.rounds.sampling import Sampling
+from fl_server.run_settings.plain_values import MAX_COUNT, MAX_NUMBER, MAX_SECONDS, Word, check_plain
 
 MAX_PARAMETERS, MAX_LIST = 64, 16
 """Parameters of an optimizer, and numbers in one of them."""

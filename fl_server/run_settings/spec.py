@@ -15,8 +15,8 @@ from pydantic_core import ErrorDetails
 
 from fl_common.settings import expected_value
 from fl_server.errors import InvalidInput
-from fl_server.plain_values import MAX_SPEC_BYTES, plain
-from fl_server.run_config import RunConfig
+from fl_server.run_settings.config import RunConfig
+from fl_server.run_settings.plain_values import MAX_SPEC_BYTES, plain
 from protos.fl.v1 import admin_pb2
 
 
