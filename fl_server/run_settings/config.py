@@ -1,7 +1,7 @@
 """A run's configuration: the fields of RunSpec in admin.proto, with their defaults and limits.
 
 RunSpec is the source of the names. A test compares it with the classes here, and a run's TOML file is read by its
-descriptor. `run_spec.py` converts between the two.
+descriptor. `spec.py` converts between the two.
 """
 
 from __future__ import annotations
