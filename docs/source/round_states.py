@@ -12,8 +12,9 @@ from functools import cache
 from pathlib import Path
 
 from fl_server.rounds import events as e
+from fl_server.rounds.by_client import ByClient
 from fl_server.rounds.machine import RULES, advance
-from fl_server.rounds.state import ByClient, Phase, RoundPolicy, RoundState, UnexpectedEvent
+from fl_server.rounds.state import Phase, RoundPolicy, RoundState, UnexpectedEvent
 
 PAGE = Path(__file__).parents[1] / "development/round-states.md"
 Edge = tuple[Phase, str, Phase]

@@ -13,7 +13,7 @@ from fl_server.rounds import effects
 from fl_server.rounds.metrics import summary, with_pooled
 from fl_server.rounds.sampling import by_id, draw_evaluators, tickets
 from fl_server.rounds.state import RoundState
-from fl_server.run.assignment import RoundPosition
+from fl_server.run.assignments import RoundPosition
 from fl_tasks.summed_metrics import Pool
 
 Result = Contribution | NotDelivered

@@ -23,7 +23,7 @@ from fl_ops.simulate.seeds import as_usage_errors, interruptible
 from fl_ops.simulate.settings import SimulationConfig, read_simulation, with_code
 from fl_ops.simulate.updates import NotDelivered
 from fl_server.aggregation.server_update import Diverged
-from fl_server.run.assignment import RoundPosition
+from fl_server.run.assignments import RoundPosition
 from fl_server.run_settings.config import RunConfig
 from fl_server.run_settings.spec import from_stored
 from fl_server.store.checkpoints import start_file

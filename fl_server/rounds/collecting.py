@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fl_server.rounds.by_client import ByClient, Failed, Lost, Refused
 from fl_server.rounds.effects import (
     ComputeStep,
     DeadlineMissed,
@@ -15,28 +16,23 @@ from fl_server.rounds.effects import (
     ReduceExchange,
     SendWork,
 )
-from fl_server.rounds.ending import cancel, end_by_fault, end_now
+from fl_server.rounds.ending import cancel, end_by_fault, same_failure, training_diverges
 from fl_server.rounds.events import (
     ClientDroppedOut,
     ClientRestarted,
     ClientReturned,
     CulpritsFound,
     DeadlinePassed,
-    EndRequested,
     ExchangeReduced,
-    ModelDiverged,
     RetryDue,
     StateLost,
     UpdateAdmitted,
     UpdateRefused,
     WorkFailed,
 )
-from fl_server.rounds.failing import same_failure, training_diverges
 from fl_server.rounds.sampling import adapted, by_id
 from fl_server.rounds.selecting import draw_replacements, lost_states, restart_round
-from fl_server.rounds.state import ByClient, Failed, Lost, Phase, Refused, Result, RoundState, UnexpectedEvent
-
-RESTARTED = "the daemon restarted while it worked"
+from fl_server.rounds.state import Phase, Result, RoundState, UnexpectedEvent
 
 
 def admit(state: RoundState, event: UpdateAdmitted) -> Result:
@@ -123,12 +119,12 @@ def client_restarted(state: RoundState, event: ClientRestarted) -> Result:
     state = replace(state, restarts=state.restarts.added(client, state.restarts.get(client, 0) + 1))
     if not state.restarts_too_often(client):
         return state, (SendWork(client),)
-    return conclude_failure(state, client, f"{RESTARTED}: {too_many_processes(state.policy.most_processes)}")
+    return conclude_failure(state, client, too_many_processes(state.policy.most_processes))
 
 
 def too_many_processes(most: int, what: str = "assignment") -> str:
     """Why work has failed that was sent to so many processes."""
-    return f"{most} processes of it had the {what}, and none answered"
+    return f"the daemon restarted while it worked: {most} processes of it had the {what}, and none answered"
 
 
 def conclude_failure(state: RoundState, client: str, why: str) -> Result:
@@ -304,8 +300,3 @@ def next_exchange(state: RoundState, event: ExchangeReduced) -> Result:
         out=frozenset(), failed=ByClient(), restarts=ByClient(), refused=ByClient(), admitted=(), repeated=False,
     )  # fmt: skip
     return state, (OpenAttempt(state.round, state.exchange, state.attempt, cohort),)
-
-
-def diverged(state: RoundState, event: ModelDiverged) -> Result:
-    """The run fails: its last committed model stays."""
-    return end_now(replace(state, failed_by="not_finite"), EndRequested("failed", event.why))

@@ -42,7 +42,6 @@ from fl_server.rounds.collecting import (
     client_restarted,
     client_returns,
     deadline,
-    diverged,
     drop_culprits,
     next_exchange,
     refuse,
@@ -52,7 +51,7 @@ from fl_server.rounds.collecting import (
 )
 from fl_server.rounds.committing import committed, evaluated, stepped
 from fl_server.rounds.control import extend, go_on_after_failure, pause, reopen, resume, roster
-from fl_server.rounds.ending import end, time_used
+from fl_server.rounds.ending import diverged, end, time_used
 from fl_server.rounds.restoring import carry_on
 from fl_server.rounds.selecting import released, restart_states, restart_states_alone, restart_states_later
 from fl_server.rounds.state import Phase, Result, RoundState, Rule, UnexpectedEvent

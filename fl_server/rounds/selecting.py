@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from fl_server.rounds.by_client import ByClient
 from fl_server.rounds.effects import AwaitClients, OpenAttempt, RestartRound, RetryLater
-from fl_server.rounds.ending import cancel, end_by_fault
+from fl_server.rounds.ending import cancel, end_by_fault, no_client_delivers
 from fl_server.rounds.events import ClientReleased, StatesLost
-from fl_server.rounds.failing import no_client_delivers
 from fl_server.rounds.sampling import Draw, draw_bernoulli, draw_fixed
-from fl_server.rounds.state import ByClient, Phase, Result, RoundPolicy, RoundState
+from fl_server.rounds.state import Phase, Result, RoundPolicy, RoundState
 
 
 def select(state: RoundState) -> Result:

@@ -7,15 +7,13 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal
 
-from fl_server.rounds.arrivals import Arrivals
+from fl_server.rounds.by_client import Arrivals, ByClient, Failed, Lost, Refused
 from fl_server.rounds.effects import Effect
-from fl_server.rounds.events import Accepted, EndStatus, Event, Fault, Source
+from fl_server.rounds.events import Accepted, EndStatus, Event, Source
 from fl_server.rounds.sampling import Sampling, within_population
 from fl_server.rounds.stop_rules import Judged, StopPolicy
-
-T = TypeVar("T")
 
 _NEVER_STOPS, _NOT_JUDGED = StopPolicy(), Judged()
 
@@ -74,52 +72,6 @@ class RoundPolicy:
     """Processes of one client's daemon that are sent the work of an exchange without an answer; 0: no limit."""
     rounds_between_restarts: int = 0
     """Rounds that are committed between two restarts of the client states because of lost ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The latest failure of a client's work in the exchange under way. Fields as in `events.WorkFailed`."""
-
-    why: str = ""
-    cause: str = ""
-    not_finite: bool = False
-    repeats: bool = False
-    times: int = 1
-    """How often it has failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A refused update of the exchange under way."""
-
-    fault: Fault
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """A lost client state that is still in the server's sum."""
-
-    why: str
-    left_out: bool
-    """Whether its client takes no part after the restart of the states either."""
-
-
-class ByClient(dict[str, T]):
-    """A dictionary by client id that is part of a state: it is never changed."""
-
-    def __hash__(self) -> int:  # type: ignore[override]  # equal ones have the same clients
-        return hash(frozenset(self))
-
-    def added(self, client: str, value: T) -> Self:
-        """These, and this value of a client; it comes last."""
-        return type(self)({**self.without({client}), client: value})
-
-    def without(self, clients: AbstractSet[str]) -> Self:
-        """These but for some clients."""
-        if clients.isdisjoint(self):
-            return self
-        return type(self)({client: value for client, value in self.items() if client not in clients})
 
 
 _NONE: ByClient[Any] = ByClient()

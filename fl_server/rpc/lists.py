@@ -25,7 +25,6 @@ from fl_server.rpc.views import (
     run_shown,
     shorten,
 )
-from fl_server.run.committed_rounds import committed_round
 from fl_server.run.run import Run
 from fl_server.run.status import HasAll, Member, by_phase, drawn, members
 from fl_server.runs.table import NotLoaded
@@ -97,7 +96,7 @@ class ListCalls(OperatorCalls):
             raise InvalidInput(
                 "round", "a run whose clients have evaluated a model: evaluation.clients_every", "none has"
             )
-        if (commit := await committed_round(run.context, round_)) is None:
+        if (commit := await run.context.commit_of(round_)) is None:
             raise InvalidInput("round", f"one of the {run.rounds.committed} committed rounds", round_)
         ledger = self._services.ledger
 

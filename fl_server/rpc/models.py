@@ -20,7 +20,6 @@ from fl_server.errors import InvalidInput, NoSuchModel, NotNow, ServerError
 from fl_server.identity import actor, caller
 from fl_server.rpc.access import OwnedRuns, check_export
 from fl_server.rpc.views import round_summary
-from fl_server.run.committed_rounds import committed_round
 from fl_server.run.run import Run
 from fl_server.runs.coordinator import Coordinator
 from fl_server.runs.creation import unusable
@@ -71,7 +70,7 @@ class ModelExports:
             round_ = await self._coordinator.model_round(run, wanted)
             if averaged:
                 _check_begun(run, round_)
-            check_export(run.id, await committed_round(run.context, round_), self._services.config.rounds)
+            check_export(run.id, await run.context.commit_of(round_), self._services.config.rounds)
             try:
                 opening = partial(checkpoints.open_model, run.id, round_, averaged=averaged)
                 return round_, await self._services.in_io(opening)
@@ -87,7 +86,7 @@ class ModelExports:
         what = f"{which}{name}, {digest_text(digest)}, {size} bytes"
         await self._coordinator.audit.model_exported(actor(), run.id, what)
         header = pb.ExportHeader(size_bytes=size, digest=digest_message(digest))
-        if (commit := await committed_round(run.context, round_)) is not None:
+        if (commit := await run.context.commit_of(round_)) is not None:
             header.round.CopyFrom(round_summary(commit))
         return header
 

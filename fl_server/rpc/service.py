@@ -19,7 +19,7 @@ from fl_server.errors import InvalidInput, NoSuchResource, NoSuchRun, NotNow
 from fl_server.identity import ANYBODY, caller
 from fl_server.rpc.client_reports import Reports
 from fl_server.rpc.requests import MOST_VALUES, VALUES_A_TENSOR, parse_request
-from fl_server.run.transfers import ClientTransfers
+from fl_server.run.round_statistics import ClientTransfers
 from fl_server.runs.coordinator import Coordinator
 from fl_server.services import Services
 from fl_server.timeouts import TimeLimit

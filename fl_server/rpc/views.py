@@ -13,9 +13,10 @@ from fl_server.errors import one_line
 from fl_server.rounds.sampling import by_id
 from fl_server.rounds.state import Phase
 from fl_server.run.failures import Failures
-from fl_server.run.round_statistics import RoundStatistics, Share
+from fl_server.run.round_statistics import RoundStatistics
 from fl_server.run.run import Run
 from fl_server.run.status import awaited, lacking, policy_refusals, why_waiting
+from fl_server.run.totals import Share
 from fl_server.run_settings.spec import to_spec
 from fl_server.runs.table import NotLoaded
 from fl_server.store.records import (

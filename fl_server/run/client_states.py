@@ -1,4 +1,4 @@
-"""Which update each client's state is made of: SCAFFOLD's c_i, FedDyn's h_i.
+"""Outcomes of updates, and which update each client's state is made of: SCAFFOLD's c_i, FedDyn's h_i.
 
 The states lie on the devices. The server keeps their sum, which is right only if every client continues from its
 latest update that counted. So each assignment names that update. A client that has lost its state reports it, and all
@@ -11,11 +11,47 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
-from fl_server.run.outcomes import counted_outcome
 from fl_server.settings.config import StatesConfig
 from fl_server.store.database.store import Store
 from fl_server.store.records import ClientStateRecord, UpdateRecord
-from protos.fl.v1.training_pb2 import Outcome
+from protos.codec import digest_message
+from protos.fl.v1.training_pb2 import ExchangeKey, Outcome, RefusalReason
+
+
+def counted_outcome(update: UpdateRecord, state_epoch: int) -> Outcome:
+    """The update is part of a committed model."""
+    return Outcome(
+        key=ExchangeKey(run_id=update.run_id, round=update.round, exchange=update.exchange),
+        digest=digest_message(update.digest),
+        counted=True,
+        clip_factor=update.clip_factor,
+        state_epoch=state_epoch,
+    )
+
+
+def uncounted_outcome(key: ExchangeKey, reason: RefusalReason, state_epoch: int) -> Outcome:
+    """No update of the client for the key is part of a committed model."""
+    return Outcome(key=key, counted=False, clip_factor=1.0, reason=reason, state_epoch=state_epoch)
+
+
+def refused_outcome(update: UpdateRecord, reason: RefusalReason, state_epoch: int) -> Outcome:
+    """This update was accepted and is not part of a committed model."""
+    key = ExchangeKey(run_id=update.run_id, round=update.round, exchange=update.exchange)
+    outcome = uncounted_outcome(key, reason, state_epoch)
+    outcome.digest.CopyFrom(digest_message(update.digest))
+    return outcome
+
+
+def accepted_outcome(update: UpdateRecord, state_epoch: int) -> Outcome:
+    """An accepted update of a committed round: part of the model, or left out by the reducer."""
+    if update.left_out:
+        return refused_outcome(update, RefusalReason.REFUSAL_REASON_LEFT_OUT, state_epoch)
+    return counted_outcome(update, state_epoch)
+
+
+def not_needed_outcome(key: ExchangeKey, state_epoch: int) -> Outcome:
+    """For a client without an accepted update in a committed round."""
+    return uncounted_outcome(key, RefusalReason.REFUSAL_REASON_NOT_NEEDED, state_epoch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,10 @@ from fl_server.admission.norms import Culprits, Measured, norms_in_ledger, norms
 from fl_server.aggregation.server_update import Diverged, ServerUpdateStats
 from fl_server.rounds import effects
 from fl_server.rounds import events as ev
-from fl_server.run.committed_rounds import draw_of
 from fl_server.run.context import RunContext
 from fl_server.run.control import RunControl
-from fl_server.run.evaluation.server import ServerEvaluations
 from fl_server.run.round_statistics import why_short
+from fl_server.run.server_evaluations import ServerEvaluations
 from fl_server.run.submissions import Submissions
 from fl_server.store.errors import StoreError
 from fl_server.store.records import CommitRecord, HistoryRecord, UpdateRecord
@@ -167,7 +166,7 @@ class RoundComputation:
         control.run_status.committed()
         context.rounds.began = None
         self._submissions.clear()
-        context.rounds.add(record, control.record.extended_at, await draw_of(context, record.round))
+        context.rounds.add(record, control.record.extended_at, await context.draw_of(record.round))
         if (totals := context.rounds.totals_due(context.run_id)) is not None:
             await control.write(context.store.put_totals, totals)
         if context.keeps_client_state:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import algorithms as fl
@@ -13,13 +13,15 @@ from fl_server.clients.fleet import Fleet
 from fl_server.metrics import Metrics
 from fl_server.rounds.metrics import Directions
 from fl_server.run.client_states import ClientStates
-from fl_server.run.evaluation.label_order import LabelOrder
+from fl_server.run.label_order import LabelOrder
 from fl_server.run.models import ModelStore
 from fl_server.run.progress import RoundTrace, Watchers
 from fl_server.run.rounds import RunCounters, RunRounds
+from fl_server.run.totals import Draw
 from fl_server.run_settings.config import AlgorithmSection, RunConfig
 from fl_server.services import Services
 from fl_server.store.database.store import Store
+from fl_server.store.records import CommitRecord
 from protos.frozen import frozen_text
 
 
@@ -120,3 +122,24 @@ class RunContext:
     def store(self) -> Store:
         """The ledger's methods, for `RunControl.write` and `read`."""
         return self.services.ledger.store
+
+    async def commit_of(self, round_: int) -> CommitRecord | None:
+        """The commit of a round; None if the round is not committed."""
+        if (recent := self.rounds.recent.get(round_)) is not None:
+            return recent
+        if not 0 <= round_ < self.rounds.committed:
+            return None
+        found = await self.services.ledger.do(self.store.commits, self.run_id, round_, 1)
+        return found[0] if found else None
+
+    async def draw_of(self, round_: int) -> Draw | None:
+        """Whom a committed round drew and counted; None if the ledger does not have it."""
+        found = await self.services.ledger.do(self.store.draws, self.run_id, round_, round_)
+        return Draw(*found[round_]) if round_ in found else None
+
+    async def state_epochs(self, rounds: Sequence[int]) -> dict[int, int]:
+        """The epochs of client states in committed rounds."""
+        recent = {each: self.rounds.recent[each].state_epoch for each in rounds if each in self.rounds.recent}
+        if not (others := [each for each in rounds if each not in recent]):
+            return recent
+        return {**await self.services.ledger.do(self.store.state_epochs, self.run_id, others), **recent}

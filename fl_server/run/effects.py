@@ -14,18 +14,18 @@ import structlog
 
 from fl_server.rounds import effects
 from fl_server.rounds import events as ev
-from fl_server.run.committed_rounds import warn_of_low_shares
+from fl_server.run.assignments import AssignmentDispatch
+from fl_server.run.client_evaluations import ClientEvaluations
+from fl_server.run.client_states import accepted_outcome, not_needed_outcome
+from fl_server.run.client_warnings import warn_of_low_shares, warn_of_missing_members
 from fl_server.run.computation import RoundComputation
 from fl_server.run.context import RunContext
 from fl_server.run.control import RunControl, with_turns
 from fl_server.run.deadline import Deadline
-from fl_server.run.dispatch import AssignmentDispatch
-from fl_server.run.evaluation.clients import ClientEvaluations
-from fl_server.run.evaluation.server import ServerEvaluations, prune_checkpoints
 from fl_server.run.failures import Reason
-from fl_server.run.lost_states import LostStates, warn_of_missing_members
-from fl_server.run.outcomes import accepted_outcome, not_needed_outcome
+from fl_server.run.lost_states import LostStates
 from fl_server.run.progress import Progress
+from fl_server.run.server_evaluations import ServerEvaluations, prune_checkpoints
 from fl_server.run.status import why_waiting
 from fl_server.run.submissions import Submissions
 from fl_server.store.errors import StoreError

@@ -10,18 +10,20 @@ import structlog
 
 from algorithms import AlgorithmError
 from fl_server.rounds import events as ev
+from fl_server.rounds.by_client import ByClient, Lost
 from fl_server.rounds.committing import clients_due, evaluation_due
 from fl_server.rounds.metrics import PREFIX, has_evaluation
 from fl_server.rounds.restoring import with_evaluations
 from fl_server.rounds.selecting import next_round
-from fl_server.rounds.state import ByClient, Lost, Phase
-from fl_server.run.committed_rounds import committed_round, draw_of, restore_rounds, warn_of_low_shares
+from fl_server.rounds.state import Phase
+from fl_server.run.client_warnings import missing_members, warn_of_low_shares
+from fl_server.run.context import RunContext
 from fl_server.run.deadline import time_after_restart
 from fl_server.run.effects import release_round
-from fl_server.run.evaluation.server import prune_checkpoints
-from fl_server.run.lost_states import missing_members
 from fl_server.run.restore_round import restore_round_under_way, resume_deadline
 from fl_server.run.run import Run
+from fl_server.run.server_evaluations import prune_checkpoints
+from fl_server.run.totals import Draw
 from fl_server.store.errors import NoOpenFiles, StoreError, StoreFull, StoreUnavailable
 from fl_server.store.records import ENDED, CommitRecord, HistoryRecord
 from fl_tasks import TaskError
@@ -37,7 +39,7 @@ async def restore_run(run: Run, add: Callable[[], None]) -> None:
     something, or if its code did not end in its time.
     """
     context = run.context
-    await restore_rounds(context, run.record.extended_at)
+    await _restore_rounds(context, run.record.extended_at)
     run.state = replace(
         run.state,
         over_selection=0.0 if run.rounds.latest is None else run.rounds.latest.over_selection,
@@ -184,7 +186,7 @@ async def _load_model(run: Run) -> None:
         why = HistoryRecord(time.time(), "coordinator", "round_committed", run.id, f"round {commit.round}, recovered")
         await ledger.do(store.commit, commit, why, newest.left_out)
         context.fleet.quarantine.restore(await ledger.do(store.quarantine_records))
-        run.rounds.add(commit, run.record.extended_at, await draw_of(context, commit.round))
+        run.rounds.add(commit, run.record.extended_at, await context.draw_of(commit.round))
     elif newest is not None and (kept := run.rounds.latest) is not None and kept.round == newest.record.round:
         _check_averaged(kept, newest.record)
     latest = run.rounds.latest
@@ -256,8 +258,32 @@ async def _not_evaluated(run: Run) -> list[int]:
     every, missing, latest = run.state.policy.evaluate_every, list[int](), run.rounds.latest
     newest = latest.round // every * every - 1 if latest and every else -1
     for round_ in range(newest, -1, -every)[:_MADE_UP] if every else ():
-        commit = await committed_round(run.context, round_)
+        commit = await run.context.commit_of(round_)
         if commit is None or has_evaluation(commit.metrics, ""):
             break
         missing.insert(0, round_)
     return missing
+
+
+ROUNDS_AT_ONCE = 1000
+
+
+async def _restore_rounds(context: RunContext, extended_at: int) -> None:
+    """Restore the rounds of a run at a start: the totals of settled rounds, then the commits after them.
+
+    Rounds with evaluations by clients that are not summarised yet count as being evaluated.
+
+    extended_at: the run's committed rounds at its last extension.
+    """
+    ledger, store, rounds = context.services.ledger, context.store, context.rounds
+    if (totals := await ledger.do(store.totals, context.run_id)) is not None:
+        rounds.restore(totals)
+    for round_ in await ledger.do(store.rounds_to_summarise, context.run_id, rounds.committed):
+        rounds.being_evaluated[round_] += 1
+    while commits := await ledger.do(store.commits, context.run_id, rounds.committed, ROUNDS_AT_ONCE):
+        draws = await ledger.do(store.draws, context.run_id, commits[0].round, commits[-1].round)
+        for commit in commits:
+            rounds.add(commit, extended_at, Draw(*draws[commit.round]) if commit.round in draws else None)
+    rounds.shares.look()
+    if (due := rounds.totals_due(context.run_id)) is not None:  # they are not written, or of another criterion
+        await ledger.do(store.put_totals, due)

@@ -9,8 +9,9 @@ from functools import partial
 import structlog
 
 from fl_server.admission.gate import fault_of
+from fl_server.rounds.by_client import Failed, Refused
 from fl_server.rounds.restoring import SavedRound, restored_round, without_absent
-from fl_server.rounds.state import Failed, Phase, Refused
+from fl_server.rounds.state import Phase
 from fl_server.run.computation import update_paths
 from fl_server.run.run import Run
 from fl_server.store.database.store import Store

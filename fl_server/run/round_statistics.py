@@ -1,19 +1,16 @@
-"""Statistics of rounds and their sums, as text in the ledger and read from it, and the shares of clients in rounds."""
+"""What is counted in a run: what became of the clients of a round, their transfers, and the run's bytes."""
 
 from __future__ import annotations
 
 import json
-import math
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, NamedTuple, Self
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from typing import Literal, Self
 
-from fl_server.metrics.runs import SHARE_STATISTICS
-from fl_server.rounds.metrics import BY_ACCURACY, BY_LOSS, Criterion, has_evaluation
 from fl_server.rounds.state import RoundState
-from fl_server.rounds.stop_rules import Best, Judged
-from fl_server.store.records import CommitRecord
 
 MOST_STALE = 17
 """Updates staler than 16 rounds are counted together."""
@@ -108,207 +105,147 @@ def why_short(state: RoundState, outs: Mapping[str, tuple[str, str]], without: s
     return "; ".join(filter(None, (text, without)))[:_LONGEST]
 
 
-FEWEST_DUE = 5.0
-"""Updates that a client must be due before its share says anything."""
-_BELOW = 0.5
-"""Share of its due below which operators are told of a client."""
-_CERTAIN = 4.0
-"""Standard deviations of a fair draw by which such a client must be below its due."""
-_DIGITS = 4
+@dataclass(slots=True)
+class ClientTransfer:
+    """The newest transfer of a client to or from this process."""
 
-
-class Draw(NamedTuple):
-    """One committed round."""
-
-    drawn: frozenset[str]
-    """All clients of its cohorts."""
-    counted: frozenset[str]
-    """Those with an accepted update."""
-
-
-class Share(NamedTuple):
-    """One client over the committed rounds of a run."""
-
-    counted: int = 0
-    due: float = 0.0
-    variance: float = 0.0
-    """Of the number of counted updates, if the drawn clients are counted at random."""
-
-    @property
-    def of_due(self) -> float:
-        """Counted updates divided by those that are due."""
-        return self.counted / self.due
-
-    @property
-    def too_low(self) -> bool:
-        """Whether it is below half of its due, and not by chance."""
-        behind = self.due - self.counted
-        return self.due >= FEWEST_DUE and self.of_due < _BELOW and behind > _CERTAIN * math.sqrt(self.variance)
+    direction: Literal["down", "up"]
+    size: int
+    """Bytes of the whole."""
+    done: int
+    """Bytes of it that the receiver has."""
+    open: bool = True
+    changed: float = field(default_factory=time.monotonic)
+    """When it began or ended, by the monotonic clock."""
 
 
 @dataclass(slots=True)
-class ClientShares:
-    """The shares of the clients of a run."""
+class ClientTransfers:
+    """The clients of the round under way. Lives on the event loop."""
 
-    by_client: dict[str, Share] = field(default_factory=dict)
-    too_low: Mapping[str, Share] = field(default_factory=dict)
-    """The clients of which operators are told. Replaced and never changed: a scraper's thread reads it."""
-    told: set[str] | None = None
-    """Clients that the run's history names. None: it was not read yet."""
-    spread: Mapping[str, float] = field(default_factory=dict)
-    """Statistic -> share of the due, over the clients that are due enough; empty without one. Replaced, too."""
+    newest: dict[str, ClientTransfer] = field(default_factory=dict)
+    """By client."""
+    outs: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Client -> the state in which its assignment ended without an admitted update, and why."""
+    unknown: frozenset[str] = frozenset()
+    """Clients that worked for this exchange when the coordinator started: what they fetched before is not known."""
+    _exchange: tuple[int, int] | None = None
+    """Round and exchange of all this."""
 
-    def add(self, draw: Draw) -> None:
-        """Add the next committed round. `look` makes it visible."""
-        if not draw.drawn:
-            return
-        chance = min(1.0, len(draw.counted) / len(draw.drawn))
-        for client in draw.drawn:
-            before = self.by_client.get(client, Share())
-            self.by_client[client] = Share(
-                before.counted + (client in draw.counted),
-                before.due + chance,
-                before.variance + chance * (1.0 - chance),
-            )
-
-    def look(self) -> None:
-        """Compare the clients with what they are due."""
-        known = {client: share for client, share in self.by_client.items() if share.due >= FEWEST_DUE}
-        self.too_low = {client: share for client, share in known.items() if share.too_low}
-        self.spread = _spread(sorted(share.of_due for share in known.values()))
-
-    def copy(self) -> ClientShares:
-        """An own copy of the counts."""
-        return ClientShares(dict(self.by_client))
-
-    def to_values(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {
-            client: [share.counted, round(share.due, _DIGITS), round(share.variance, _DIGITS)]
-            for client, share in self.by_client.items()
-        }
-
-    @classmethod
-    def from_values(cls, values: Mapping[str, Any]) -> Self:
-        """What `to_values` made."""
-        return cls({client: Share(*share) for client, share in values.items()})
-
-
-def _spread(shares: Sequence[float]) -> dict[str, float]:
-    """shares: from the lowest."""
-    if not shares:
-        return {}
-    tenth = shares[: math.ceil(len(shares) / 10)]
-    values = shares[0], sum(tenth) / len(tenth), shares[len(shares) // 2], shares[-1]
-    return dict(zip(SHARE_STATISTICS, values, strict=True))
-
-
-def criteria(of_run: Criterion) -> tuple[Criterion, ...]:
-    """What the best values of a run are kept for: its own criterion, and loss and accuracy, which dashboards show."""
-    return (of_run, *(each for each in (BY_LOSS, BY_ACCURACY) if each.metric != of_run.metric))
-
-
-@dataclass(slots=True)
-class RoundSums:
-    """Sums over rounds from round 0 on."""
-
-    rounds: int = 0
-    bytes_down: int = 0
-    bytes_up: int = 0
-    epoch: int = 0
-    """State epoch of the newest round."""
-    of_epoch: int = 0
-    """The newest rounds that are of this epoch."""
-    statistics: RoundStatistics = field(default_factory=RoundStatistics)
-    """Counts and times; no norms."""
-
-    def add(self, commit: CommitRecord, statistics: RoundStatistics) -> None:
-        """Add the next round."""
-        self.rounds = commit.round + 1
-        self.bytes_down += commit.bytes_down
-        self.bytes_up += commit.bytes_up
-        self.of_epoch = self.of_epoch + 1 if commit.state_epoch == self.epoch else 1
-        self.epoch = commit.state_epoch
-        self.statistics.add(statistics)
-
-    def to_values(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {**asdict(self), "statistics": self.statistics.to_text()}
-
-    @classmethod
-    def from_values(cls, values: Mapping[str, Any]) -> Self:
-        """What `to_values` made."""
-        return cls(**{**values, "statistics": RoundStatistics.from_text(values["statistics"])})
-
-
-@dataclass(slots=True)
-class SettledRounds:
-    """The totals of rounds 0 to `sums.rounds` - 1."""
-
-    criterion: Criterion
-    """It selects the best round."""
-    sums: RoundSums = field(default_factory=RoundSums)
-    best: dict[str, Best] = field(default_factory=dict)
-    """The best evaluated round, by each metric of `criteria`."""
-    best_commit: CommitRecord | None = None
-    """The best round by the run's metric."""
-    newest: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """The newest (round, value) of each metric."""
-    shares: ClientShares = field(default_factory=ClientShares)
-    """Of the clients."""
-    since: int = 0
-    """The round from which on stop rules count evaluations: the last extension."""
-    judged: Judged = field(default_factory=Judged)
-    """The evaluations since then."""
-
-    def add(self, commit: CommitRecord, since: int) -> None:
-        """Add the next round. since: the round of the run's last extension."""
-        self.sums.add(commit, RoundStatistics.from_text(commit.statistics))
-        self.add_metrics(commit)
-        if commit.round >= since:
-            before = self.judged_since(since)
-            evaluated = has_evaluation(commit.metrics, self.criterion.metric)
-            self.judged = before.after(self.criterion, (commit.round, commit.metrics)) if evaluated else before
-            self.since = since
-
-    def add_metrics(self, commit: CommitRecord) -> None:
-        """Compare the metrics of a round, which may have come late."""
-        for name, value in commit.metrics.items():
-            if commit.round >= self.newest.get(name, (-1, 0.0))[0]:
-                self.newest[name] = (commit.round, value)
-        for criterion in criteria(self.criterion):
-            metric = criterion.metric
-            best, reached = self.best.get(metric), commit.metrics.get(metric)
-            if reached is not None and criterion.better(reached, best.value if best else None):
-                self.best[metric] = Best(commit.round, reached)
-                self.best_commit = commit if metric == self.criterion.metric else self.best_commit
-
-    def judged_since(self, since: int) -> Judged:
-        """What the stop rules need of the settled evaluations from a round on."""
-        return self.judged if self.since == since else Judged()
-
-    def to_text(self) -> str:
-        """As JSON."""
-        own = {"sums": self.sums.to_values(), "shares": self.shares.to_values()}
-        return json.dumps({**asdict(replace(self, shares=ClientShares())), **own}, separators=(",", ":"))
-
-    @classmethod
-    def from_text(cls, criterion: Criterion, text: str) -> Self | None:
-        """The totals that `to_text` wrote; None if they are of another criterion or of another format."""
+    @contextmanager
+    def transfer(self, client: str, direction: Literal["down", "up"], size: int, done: int) -> Iterator[ClientTransfer]:
+        """A transfer for the exchange under way, for as long as the block lasts; the caller adds to `done`."""
+        transfer = self.newest[client] = ClientTransfer(direction, size, done)
         try:
-            values = json.loads(text)
-            if Criterion(**values["criterion"]) != criterion:
-                return None
-            judged, commit = values["judged"], values["best_commit"]
-            return cls(
-                criterion=criterion,
-                sums=RoundSums.from_values(values["sums"]),
-                best={name: Best(**best) for name, best in values["best"].items()},
-                best_commit=CommitRecord.of(commit) if commit else None,
-                shares=ClientShares.from_values(values.get("shares", {})),
-                newest={name: (round_, value) for name, (round_, value) in values["newest"].items()},
-                since=values["since"],
-                judged=Judged(Best(**judged["best"]) if judged["best"] else None, judged["waited"]),
-            )
-        except (ValueError, TypeError, KeyError, AttributeError):
-            return None
+            yield transfer
+        finally:
+            transfer.open, transfer.changed = False, time.monotonic()
+
+    def begin(self, round_: int, exchange: int) -> None:
+        """An attempt begins: the first one of an exchange, or another one, in which the clients go on."""
+        if (round_, exchange) != self._exchange:
+            self.clear()
+            self._exchange = round_, exchange
+
+    def resume(self, round_: int, exchange: int, working: Iterable[str]) -> None:
+        """The coordinator started while these clients worked for an exchange."""
+        self._exchange, self.unknown = (round_, exchange), frozenset(working)
+
+    def clear(self) -> None:
+        """The round is over, or begins again."""
+        self.newest.clear()
+        self.outs.clear()
+        self.unknown, self._exchange = frozenset(), None
+
+
+@dataclass(slots=True)
+class RunBytes:
+    """Tensor bytes down and up, which never fall. Lives on the event loop."""
+
+    total_down: int = 0
+    """Since the run was created."""
+    total_up: int = 0
+    _committed_down: int = 0
+    """Of the committed rounds."""
+    _committed_up: int = 0
+    _recorded_down: int = 0
+    """Bytes of the exchange under way that the last stop recorded and that no client's progress accounts for yet."""
+    _recorded_up: int = 0
+    _per_client: int = 0
+    """Bytes down to a client for the exchange under way, if that exchange began before the last start; else 0."""
+    _downloading: set[str] = field(default_factory=set)
+    """Clients that fetch the model of the round under way from this process."""
+    _uploading: set[str] = field(default_factory=set)
+    """Clients that send their update of it to this process."""
+
+    def commit(self, down: int, up: int) -> None:
+        """A round was committed, and all committed rounds have so many bytes. The clients begin anew."""
+        self.restore(down, up)
+        self._per_client = self._recorded_down = self._recorded_up = 0
+        self._downloading.clear()
+        self._uploading.clear()
+
+    def restore(self, down: int, up: int) -> None:
+        """The committed rounds have so many bytes. What came after a round's record was made belongs to the next."""
+        self._committed_down, self._committed_up = down, up
+        self.total_down, self.total_up = max(self.total_down, down), max(self.total_up, up)
+
+    def resume_exchange(self, per_client: int, delivered: Iterable[tuple[str, int]]) -> None:
+        """Count an exchange that was under way when the coordinator stopped.
+
+        Each client of `delivered`, (client, bytes of its update), had also fetched `per_client` bytes before.
+        """
+        self._per_client = per_client
+        for client, size in delivered:
+            self._count_up(size)
+            self.upload_completed(client)
+
+    def resume(self, down: int, up: int) -> None:
+        """Count at least the bytes that the run's record has, after those that the ledger's updates account for.
+
+        A record is written at a stop and every few seconds. Bytes that a client's progress shows are a part of them.
+        """
+        self._recorded_down, self._recorded_up = max(0, down - self.total_down), max(0, up - self.total_up)
+        self.total_down += self._recorded_down
+        self.total_up += self._recorded_up
+
+    def download_started(self, client: str, offset: int) -> None:
+        """A client fetches the model from an offset on. What it fetched before a restart is counted here."""
+        self._count_down(offset if self._per_client and client not in self._downloading else 0)
+        self._downloading.add(client)
+
+    def upload_started(self, client: str, offset: int) -> None:
+        """A client sends its update from an offset on. What it sent before a restart is counted here."""
+        self._count_up(offset if self._per_client and client not in self._uploading else 0)
+        self._uploading.add(client)
+
+    def upload_completed(self, client: str) -> None:
+        """A client has sent its whole update. If it fetched nothing since a restart, it fetched before it."""
+        self._count_down(self._per_client if client not in self._downloading else 0)
+        self._downloading.add(client)
+
+    def _count_down(self, before: int) -> None:
+        """Count bytes from before a restart, unless they are among the recorded ones."""
+        known = min(before, self._recorded_down)
+        self._recorded_down -= known
+        self.total_down += before - known
+
+    def _count_up(self, before: int) -> None:
+        known = min(before, self._recorded_up)
+        self._recorded_up -= known
+        self.total_up += before - known
+
+    @property
+    def total(self) -> tuple[int, int]:
+        """Bytes down and up since the run was created, including the round under way."""
+        return self.total_down, self.total_up
+
+    @property
+    def down(self) -> int:
+        """Bytes down since the last commit."""
+        return self.total_down - self._committed_down
+
+    @property
+    def up(self) -> int:
+        """Bytes up since the last commit."""
+        return self.total_up - self._committed_up

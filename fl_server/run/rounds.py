@@ -12,16 +12,8 @@ from fl_server.metrics import Metrics
 from fl_server.rounds.metrics import Criterion, has_evaluation
 from fl_server.rounds.state import Phase
 from fl_server.rounds.stop_rules import Best, Evaluation, Judged, best_round
-from fl_server.run.round_statistics import (
-    MOST_STALE,
-    ClientShares,
-    Draw,
-    RoundStatistics,
-    RoundSums,
-    SettledRounds,
-    criteria,
-)
-from fl_server.run.transfers import ClientTransfers, RunBytes
+from fl_server.run.round_statistics import MOST_STALE, ClientTransfers, RoundStatistics, RunBytes
+from fl_server.run.totals import ClientShares, Draw, RoundSums, SettledRounds, criteria
 from fl_server.store.records import CommitRecord, TotalsRecord
 
 RECENT = 16

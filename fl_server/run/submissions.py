@@ -19,10 +19,10 @@ from fl_server.admission.gate import AdmissionGate, fault_of
 from fl_server.admission.round_gate import Collecting, build_gate
 from fl_server.rounds import effects
 from fl_server.rounds import events as ev
+from fl_server.run.client_states import refused_outcome
 from fl_server.run.context import RunContext
 from fl_server.run.control import RunControl
 from fl_server.run.failures import MAX_NOTE, Failures, Reason
-from fl_server.run.outcomes import refused_outcome
 from fl_server.run.progress import Progress
 from fl_server.store.errors import StoreFull
 from fl_server.store.records import HistoryRecord, UpdateRecord, Weighed

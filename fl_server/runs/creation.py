@@ -16,7 +16,7 @@ from fl_common.units import size
 from fl_server.aggregation.methods import complete, outside_names
 from fl_server.errors import InvalidInput, RunExists
 from fl_server.outside_calls import OutsideCode
-from fl_server.run.evaluation.metrics import check_metric, directions_of, needs_metric, with_direction
+from fl_server.run.evaluation_metrics import check_metric, directions_of, needs_metric, with_direction
 from fl_server.run.run import Run
 from fl_server.run_settings.config import RunConfig
 from fl_server.runs.deletion import Deletions

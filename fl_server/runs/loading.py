@@ -22,7 +22,7 @@ from fl_server.aggregation.task_model import with_own
 from fl_server.errors import InvalidInput
 from fl_server.outside_calls import OutsideCode
 from fl_server.run.context import RunDependencies
-from fl_server.run.evaluation.metrics import directions_of
+from fl_server.run.evaluation_metrics import directions_of
 from fl_server.run.run import Run
 from fl_server.run_settings.config import RunConfig, TaskSection
 from fl_server.run_settings.sections import Fingerprint

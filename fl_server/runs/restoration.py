@@ -15,7 +15,7 @@ from fl_server.aggregation.methods import outside_names
 from fl_server.aggregation.outside_task.remote_task import RemoteTask
 from fl_server.errors import InvalidInput, one_line
 from fl_server.outside_calls import CallTimedOut
-from fl_server.run.evaluation.metrics import directions_of, with_direction
+from fl_server.run.evaluation_metrics import directions_of, with_direction
 from fl_server.run.restore import restore_run
 from fl_server.run.run import Run
 from fl_server.run_settings.spec import from_stored

@@ -18,7 +18,7 @@ from fl_client.storage.device_storage import DeviceStorage
 from fl_ops.simulate.clients import load_daemons
 from fl_ops.simulate.federation import Federation
 from fl_ops.simulate.replay import Replay, config_of, find_run, open_ledger
-from fl_server.run.outcomes import counted_outcome
+from fl_server.run.client_states import counted_outcome
 from fl_server.store.checkpoints import _read
 from fl_server.store.database.store import Store
 from fl_server.store.records import UpdateRecord

@@ -13,9 +13,10 @@ from typing import Any
 from fl_server.rounds import effects as fx
 from fl_server.rounds import events as ev
 from fl_server.rounds import machine, restoring
+from fl_server.rounds.by_client import ByClient, Failed, Lost, Refused
 from fl_server.rounds.committing import clients_due, evaluation_due
 from fl_server.rounds.restoring import SavedRound
-from fl_server.rounds.state import ByClient, Failed, Lost, Phase, Refused, RoundPolicy, RoundState
+from fl_server.rounds.state import Phase, RoundPolicy, RoundState
 from fl_server.rounds.stop_rules import Judged
 from tests.deterministic import replacing
 from tests.deterministic.core_ledger import Ledger, Place, Told, digest

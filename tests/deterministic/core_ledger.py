@@ -7,7 +7,7 @@ from hashlib import blake2b
 from typing import Any
 
 from fl_server.rounds import events as ev
-from fl_server.rounds.state import Failed, Lost, Refused
+from fl_server.rounds.by_client import Failed, Lost, Refused
 
 Place = tuple[int, int]
 """(round, exchange)."""

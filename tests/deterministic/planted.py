@@ -10,8 +10,9 @@ from unittest import mock
 
 from fl_server.rounds import collecting, committing, effects, events, restoring, selecting
 from fl_server.rounds import state as states
+from fl_server.rounds.by_client import ByClient
 from fl_server.rounds.machine import RULES
-from fl_server.rounds.state import ByClient, Phase, RoundState
+from fl_server.rounds.state import Phase, RoundState
 from tests.deterministic.core_driver import Driver
 
 Patch = tuple[Any, str, Any]

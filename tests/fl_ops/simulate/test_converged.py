@@ -11,7 +11,7 @@ import torch
 from fl_ops.simulate.clients import SimulatedClients
 from fl_ops.simulate.federation import Federation
 from fl_ops.simulate.updates import Contribution
-from fl_server.run.assignment import RoundPosition
+from fl_server.run.assignments import RoundPosition
 from fl_server.run_settings.config import RunConfig
 from fl_tasks import Shard
 from tests.processes.process import HERE

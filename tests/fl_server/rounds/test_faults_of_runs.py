@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from fl_server.rounds.by_client import Failed, Refused
 from fl_server.rounds.effects import EndRun, RecordFailure, RestartRound, RetryLater, SendWork
 from fl_server.rounds.events import (
     ClientRestarted,
@@ -22,7 +23,7 @@ from fl_server.rounds.events import (
     WorkFailed,
 )
 from fl_server.rounds.restoring import SavedRound, restored_round, without_absent
-from fl_server.rounds.state import Failed, Phase, Refused, RoundState
+from fl_server.rounds.state import Phase, RoundState
 from tests.fl_server.round_play import ALL, arrive, collecting, leave, play
 
 

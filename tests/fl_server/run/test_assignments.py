@@ -12,7 +12,7 @@ import algorithms as fl
 from fl_server.aggregation.broadcast import make_broadcast
 from fl_server.aggregation.outgoing import Outgoing
 from fl_server.rounds.sampling import training_seed
-from fl_server.run.assignment import RoundPosition, RoundWork, assignment
+from fl_server.run.assignments import RoundPosition, RoundWork, assignment
 from protos.codec import Layout
 from protos.fl.v1.tensor_pb2 import ENCODING_INT8, ENCODING_PLAIN, ENCODING_TOP_K, RESOURCE_KIND_MODEL
 from protos.fl.v1.training_pb2 import PAYLOAD_KIND_DELTA, Assignment

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fl_server.rpc.views import client_status, run_status
-from fl_server.run.round_statistics import ClientShares, Draw, Share
 from fl_server.run.rounds import RECENT, RunRounds
+from fl_server.run.totals import ClientShares, Draw, Share
 from fl_web.facts.run import attention
 from fl_web.facts.words import fact
 from tests.fl_server.criteria import BY_ACCURACY

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from fl_server.run import dispatch
+from fl_server.run import assignments
 from tests.fl_server.devices import Device
 from tests.fl_server.harness import World, until
 
-LARGE = dispatch.BATCH + 4
+LARGE = assignments.BATCH + 4
 SECTIONS = {"round": {"clients_per_round": LARGE}, "stop": {"rounds": 1}}
 
 
@@ -24,7 +24,7 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     async def wait() -> None:
         await event.wait()
 
-    monkeypatch.setattr(dispatch, "_idle_loop", wait)
+    monkeypatch.setattr(assignments, "_idle_loop", wait)
     return event
 
 
@@ -50,7 +50,7 @@ async def test_a_busy_loop_gets_one_batch(tmp_path: Path, idle: asyncio.Event) -
         for device in devices:
             await device.connect(world)
         run = await world.create(**SECTIONS)
-        await until(lambda: assigned(devices) == dispatch.BATCH, "the first batch has its work")
+        await until(lambda: assigned(devices) == assignments.BATCH, "the first batch has its work")
         idle.set()
         await until(lambda: assigned(devices) == LARGE, "all have it")
         assert run.state.outstanding == {device.name for device in devices}
@@ -63,10 +63,10 @@ async def test_work_of_an_attempt_that_is_over_is_not_pushed(tmp_path: Path, idl
         for device in devices:
             await device.connect(world)
         run = await world.create(**SECTIONS)
-        await until(lambda: assigned(devices) == dispatch.BATCH, "the first batch has its work")
+        await until(lambda: assigned(devices) == assignments.BATCH, "the first batch has its work")
         await world.coordinator.actions.stop(run, "enough", "admin")
         idle.set()
         await until(lambda: run.ended, "it has ended")
         for _ in range(10):
             await asyncio.sleep(0)  # the waiting push runs, and its messages would reach the devices
-        assert assigned(devices) == dispatch.BATCH
+        assert assigned(devices) == assignments.BATCH

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from fl_server.run.outcomes import LISTS_KEPT, OutcomeLookup
 from fl_server.run.rounds import RECENT
-from fl_server.runs.outcomes import MOST_LOOKED_UP
+from fl_server.runs.outcomes import LISTS_KEPT, MOST_LOOKED_UP, OutcomeLookup
 from fl_server.store.records import HistoryRecord
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import ExchangeKey

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fl_server.rpc.views import client_status, run_status
-from fl_server.run.lost_states import rounds_until_missing
+from fl_server.run.client_warnings import rounds_until_missing
 from fl_server.run.run import Run
 from fl_web.facts.run import attention
 from fl_web.facts.words import known

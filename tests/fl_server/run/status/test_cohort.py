@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fl_server.rounds.state import Phase, RoundPolicy, RoundState
+from fl_server.run.round_statistics import ClientTransfers
 from fl_server.run.status import by_phase, drawn, members
-from fl_server.run.transfers import ClientTransfers
 
 CLIENTS = frozenset({"a", "b", "c"})
 

@@ -17,7 +17,6 @@ from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.evaluation_slots import Place
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.rounds import events as ev
-from fl_server.run.committed_rounds import committed_round
 from fl_server.run.context import RunContext
 from fl_server.run.control import RunControl
 from fl_server.run.progress import Progress
@@ -126,7 +125,7 @@ async def record_metrics(  # noqa: PLR0913, PLR0917 - the run, and what an evalu
     context: RunContext, control: RunControl, round_: int, metrics: Mapping[str, float], by: ev.Source
 ) -> None:
     """Add the metrics of an evaluation to a committed round; continue or end the run."""
-    commit = await control.retry(lambda: committed_round(context, round_))
+    commit = await control.retry(lambda: context.commit_of(round_))
     if commit is None:
         raise RuntimeError(f"expected a committed round, got round {round_} of {context.rounds.committed}")
     record = context.rounds.add_metrics(commit, metrics)

@@ -1,15 +1,21 @@
-"""The admitted updates of an exchange in order of arrival: a value to which one more is added in constant time.
+"""What a round knows of single clients: their updates in order of arrival, failures, refusals and lost states.
 
 A round of four thousand clients adds four thousand updates, one by one, and asks for each whether its client has
-delivered before. A tuple would be copied and searched each time.
+delivered before. A tuple would be copied and searched each time, so `Arrivals` adds one more in constant time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from copy import copy
+from dataclasses import dataclass
 from itertools import islice
-from typing import Self, overload
+from typing import Self, TypeVar, overload
+
+from fl_server.rounds.events import Fault
+
+T = TypeVar("T")
 
 Entry = tuple[str, bytes]
 """(client, digest)."""
@@ -76,3 +82,49 @@ class Arrivals(Sequence[Entry]):
 
     def __repr__(self) -> str:
         return repr(tuple(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The latest failure of a client's work in the exchange under way. Fields as in `events.WorkFailed`."""
+
+    why: str = ""
+    cause: str = ""
+    not_finite: bool = False
+    repeats: bool = False
+    times: int = 1
+    """How often it has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A refused update of the exchange under way."""
+
+    fault: Fault
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A lost client state that is still in the server's sum."""
+
+    why: str
+    left_out: bool
+    """Whether its client takes no part after the restart of the states either."""
+
+
+class ByClient(dict[str, T]):
+    """A dictionary by client id that is part of a state: it is never changed."""
+
+    def __hash__(self) -> int:  # type: ignore[override]  # equal ones have the same clients
+        return hash(frozenset(self))
+
+    def added(self, client: str, value: T) -> Self:
+        """These, and this value of a client; it comes last."""
+        return type(self)({**self.without({client}), client: value})
+
+    def without(self, clients: AbstractSet[str]) -> Self:
+        """These but for some clients."""
+        if clients.isdisjoint(self):
+            return self
+        return type(self)({client: value for client, value in self.items() if client not in clients})

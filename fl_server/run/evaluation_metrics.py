@@ -1,9 +1,9 @@
-"""Metrics of many clients from their sums, and the metric by which the models of a run are compared."""
+"""Checks of clients' reports, metrics of many clients from their sums, and the metric that compares a run's models."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import structlog
 
@@ -17,13 +17,14 @@ from fl_server.rounds.metrics import (
     Directions,
     as_averaged,
     by_clients,
+    of_averaged,
     with_pooled,
 )
 from fl_server.rounds.stop_rules import reported_metrics
 from fl_server.run.context import RunContext
 from fl_server.run.control import RunControl
 from fl_server.run_settings.config import RunConfig
-from fl_tasks.metrics import wrong_name
+from fl_tasks.metrics import MAX_METRICS, wrong_name
 from fl_tasks.summed_metrics import MAX_SUM_VALUES, PlainSum, Pool, without_personal
 from protos.fl.v1 import coordinator_pb2 as pb
 
@@ -149,3 +150,41 @@ def _reported(config: RunConfig, names: Collection[str]) -> list[str]:
         return [*names]
     own = [name + ending for name in names for ending in ("", WITHOUT_PERSONAL)[: 2 if config.personal else 1]]
     return [f"{PREFIX}{name}{ending}" for name in own for ending in ("_mean", "", "_std", "_worst_decile")]
+
+
+MAX_VALUE = 1e100
+"""A larger value is no measurement, and its square would not be finite."""
+
+
+def check_report(request: pb.ReportEvaluationRequest, config: RunConfig) -> None:
+    """Raises InvalidInput for a report that no device sends."""
+    personal, averaged = bool(config.personal), config.evaluation.averaged_on_clients
+    most = MAX_METRICS * (1 + averaged)
+    if not 0 < request.num_examples < 2**63:
+        raise InvalidInput("num_examples", "1 or more", request.num_examples)
+    if not (request.metrics or request.sums) or len(request.metrics) > most:
+        raise InvalidInput("metrics", f"1 to {most} metrics", f"{len(request.metrics)}")
+    if not averaged:
+        _check_committed([*request.metrics, *(each.metric for each in request.sums)])
+    check_sums(request, personal=personal)
+    _check_values("metrics", request.metrics)
+    expected = request.metrics.keys() if personal else set[str]()
+    if request.without_personal.keys() != expected:
+        names = ", ".join(sorted(expected)) or "nothing, because the run has no personal parameters"
+        came = ", ".join(sorted(request.without_personal)) or "nothing"
+        raise InvalidInput("without_personal", names, came[:200])
+    _check_values("without_personal", request.without_personal)
+
+
+def _check_committed(names: Iterable[str]) -> None:
+    if (name := next(filter(of_averaged, names), None)) is not None:
+        expected = "metrics of the committed model: the run has no evaluation.averaged_on_clients"
+        raise InvalidInput("metrics", expected, repr(name[:100]))
+
+
+def _check_values(field: str, metrics: Mapping[str, float]) -> None:
+    for name, value in metrics.items():
+        if (rule := wrong_name(name)) is not None:
+            raise InvalidInput(field, rule, repr(name[:100]))
+        if not (math.isfinite(value) and abs(value) <= MAX_VALUE):
+            raise InvalidInput(f"{field}[{name!r}]", f"a finite value, at most {MAX_VALUE:g} in size", value)

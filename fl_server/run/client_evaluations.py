@@ -9,9 +9,8 @@ the answers in the ledger.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -19,18 +18,16 @@ import structlog
 
 from fl_server.aggregation.broadcast import Broadcast
 from fl_server.errors import InvalidInput
-from fl_server.rounds.collecting import RESTARTED, too_many_processes
-from fl_server.rounds.metrics import EVALUATED, of_averaged, summary, with_own
+from fl_server.rounds.collecting import too_many_processes
+from fl_server.rounds.metrics import EVALUATED, summary, with_own
 from fl_server.rounds.sampling import draw_evaluators
-from fl_server.run.committed_rounds import clients_told_of
+from fl_server.run.client_warnings import warn_of_label_order
 from fl_server.run.context import RunContext
 from fl_server.run.control import RunControl, with_turns
 from fl_server.run.deadline import save_time
-from fl_server.run.evaluation.metrics import check_sums, plain_sums, with_sums
-from fl_server.run.evaluation.server import prune_checkpoints, record_metrics
-from fl_server.run_settings.config import RunConfig
-from fl_server.store.records import ClientEvaluation, HistoryRecord
-from fl_tasks.metrics import MAX_METRICS, wrong_name
+from fl_server.run.evaluation_metrics import check_report, plain_sums, with_sums
+from fl_server.run.server_evaluations import prune_checkpoints, record_metrics
+from fl_server.store.records import ClientEvaluation
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.tensor_pb2 import Resource
 from protos.fl.v1.training_pb2 import EvaluationAssignment, ExchangeKey, TaskFingerprint
@@ -39,8 +36,6 @@ log = structlog.get_logger()
 
 AT_ONCE = 2
 """Rounds that are evaluated at a time: each holds a model. One more ends the oldest before its deadline."""
-MAX_VALUE = 1e100
-"""A larger value is no measurement, and its square would not be finite."""
 
 
 @dataclass(slots=True)
@@ -153,29 +148,8 @@ class ClientEvaluations:
         answers = await self._read_answers(round_)
         metrics = summary([(answer.num_examples, answer.metrics) for answer in answers], self._context.directions)
         metrics = await with_sums(self._context, self._control, round_, metrics)
-        await self._warn_of_label_order(answers)  # first: with the metrics the run may end
+        await warn_of_label_order(self._context, self._control, answers)  # first: with the metrics the run may end
         await record_metrics(self._context, self._control, round_, metrics, "clients")
-
-    async def _warn_of_label_order(self, answers: list[ClientEvaluation]) -> None:
-        """Tell operators of clients that stay at chance while the others learn."""
-        context, order = self._context, self._context.label_order
-        found = order.compare(answers)
-        if not found:
-            return
-        if order.told is None:
-            order.told = await clients_told_of(context, self._control, "labels_suspected")
-        for client, accuracy, usual in found:
-            why = (
-                f"its own accuracy stays at {accuracy:.2f}, the median of the others is {usual:.2f}: does it number the"
-                " classes as they do?"
-            )
-            await context.fleet.records.write_note(client, f"run {context.run_id}: {why}")
-            if client not in order.told:
-                order.told.add(client)
-                log.warning("labels_suspected", run=context.run_id, client=client, why=why)
-                detail = f"{client}: {why}"
-                row = HistoryRecord(time.time(), "coordinator", "labels_suspected", context.run_id, detail)
-                context.fleet.records.write_history_later(row)
 
     async def backfill(self) -> None:
         """After a restart: summarise earlier rounds from the answers in the ledger. Their models are not sent again."""
@@ -243,7 +217,7 @@ class ClientEvaluations:
 
         Raises InvalidInput for invalid values, and for an evaluation that the client was not asked for.
         """
-        _check(request, self._control.config)
+        check_report(request, self._control.config)
         run_id, one = self._context.run_id, self._under_way.get(request.key.round)
         if one is None and self._was_due(request.key.round):
             log.debug("evaluation_late", run=run_id, round=request.key.round, client=client)
@@ -283,7 +257,7 @@ class ClientEvaluations:
         others = one.processes.get(client, set()) - {fleet.attendance.process_of(client)}
         if not 0 < most <= len(others):
             return False
-        why = f"{RESTARTED}: {too_many_processes(most, f'evaluation of round {one.round}')}"
+        why = too_many_processes(most, f"evaluation of round {one.round}")
         log.warning("client_failed", run=self._context.run_id, round=one.round, client=client, why=why)
         self._control.tasks.spawn(fleet.records.write_note(client, why))
         one.client_out(client)
@@ -302,36 +276,3 @@ class ClientEvaluations:
             return False
         one.client_out(client)
         return True
-
-
-def _check(request: pb.ReportEvaluationRequest, config: RunConfig) -> None:
-    personal, averaged = bool(config.personal), config.evaluation.averaged_on_clients
-    most = MAX_METRICS * (1 + averaged)
-    if not 0 < request.num_examples < 2**63:
-        raise InvalidInput("num_examples", "1 or more", request.num_examples)
-    if not (request.metrics or request.sums) or len(request.metrics) > most:
-        raise InvalidInput("metrics", f"1 to {most} metrics", f"{len(request.metrics)}")
-    if not averaged:
-        _check_committed([*request.metrics, *(each.metric for each in request.sums)])
-    check_sums(request, personal=personal)
-    _check_values("metrics", request.metrics)
-    expected = request.metrics.keys() if personal else set[str]()
-    if request.without_personal.keys() != expected:
-        names = ", ".join(sorted(expected)) or "nothing, because the run has no personal parameters"
-        came = ", ".join(sorted(request.without_personal)) or "nothing"
-        raise InvalidInput("without_personal", names, came[:200])
-    _check_values("without_personal", request.without_personal)
-
-
-def _check_committed(names: Iterable[str]) -> None:
-    if (name := next(filter(of_averaged, names), None)) is not None:
-        expected = "metrics of the committed model: the run has no evaluation.averaged_on_clients"
-        raise InvalidInput("metrics", expected, repr(name[:100]))
-
-
-def _check_values(field: str, metrics: Mapping[str, float]) -> None:
-    for name, value in metrics.items():
-        if (rule := wrong_name(name)) is not None:
-            raise InvalidInput(field, rule, repr(name[:100]))
-        if not (math.isfinite(value) and abs(value) <= MAX_VALUE):
-            raise InvalidInput(f"{field}[{name!r}]", f"a finite value, at most {MAX_VALUE:g} in size", value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fl_server.rounds.arrivals import Arrivals
+from fl_server.rounds.by_client import Arrivals
 
 
 def test_it_is_the_tuple_of_its_entries() -> None:
