@@ -30,8 +30,8 @@ from fl_server.rounds.events import (
     UpdateRefused,
     WorkFailed,
 )
-from fl_server.rounds.sampling import adapted, by_id
-from fl_server.rounds.selecting import draw_replacements, lost_states, restart_round
+from fl_server.rounds.sampling import by_id
+from fl_server.rounds.selecting import draw_replacements, learn, lost_states, restart_round
 from fl_server.rounds.state import Phase, Result, RoundState, UnexpectedEvent
 
 
@@ -247,21 +247,6 @@ def close(state: RoundState) -> Result:
     if state.exchange + 1 < state.policy.exchanges:
         return replace(state, phase=Phase.REDUCING), (ReduceExchange(accepted), *cancelled)
     return replace(state, phase=Phase.STEPPING), (ComputeStep(accepted), *cancelled)
-
-
-def learn(state: RoundState) -> RoundState:
-    """Adapt the over-selection factor to the drop-outs of the closing exchange.
-
-    Clients still at work when the first attempt reaches its goal were only slower. A list that was fixed before a
-    restart gives no information: the drop-outs are not stored. An exchange that is closed again was counted before.
-    """
-    if state.policy.close == "cohort" or state.exchange or state.fixed or state.repeated:
-        return state
-    quick = len(state.admitted) >= state.goal and state.attempt == state.first_attempt
-    dropped = len(state.out) + (0 if quick else state.working)
-    start = state.policy.over_selection
-    factor = adapted(state.draws_per_update, start, len(state.admitted), dropped)
-    return replace(state, over_selection=factor)
 
 
 def drop_culprits(state: RoundState, event: CulpritsFound) -> Result:

@@ -9,7 +9,7 @@ from fl_server.rounds.by_client import ByClient
 from fl_server.rounds.effects import AwaitClients, OpenAttempt, RestartRound, RetryLater
 from fl_server.rounds.ending import cancel, end_by_fault, no_client_delivers
 from fl_server.rounds.events import ClientReleased, StatesLost
-from fl_server.rounds.sampling import Draw, draw_bernoulli, draw_fixed
+from fl_server.rounds.sampling import Draw, adapted, draw_bernoulli, draw_fixed
 from fl_server.rounds.state import Phase, Result, RoundPolicy, RoundState
 
 
@@ -143,3 +143,18 @@ def released(state: RoundState, event: ClientReleased) -> Result:
         return state, ()
     state = replace(state, lost=ByClient({**state.lost, event.client: replace(lost, left_out=False)}))
     return select(state) if state.phase is Phase.SELECTING else (state, ())
+
+
+def learn(state: RoundState) -> RoundState:
+    """Adapt the over-selection factor to the drop-outs of the closing exchange.
+
+    Clients still at work when the first attempt reaches its goal were only slower. A list that was fixed before a
+    restart gives no information: the drop-outs are not stored. An exchange that is closed again was counted before.
+    """
+    if state.policy.close == "cohort" or state.exchange or state.fixed or state.repeated:
+        return state
+    quick = len(state.admitted) >= state.goal and state.attempt == state.first_attempt
+    dropped = len(state.out) + (0 if quick else state.working)
+    start = state.policy.over_selection
+    factor = adapted(state.draws_per_update, start, len(state.admitted), dropped)
+    return replace(state, over_selection=factor)
