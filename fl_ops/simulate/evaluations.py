@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import cache
 
@@ -26,13 +27,25 @@ class Collection:
         """time: decides the order of arrival; None: it is random, so that over-selection favours no client."""
         self._federation, self._time = federation, time
         self._place: RoundPosition | None = None
-        self._working: Iterator[Result] = iter(())
+        self._working: Iterator[list[Result]] = iter(())
         self._results: dict[str, Result] = {}
         self._tickets: tuple[int, Callable[[str], int]] = (-1, len)
 
     def next_client(self, state: RoundState) -> str:
         """The outstanding client that arrives next, without simulated time."""
         return min(state.outstanding, key=self._arrival(state.round))
+
+    def following(self, state: RoundState) -> list[Contribution]:
+        """The updates that are there and arrive directly after that of `next_client`; no more than the goal lacks."""
+        most = min(len(self._results), state.goal - len(state.admitted) - 1)
+        following: list[Contribution] = []
+        for client in heapq.nsmallest(1 + most, state.outstanding, self._arrival(state.round))[1:] if most > 0 else ():
+            if not isinstance(update := self._results.get(client), Contribution):
+                break
+            following.append(update)
+        for update in following:
+            del self._results[update.client]
+        return following
 
     def _arrival(self, round_: int) -> Callable[[str], int]:
         """The random order of a round."""
@@ -47,11 +60,11 @@ class Collection:
             self.discard()
             self._place = place
         while client not in self._results:
-            if (one := next(self._working, None)) is None:
+            if (together := next(self._working, None)) is None:
                 needed = [each for each in self._needed(state, client) if each not in self._results]
-                self._working = self._federation.work(place, needed)
+                self._working = self._federation.work_together(place, needed)
             else:
-                self._results[one.client] = one
+                self._results |= {one.client: one for one in together}
         return self._results.pop(client)
 
     def discard(self) -> None:

@@ -7,9 +7,10 @@ ledger.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from types import TracebackType
 from typing import Self
 
@@ -21,13 +22,13 @@ from fl_client.training.data import LocalTask
 from fl_ops.simulate.clients import examples_of
 from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions, make_engine
 from fl_ops.simulate.engines.client_work import one_thread
-from fl_ops.simulate.engines.engine import EngineContext, Failed
+from fl_ops.simulate.engines.engine import EngineContext, Failed, Trained
 from fl_ops.simulate.reports import Profile
 from fl_ops.simulate.run_files import SimulatedStates, UpdateFiles, folder_of_states, folder_of_updates
 from fl_ops.simulate.saving.point import FederationPoint
 from fl_ops.simulate.shared_work import SharedWork
 from fl_ops.simulate.traffic import Names, Packed, Sent, TrafficCounter, packed
-from fl_ops.simulate.updates import Contribution, NotDelivered, admit, each_of
+from fl_ops.simulate.updates import Contribution, NotDelivered, admit, admit_together
 from fl_server.admission.norms import Culprits, NormHistory, outliers, overflow_culprit
 from fl_server.admission.round_gate import Collecting
 from fl_server.aggregation.engine import Engine
@@ -127,22 +128,31 @@ class Federation:
 
     def work(self, place: RoundPosition, clients: Sequence[str]) -> Iterator[Contribution | NotDelivered]:
         """Train clients for an exchange and admit their updates. Yields a result for each client, in any order."""
-        for client in clients:
-            self.traffic.download(client, self.bundles)
+        return chain.from_iterable(self.work_together(place, clients))
+
+    def work_together(
+        self, place: RoundPosition, clients: Sequence[str]
+    ) -> Generator[list[Contribution | NotDelivered], None, None]:
+        """The same; results that are there at the same time come together."""
+        self.traffic.download_by(clients, self.bundles)
         seeds = [training_seed(self.config.seed, place.round, client) for client in clients]
         collecting = Collecting(self.snapshot, place.exchange, self.state_epoch, self._norms)
         for done in self.profile.waiting("clients", self._engine.train(self._assignment(place), clients, seeds)):
             if isinstance(done, Failed):
-                yield NotDelivered.of(done)
+                yield [NotDelivered.of(done)]
                 continue
-            for result in each_of(done):
-                with self.profile.part("admission"), one_thread():
-                    admitted = admit(self.engine, collecting, result)
+            with self.profile.part("admission"), one_thread():
+                results = (
+                    [admit(self.engine, collecting, done)]
+                    if isinstance(done, Trained)
+                    else admit_together(self.engine, collecting, done)
+                )
+            for admitted in results:
                 if isinstance(admitted, Contribution):
-                    self._contributions[place.exchange, result.client] = admitted
+                    self._contributions[place.exchange, admitted.client] = admitted
                 if isinstance(admitted, Contribution) or admitted.sent:
-                    self.traffic.upload(result.header.size_bytes)
-                yield admitted
+                    self.traffic.upload(done.header.size_bytes)
+            yield results
 
     @property
     def evaluation_bundles(self) -> Names:
@@ -172,8 +182,7 @@ class Federation:
     def evaluate(self, clients: Sequence[str]) -> Iterator[tuple[str, Measured | NotDelivered]]:
         """What clients measured with the latest model on their held-out data, with their ids, in any order."""
         bundles = self.evaluation_bundles
-        for client in clients:
-            self.traffic.download(client, bundles)
+        self.traffic.download_by(clients, bundles)
         if (averaged := self._averaged_bundle()) is not None:
             self._engine.begin({**self._loaded, RESOURCE_KIND_AVERAGED: averaged.bundle})
         common = EvaluationAssignment(

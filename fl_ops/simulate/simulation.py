@@ -207,24 +207,25 @@ class Simulation:
                 return again or ev.EndRequested("failed", self._too_few_clients())
 
     def _collect(self) -> ev.Event:
-        """What happens next in an open attempt; without simulated time, the result of one client's work."""
+        """What happens next in an open attempt; without simulated time, the results of clients' work."""
         if self._time is None:
-            return self._result_of(self._collection.next_client(self._state))
+            return self._event_of(self._collection.next_client(self._state), alone=False)
         happens = self._time.go_on()
         if isinstance(happens, ev.DeadlinePassed) or self._state.working == 1:
             self._update_roster()  # other clients may be drawn now
-        return self._result_of(happens) if isinstance(happens, str) else happens or ev.TimeUsed(self._time.now)
+        return self._event_of(happens) if isinstance(happens, str) else happens or ev.TimeUsed(self._time.now)
 
-    def _result_of(self, client: str) -> ev.Event:
-        """The result of one client's work."""
+    def _event_of(self, client: str, *, alone: bool = True) -> ev.Event:
+        """The result of the work of a client; not alone: the updates that follow its own, too."""
         state, drawn = self._state, len(self._state.drawn)
-        self._notify(Step(state.round, "client", drawn - len(state.outstanding) + 1, drawn))
+        self._notify(Step(state.round, "client", drawn - state.working + 1, drawn))
         result = self._collection.result(state, client)
         if (report := self.federation.engine_report) != self._engine_report:
             self._engine_report = report
             self._notify(Note(report))
         if isinstance(result, Contribution):
-            return ev.UpdateAdmitted(client, result.digest)
+            others = [] if alone else self._collection.following(state)
+            return ev.UpdateAdmitted(client, result.digest, tuple((one.client, one.digest) for one in others))
         self._record_failure(Failure(state.round, client, result.why, result.trace))
         if result.refused:
             return ev.UpdateRefused(client, result.fault, result.why)

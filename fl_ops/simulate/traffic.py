@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from fl_client.connection.bundles.expected import Bundle, ResourceKey
@@ -19,6 +19,8 @@ Names = Mapping[Name, int]
 
 Offers = Mapping[Name, tuple[Name, int]]
 """Differences: the bundle that one makes, the bundle that it needs, and its size in bytes."""
+
+_NOTHING: Names = {}
 
 
 class Sent(NamedTuple):
@@ -56,7 +58,9 @@ class TrafficCounter:
 
     def missing(self, client: str, bundles: Names) -> int:
         """Bytes of the bundles of an assignment that the client does not hold, or of differences to those it holds."""
-        held = self._held.get(client, {})
+        return self._beside(self._held.get(client, _NOTHING), bundles)
+
+    def _beside(self, held: Names, bundles: Names) -> int:
         return sum(self._bytes_of(name, size, held) for name, size in bundles.items() if name not in held)
 
     def _bytes_of(self, name: Name, size: int, held: Names) -> int:
@@ -65,10 +69,20 @@ class TrafficCounter:
 
     def download(self, client: str, bundles: Names) -> int:
         """Count what the client fetches for the bundles of an assignment. Returns the bytes."""
-        size = self.missing(client, bundles)
-        self._held[client] = bundles
-        self._bytes_down += size
-        return size
+        return self.download_by([client], bundles)
+
+    def download_by(self, clients: Iterable[str], bundles: Names) -> int:
+        """The same of several clients. Those that had the same assignment hold one and the same object."""
+        known: dict[int, tuple[Names, int]] = {}
+        total = 0
+        for client in clients:
+            held = self._held.get(client, _NOTHING)
+            if id(held) not in known:
+                known[id(held)] = held, self._beside(held, bundles)
+            total += known[id(held)][1]
+            self._held[client] = bundles
+        self._bytes_down += total
+        return total
 
     def upload(self, size: int) -> None:
         """Count an update of `size` bytes."""

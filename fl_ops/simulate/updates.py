@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import algorithms as fl
 from fl_ops.simulate.engines.engine import Failed, Trained
 from fl_ops.simulate.engines.held import TrainedTogether
 from fl_server.admission.expected_work import Epochs, RegisteredData, epochs_of
-from fl_server.admission.gate import UpdateRefused, fault_of
+from fl_server.admission.gate import AdmissionGate, UpdateRefused, fault_of
 from fl_server.admission.norms import Measured
 from fl_server.admission.round_gate import Collecting, build_gate
 from fl_server.aggregation.engine import Engine
@@ -73,16 +72,6 @@ class NotDelivered:
         return cls(failed.client, failed.why, not_finite, trace=failed.trace, cause=failed.cause)
 
 
-def each_of(result: Trained | TrainedTogether) -> Iterator[Trained]:
-    """The results of the clients, one by one."""
-    if isinstance(result, Trained):
-        yield result
-        return
-    for number, client in enumerate(result.clients):
-        examples, own_batches = result.examples[number], result.own_batches[number]
-        yield Trained(client, result.header_of(number), result.held.update(number), examples, own_batches)
-
-
 def admit(engine: Engine, collecting: Collecting, trained: Trained) -> Contribution | NotDelivered:
     """Check an update with the coordinator's admission gate."""
     header, update = trained.header, trained.update
@@ -93,16 +82,46 @@ def admit(engine: Engine, collecting: Collecting, trained: Trained) -> Contribut
         gate.check_header(header)
         sent = True
         digest = digest_bytes(header.digest)
-        if not isinstance(update, Path):
-            norms = gate.check_values(update, update.squares)
-        elif trained.content is None:
+        if trained.content is None:
             norms = gate.check_file(update, digest, header.num_steps)
         else:
             norms = gate.check_content(update, digest, trained.content)
         clip_factor = gate.clip_factor(next(iter(norms.values())))
     except UpdateRefused as refusal:
-        fault = fault_of(RefusalReason.Name(refusal.reason))
-        return NotDelivered(trained.client, str(refusal), fault == "not_finite", refused=True, fault=fault, sent=sent)
+        return _refused(trained.client, refusal, sent=sent)
     info = fl.UpdateInfo(trained.client, header.num_examples, header.num_steps, clip_factor)
     loss = header.training_loss if header.HasField("training_loss") else None
     return Contribution(info, digest, loss, update, norms, epochs_of(header))
+
+
+def admit_together(engine: Engine, collecting: Collecting, done: TrainedTogether) -> list[Contribution | NotDelivered]:
+    """Check the updates of clients in lockstep in the same way; what they have in common is checked once.
+
+    Clients with as much data have one gate: what else it knows of a client is needed to decode files.
+    """
+    gates: dict[RegisteredData, AdmissionGate] = {}
+    results: list[Contribution | NotDelivered] = []
+    digest = bytes(done.header.digest.value)
+    for number, client in enumerate(done.clients):
+        examples, steps, update = done.examples[number], done.steps[number], done.held.update(number)
+        registered = RegisteredData(examples, done.own_batches[number])
+        gate, sent = gates.get(registered) or build_gate(engine, collecting, client, registered), False
+        try:
+            gate.check_work(examples, steps, done.epochs[number])
+            if registered not in gates:
+                gate.check_form(done.header)
+                gates[registered] = gate
+            sent = True
+            norms = gate.check_values(update, update.squares)
+            clip_factor = gate.clip_factor(next(iter(norms.values())))
+        except UpdateRefused as refusal:
+            results.append(_refused(client, refusal, sent=sent))
+        else:
+            info = fl.UpdateInfo(client, examples, steps, clip_factor)
+            results.append(Contribution(info, digest, done.losses[number], update, norms, done.epochs[number]))
+    return results
+
+
+def _refused(client: str, refusal: UpdateRefused, *, sent: bool) -> NotDelivered:
+    fault = fault_of(RefusalReason.Name(refusal.reason))
+    return NotDelivered(client, str(refusal), fault == "not_finite", refused=True, fault=fault, sent=sent)

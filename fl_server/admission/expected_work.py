@@ -34,18 +34,15 @@ class ExpectedWork:
     own_loop: bool = False
     """Whether the client trains with a loop of the task's own, which makes as many steps as it likes up to a limit."""
 
-    def difference(self, header: UpdateHeader) -> str:
-        """The contradiction between header and work; empty if there is none."""
-        if header.num_examples > self.examples:
-            return (
-                f"expected {self.examples} examples at most, as the client registered for the task, "
-                f"got {header.num_examples}"
-            )
-        steps = self.steps(header.num_examples)
+    def difference(self, examples: int, came: int) -> str:
+        """The contradiction between the work and an update of so many examples and steps; empty if there is none."""
+        if examples > self.examples:
+            return f"expected {self.examples} examples at most, as the client registered for the task, got {examples}"
+        steps = self.steps(examples)
         if self.trains and self.own_loop:
-            return "" if header.num_steps <= steps else f"expected {steps} steps at most, got {header.num_steps}"
-        if self.trains and header.num_steps != steps:
-            return f"expected {steps} steps, as ordered for {header.num_examples} examples, got {header.num_steps}"
+            return "" if came <= steps else f"expected {steps} steps at most, got {came}"
+        if self.trains and came != steps:
+            return f"expected {steps} steps, as ordered for {examples} examples, got {came}"
         return ""
 
     def steps(self, examples: int) -> int:
@@ -85,14 +82,14 @@ def epochs_of(header: UpdateHeader) -> tuple[dict[str, float], ...]:
     return tuple(dict(epoch.values) for epoch in header.epochs)
 
 
-def wrong_epochs(header: UpdateHeader) -> str:
-    """What is wrong with the metrics in a header; empty if they are valid."""
-    if len(header.epochs) > MAX_EPOCHS:
-        return f"epochs: expected at most {MAX_EPOCHS}, got {len(header.epochs)}"
-    for number, epoch in enumerate(header.epochs):
-        if len(epoch.values) > MAX_METRICS:
-            return f"epochs[{number}]: expected at most {MAX_METRICS} metrics, got {len(epoch.values)}"
-        for name, value in epoch.values.items():
+def wrong_epochs(epochs: Epochs) -> str:
+    """What is wrong with an update's metrics; empty if they are valid."""
+    if len(epochs) > MAX_EPOCHS:
+        return f"epochs: expected at most {MAX_EPOCHS}, got {len(epochs)}"
+    for number, values in enumerate(epochs):
+        if len(values) > MAX_METRICS:
+            return f"epochs[{number}]: expected at most {MAX_METRICS} metrics, got {len(values)}"
+        for name, value in values.items():
             if (rule := wrong_name(name)) is not None:
                 return f"epochs[{number}]: expected {rule}, got {name[:100]!r}"
             if not abs(value) <= MAX_VALUE:

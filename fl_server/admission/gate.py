@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fl_server.admission.buffers import BadBuffer, BufferRules, NotFiniteBuffer
-from fl_server.admission.expected_work import ExpectedWork, wrong_epochs
+from fl_server.admission.expected_work import Epochs, ExpectedWork, epochs_of, wrong_epochs
 from fl_server.admission.norms import BUFFERS, FARTHEST, FLOOR, NO_LIMIT, RelativeNorm
 from fl_server.admission.reading import UpdateContent, read_update
 from fl_server.aggregation.encoded_update import Decoding, EncodedUpdate, UpdateKeys
@@ -83,16 +83,23 @@ class AdmissionGate:
 
     def check_header(self, header: UpdateHeader) -> None:
         """All checks that need no tensor bytes. Raises UpdateRefused."""
-        if not 1 <= header.num_examples <= _MAX_EXAMPLES or header.num_steps < 1:
+        self.check_work(header.num_examples, header.num_steps, epochs_of(header))
+        self.check_form(header)
+
+    def check_work(self, examples: int, steps: int, epochs: Epochs) -> None:
+        """Check what an update says of its client's work: n_i, K_i and metrics. Raises UpdateRefused."""
+        if not 1 <= examples <= _MAX_EXAMPLES or steps < 1:
             raise UpdateRefused(
                 RefusalReason.REFUSAL_REASON_HEADER,
-                f"expected 1 to {_MAX_EXAMPLES} examples and at least one step, got {header.num_examples} and "
-                f"{header.num_steps}",
+                f"expected 1 to {_MAX_EXAMPLES} examples and at least one step, got {examples} and {steps}",
             )
-        if self.ordered is not None and (difference := self.ordered.difference(header)):
+        if self.ordered is not None and (difference := self.ordered.difference(examples, steps)):
             raise UpdateRefused(RefusalReason.REFUSAL_REASON_HEADER, difference)
-        if wrong := wrong_epochs(header):
+        if wrong := wrong_epochs(epochs):
             raise UpdateRefused(RefusalReason.REFUSAL_REASON_HEADER, wrong)
+
+    def check_form(self, header: UpdateHeader) -> None:
+        """Check the rest of a header, which clients in lockstep have in common. Raises UpdateRefused."""
         if header.state_epoch != self.state_epoch:
             raise UpdateRefused(
                 RefusalReason.REFUSAL_REASON_STATE_EPOCH,

@@ -13,7 +13,7 @@ from fl_client.connection.bundles.expected import Bundle, ResourceKey
 from fl_client.errors import WorkFailed
 from fl_client.training.data import LocalTask
 from fl_client.training.trainer import Evaluation
-from fl_ops.simulate.engines.held import HeldInMemory, TrainedTogether
+from fl_ops.simulate.engines.held import TrainedTogether
 from fl_ops.simulate.run_files import SimulatedStates, UpdateFiles
 from fl_server.admission.reading import UpdateContent
 from fl_server.aggregation.engine import Engine
@@ -94,8 +94,8 @@ class Trained:
 
     client: str
     header: UpdateHeader
-    update: Path | HeldInMemory
-    """The bytes of the payloads: in a file, or in memory."""
+    update: Path
+    """The file of the payloads' bytes."""
     examples: int
     """Number of the client's training examples."""
     own_batches: int

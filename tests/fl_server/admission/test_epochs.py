@@ -18,7 +18,7 @@ def header(*epochs: dict[str, float]) -> UpdateHeader:
 def test_valid_metrics_are_read() -> None:
     """They come in the order of the epochs."""
     given = header({"loss": 2.0}, {"loss": 1.0, "accuracy": 0.5})
-    assert wrong_epochs(given) == ""
+    assert wrong_epochs(epochs_of(given)) == ""
     assert epochs_of(given) == ({"loss": 2.0}, {"loss": 1.0, "accuracy": 0.5})
 
 
@@ -36,7 +36,7 @@ def test_valid_metrics_are_read() -> None:
 )
 def test_wrong_metrics_are_named(epochs: list[dict[str, float]], why: str) -> None:
     """The text has the place, what was expected and what came."""
-    assert why in wrong_epochs(header(*epochs))
+    assert why in wrong_epochs(epochs_of(header(*epochs)))
 
 
 def test_means_are_weighted_by_examples() -> None:

@@ -12,7 +12,6 @@ from fl_server.errors import InvalidInput
 from fl_server.run_settings.sections import LocalSection
 from fl_server.store.records import ClientRecord
 from protos.fl.v1 import coordinator_pb2 as pb
-from protos.fl.v1.training_pb2 import UpdateHeader
 
 TASK = {"name": "t", "version": "1", "source": "sha256:0"}
 
@@ -21,7 +20,7 @@ def difference(header: tuple[int, int], own_batches: int, **local: Any) -> str:
     """The contradiction of (examples, steps) with two epochs, or the settings given, of 10 examples."""
     section = LocalSection(learning_rate=0.1, batch_size=4, **(local or {"epochs": 2}))
     expected = ExpectedWork(10, section, trains=True, own_batches=own_batches)
-    return expected.difference(UpdateHeader(num_examples=header[0], num_steps=header[1]))
+    return expected.difference(*header)
 
 
 @pytest.mark.parametrize(("own_batches", "steps"), [(0, 6), (5, 10), (1, 2)])
