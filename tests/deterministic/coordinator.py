@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 from prometheus_client import CollectorRegistry
 
+from fl_server import timeouts
 from fl_server.aggregation.evaluation_slots import EvaluationSlots
 from fl_server.audit.log import AuditLog
 from fl_server.clients.fleet import Fleet
@@ -74,6 +75,7 @@ class CoordinatorProcess:
 
     def __init__(self, config: ServerConfig, process: Process, effects: Effects, committed: Committed) -> None:
         folder = config.state_dir
+        process.on_kill.append(timeouts._WAITS.clear)  # the next process has none, but the same event loop
         metrics = Metrics(CollectorRegistry())
         lock = lock_directory(folder)
         process.on_kill.append(lock.release)

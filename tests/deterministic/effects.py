@@ -22,6 +22,8 @@ from unittest import mock
 
 import safetensors.torch
 from sqlalchemy import Engine, event
+from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
+from sqlalchemy.util import LRUCache
 
 from fl_server.store import bundle_files
 from fl_server.store.database.transactions import sqlite_engine
@@ -163,9 +165,27 @@ def _saving(effects: Effects, save: Callable[..., Any]) -> Callable[..., Any]:
     return saving
 
 
+class _Dialect(SQLiteDialect_pysqlite):
+    """All engines share what is compiled for one of them."""
+
+    supports_statement_cache = True
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Dialect)
+
+    def __hash__(self) -> int:
+        return hash(_Dialect)
+
+
+_COMPILED: LRUCache[Any, Any] = LRUCache(500)
+"""Statements that some life has compiled."""
+
+
 def ledger_engine(path: Any, effects: Effects, process: Process) -> Engine:
     """The engine of a process' ledger, whose write transactions are effects. Its connection ends with the process."""
     engine = sqlite_engine(path)
+    engine.dialect.__class__ = _Dialect
+    engine.update_execution_options(compiled_cache=_COMPILED)
     connections: list[Any] = []
     writes = [False]
     commit = engine.dialect.do_commit

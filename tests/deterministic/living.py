@@ -8,7 +8,7 @@ import sys
 import tempfile
 import traceback
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,18 +53,11 @@ def live(plan: Plan) -> Result:
         return _live(plan)
     finally:
         structlog.configure(processors=[_dropped], cache_logger_on_first_use=False)
-        _freeze_program()
         gc.collect()
+        gc.freeze()  # what stays need not be searched after each life
         gc.enable()
         structlog.configure(**before)
         sys.unraisablehook = hook
-
-
-@cache
-def _freeze_program() -> None:
-    """Once: what the program itself has in memory need not be searched after each life."""
-    gc.collect()
-    gc.freeze()
 
 
 def _live(plan: Plan) -> Result:

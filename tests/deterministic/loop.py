@@ -65,46 +65,17 @@ CURRENT: ContextVar[Process | None] = ContextVar("process", default=None)
 """The process of the running code; None: of the simulation itself."""
 
 
-def _runs(context: Context) -> bool:
-    process = context.get(CURRENT)
-    return process is None or process.alive
-
-
-class _Handle(asyncio.Handle):
-    def _run(self) -> None:
-        if _runs(self._context):  # type: ignore[attr-defined]
-            super()._run()
-
-
-class _TimerHandle(asyncio.TimerHandle):
-    def _run(self) -> None:
-        if _runs(self._context):  # type: ignore[attr-defined]
-            super()._run()
-
-
-class _Clock:
-    """In place of a selector: waiting moves the clock."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def select(self, timeout: float | None) -> list[Any]:
-        if timeout is None:
-            raise StuckLoop("nothing is ready and no timer is set: the simulation can never go on")
-        self.now += max(0.0, timeout)
-        return []
-
-
 class VirtualLoop(asyncio.BaseEventLoop):
     """An event loop that never waits. Executors run their functions on it, later by a random time."""
 
     _ready: deque[asyncio.Handle]
-    _scheduled: list[asyncio.TimerHandle]
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        self._selector = _Clock()
-        self._clock_resolution = 1e-9
+        self.now = 0.0
+        self.timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        """A heap: of two timers of the same time the first one comes first."""
+        self._count = 0
         self.random = random.Random(f"executors {seed}")
         self.errors: list[dict[str, Any]] = []
         """What the loop's exception handler got."""
@@ -112,43 +83,55 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.set_exception_handler(lambda _, context: self.errors.append(context))
 
     def time(self) -> float:
-        return self._selector.now
+        return self.now
 
     def _check_closed(self) -> None:
         """What is left of dead processes may still call a loop that is over; nothing of it runs."""
 
-    def _process_events(self, event_list: list[Any]) -> None:
-        """There are none."""
-
     def _write_to_self(self) -> None:
         """Nothing waits that had to be woken."""
 
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """It is left out when its time comes."""
+
     def _run_once(self) -> None:
+        """Run what is ready, and move the clock to the next timer if nothing is."""
         self.steps += 1
         if self.steps > MOST_STEPS:
-            raise StuckLoop(f"{MOST_STEPS} turns of the loop, at {self.time():g} s: something makes no progress")
-        super()._run_once()  # type: ignore[misc]
-
-    def _call_soon(self, callback: Any, args: Any, context: Any) -> asyncio.Handle:
-        handle = _Handle(callback, args, self, context)
-        self._ready.append(handle)
-        return handle
+            raise StuckLoop(f"{MOST_STEPS} turns of the loop, at {self.now:g} s: something makes no progress")
+        ready, timers = self._ready, self.timers
+        while timers and (timers[0][2].cancelled() or timers[0][0] <= self.now or not ready):
+            when, _, timer = heapq.heappop(timers)
+            if not timer.cancelled():
+                self.now = max(self.now, when)
+                ready.append(timer)
+        if not ready:
+            raise StuckLoop("nothing is ready and no timer is set: the simulation can never go on")
+        for _ in range(len(ready)):
+            handle: Any = ready.popleft()
+            process = handle._context.get(CURRENT)
+            if not handle._cancelled and (process is None or process.alive):
+                handle._run()
 
     def call_at(  # type: ignore[override]  # any arguments
         self, when: float, callback: Any, *args: Any, context: Any = None
     ) -> asyncio.TimerHandle:
-        timer = _TimerHandle(when, callback, args, self, context)
-        heapq.heappush(self._scheduled, timer)
-        timer._scheduled = True  # type: ignore[attr-defined]
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._count += 1
+        heapq.heappush(self.timers, (when, self._count, timer))
         return timer
 
     def call_later(  # type: ignore[override]  # any arguments
         self, delay: float, callback: Any, *args: Any, context: Any = None
     ) -> asyncio.TimerHandle:
-        return self.call_at(self.time() + delay, callback, *args, context=context)
+        return self.call_at(self.now + delay, callback, *args, context=context)
 
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
         pool = executor or self._default()
+        if isinstance(pool, Threads):
+            future: asyncio.Future[T] = self.create_future()
+            pool.begin(future, lambda: func(*args))
+            return future
         return asyncio.wrap_future(pool.submit(func, *args), loop=self)
 
     def _default(self) -> Threads:
@@ -170,25 +153,29 @@ class Threads(Executor):
         self.threads, self.name = threads, thread_name_prefix
         self.busy_s = BUSY_S.get(thread_name_prefix, (0.0, 0.002))
         self._free = 0.0
-        self._waiting: set[Future[Any]] = set()
+        self._waiting: set[Any] = set()
         self._closed = False
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        future: Future[T] = Future()
+        self.begin(future, lambda: fn(*args, **kwargs))
+        return future
+
+    def begin(self, future: Any, work: Callable[[], object]) -> None:
+        """Run the work later, for a future of either library. One that is cancelled before is never run."""
         if self._closed:
             raise RuntimeError("cannot schedule new futures after shutdown")
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
-        future: Future[T] = Future()
-        when = loop.time() + loop.random.uniform(*self.busy_s)
+        when = loop.now + loop.random.uniform(*self.busy_s)
         if self.threads == 1:
             when = self._free = max(self._free + 1e-7, when)
         self._waiting.add(future)
-        loop.call_at(when, self._run, future, lambda: fn(*args, **kwargs))
-        return future
+        loop.call_at(when, self._run, future, work)
 
-    def _run(self, future: Future[T], work: Callable[[], T]) -> None:
+    def _run(self, future: Any, work: Callable[[], object]) -> None:
         self._waiting.discard(future)
-        if not future.set_running_or_notify_cancel():
+        if future.cancelled():
             return
         try:
             result = work()
@@ -236,5 +223,5 @@ def virtual_loop(seed: int) -> Iterator[VirtualLoop]:
         for task in asyncio.all_tasks(loop):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
         loop._ready.clear()
-        loop._scheduled.clear()
+        loop.timers.clear()
         loop.close()

@@ -206,9 +206,12 @@ def claim(db: Connection, home: Home) -> Claim:
     return Claim(identity.coordinator_id, opening)
 
 
+_OPENINGS = select(schema.identity.c.openings).with_for_update(read=True)
+
+
 def require_claim(db: Connection, mine: Claim) -> None:
     """Raises StoreTakenOver if the ledger was opened since. Until the transaction ends, it cannot be opened."""
-    opening = db.execute(select(schema.identity.c.openings).with_for_update(read=True)).scalar()
+    opening = db.execute(_OPENINGS).scalar()
     if opening != mine.opening:
         raise StoreTakenOver(
             "another coordinator has opened the ledger since this one did, and continues its runs: make sure that only "
