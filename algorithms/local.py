@@ -106,7 +106,7 @@ def train_locally(  # noqa: PLR0913, PLR0917 - five inputs that every training h
         step.ascended,
         step.optimizer_state(),
         tree.map(torch.clone, personal_views(model, personal)),
-        epochs=epoch_losses(sums, options.epoch_steps, taken),
+        epochs=epoch_losses([each.item() for each in sums] if options.epoch_steps else [], options.epoch_steps, taken),
     )
 
 
@@ -134,12 +134,11 @@ def _take_steps(
     return taken, sums
 
 
-def epoch_losses(sums: Sequence[Tensor], epoch_steps: int, steps: int) -> tuple[Mapping[str, float], ...]:
-    """The mean loss of each epoch, from the sums at the start and at the epochs' ends.
+def epoch_losses(values: Sequence[float], epoch_steps: int, steps: int) -> tuple[Mapping[str, float], ...]:
+    """The mean loss of each epoch, from the sums at the start and at the epochs' ends; without sums no means.
 
-    The last epoch may have fewer steps. epoch_steps: of `LocalOptions`; 0: no means.
+    The last epoch may have fewer steps. epoch_steps: of `LocalOptions`.
     """
-    values = [each.item() for each in sums] if epoch_steps else []
     ends = [min(number * epoch_steps, steps) for number in range(len(values))]
     return tuple(
         {"loss": (values[number] - values[number - 1]) / (ends[number] - ends[number - 1])}

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -72,17 +74,70 @@ def raw_batches(  # noqa: PLR0913 - the parameters of `batches`
     """`batches` before the last step, and that step; None where the batches are complete."""
     total = count_steps(len(data), batch_size, epochs=epochs, steps=steps, own_batches=data.own_batches)
     if isinstance(data, Examples):
-        finish = _finish(data)
+        finish = finish_of(data)
         return islice(_endless(data, batch_size, seed, finish), total), finish
     return _own_order(data, batch_size, seed, total), None
 
 
-def _finish(examples: Examples) -> Finish | None:
+def finish_of(examples: Examples) -> Finish | None:
     """None: there is nothing to do, or an augmentation that draws its numbers while it changes a batch."""
     augment, prepare = examples.augment, examples.prepare
     if augment is None:
         return None if prepare is None else Finish(prepare, None)
     return Finish(prepare, augment) if isinstance(augment, Augmentation) else None
+
+
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """The batches of several clients whose examples are in one tensor, in the order and of the size of `batches`."""
+
+    rows: Tensor
+    """[batches, clients, examples], int64. A short batch is filled with its first example. A client without a batch,
+    because it has fewer than others, has row 0."""
+    sizes: list[list[int]]
+    """[batches][clients]: the number of real examples."""
+    counts: list[int]
+    """Batches of each client."""
+
+
+def plan_batches(  # noqa: PLR0913 - epochs and steps are alternatives
+    clients: Sequence[Rows],
+    batch_size: int,
+    seeds: Sequence[int],
+    *,
+    epochs: int | None = None,
+    steps: int | None = None,
+) -> BatchPlan:
+    """The plan of the batches that `batches` yields for each client.
+
+    clients: where each one's examples are. seeds: of each; without any the examples are in order, as in
+    `ordered_batches`. Raises TaskError as `batches`.
+    """
+    counts = [count_steps(len(own), batch_size, epochs=epochs, steps=steps) for own in clients]
+    longest = max(len(own) for own in clients)
+    width, generator = min(batch_size, longest), torch.Generator()
+    rows = np.zeros((max(counts), len(clients), width), dtype=np.int64)
+    sizes = np.zeros((max(counts), len(clients)), dtype=np.int64)
+    of_size: dict[int, list[int]] = {}
+    for number, own in enumerate(clients):
+        of_size.setdefault(len(own), []).append(number)
+    for size, numbers in of_size.items():
+        count, per_epoch = counts[numbers[0]], -(-size // batch_size)
+        chosen = np.empty((len(numbers), -(-count // per_epoch), per_epoch * width), dtype=np.int64)
+        for place, number in enumerate(numbers):
+            if seeds:
+                generator.manual_seed(seeds[number])
+            for order in chosen[place]:
+                own = clients[number]
+                order[:size] = own[torch.randperm(size, generator=generator).numpy()] if seeds else own
+        chosen[:, :, size:] = chosen[:, :, (per_epoch - 1) * width, None]
+        rows[:count, numbers] = chosen.reshape(len(numbers), -1, width)[:, :count].swapaxes(0, 1)
+        one_epoch = [width] * (per_epoch - 1) + [size - (per_epoch - 1) * width]
+        sizes[:count, numbers] = np.resize(one_epoch, count)[:, None]
+    return BatchPlan(torch.from_numpy(rows), sizes.tolist(), counts)
 
 
 def _own_order(data: Samples | Batched, batch_size: int, seed: int, total: int) -> Iterator[Batch]:

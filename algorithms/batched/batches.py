@@ -1,4 +1,4 @@
-"""Batches of many clients as one batch with a leading client dimension, and what cannot be done in lockstep.
+"""The batches of one step of many clients, and what cannot be done in lockstep.
 
 Clients whose batches have the same shapes go through the model together. A shorter batch may be filled with copies of
 its first example, if the examples do not influence each other's outputs: the loss is computed from the outputs of the
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from algorithms.base import LocalRule, LocalSettings
-from algorithms.batches import Batch, leaves, map_leaves, split
+from algorithms.base import LocalSettings
+from algorithms.batches import Batch, examples_of, leaves, map_leaves, split
 from algorithms.client import LocalData, Work
 from algorithms.parameters import AlgorithmError
 
@@ -45,16 +45,6 @@ def check_settings(settings: LocalSettings) -> None:
         raise NotBatched("expected precision = float32 or bfloat16, got float16, whose loss scale is of one client")
 
 
-def check_rules(rules: list[LocalRule]) -> None:
-    """Raises NotBatched unless all clients' rules have the same terms. Factors and tensors may differ."""
-    shapes = {
-        (rule.gradient, rule.anchored, *(it is None for it in (rule.u, rule.v, rule.ascent, rule.optimizer)))
-        for rule in rules
-    }
-    if len(shapes) > 1:
-        raise NotBatched("expected local rules with the same terms for all clients, got different ones")
-
-
 Signature = tuple[object, ...]
 Finish = Callable[[Batch], Batch]
 
@@ -63,12 +53,14 @@ Finish = Callable[[Batch], Batch]
 class Group:
     """Clients whose batches form one tensor."""
 
-    positions: tuple[int, ...]
+    positions: Sequence[int]
     """Positions of the clients in the stack."""
     batch: Batch
     """Every tensor is [clients, examples, ...]."""
-    sizes: tuple[int, ...]
+    sizes: Sequence[int]
     """Real examples of each client; the others are copies."""
+    weights: Tensor | None = None
+    """[clients, examples]: the loss is the sum of these times the examples' losses. None: it is that of the sizes."""
 
     def by_size(self) -> list[tuple[int, list[int]]]:
         """(real examples, the places in this group of the clients that have so many), the most first."""
@@ -76,6 +68,61 @@ class Group:
         for place, size in enumerate(self.sizes):
             places.setdefault(size, []).append(place)
         return sorted(places.items(), reverse=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Separate:
+    """A batch of any structure for each client."""
+
+    batches: Sequence[Batch]
+
+    def groups(self, *, fill: bool) -> list[Group]:
+        """See `group`."""
+        return group(self.batches, fill=fill)
+
+    def of_client(self, position: int) -> Batch:
+        """One client's batch."""
+        return self.batches[position]
+
+    def counts(self) -> list[int]:
+        """The number of each client's examples."""
+        return [examples_of(batch) for batch in self.batches]
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The batches (inputs, targets) of all clients as one: the tensors are [clients, examples, ...]."""
+
+    batch: Batch
+    sizes: Sequence[int]
+    """Real examples of each client; the others are copies."""
+    weights: Tensor | None = None
+    """As in Group."""
+
+    def groups(self, *, fill: bool) -> list[Group]:
+        """Clients of one size in a group each; all in one where the sizes are equal, or with `fill`."""
+        one = Group(range(len(self.sizes)), self.batch, self.sizes, self.weights)
+        if self.weights is not None or fill or len(set(self.sizes)) == 1:
+            return [one]
+        inputs, targets = self.batch
+        return [
+            Group(places, (inputs[places, :size], targets[places, :size]), [size] * len(places))
+            for size, places in one.by_size()
+        ]
+
+    def of_client(self, position: int) -> Batch:
+        """One client's batch."""
+        inputs, targets = self.batch
+        size = self.sizes[position]
+        return inputs[position, :size], targets[position, :size]
+
+    def counts(self) -> Sequence[int]:
+        """The number of each client's examples."""
+        return self.sizes
+
+
+StepBatches = Separate | Joined
+"""The batches of one step, of the first clients of a stack."""
 
 
 def group(batches: Sequence[Batch], *, fill: bool) -> list[Group]:
@@ -99,7 +146,7 @@ def _group(positions: list[int], batches: list[Batch]) -> Group:
         batch if size == longest else map_leaves(lambda leaf: _filled(leaf, longest), batch)
         for size, batch in zip(sizes, batches, strict=True)
     ]
-    return Group(tuple(positions), _stacked(filled), sizes)
+    return Group(positions, _stacked(filled), sizes)
 
 
 def finished(batches: Sequence[Batch], finishes: Sequence[Finish | None]) -> list[Batch]:

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from algorithms.batched import stacked
-from algorithms.batched.batches import NotBatched, copies_of_first, fillable
-from algorithms.batched.modules import RandomStream, has_convolutions
-from algorithms.batched.strategies import Holder, Inputs, Name, OneByOne, Strategy, Together
+from algorithms.batched.batches import NotBatched, Separate, copies_of_first, fillable
+from algorithms.batched.modules import OwnNumbers, RandomStream, has_convolutions
+from algorithms.batched.strategies import Holder, Inputs, Name, OneByOne, Strategy, Together, losses_of_examples
 from algorithms.batches import Batch, examples_of, leaves, to_device
 from algorithms.client import LocalData
 from algorithms.model_state import trainable_views
@@ -28,13 +28,22 @@ REPEATS = 3
 
 
 @dataclass(frozen=True, slots=True)
+class Facts:
+    """What passes of a batch show of a model and its loss."""
+
+    fills: bool
+    """An output depends on its own example alone and on no random number: shorter batches are filled up."""
+    means: bool
+    """The loss of a batch is the mean of its examples' losses, too."""
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """A strategy, and how it was chosen."""
 
     name: Name
     strategy: Strategy
-    fills: bool
-    """Shorter batches are filled up, because the examples of a batch do not influence each other's outputs."""
+    facts: Facts
     seconds: Mapping[Name, float]
     """The shortest measured time of one step of all clients, by strategy; empty if only one is possible."""
     impossible: Mapping[str, str]
@@ -67,8 +76,8 @@ def choose(  # noqa: PLR0913, PLR0917 - model, data and batches are one client's
     batches = [to_device(batch, device) for batch in batches]
     model.train()
     holder = Holder(model, data.forward)
-    fills = _examples_are_independent(model, holder, max(batches, key=examples_of))
-    strategies = {name: _make(name, holder, data, fills=fills) for name in _candidates(model, wanted)}
+    facts = _facts(model, holder, data, max(batches, key=examples_of))
+    strategies = {name: _make(name, holder, data, fills=facts.fills) for name in _candidates(model, wanted)}
     trial, possible, errors = _Trial(model, batches, clock), list[Name](), dict[str, BaseException]()
     for name, strategy in strategies.items():
         try:
@@ -90,12 +99,12 @@ def choose(  # noqa: PLR0913, PLR0917 - model, data and batches are one client's
             f"expected a model that {' or '.join(strategies)} can compute: {'; '.join(impossible.values())}"
         )
     if len(possible) == 1:
-        return Choice(possible[0], strategies[possible[0]], fills, {}, impossible)
+        return Choice(possible[0], strategies[possible[0]], facts, {}, impossible)
     # Alternating, so that other work of the machine slows down all of them.
     found = [{name: trial.seconds(strategies[name]) for name in possible} for _ in range(REPEATS)]
     seconds = {name: min(each[name] for each in found) for name in possible}
     fastest = min(possible, key=lambda name: seconds[name])
-    return Choice(fastest, strategies[fastest], fills, seconds, impossible)
+    return Choice(fastest, strategies[fastest], facts, seconds, impossible)
 
 
 class _Trial:
@@ -105,14 +114,15 @@ class _Trial:
         views = trainable_views(model)
         self._parameters = {name: each.requires_grad_() for name, each in stacked.repeated(views, len(batches)).items()}
         self._buffers = {name: each.detach() for name, each in model.named_buffers()}
-        self._streams = [RandomStream(next(iter(views.values())).device) for _ in batches]
-        self._batches, self._clock = batches, clock
+        device = next(iter(views.values())).device
+        self._numbers = OwnNumbers([RandomStream(device, 0) for _ in batches])
+        self._batches, self._clock = Separate(batches), clock
 
     def seconds(self, strategy: Strategy) -> float:
         """Seconds of one step."""
-        buffers = stacked.repeated(self._buffers, len(self._batches))
+        buffers = stacked.repeated(self._buffers, len(self._batches.batches))
         before = self._clock()
-        strategy.compute(Inputs(self._parameters, buffers, self._batches, self._streams))
+        strategy.compute(Inputs(self._parameters, buffers, self._batches, self._numbers))
         return self._clock() - before
 
 
@@ -128,32 +138,41 @@ def _make(name: Name, holder: Holder, data: LocalData, *, fills: bool) -> Strate
     return Together(holder, data.loss, unfold=name == "unfolded", fill=fills)
 
 
-def _examples_are_independent(model: nn.Module, holder: Holder, batch: Batch) -> bool:
-    """Whether an output depends on its own example alone and on no random number. It is tried with two batches.
+def _facts(model: nn.Module, holder: Holder, data: LocalData, batch: Batch) -> Facts:
+    """They are tried with a batch, and with one whose first example is the same.
 
-    In both the first example is the same. The other ones differ, so a batch norm changes the first output.
+    The other examples differ, so a batch norm changes the first output.
     """
-    if not fillable(batch) or examples_of(batch) < 2:
-        return False
-    stream = RandomStream(next(model.parameters()).device)
-    first = stream.state
-    outputs = []
-    for one in (batch, copies_of_first(batch)):
-        stream.state = first
-        buffers = {name: each.detach().clone() for name, each in model.named_buffers()}
-        with stream.use(), torch.no_grad():
-            outputs.append(holder.call(buffers, one)[0])
-    drew = any(
-        not torch.equal(a, b) for a, b in zip(first, stream.state, strict=True) if a is not None and b is not None
+    device = next(model.parameters()).device
+    idle, stream = RandomStream(device, 0), RandomStream(device, 0)
+    with idle.use():
+        pass
+    with stream.use(), torch.no_grad():
+        output, target = _passed(model, holder, batch)
+        loss = data.loss(output, target)
+    before, after = idle.state or (), stream.state or ()
+    draws = any(a is not None and b is not None and not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    if draws or not fillable(batch) or examples_of(batch) < 2:
+        return Facts(fills=False, means=False)
+    with torch.no_grad():
+        copied, _ = _passed(model, holder, copies_of_first(batch))
+    fills = all(
+        isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == examples_of(batch) and torch.equal(leaf[0], one[0])
+        for leaf, one in zip(leaves(output), leaves(copied), strict=True)
     )
-    whole, copied = (list(leaves(output)) for output in outputs)
-    return not drew and all(
-        isinstance(leaf, torch.Tensor)
-        and leaf.dim() > 0
-        and len(leaf) == examples_of(batch)
-        and torch.equal(leaf[0], other[0])
-        for leaf, other in zip(whole, copied, strict=True)
-    )
+    try:
+        with torch.no_grad():
+            means = fills and torch.allclose(loss, losses_of_examples(data.loss, output, target).mean(), rtol=1e-4)
+    except BaseException as error:  # torch has no type for what vmap cannot do
+        if is_interrupt(error):
+            raise
+        means = False
+    return Facts(fills, means)
+
+
+def _passed(model: nn.Module, holder: Holder, batch: Batch) -> tuple[object, object]:
+    """Output and target. The model's buffers stay."""
+    return holder.call({name: each.detach().clone() for name, each in model.named_buffers()}, batch)
 
 
 _STACKS = 8

@@ -2,109 +2,180 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from algorithms import tree
-from algorithms.base import ClientUpdate, Tensors
+from algorithms.base import ClientContext, ClientUpdate, Memory, Payload, Tensors
 from algorithms.batched import stacked
-from algorithms.batched.batches import check_work
+from algorithms.batched.contexts import in_order, rules_of
 from algorithms.batched.gradients import Settings, StackedGradients
-from algorithms.batched.local import Member, train_together
-from algorithms.batched.modules import RandomStream
+from algorithms.batched.local import Steps, train_together
+from algorithms.batched.members import Members
 from algorithms.batched.strategies import Strategy
-from algorithms.batches import Batch, examples_of
-from algorithms.client import update_of
-from algorithms.local import LocalResult
-from algorithms.model_state import trainable_parameters
+from algorithms.local import epoch_losses
+from algorithms.model_state import read_buffers, trainable_views
+from algorithms.parameters import AlgorithmError
 from algorithms.precision import low_dtypes, rounded_like, widened
 
 
-def answer_together(model: nn.Module, members: Sequence[Member], strategy: Strategy) -> list[ClientUpdate]:
+@dataclass(frozen=True, slots=True)
+class Updates:
+    """What `ClientUpdate` has, of all clients of a group."""
+
+    payloads: Mapping[Payload, Tensors]
+    """[clients, ...], in the order of the exchange."""
+    buffers: Tensors
+    """[clients, ...]; empty without training."""
+    steps: Sequence[int]
+    learning_rate: float
+    losses: Sequence[float | None]
+    epochs: Sequence[tuple[Mapping[str, float], ...]]
+    ascents: Sequence[Tensors] = field(default_factory=list)
+    """One for each client; empty if there are none."""
+    optimizers: Sequence[Memory] = field(default_factory=list)
+    """So too."""
+
+    def of_client(self, position: int) -> ClientUpdate:
+        """One client's update, whose tensors are views."""
+        return ClientUpdate(
+            {payload: stacked.of_client(tensors, position) for payload, tensors in self.payloads.items()},
+            stacked.of_client(self.buffers, position),
+            self.steps[position],
+            self.learning_rate,
+            self.losses[position],
+            self.ascents[position] if self.ascents else {},
+            self.optimizers[position] if self.optimizers else {},
+            epochs=self.epochs[position],
+        )
+
+
+def answer_together(model: nn.Module, members: Members, strategy: Strategy) -> Updates:
     """Compute the payloads of one exchange for clients that start from the model's values, which stay.
 
-    The members have the same algorithm, exchange and settings. Updates come in the order of the members; each equals
-    that of `answer` up to the rounding of sums. torch's default generators are changed.
+    Each client's update equals that of `answer` up to the rounding of sums. torch's default generators are changed.
 
     Raises:
         NotBatched: the work is possible only for one client after the other.
         AlgorithmError, ValueError: as `answer`.
     """
-    for member in members:
-        check_work(member.data, member.work)
-    exchange = members[0].work.algorithm.exchanges[members[0].work.exchange]
-    order = sorted(range(len(members)), key=lambda i: -members[i].data.steps)
-    ordered = [members[i] for i in order]
-    wholes: list[tuple[Tensors | None, int]] = [(None, 0)] * len(members)
+    work, views = members.work, trainable_views(model)
+    exchange, clients = work.algorithm.exchanges[work.exchange], len(members.steps)
+    rules = rules_of(work.algorithm, members.contexts, widened(views)) if exchange.trains else None
+    basic: dict[Payload, Tensors] = {}
+    nothing: list[tuple[Mapping[str, float], ...]] = [()] * clients
+    updates = Updates({}, {}, [0] * clients, work.settings.learning_rate, [None] * clients, nothing)
     if exchange.passes:
-        wholes = list(_full_gradients(model, ordered, strategy))
-    results: list[LocalResult | None] = [None] * len(members)
-    if exchange.trains:
-        rules = [member.work.algorithm.client_rule(member.work.context) for member in ordered]
-        results = [*train_together(model, ordered, rules, strategy)]
-    updates = {
-        i: update_of(model, member.work, *whole, result)
-        for i, member, whole, result in zip(order, ordered, wholes, results, strict=True)
-    }
-    return [updates[i] for i in range(len(members))]
+        basic["full_gradient"], passes = _full_gradients(model, members, strategy)
+        updates = replace(updates, steps=passes)
+    if rules is not None:
+        steps, losses = train_together(model, members, rules, strategy)
+        basic["delta"] = rounded_like(views, tree.map(lambda y, x: y - x, steps.y, steps.x))
+        if steps.v is not None:
+            basic["client_momentum"] = rounded_like(views, tree.map(torch.clone, steps.v))
+        updates = _trained(model, members, steps, losses)
+    if missing := sorted(exchange.basic - basic.keys()):
+        raise AlgorithmError(f"clients of this method cannot compute the payload {missing[0]!r}")
+    updates = replace(updates, payloads={payload: basic[payload] for payload in exchange.basic})
+    return replace(
+        updates,
+        payloads={
+            payload: _computed(members, updates, payload, views)
+            if payload in exchange.computed
+            else updates.payloads[payload]
+            for payload in exchange.payloads
+        },
+    )
 
 
-def _full_gradients(model: nn.Module, members: Sequence[Member], strategy: Strategy) -> Iterator[tuple[Tensors, int]]:
-    """Each client's g over its whole local set at the model's values, and the number of its batches.
+def _trained(model: nn.Module, members: Members, steps: Steps, losses: Tensor) -> Updates:
+    """What local training gave, without payloads. The losses are read from the device at once."""
+    clients = range(len(members.steps))
+    zero = losses.new_zeros(1, len(clients), dtype=torch.float64)
+    sums: list[list[float]] = torch.cat([zero, losses.double().cumsum(0)]).T.tolist()
+    return Updates(
+        {},
+        {name: steps.buffers[name].clone() for name in read_buffers(model)} if steps.buffers else {},
+        members.steps,
+        members.work.settings.learning_rate,
+        [sums[client][count] / count for client, count in enumerate(members.steps)],
+        [_epochs(sums[client], members.epoch_steps[client], members.steps[client]) for client in clients],
+        [dict(each) for each in steps.gradients.ascended],
+        [each.memory() for each in steps.optimizers],
+    )
+
+
+def _epochs(sums: Sequence[float], epoch_steps: int, steps: int) -> tuple[Mapping[str, float], ...]:
+    ends = [*range(0, steps, epoch_steps), steps] if epoch_steps else []
+    return epoch_losses([sums[end] for end in ends], epoch_steps, steps)
+
+
+def _computed(members: Members, updates: Updates, payload: Payload, model: Tensors) -> Tensors:
+    """A payload that the method computes from the basic ones."""
+    work, contexts = members.work, members.contexts
+    rule = work.algorithm.exchanges[work.exchange].computed[payload]
+
+    def compute(context: ClientContext, payloads: Mapping[Payload, Tensors], position: int) -> Tensors:
+        update = updates.of_client(position)
+        return rule.compute(context, replace(update, payloads=payloads))
+
+    found: Tensors = in_order(contexts.map(compute, updates.payloads, _own(updates)))
+    return found if rule.wide else rounded_like(model, found)
+
+
+def next_states(members: Members, updates: Updates, factor: float) -> Memory | list[Memory]:
+    """The clients' next states if their deltas count with this factor: [clients, ...], or where they differ a list."""
+    algorithm = members.work.algorithm
+
+    def advance(context: ClientContext, payloads: Mapping[Payload, Tensors], position: int) -> dict[str, Tensors]:
+        update = replace(updates.of_client(position), payloads=payloads)
+        return dict(algorithm.next_client_state(context, update.admitted(factor)))
+
+    if updates.ascents or updates.optimizers or members.contexts.separate is not None:
+        alone = (updates.of_client(position) for position in range(len(members.steps)))
+        return [
+            algorithm.next_client_state(members.contexts.of(position), update.admitted(factor))
+            for position, update in enumerate(alone)
+        ]
+    found: Memory = in_order(members.contexts.map(advance, updates.payloads, updates.steps))
+    return found
+
+
+def _own(updates: Updates) -> Sequence[object]:
+    """What makes the code of a computed payload run client by client, or for clients with equal steps at once."""
+    return range(len(updates.steps)) if updates.ascents or updates.optimizers else updates.steps
+
+
+def _full_gradients(model: nn.Module, members: Members, strategy: Strategy) -> tuple[Tensors, list[int]]:
+    """Each client's g over its whole local set at the model's values, [clients, ...], and the number of its batches.
 
     Buffers and the clients' random numbers stay as they are.
     """
-    x, work = trainable_parameters(model), members[0].work
-    wide = widened(tree.map(torch.detach, x))
-    streams = [member.stream for member in members]
-    before = [stream.state for stream in streams]
-    totals, examples, counts = (
-        stacked.repeated(tree.map(torch.zeros_like, wide), len(members)),
-        [0] * len(members),
-        [0] * len(members),
-    )
-    rule = work.algorithm.gradient
+    x, work, numbers = trainable_views(model), members.work, members.numbers
+    wide, clients, rule = widened(x), len(members.steps), work.algorithm.gradient
+    mark = numbers.mark()
+    totals = stacked.repeated(tree.map(torch.zeros_like, wide), clients)
+    examples, counts = [0] * clients, [0] * clients
     model.train()
-    for positions, batches in _rounds(members):
+    settings = Settings(work.settings, rule, rule.rho > 0.0, low_dtypes(x))
+    for positions, batches in members.batches.whole():
         point = {name: each.expand(len(positions), *each.shape) for name, each in wide.items()}
         buffers = stacked.repeated({name: each.detach() for name, each in model.named_buffers()}, len(positions))
-        settings = Settings(work.settings, rule, rule.rho > 0.0, low_dtypes(x))
-        gradients = StackedGradients(strategy, settings, buffers, [streams[i] for i in positions])
-        g, _ = gradients.compute(point, batches)
-        for row, (position, batch) in enumerate(zip(positions, batches, strict=True)):
-            size = examples_of(batch)
-            tree.add_(stacked.of_client(totals, position), stacked.of_client(g, row), float(size))
+        g, _ = StackedGradients(strategy, settings, buffers, numbers.of(positions)).compute(point, batches)
+        sizes = batches.counts()
+        weighed = stacked.scale(g, stacked.factor_of([float(size) for size in sizes], next(iter(g.values()))))
+        rows = torch.tensor(positions, device=next(iter(g.values())).device)
+        for name, total in totals.items():
+            total.index_add_(0, rows, weighed[name])
+        for position, size in zip(positions, sizes, strict=True):
             examples[position] += size
             counts[position] += 1
-    for stream, state in zip(streams, before, strict=True):
-        stream.state = state
-    for position in range(len(members)):
-        if not counts[position]:
-            raise ValueError(
-                "expected at least one batch for a full gradient, got none; does this client hold examples?"
-            )
-        mean = tree.scale(stacked.of_client(totals, position), 1.0 / examples[position])
-        yield rounded_like(x, mean), counts[position]
-
-
-def _rounds(members: Sequence[Member]) -> Iterator[tuple[list[int], list[Batch]]]:
-    """The next batch of the whole local set of every client that has one, with the clients' positions."""
-    batches = [iter(member.data.whole) for member in members]
-    positions = list(range(len(members)))
-    while True:
-        drawn: list[tuple[int, Batch]] = []
-        for position in positions:
-            batch = _read(batches[position], members[position].stream)
-            if batch is not None:
-                drawn.append((position, batch))
-        if not drawn:
-            return
-        positions = [position for position, _ in drawn]
-        yield positions, [batch for _, batch in drawn]
-
-
-def _read(batches: Iterator[Batch], stream: RandomStream) -> Batch | None:
-    with stream.use():
-        return next(batches, None)
+    numbers.go_back(mark)
+    if not all(counts):
+        raise ValueError("expected at least one batch for a full gradient, got none; does this client hold examples?")
+    like = next(iter(totals.values()))
+    mean = stacked.scale(totals, stacked.factor_of([1.0 / count for count in examples], like))
+    return rounded_like(x, mean), counts

@@ -11,10 +11,10 @@ from torch import Tensor
 from algorithms import tree
 from algorithms.base import GradientRule, InputAscent, LocalSettings, Tensors
 from algorithms.batched import stacked
-from algorithms.batched.batches import NotBatched
-from algorithms.batched.modules import RandomStream
+from algorithms.batched.batches import NotBatched, Separate, StepBatches
+from algorithms.batched.modules import Numbers, State
 from algorithms.batched.strategies import Inputs, Outputs, Strategy
-from algorithms.batches import Batch, examples_of, is_pair, to_device
+from algorithms.batches import is_pair
 from algorithms.precision import rounded, widened
 
 
@@ -38,31 +38,25 @@ class StackedGradients:
         strategy: Strategy,
         settings: Settings,
         buffers: Tensors,
-        streams: Sequence[RandomStream],
-        ascents: Sequence[InputAscent | None] = (),
+        numbers: Numbers,
+        ascents: Sequence[InputAscent] = (),
     ) -> None:
-        """buffers: [clients, ...], changed in place; streams, ascents: one for each client."""
-        self._strategy, self._settings, self._buffers, self._streams = strategy, settings, buffers, streams
-        self._ascents = [ascent for ascent in ascents if ascent is not None]
-        self.ascended: list[Tensors] = [ascent.parameters for ascent in self._ascents]
+        """buffers: [clients, ...], changed in place; numbers: of the clients; ascents: one for each client, or none."""
+        self._strategy, self._settings, self._buffers, self._numbers = strategy, settings, buffers, numbers
+        self._ascents = ascents
+        self.ascended: list[Tensors] = [ascent.parameters for ascent in ascents]
         """Current parameters of each client's input map."""
-        self._batches: list[Batch] = []
-        self._random: list[tuple[Tensor, Tensor | None]] = []
+        self._mark: list[State | None] = []
 
-    def compute(self, y: Tensors, batches: Sequence[Batch]) -> tuple[Tensors, Tensor]:
+    def compute(self, y: Tensors, batches: StepBatches) -> tuple[Tensors, Tensor]:
         """(g at y, the losses there [clients]). y: [clients, ...] of the first clients; batches: one for each.
 
-        Raises:
-            NotBatched: a rule transforms the inputs, and a batch is not a pair of tensors.
-            ValueError: a batch has no example.
+        Raises NotBatched: a rule transforms the inputs, and a batch is not a pair of tensors.
         """
-        device = next(iter(y.values())).device
-        self._batches = [to_device(batch, device) for batch in batches]
-        if not all(examples_of(batch) for batch in self._batches):
-            raise ValueError("expected at least one example in every batch, got a batch of none; leave it out")
+        self._batches = batches
         if self._settings.replays:
-            self._random = [stream.state for stream in self._streams[: len(batches)]]
-        outputs = self._ascend_inputs(y) if self._ascents else self._pass(y, self._batches)
+            self._mark = self._numbers.mark()
+        outputs = self._ascend_inputs(y) if self._ascents else self._pass(y, batches)
         g = outputs.gradients
         if self._settings.gradient.rho:
             g = self._replayed_at(stacked.add(y, widened(_ascent(g, self._settings.gradient))))
@@ -80,17 +74,16 @@ class StackedGradients:
         g = stacked.clipped(g, settings.max_gradient_norm)
         return tree.add(g, point, settings.weight_decay) if settings.weight_decay else g
 
-    def _pass(self, y: Tensors, batches: Sequence[Batch], also: Sequence[Tensor] = ()) -> Outputs:
-        clients = len(batches)
+    def _pass(self, y: Tensors, batches: StepBatches, also: Sequence[Tensor] = ()) -> Outputs:
+        clients = len(next(iter(y.values())))
         leaves = {name: each.detach().requires_grad_() for name, each in rounded(y, self._settings.dtypes).items()}
         buffers = stacked.first(self._buffers, clients)
-        return self._strategy.compute(Inputs(leaves, buffers, batches, self._streams[:clients], also))
+        return self._strategy.compute(Inputs(leaves, buffers, batches, self._numbers.of(range(clients)), also))
 
     def _replayed_at(self, point: Tensors) -> Tensors:
         """The gradients of the latest batches at a point, with the same random numbers; buffers stay."""
         before = tree.map(torch.clone, self._buffers)
-        for stream, state in zip(self._streams, self._random, strict=False):
-            stream.state = state
+        self._numbers.go_back(self._mark)
         g = self._pass(point, self._batches).gradients
         if before:
             tree.copy_(self._buffers, before)
@@ -99,7 +92,8 @@ class StackedGradients:
     def _ascend_inputs(self, y: Tensors) -> Outputs:
         """One pass for both: gradients of the models, and an ascent step of the clients' input maps."""
         mapped, leaves = [], []
-        for position, (batch, ascent) in enumerate(zip(self._batches, self._ascents, strict=False)):
+        for position in range(len(next(iter(y.values())))):
+            batch, ascent = self._batches.of_client(position), self._ascents[position]
             if not is_pair(batch):
                 raise NotBatched("expected batches (inputs, targets), because the method transforms the inputs")
             inputs, targets = batch
@@ -107,12 +101,12 @@ class StackedGradients:
             parameters = {name: each.to(inputs.device).detach().requires_grad_() for name, each in start.items()}
             mapped.append((ascent.apply(inputs, parameters), targets))
             leaves.append(parameters)
-        outputs = self._pass(y, mapped, [leaf for each in leaves for leaf in each.values()])
+        outputs = self._pass(y, Separate(mapped), [leaf for each in leaves for leaf in each.values()])
         slopes = iter(outputs.also)
         for position, parameters in enumerate(leaves):
             slope = {name: next(slopes) for name in parameters}
             self.ascended[position] = self._ascents[position].ascend(tree.map(torch.detach, parameters), slope)
-        self._batches = [(inputs.detach(), targets) for inputs, targets in mapped]
+        self._batches = Separate([(inputs.detach(), targets) for inputs, targets in mapped])
         return replace(outputs, also=[])
 
 

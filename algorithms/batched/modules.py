@@ -1,7 +1,8 @@
 """Modules that compute for many clients at once: dropout with each client's random numbers, and unfolded convolutions.
 
-A client draws the numbers that it draws when it trains alone: augmentation and dropout masks are the same on a CPU. On
-a GPU the masks are reproducible, but torch's dropout of one client draws other ones.
+On a CPU a client draws the numbers that it draws when it trains alone, from a stream of its own: augmentation and
+dropout masks are the same. On a GPU a number is a function of the client's seed and of the step, so that a recorded
+step draws new ones, and a second pass the same: reproducible, and other ones than those of a client alone.
 
 Under vmap a convolution with one weight for each client becomes a grouped convolution, for which some devices have only
 slow kernels. As an unfolding and one product of matrices for each client it uses the kernels of linear layers.
@@ -10,45 +11,136 @@ slow kernels. As an unfolding and one product of matrices for each client it use
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+State = tuple[Tensor, Tensor | None]
+"""Of torch's default generators on the CPU and on the device."""
+
 
 class RandomStream:
-    """The default generators as one client sees them; it starts in the state that they have now."""
+    """The default generators as one client sees them, seeded at their first use."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self.state = self._read()
-        """It may be kept and set again, to repeat the numbers."""
+    def __init__(self, device: torch.device, seed: int) -> None:
+        self.device, self._seed = device, seed
+        self.state: State | None = None
+        """It may be kept and set again, to repeat the numbers. None: nothing was drawn."""
 
     @contextmanager
     def use(self) -> Iterator[None]:
         """The default generators continue this stream within the context. After it their state is undefined."""
-        cpu, other = self.state
-        torch.default_generator.set_state(cpu)
-        if other is not None:
-            torch.cuda.set_rng_state(other, self._device)
+        if self.state is None:
+            torch.default_generator.manual_seed(self._seed)
+            if self.device.type == "cuda":
+                with torch.cuda.device(self.device):
+                    torch.cuda.manual_seed(self._seed)
+        else:
+            cpu, other = self.state
+            torch.default_generator.set_state(cpu)
+            if other is not None:
+                torch.cuda.set_rng_state(other, self.device)
         try:
             yield
         finally:
-            self.state = self._read()
+            self.state = state_of_generators(self.device)
 
-    def _read(self) -> tuple[Tensor, Tensor | None]:
-        other = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
-        return torch.default_generator.get_state(), other
+
+def state_of_generators(device: torch.device) -> State:
+    """The state of torch's default generators."""
+    other = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    return torch.default_generator.get_state(), other
+
+
+class OwnNumbers:
+    """Dropout masks from each client's stream."""
+
+    def __init__(self, streams: Sequence[RandomStream]) -> None:
+        self.streams = streams
+
+    def of(self, positions: Sequence[int]) -> OwnNumbers:
+        """Those of some of the clients, for one pass."""
+        return OwnNumbers([self.streams[position] for position in positions])
+
+    def of_client(self, position: int) -> AbstractContextManager[None]:
+        """Within the context torch's default generators are one client's."""
+        return self.streams[position].use()
+
+    def mark(self) -> list[State | None]:
+        """For `go_back`."""
+        return [stream.state for stream in self.streams]
+
+    def go_back(self, mark: Sequence[State | None]) -> None:
+        """The next pass draws the numbers that followed the mark."""
+        for stream, state in zip(self.streams, mark, strict=True):
+            stream.state = state
+
+    def masks(self, inputs: Tensor, p: float) -> Tensor:
+        """Factors for inputs [clients, ...]: 0 with probability p, else 1 / (1 - p)."""
+        masks = []
+        for row, stream in zip(inputs, self.streams, strict=True):
+            with stream.use():
+                # Contiguous, as the inputs of a client alone: the mask is drawn in the order of the memory.
+                masks.append(functional.dropout(torch.ones(row.shape, dtype=row.dtype, device=row.device), p))
+        return torch.stack(masks)
+
+
+class CountedNumbers:
+    """Dropout masks by counter: each number is a hash of the client's seed, the step, the mask and the entry.
+
+    A second pass of a step draws the same numbers.
+    """
+
+    def __init__(self, seeds: Tensor, step: Tensor) -> None:
+        """seeds: [clients], int64. step: [1], int64, the number of the step, which its owner raises."""
+        self._seeds, self._step, self._drawn = seeds, step, 0
+
+    def of(self, positions: Sequence[int]) -> CountedNumbers:
+        """See `OwnNumbers`."""
+        whole = len(positions) == len(self._seeds)
+        return CountedNumbers(self._seeds if whole else self._seeds[list(positions)], self._step)
+
+    def of_client(self, position: int) -> AbstractContextManager[None]:
+        """See `OwnNumbers`. Nothing is seeded."""
+        del position
+        return nullcontext()
+
+    def mark(self) -> list[State | None]:
+        """See `OwnNumbers`."""
+        return []
+
+    def go_back(self, mark: Sequence[State | None]) -> None:
+        """See `OwnNumbers`."""
+
+    def masks(self, inputs: Tensor, p: float) -> Tensor:
+        """See `OwnNumbers`."""
+        self._drawn += 1
+        keys = _mixed(_mixed(self._seeds + self._step * _GOLDEN) + self._drawn * _GOLDEN)
+        entries = torch.arange(1, inputs[0].numel() + 1, device=inputs.device)
+        uniform = (_mixed(keys[:, None] + entries * _GOLDEN) >> 40 & 0xFFFFFF).to(torch.float32) / (1 << 24)
+        return ((uniform >= p).to(inputs.dtype) / ((1.0 - p) or 1.0)).view(inputs.shape)
+
+
+Numbers = OwnNumbers | CountedNumbers
+
+# SplitMix64 in signed numbers: torch's integers wrap around, and `>>` copies the sign, which the masks take away.
+_GOLDEN, _MIX_1, _MIX_2 = (value - (1 << 64) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def _mixed(values: Tensor) -> Tensor:
+    values = (values ^ (values >> 30 & (1 << 34) - 1)) * _MIX_1
+    values = (values ^ (values >> 27 & (1 << 37) - 1)) * _MIX_2
+    return values ^ (values >> 31 & (1 << 33) - 1)
 
 
 @contextmanager
-def dropout_by_client(model: nn.Module, streams: Sequence[RandomStream]) -> Iterator[None]:
-    """Within the context the model's `nn.Dropout` modules draw each client's mask from its stream, under vmap."""
-    modules = [module for module in model.modules() if type(module) is nn.Dropout]
+def dropout_by_client(modules: Sequence[nn.Dropout], numbers: Numbers) -> Iterator[None]:
+    """Within the context these modules draw each client's mask from its numbers, under vmap."""
     for module in modules:
-        module.forward = _seeded_forward(module, streams)  # type: ignore[method-assign]  # of this object, until the end
+        module.forward = _seeded_forward(module, numbers)  # type: ignore[method-assign]  # of this object, until the end
     try:
         yield
     finally:
@@ -56,11 +148,11 @@ def dropout_by_client(model: nn.Module, streams: Sequence[RandomStream]) -> Iter
             del module.forward
 
 
-def _seeded_forward(module: nn.Dropout, streams: Sequence[RandomStream]) -> Any:
+def _seeded_forward(module: nn.Dropout, numbers: Numbers) -> Any:
     def forward(inputs: Tensor) -> Tensor:
         if not module.training or not module.p:
             return inputs
-        dropped: Tensor = _Dropout.apply(inputs, module.p, streams)  # type: ignore[no-untyped-call]
+        dropped: Tensor = _Dropout.apply(inputs, module.p, numbers)  # type: ignore[no-untyped-call]
         return dropped
 
     return forward
@@ -70,8 +162,8 @@ class _Dropout(torch.autograd.Function):
     """Dropout whose batching rule draws one mask for each client."""
 
     @staticmethod
-    def forward(inputs: Tensor, p: float, streams: Sequence[RandomStream]) -> Tensor:
-        del inputs, p, streams
+    def forward(inputs: Tensor, p: float, numbers: Numbers) -> Tensor:
+        del inputs, p, numbers
         raise RuntimeError("dropout by client needs a client dimension")
 
     @staticmethod
@@ -79,17 +171,10 @@ class _Dropout(torch.autograd.Function):
         """Nothing is kept: autograd records the operations of the batching rule."""
 
     @staticmethod
-    def vmap(  # noqa: PLR0913, PLR0917 - torch defines the parameters
-        info: Any, in_dims: Any, inputs: Tensor, p: float, streams: Sequence[RandomStream]
-    ) -> tuple[Tensor, int]:
+    def vmap(info: Any, in_dims: Any, inputs: Tensor, p: float, numbers: Numbers) -> tuple[Tensor, int]:  # noqa: PLR0913, PLR0917 - torch defines the parameters
         del info
         inputs = inputs.movedim(in_dims[0], 0)
-        masks = []
-        for row, stream in zip(inputs.detach(), streams, strict=True):
-            with stream.use():
-                # Contiguous, as the inputs of a client alone: the mask is drawn in the order of the memory.
-                masks.append(functional.dropout(torch.ones(row.shape, dtype=row.dtype, device=row.device), p))
-        return inputs * torch.stack(masks), 0
+        return inputs * numbers.masks(inputs.detach(), p), 0
 
 
 @contextmanager

@@ -11,19 +11,19 @@ targets of the real examples that torch can map.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from algorithms import tree
 from algorithms.base import Tensors
-from algorithms.batched.batches import Group, group, real
-from algorithms.batched.modules import RandomStream, dropout_by_client, unfolded_convolutions
+from algorithms.batched.batches import Group, StepBatches, real
+from algorithms.batched.modules import Numbers, dropout_by_client, unfolded_convolutions
 from algorithms.batched.stacked import of_client
 from algorithms.batches import Batch, Forward, map_leaves
 from algorithms.gradients import Loss
@@ -39,9 +39,10 @@ class Inputs:
     """[clients, ...], leaves that require gradients."""
     constants: Tensors
     """Buffers, [clients, ...]. The pass changes them in place."""
-    batches: Sequence[Batch]
-    """One for each client, with a graph if `also` has tensors."""
-    streams: Sequence[RandomStream]
+    batches: StepBatches
+    """With a graph if `also` has tensors."""
+    numbers: Numbers
+    """Random numbers of the clients."""
     also: Sequence[Tensor] = ()
     """Other leaves of the batches' graph."""
 
@@ -63,23 +64,32 @@ class Strategy(Protocol):
         ...
 
 
-class Holder(nn.Module):
-    """The model behind the task's forward pass, as a module, so that torch can replace its tensors."""
+class Holder:
+    """The model behind the task's forward pass, with other tensors in place of its own."""
 
     def __init__(self, model: nn.Module, forward: Forward) -> None:
-        super().__init__()
         self.model, self._forward = model, forward
-
-    def forward(self, batch: Batch) -> tuple[Any, Any]:
-        """(output, target)."""
-        return self._forward(self.model, batch)
+        self.dropouts = [module for module in model.modules() if type(module) is nn.Dropout]
+        """Under vmap no other module may draw random numbers."""
+        self._places: dict[str, list[tuple[dict[str, Any], str]]] = {}
+        names = {id(each): name for name, each in [*model.named_parameters(), *model.named_buffers()]}
+        for module in model.modules():
+            for places in (module._parameters, module._buffers):  # noqa: SLF001 - where torch.func puts them, too
+                for key, tensor in places.items():
+                    if tensor is not None:  # a shared tensor has several places
+                        self._places.setdefault(names[id(tensor)], []).append((places, key))
 
     def call(self, tensors: Tensors, batch: Batch) -> tuple[Any, Any]:
-        """The same with these parameters and buffers, by their names in the model."""
-        result: tuple[Any, Any] = functional_call(
-            self, {f"model.{name}": tensor for name, tensor in tensors.items()}, (batch,)
-        )
-        return result
+        """(output, target) with these parameters and buffers, by their names in the model."""
+        before = [(places, key, places[key]) for name in tensors for places, key in self._places[name]]
+        try:
+            for name, tensor in tensors.items():
+                for places, key in self._places[name]:
+                    places[key] = tensor
+            return self._forward(self.model, batch)
+        finally:
+            for places, key, tensor in before:
+                places[key] = tensor
 
 
 class OneByOne:
@@ -92,10 +102,12 @@ class OneByOne:
         """As in Strategy."""
         losses, also = [], [torch.zeros_like(leaf) for leaf in inputs.also]
         gradients = tree.map(torch.empty_like, inputs.parameters)
-        for position, (batch, stream) in enumerate(zip(inputs.batches, inputs.streams, strict=True)):
+        clients = len(next(iter(gradients.values())))
+        for position in range(clients):
             mine = {name: each.detach()[position].requires_grad_() for name, each in inputs.parameters.items()}
-            with stream.use():
-                loss = self._loss(*self._holder.call({**mine, **of_client(inputs.constants, position)}, batch))
+            with inputs.numbers.of_client(position):
+                tensors = {**mine, **of_client(inputs.constants, position)}
+                loss = self._loss(*self._holder.call(tensors, inputs.batches.of_client(position)))
             slopes = _slopes(loss, [*mine.values(), *inputs.also])
             for name, slope in zip(mine, slopes, strict=False):
                 gradients[name][position] = slope
@@ -116,18 +128,18 @@ class Together:
 
     def compute(self, inputs: Inputs) -> Outputs:
         """As in Strategy. Raises RuntimeError or another error of torch for what it cannot map."""
-        groups = group(inputs.batches, fill=self._fill)
+        groups = inputs.batches.groups(fill=self._fill)
         losses: list[tuple[int, Tensor]] = []
         for each in groups:
             whole = len(groups) == 1
             parameters = inputs.parameters if whole else _of(inputs.parameters, each.positions)
             constants = inputs.constants if whole else _of(inputs.constants, each.positions)
-            with self._changed([inputs.streams[position] for position in each.positions]):
+            with self._changed(inputs.numbers.of(each.positions)):
                 found = self._losses(each, parameters, constants)
             if not whole:
                 for name, tensor in constants.items():
                     inputs.constants[name][list(each.positions)] = tensor
-            losses += zip(each.positions, found.unbind(), strict=True)
+                losses += zip(each.positions, found.unbind(), strict=True)
         ordered = found if whole else torch.stack([loss for _, loss in sorted(losses, key=lambda one: one[0])])
         # No loss depends on another client's tensors, so the gradients of the sum are those of each loss.
         slopes = _slopes(ordered.sum(), [*inputs.parameters.values(), *inputs.also])
@@ -135,23 +147,20 @@ class Together:
         return Outputs(ordered.detach(), gradients, slopes[len(gradients) :])
 
     @contextmanager
-    def _changed(self, streams: Sequence[RandomStream]) -> Iterator[None]:
-        with ExitStack() as stack:
-            stack.enter_context(dropout_by_client(self._holder, streams))
-            if self._unfold:
-                stack.enter_context(unfolded_convolutions(self._holder))
+    def _changed(self, numbers: Numbers) -> Iterator[None]:
+        unfolded = unfolded_convolutions(self._holder.model) if self._unfold else nullcontext()
+        with dropout_by_client(self._holder.dropouts, numbers), unfolded:
             yield
 
     def _losses(self, group_: Group, parameters: Tensors, constants: Tensors) -> Tensor:
         """The losses of a group, [clients]."""
-
-        def one(tensors: Tensors, batch: Batch) -> Tensor:
-            return self._loss(*self._holder.call(tensors, batch))
-
         tensors = {**parameters, **constants}
+        if group_.weights is not None:
+            weighed: Tensor = vmap(self._weighed)(tensors, group_.batch, group_.weights)
+            return weighed
         sizes = group_.by_size()
         if len(sizes) == 1:
-            losses: Tensor = vmap(one)(tensors, group_.batch)
+            losses: Tensor = vmap(self._one)(tensors, group_.batch)
             return losses
         outputs = vmap(self._holder.call)(tensors, group_.batch)
         parts, order = [], []
@@ -161,8 +170,24 @@ class Together:
             order += places
         return torch.cat(parts)[torch.tensor(order).argsort().to(parts[0].device)]
 
+    def _one(self, tensors: Tensors, batch: Batch) -> Tensor:
+        return self._loss(*self._holder.call(tensors, batch))
+
+    def _weighed(self, tensors: Tensors, batch: Batch, weights: Tensor) -> Tensor:
+        return (losses_of_examples(self._loss, *self._holder.call(tensors, batch)) * weights).sum()
+
     def _loss_of_real(self, size: int, output: Any, target: Any) -> Tensor:
         return self._loss(real(output, size), real(target, size))
+
+
+def losses_of_examples(loss: Loss, output: Any, target: Any) -> Tensor:
+    """The loss of each example as a batch of its own, [examples]."""
+
+    def one(output: Any, target: Any) -> Tensor:
+        return loss(*(map_leaves(lambda leaf: leaf.unsqueeze(0), each) for each in (output, target)))
+
+    losses: Tensor = vmap(one)(output, target)
+    return losses
 
 
 def _rows(places: list[int], leaf: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torch.nn import functional
 import algorithms as fl
 from algorithms.batched.choice import NAMES
 from algorithms.batched.client import answer_together
-from algorithms.batched.local import Member
+from algorithms.batched.members import Members
 from algorithms.batched.modules import RandomStream
 from algorithms.batched.strategies import Holder, Name, OneByOne, Strategy, Together
 from algorithms.batches import forward_pair
@@ -89,10 +89,11 @@ class Cohort:
     def together(self, name: Name, group: int) -> None:
         """In groups of so many clients."""
         fl.load_state(self._model, self._start)
-        members = [Member(data, self._work, RandomStream(self._device)) for data in self._members()]
-        strategy = self._strategy(name)
+        members, strategy = [*self._members()], self._strategy(name)
         for start in range(0, len(members), group):
-            answer_together(self._model, members[start : start + group], strategy)
+            some = members[start : start + group]
+            streams = [RandomStream(self._device, start + number) for number in range(len(some))]
+            answer_together(self._model, Members.drawn(some, [self._work] * len(some), streams), strategy)
 
     def _strategy(self, name: Name) -> Strategy:
         holder = Holder(self._model, forward_pair)

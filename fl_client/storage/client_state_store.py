@@ -125,7 +125,11 @@ class NextState:
     def of(algorithm: Algorithm, context: ClientContext, update: ClientUpdate) -> NextState:
         """The method's next state after this update, which was computed from `context`."""
         at_one = algorithm.next_client_state(context, update)
-        at_zero = algorithm.next_client_state(context, update.admitted(0.0))
+        return NextState.of_both(at_one, algorithm.next_client_state(context, update.admitted(0.0)))
+
+    @staticmethod
+    def of_both(at_one: Memory, at_zero: Memory) -> NextState:
+        """From the whole states for c = 1 and c = 0."""
         return NextState(at_one, {symbol: it for symbol, it in at_zero.items() if not _equal(it, at_one[symbol])})
 
     @property

@@ -173,8 +173,8 @@ class Trainer:
         payloads.check_size(assignment, exchange, bundles[tensor_pb2.RESOURCE_KIND_MODEL].layout)
         context = self._context(
             local_model.direction(model, bundles, personal),
-            _state_of(algorithm, model, client_states.without_personal(client_state), personal),
-            self._omega(algorithm, training),
+            state_of(algorithm, model, client_states.without_personal(client_state), personal),
+            omega_of(algorithm, training, len(self._local.train)),
             local_model.optimizer_state(model, bundles, personal),
         )
         settings = settings_of(training, scaled_loss=self._compute.precision == "float16")
@@ -292,18 +292,6 @@ class Trainer:
             {symbol: _moved(tensors, device) for symbol, tensors in optimizer.items()},
         )
 
-    def _omega(self, algorithm: Algorithm, training: training_pb2.LocalTraining) -> float:
-        """omega_i = N n_i / sum n over the population; 1 if the objective is not weighted by examples."""
-        if algorithm.objective == "uniform":
-            return 1.0
-        if not training.population or not training.population_examples:
-            raise WorkFailed(
-                pb.FAILURE_REASON_UNSUPPORTED,
-                f"training: expected population and population_examples over 0 for {algorithm.name} with objective ="
-                f" 'examples', got {training.population} and {training.population_examples}",
-            )
-        return training.population * len(self._local.train) / training.population_examples
-
     def _data(self, training: training_pb2.LocalTraining, exchange: Exchange) -> tuple[LocalData, int]:
         """The local examples in batches, and the number of batches: of a full gradient, then of steps."""
         local, size, task = self._local.train, training.batch_size, self._local.task
@@ -319,7 +307,20 @@ class Trainer:
         return data, total + count
 
 
-def _state_of(
+def omega_of(algorithm: Algorithm, training: training_pb2.LocalTraining, examples: int) -> float:
+    """omega_i = N n_i / sum n over the population; 1 if the objective is not weighted by examples. Raises WorkFailed."""
+    if algorithm.objective == "uniform":
+        return 1.0
+    if not training.population or not training.population_examples:
+        raise WorkFailed(
+            pb.FAILURE_REASON_UNSUPPORTED,
+            f"training: expected population and population_examples over 0 for {algorithm.name} with objective ="
+            f" 'examples', got {training.population} and {training.population_examples}",
+        )
+    return training.population * examples / training.population_examples
+
+
+def state_of(
     algorithm: Algorithm, model: nn.Module, client_state: Memory | None, personal: Collection[str] = ()
 ) -> Memory:
     """The client state, or the method's initial one. Raises WorkFailed for a state that does not fit the model."""

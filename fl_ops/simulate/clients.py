@@ -120,6 +120,15 @@ class SimulatedClients(Mapping[str, LocalTask]):
         """Number of examples that the partition gives a client."""
         return self._parts.size_of(client)
 
+    @property
+    def whole(self) -> Examples | None:
+        """The examples that all clients' data is cut from; None if it is loaded client by client."""
+        return self._all_examples
+
+    def rows(self, client: str) -> Tensor:
+        """The indices of a client's examples in `whole`."""
+        return self._parts[client]
+
     def has_held_out(self, client: str) -> bool:
         """Whether a client has held-out examples. Its data is loaded at most once to find out."""
         if self._all_examples is not None:

@@ -8,6 +8,7 @@ group fails, its clients work one after the other, so that an error is reported 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,30 +16,21 @@ from typing import Literal
 
 import torch
 
-from algorithms.base import ClientUpdate
-from algorithms.batched.batches import NotBatched, check_work
-from algorithms.batched.captured import Captured
+from algorithms.base import Memory, Tensors
+from algorithms.batched.batches import NotBatched
 from algorithms.batched.choice import Choice, bytes_of_client, choose
-from algorithms.batched.client import answer_together
-from algorithms.batched.local import Member
-from algorithms.batched.modules import RandomStream
-from algorithms.batched.stacked import stack
+from algorithms.batched.client import Updates, answer_together, next_states
+from algorithms.batched.stacked import of_client
 from algorithms.batched.strategies import Name
 from algorithms.outside_code import is_interrupt
 from fl_client.errors import WorkFailed
+from fl_client.storage.client_state_store import NextState
 from fl_client.training.data import LocalTask
-from fl_client.training.payloads import (
-    PlacedPayload,
-    check_finite,
-    check_finite_metrics,
-    encoding_of,
-    header_of,
-    laid_out,
-)
-from fl_client.training.results import PreparedWork, next_state_of
-from fl_ops.simulate.engines.client_work import CPU, Assigned, ClientWork, one_thread
+from fl_client.training.payloads import check_finite, check_finite_metrics, encoding_of, header_of, laid_out
+from fl_ops.simulate.engines.client_work import CPU, ClientWork, one_thread
 from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, LocalEngine, Trained
-from fl_ops.simulate.engines.held import NO_DIGEST, DeviceMemory, TrainedTogether
+from fl_ops.simulate.engines.groups import Client, Groups, Ready
+from fl_ops.simulate.engines.held import NO_DIGEST, DeviceMemory, Rows, TrainedTogether
 from fl_tasks.batches import seed_everything
 from protos.encodings import PLAIN
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
@@ -68,14 +60,6 @@ class BatchedOptions:
     """Updates stay in the device's memory until they are summed there. False: they become files."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Ready:
-    """A client whose values are loaded."""
-
-    assigned: Assigned
-    work: PreparedWork
-
-
 class BatchedEngine(LocalEngine):
     """See `LocalEngine`. The same groups on the same device and build give the same bits."""
 
@@ -87,7 +71,7 @@ class BatchedEngine(LocalEngine):
         self._work = ClientWork(context, options.device, options.autocast or "float32")
         self._bundles: Bundles = {}
         self._choice: Choice | None = None
-        self._captured: Captured | None = None
+        self._groups = Groups(context, self._work, options.device)
         self._group = options.group
         self._alone = self._in_files = 0
         self._memory = DeviceMemory(options.device) if options.holds_updates else None
@@ -101,8 +85,7 @@ class BatchedEngine(LocalEngine):
         device = self._options.device
         files = f"; written to files, as {device} has no room for them: {self._in_files} updates"
         files = files if self._in_files and self._memory is not None else ""
-        graphs = "" if self._captured is None else f"; {self._captured}"
-        return f"lockstep in groups of at most {self._group} clients: {self._choice}{graphs}{alone}{files}"
+        return f"lockstep in groups of at most {self._group} clients: {self._choice}{alone}{files}"
 
     def begin(self, bundles: Bundles) -> None:
         """See `LocalEngine.begin`."""
@@ -130,22 +113,12 @@ class BatchedEngine(LocalEngine):
         for client in clients:
             yield self._work.evaluate(common, client, self._bundles)
 
-    def _train_group(
-        self, common: Assignment, group: Sequence[tuple[str, int]]
-    ) -> Iterator[Trained | TrainedTogether | Failed]:
-        ready: list[_Ready] = []
-        for client, seed in group:
-            assigned = self._work.assigned(common, client, seed)
-            try:
-                ready.append(_Ready(assigned, assigned.prepare(self._bundles)))
-            except WorkFailed as error:
-                yield Failed.of(client, error)
-        if not ready:
-            return
+    def _train_group(self, common: Assignment, group: Sequence[Client]) -> Iterator[Trained | TrainedTogether | Failed]:
         started = time.monotonic()
         try:
             with one_thread():
-                updates = self._answers(common, ready)
+                ready, failures = self._groups.ready(common, group, self._bundles)
+                updates = None if ready is None else self._answers(common, ready)
         except NotBatched:
             raise
         except (MemoryError, torch.OutOfMemoryError):
@@ -154,18 +127,17 @@ class BatchedEngine(LocalEngine):
         except BaseException as error:  # an error of one client's data or of the task's code, of any type
             if is_interrupt(error):
                 raise
-            self._alone += len(ready)
-            for each in ready:
-                seed = each.assigned.assignment.training.seed
-                yield self._work.train(common, each.assigned.client, seed, self._bundles)
+            self._alone += len(group)
+            for client, seed in group:
+                yield self._work.train(common, client, seed, self._bundles)
             return
-        seconds = (time.monotonic() - started) / len(ready)
-        with one_thread():
-            yield from [*self._delivered_together(ready, updates, seconds)]
+        yield from failures
+        if ready is not None and updates is not None:
+            seconds = (time.monotonic() - started) / len(ready.clients)
+            with one_thread():
+                yield from [*self._delivered(common, ready, updates, seconds)]
 
-    def _smaller(
-        self, common: Assignment, group: Sequence[tuple[str, int]]
-    ) -> Iterator[Trained | TrainedTogether | Failed]:
+    def _smaller(self, common: Assignment, group: Sequence[Client]) -> Iterator[Trained | TrainedTogether | Failed]:
         """The group in halves, now and in later exchanges; one client alone reports what it lacks."""
         if len(group) == 1:
             yield self._work.train(common, *group[0], self._bundles)
@@ -174,69 +146,78 @@ class BatchedEngine(LocalEngine):
         yield from self._train_group(common, group[: self._group])
         yield from self._train_group(common, group[self._group :])
 
-    def _delivered_together(
-        self, ready: Sequence[_Ready], updates: Sequence[ClientUpdate], seconds: float
+    def _delivered(
+        self, common: Assignment, ready: Ready, updates: Updates, seconds: float
     ) -> Iterator[Trained | TrainedTogether | Failed]:
         """The results of a group. Updates stay in the device's memory if they fit, else they become files."""
-        assignment = ready[0].assigned.assignment
         # Values that are held are those that the coordinator adds, so updates with an encoding become files.
-        held = (
-            None if self._memory is None or encoding_of(assignment) != PLAIN else self._memory.hold(_stacked(updates))
-        )
-        if held is None:
-            self._in_files += len(ready)
-        counted: list[int] = []
-        for number, (each, update) in enumerate(zip(ready, updates, strict=True)):
-            assigned, work = each.assigned, each.work
-            try:
-                if held is None:
-                    trained = assigned.trainer.finish(assigned.assignment, work, update, seconds)
-                    yield self._work.deliver(assigned, trained)
-                    continue
-                if held.is_finite(number):
-                    check_finite_metrics(update)
-                else:
-                    check_finite(update, work.buffers)
-            except WorkFailed as error:
-                yield Failed.of(assigned.client, error)
-                continue
-            if (next_state := next_state_of(work, update)) is not None:
-                self._context.states.put_next(assigned.client, next_state)
-            counted.append(number)
-        if held is not None and counted:
-            done, trainers = [updates[number] for number in counted], [ready[i].assigned.trainer for i in counted]
-            common = header_of(assignment, replace(done[0], loss=None, epochs=()), laid_out(done[0]), NO_DIGEST)
-            yield TrainedTogether(
-                [ready[number].assigned.client for number in counted],
-                common,
-                [update.steps for update in done],
-                [trainer.examples for trainer in trainers],
-                [update.loss for update in done],
-                [update.epochs for update in done],
-                seconds,
-                held if len(counted) == len(ready) else held.only(counted),
-                [trainer.own_batches for trainer in trainers],
+        holds = self._memory is not None and encoding_of(common) == PLAIN
+        first = updates.of_client(0)
+        payloads = [
+            part._replace(
+                tensors={**updates.payloads[part.payload], **(updates.buffers if part.payload == "delta" else {})}
             )
+            for part in laid_out(first)
+        ]
+        held = self._memory.hold(payloads) if holds and self._memory is not None else None
+        if held is None:
+            yield from self._in_files_each(common, ready, updates, seconds)
+            return
+        counted: list[int] = []
+        for number, (client, _) in enumerate(ready.clients):
+            try:
+                _check_finite(updates, number, held, ready.work.buffers)
+                counted.append(number)
+            except WorkFailed as error:
+                yield Failed.of(client, error)
+        if not counted:
+            return
+        self._put_next(ready, updates, counted)
+        header = header_of(ready.assignment, replace(first, loss=None, epochs=()), payloads, NO_DIGEST)
+        yield TrainedTogether(
+            [ready.clients[number][0] for number in counted],
+            header,
+            [updates.steps[number] for number in counted],
+            [ready.examples[number] for number in counted],
+            [updates.losses[number] for number in counted],
+            [updates.epochs[number] for number in counted],
+            seconds,
+            held if len(counted) == len(ready.clients) else held.only(counted),
+            [ready.own_batches[number] for number in counted],
+        )
 
-    def _answers(self, common: Assignment, ready: Sequence[_Ready]) -> list[ClientUpdate]:
-        model, device = ready[0].work.model, self._options.device
+    def _in_files_each(
+        self, common: Assignment, ready: Ready, updates: Updates, seconds: float
+    ) -> Iterator[Trained | Failed]:
+        self._in_files += len(ready.clients)
+        for number, (client, _) in enumerate(ready.clients):
+            assigned, work = self._groups.prepared(common, ready, number)
+            try:
+                trained = assigned.trainer.finish(assigned.assignment, work, updates.of_client(number), seconds)
+            except WorkFailed as error:
+                yield Failed.of(client, error)
+            else:
+                yield self._work.deliver(assigned, trained)
+
+    def _put_next(self, ready: Ready, updates: Updates, counted: Sequence[int]) -> None:
+        """Keep the next states of clients whose updates are finite, if the method has states after this exchange."""
+        work = ready.work.work
+        if not (work.algorithm.keeps_client_state and work.algorithm.exchanges[work.exchange].trains):
+            return
+        at_one, at_zero = (next_states(ready.members, updates, factor) for factor in (1.0, 0.0))
+        for number in counted:
+            one, zero = _of_client(at_one, number), _of_client(at_zero, number)
+            self._context.states.put_next(ready.clients[number][0], NextState.of_both(one, zero))
+
+    def _answers(self, common: Assignment, ready: Ready) -> Updates:
         if self._choice is None:
             self._choice = self._chosen(common, ready)
-            if self._options.captures and self._choice.name != "one_by_one":
-                self._captured = Captured(self._choice.strategy)
-        members = []
-        for each in ready:
-            seed_everything(each.assigned.assignment.training.seed)
-            members.append(Member(each.work.data, each.work.work, RandomStream(device)))
-        return answer_together(model, members, self._captured or self._choice.strategy)
+        return answer_together(ready.work.model, ready.members, self._choice.strategy)
 
-    def _chosen(self, common: Assignment, ready: Sequence[_Ready]) -> Choice:
+    def _chosen(self, common: Assignment, ready: Ready) -> Choice:
         """The strategy, measured with the clients' first batches."""
-        batches = []
-        for each in ready:
-            check_work(each.work.data, each.work.work)
-            batches.append(self._first_batch(common, each.assigned.client))
-        return choose(ready[0].work.model, ready[0].work.data, batches, self._clock, self._options.strategy)
+        batches = [self._first_batch(common, client) for client, _ in ready.clients]
+        return choose(ready.work.model, ready.work.data, batches, self._clock, self._options.strategy)
 
     def _first_batch(self, common: Assignment, client: str) -> object:
         """A batch of a client, of work of its own: reading it takes nothing from the client's batches."""
@@ -244,7 +225,7 @@ class BatchedEngine(LocalEngine):
         data = self._work.assigned(common, client, 0).prepare(self._bundles).data
         return next(iter(data.complete))
 
-    def _group_size(self, common: Assignment, first: tuple[str, int]) -> int:
+    def _group_size(self, common: Assignment, first: Client) -> int:
         """Clients of a group, by the memory that the first one needs."""
         if self._group:
             return self._group
@@ -267,12 +248,22 @@ class BatchedEngine(LocalEngine):
         return time.perf_counter()
 
 
-def _stacked(updates: Sequence[ClientUpdate]) -> list[PlacedPayload]:
-    """The payloads of all updates, with tensors [clients, ...]."""
-    parts = [laid_out(update) for update in updates]
-    return [
-        first._replace(tensors=stack([part[number].tensors for part in parts])) for number, first in enumerate(parts[0])
-    ]
+def _check_finite(updates: Updates, number: int, held: Rows, buffers: Tensors) -> None:
+    """Raises WorkFailed if the loss or a value of a client's update is not finite. buffers: as received."""
+    if not held.is_finite(number):
+        check_finite(updates.of_client(number), buffers)
+    elif not all(map(math.isfinite, (updates.losses[number] or 0.0, *_values(updates.epochs[number])))):
+        check_finite_metrics(updates.of_client(number))
+
+
+def _values(epochs: Sequence[Mapping[str, float]]) -> Iterator[float]:
+    return (value for values in epochs for value in values.values())
+
+
+def _of_client(states: Memory | list[Memory], number: int) -> Memory:
+    if isinstance(states, list):
+        return states[number]
+    return {symbol: of_client(tensors, number) for symbol, tensors in states.items()}
 
 
 class _OnDevice(Mapping[str, LocalTask]):

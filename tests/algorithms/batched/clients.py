@@ -13,7 +13,7 @@ from torch.nn import functional
 import algorithms as fl
 from algorithms import tree
 from algorithms.batched.client import answer_together
-from algorithms.batched.local import Member
+from algorithms.batched.members import Members
 from algorithms.batched.modules import RandomStream
 from algorithms.batched.strategies import Strategy
 
@@ -113,15 +113,23 @@ class Run:
         return fl.ClientContext(direction, known, fl.omega(self.algorithm.objective, client.info, info))
 
     def _answer(self, works: list[fl.Work]) -> list[fl.ClientUpdate]:
-        members, updates = [], []
+        fl.load_state(self.model, fl.ModelState(self.state.x, self.buffers, self.frozen))
+        if self.strategy is not None:
+            return self._answer_together(works, self.strategy)
+        updates = []
         for number, (client, work) in enumerate(zip(self.clients, works, strict=True)):
             fl.load_state(self.model, fl.ModelState(self.state.x, self.buffers, self.frozen))
             torch.manual_seed(100 + number)
-            if self.strategy is None:
-                updates.append(fl.answer(self.model, client.data(), work))
-            else:
-                members.append(Member(client.data(), work, RandomStream(CPU)))
-        return updates if self.strategy is None else answer_together(self.model, members, self.strategy)
+            updates.append(fl.answer(self.model, client.data(), work))
+        return updates
+
+    def _answer_together(self, works: list[fl.Work], strategy: Strategy) -> list[fl.ClientUpdate]:
+        data = [client.data() for client in self.clients]
+        order = sorted(range(len(data)), key=lambda i: -data[i].steps)
+        streams = [RandomStream(CPU, 100 + i) for i in order]
+        members = Members.drawn([data[i] for i in order], [works[i] for i in order], streams)
+        found = answer_together(self.model, members, strategy)
+        return [found.of_client(order.index(i)) for i in range(len(data))]
 
     def values(self) -> dict[str, fl.Tensors]:
         """All numbers of the run: model, server memory, client states, and the latest updates, by their names."""

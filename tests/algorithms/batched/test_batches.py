@@ -134,7 +134,7 @@ def test_short_batches_are_filled_only_where_examples_do_not_matter_to_each_othe
     fills = {}
     for model in (small_cnn, batch_norms, dropouts, Mixing):
         module, people = make(0, model, torch.float64), clients()
-        fills[model.__name__] = choose(module, people[0].data(), _first(people), _clock()).fills
+        fills[model.__name__] = choose(module, people[0].data(), _first(people), _clock()).facts.fills
     assert fills == {"small_cnn": True, "batch_norms": False, "dropouts": False, "Mixing": False}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +10,8 @@ import torch
 
 import algorithms as fl
 from algorithms.batched.batches import NotBatched
-from algorithms.batched.client import answer_together
-from algorithms.batched.local import Member
+from algorithms.batched.client import Updates, answer_together
+from algorithms.batched.members import Members
 from algorithms.batched.strategies import Name, Strategy
 from fl_ops.errors import UsageError
 from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions, EngineRequest
@@ -143,9 +142,9 @@ def test_a_group_that_runs_out_of_memory_is_halved(simulated: Simulated, monkeyp
     """Groups of more than two clients fail here. All clients count, and later groups are small from the start."""
     sizes = []
 
-    def limited(model: torch.nn.Module, members: Sequence[Member], strategy: Strategy) -> list[fl.ClientUpdate]:
-        sizes.append(len(members))
-        if len(members) > 2:
+    def limited(model: torch.nn.Module, members: Members, strategy: Strategy) -> Updates:
+        sizes.append(len(members.steps))
+        if len(members.steps) > 2:
             raise torch.OutOfMemoryError("no memory for more than two clients")
         return answer_together(model, members, strategy)
 

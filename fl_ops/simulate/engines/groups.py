@@ -1,0 +1,149 @@
+"""Prepares the clients of a group: their work as the daemon's trainer prepares it, once for all where that is the same.
+
+Clients whose examples are in one tensor differ in their seed, their examples and their state alone. So the first one's
+work is prepared, and the others' is made from values. Other clients are prepared one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from algorithms.base import Memory
+from algorithms.batched.batches import check_work
+from algorithms.batched.contexts import Contexts
+from algorithms.batched.members import Members
+from algorithms.batched.modules import OwnNumbers, RandomStream
+from algorithms.batched.plans import Plan, Planned
+from fl_client.errors import WorkFailed
+from fl_client.training.own_loop import work_of
+from fl_client.training.payloads import encoding_of
+from fl_client.training.results import PreparedWork
+from fl_client.training.trainer import omega_of, state_of
+from fl_ops.simulate.engines.client_work import Assigned, ClientWork
+from fl_ops.simulate.engines.engine import Bundles, EngineContext, Failed
+from fl_ops.simulate.engines.pool import Pool, Pooled
+from fl_tasks.batches import BatchPlan, plan_batches
+from protos.encodings import PLAIN
+from protos.fl.v1.training_pb2 import Assignment
+
+Client = tuple[str, int]
+"""Id and training seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Clients whose work is prepared."""
+
+    clients: Sequence[Client]
+    members: Members
+    assignment: Assignment
+    """Of the first one."""
+    work: PreparedWork
+    """So too; model and buffers are those of all."""
+    examples: Sequence[int]
+    own_batches: Sequence[int]
+    prepared: Sequence[tuple[Assigned, PreparedWork]]
+    """Of each client, where they were prepared one after the other."""
+
+
+class Groups:
+    """Prepares groups of clients."""
+
+    def __init__(self, context: EngineContext, work: ClientWork, device: torch.device) -> None:
+        self._context, self._work, self._device = context, work, device
+        self._pool = Pool(context.clients, device)
+
+    def ready(self, common: Assignment, group: Sequence[Client], bundles: Bundles) -> tuple[Ready | None, list[Failed]]:
+        """The clients whose work could be prepared, the most steps first, and the failures of the others.
+
+        Raises NotBatched: the run's work is possible only for one client after the other.
+        """
+        pooled = self._pool.of([client for client, _ in group]) if encoding_of(common) == PLAIN else None
+        if pooled is not None:
+            try:
+                return self._planned(common, group, bundles, pooled), []
+            except WorkFailed:
+                pass  # it is reported of the clients that have it
+        prepared: list[tuple[Client, Assigned, PreparedWork]] = []
+        failures: list[Failed] = []
+        for client, seed in group:
+            assigned = self._work.assigned(common, client, seed)
+            try:
+                prepared.append(((client, seed), assigned, assigned.prepare(bundles)))
+            except WorkFailed as error:
+                failures.append(Failed.of(client, error))
+        return self._drawn(sorted(prepared, key=lambda one: -one[2].data.steps)) if prepared else None, failures
+
+    def prepared(self, common: Assignment, ready: Ready, number: int) -> tuple[Assigned, PreparedWork]:
+        """The work of one client as if it had been prepared alone."""
+        if ready.prepared:
+            return ready.prepared[number]
+        work = replace(ready.work.work, context=ready.members.contexts.of(number))
+        return self._work.assigned(common, *ready.clients[number]), replace(ready.work, work=work)
+
+    def _drawn(self, prepared: Sequence[tuple[Client, Assigned, PreparedWork]]) -> Ready:
+        clients, assigned, works = zip(*prepared, strict=True)
+        streams = [RandomStream(self._device, seed) for _, seed in clients]
+        members = Members.drawn([one.data for one in works], [one.work for one in works], streams)
+        trainers = [one.trainer for one in assigned]
+        return Ready(
+            clients,
+            members,
+            assigned[0].assignment,
+            works[0],
+            [trainer.examples for trainer in trainers],
+            [trainer.own_batches for trainer in trainers],
+            [*zip(assigned, works, strict=True)],
+        )
+
+    def _planned(self, common: Assignment, group: Sequence[Client], bundles: Bundles, pooled: Pooled) -> Ready:
+        """Raises WorkFailed if a client's work cannot be prepared."""
+        assigned = self._work.assigned(common, *group[0])
+        work = assigned.prepare(bundles)
+        check_work(work.data, work.work)
+        training, seeds = common.training, [seed for _, seed in group]
+        streams = [RandomStream(self._device, seed) for seed in seeds]
+        steps = plan_batches(pooled.rows, training.batch_size, seeds, **work_of(training))
+        once, sizes = None, [len(rows) for rows in pooled.rows]
+        if work.work.algorithm.exchanges[work.work.exchange].passes:
+            once = self._placed(plan_batches(pooled.rows, training.batch_size, (), epochs=1))
+        batches = Planned(
+            pooled.inputs,
+            pooled.targets,
+            self._placed(steps),
+            once,
+            pooled.finish,
+            pooled.prepare,
+            streams,
+            pooled.draw,
+        )
+        # With several epochs each one's loss is measured.
+        epoch_steps = [-(-size // training.batch_size) if work.data.epoch_steps else 0 for size in sizes]
+        contexts = self._contexts(work, common, [client for client, _ in group], sizes)
+        members = Members(work.work, contexts, batches, steps.counts, epoch_steps, OwnNumbers(streams))
+        return Ready(group, members, assigned.assignment, work, sizes, [0] * len(group), [])
+
+    def _placed(self, plan: BatchPlan) -> Plan:
+        return Plan(plan.rows.to(self._device, non_blocking=True), plan.sizes)
+
+    def _contexts(
+        self, work: PreparedWork, common: Assignment, clients: Sequence[str], sizes: Sequence[int]
+    ) -> Contexts:
+        """The contexts of clients that differ in their examples and states."""
+        algorithm, first = work.work.algorithm, work.work.context
+        omegas = [omega_of(algorithm, common.training, size) for size in sizes]
+        if not algorithm.keeps_client_state:
+            return Contexts(replace(first, state={}, omega=1.0), omegas)
+        states: list[Memory] = [
+            {
+                symbol: {name: tensor.to(self._device) for name, tensor in tensors.items()}
+                for symbol, tensors in state_of(algorithm, work.model, self._context.states.get(client)).items()
+            }
+            for client in clients
+        ]
+        return Contexts.of_clients(
+            [replace(first, state=state, omega=omega) for state, omega in zip(states, omegas, strict=True)]
+        )

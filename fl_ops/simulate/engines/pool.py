@@ -1,0 +1,85 @@
+"""The examples of clients in lockstep in one tensor, on their device, and what all of them have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fl_client.training.data import LocalTask
+from fl_ops.simulate.clients import SimulatedClients
+from fl_tasks import Examples
+from fl_tasks.batches import Finish, Rows, finish_of
+from fl_tasks.data.examples import Augmentation
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """The examples of a group."""
+
+    inputs: Tensor
+    """As they are kept, [examples, ...], on the device."""
+    targets: Tensor
+    rows: Sequence[Rows]
+    """Where each client's examples are."""
+    finish: Finish | None
+    """The last step of a batch of local steps."""
+    prepare: Finish | None
+    """That of a batch of the whole local set."""
+
+    @property
+    def draw(self) -> Callable[[Tensor], tuple[Tensor, ...]] | None:
+        """See `algorithms.batched.plans.Planned.draw`."""
+        return None if self.finish is None or self.finish.augment is None else self.finish.augment.draw
+
+
+class Pool:
+    """Finds the clients' examples. On a GPU those of all clients stay there."""
+
+    def __init__(self, clients: Mapping[str, LocalTask], device: torch.device) -> None:
+        self._clients, self._device = clients, device
+        self._whole: Examples | None = None
+        self._rows: dict[str, Rows] = {}
+        if isinstance(clients, SimulatedClients) and clients.whole is not None:
+            self._whole = clients.whole.to(device)
+
+    def of(self, group: Sequence[str]) -> Pooled | None:
+        """A group's examples; None unless all are Examples with the same last steps, of the same code and shapes."""
+        clients = self._clients
+        if self._whole is not None and isinstance(clients, SimulatedClients):
+            rows = [clients.rows(client).numpy() for client in group]
+            return _pooled(self._whole, rows) if all(map(len, rows)) else None
+        return self._joined(group)
+
+    def _joined(self, group: Sequence[str]) -> Pooled | None:
+        locals_ = [self._clients[client] for client in group]
+        first, parts = locals_[0], [local.train for local in locals_ if isinstance(local.train, Examples)]
+        if len(parts) < len(locals_) or any(_kind(each) != _kind(parts[0]) or not len(each) for each in parts):
+            return None
+        code = first.name, first.task, first.fingerprint
+        if any((local.name, local.task, local.fingerprint) != code for local in locals_):
+            return None
+        whole = Examples(
+            torch.cat([each.inputs for each in parts]),
+            torch.cat([each.targets for each in parts]),
+            parts[0].augment,
+            parts[0].prepare,
+        )
+        ends = torch.tensor([len(each) for each in parts]).cumsum(0)
+        rows = torch.arange(len(whole)).tensor_split(ends[:-1])
+        return _pooled(whole, [each.numpy() for each in rows])
+
+
+def _kind(examples: Examples) -> tuple[object, ...]:
+    tensors = ((each.dtype, each.shape[1:], each.device) for each in (examples.inputs, examples.targets))
+    return examples.augment, examples.prepare, *tensors
+
+
+def _pooled(whole: Examples, rows: Sequence[Rows]) -> Pooled | None:
+    """None for an augmentation that draws its numbers while it changes a batch, and so client by client."""
+    if whole.augment is not None and not isinstance(whole.augment, Augmentation):
+        return None
+    prepare = None if whole.prepare is None else Finish(whole.prepare, None)
+    return Pooled(whole.inputs, whole.targets, rows, finish_of(whole), prepare)
