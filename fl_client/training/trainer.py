@@ -308,7 +308,7 @@ class Trainer:
 
 
 def omega_of(algorithm: Algorithm, training: training_pb2.LocalTraining, examples: int) -> float:
-    """omega_i = N n_i / sum n over the population; 1 if the objective is not weighted by examples. Raises WorkFailed."""
+    """omega_i = N n_i / sum n over the population; 1 if not weighted by examples. Raises WorkFailed."""
     if algorithm.objective == "uniform":
         return 1.0
     if not training.population or not training.population_examples:
