@@ -63,6 +63,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     forks.start()
     import torch  # noqa: PLC0415 - see above
 
+    from tests import statements  # noqa: PLC0415 - not in a process that only controls others
+
+    statements.share()
     # Bits are the same for a fixed number of threads only, and the test workers share the cores.
     torch.set_num_threads(1)
 
