@@ -192,7 +192,7 @@ FOUND_BY = {
     "a restart forgets refusals": 40,
     "a restart forgets failures": 35,
     "a restart lowers the goal to the fixed list": 163,
-    "no evaluation is awaited": 384,
+    "no evaluation is awaited": 486,
     "clients do not join the population": 40,
     "an update is acknowledged before it is written": 19,
 }

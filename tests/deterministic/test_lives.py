@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -20,9 +22,12 @@ def simulated(*arguments: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_lives_of_the_whole_system_keep_every_promise() -> None:
+@pytest.mark.parametrize(("first", "end"), [(13, 21), pytest.param(21, 33, marks=pytest.mark.slow)])
+def test_lives_of_the_whole_system_keep_every_promise(first: int, end: int) -> None:
     """Each run is completed among kills, cuts, full disks, lies and operators, with the bits of its replay."""
-    assert simulated("--depth", "2", "--seeds", "13:33")["lives"] == 20
+    summary = simulated("--depth", "2", "--seeds", f"{first}:{end}")
+    assert summary["lives"] == end - first
+    assert {"kill", "term", "block", "call", "full", "lie", "operator"} <= summary["faults"].keys()
 
 
 def test_a_life_is_the_same_each_time(tmp_path: Path) -> None:
