@@ -92,7 +92,7 @@ def _settings_files(arguments: list[str]) -> list[Path]:
 
 def _run(config: ClientConfig) -> int:
     from fl_common.certificates.tls_version import set_oldest_tls
-    from fl_common.file_permissions import set_private_umask
+    from fl_common.files import set_private_umask
 
     # A crash in a library's native code writes the Python lines of all threads to stderr.
     faulthandler.enable()

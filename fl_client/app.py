@@ -48,12 +48,11 @@ from fl_client.training.methods import load_optimizers_of, offers
 from fl_client.training.trainer import Trainer
 from fl_client.training.worker import Worker
 from fl_common.allocator import keep_freed_memory
-from fl_common.file_permissions import restrict_permissions
+from fl_common.files import restrict_permissions
 from fl_common.metrics import package_version
 from fl_common.proxies import proxy_for
 from fl_common.settings import SettingsError, split_address
-from fl_common.tracing.opening import open_traces
-from fl_common.tracing.traces import UNTRACED, Traces
+from fl_common.tracing.traces import UNTRACED, Traces, open_traces
 from protos.encodings import ENCODINGS
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN

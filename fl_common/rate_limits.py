@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -90,3 +91,21 @@ class RateLimiter:
     def try_acquire(self) -> bool:
         """Whether the next action is allowed now. Only an allowed action is counted."""
         return not self._bucket.take(1.0, self._clock())
+
+
+_NETWORK_BITS = 64
+"""One holder usually has a /64 network of IPv6."""
+
+
+def network_of(address: str) -> str:
+    """What the limits of a caller's address (host:port) count: the address of IPv4, the /64 network of IPv6."""
+    host = address.rpartition(":")[0].strip("[]").partition("%")[0]
+    try:
+        parsed = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return str(parsed)
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(ipaddress.ip_network((parsed, _NETWORK_BITS), strict=False))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fl_common.atomic_files import atomic_writer
+from fl_common.files import atomic_writer
 from fl_common.settings import parse_toml
 from fl_ops.errors import OpsError, Refused, UsageError
 from protos.fl.v1 import admin_pb2

@@ -33,7 +33,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from fl_common.allocator import share_one_heap
     from fl_common.certificates.tls_version import set_oldest_tls
-    from fl_common.file_permissions import set_private_umask
+    from fl_common.files import set_private_umask
     from fl_common.settings import SettingsError, read_settings
     from fl_server.settings.config import ServerConfig
 

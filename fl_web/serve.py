@@ -16,7 +16,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from fl_common.addresses import network_of
+from fl_common.rate_limits import network_of
 from fl_web.access.requests import Application, host_port
 from fl_web.access.sessions import PEER_CERTIFICATE
 

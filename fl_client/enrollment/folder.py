@@ -27,9 +27,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 from fl_client.errors import UnusableCertificate
-from fl_common.atomic_files import fsync_path, make_folders
 from fl_common.certificates.names import Holder, NoHolder, holder_of
 from fl_common.certificates.pem import invalid_now
+from fl_common.files import fsync_path, make_folders
 from protos.fl.v1.enrollment_pb2 import IssuedCertificate
 
 _SHARE = 2 / 3

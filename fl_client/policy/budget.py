@@ -20,7 +20,7 @@ import structlog
 from fl_client.errors import StateError
 from fl_client.gates.gate_set import ClosedGate
 from fl_client.policy.config import Policy
-from fl_common.atomic_files import atomic_writer
+from fl_common.files import atomic_writer
 from protos.fl.v1.coordinator_pb2 import UNAVAILABLE_REASON_OWNER
 
 log = structlog.get_logger()

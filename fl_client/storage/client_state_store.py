@@ -151,7 +151,7 @@ class NextState:
 
 
 @dataclass(frozen=True, slots=True)
-class ClientState:
+class StoredState:
     """The state of this device in a run, after a round that counted."""
 
     created_by: training_pb2.Outcome
@@ -165,18 +165,18 @@ class ClientStateStore:
     def __init__(self, folder: Path) -> None:
         self._folder = disk.made(folder)
 
-    def put(self, state: ClientState) -> None:
+    def put(self, state: StoredState) -> None:
         """Write a state in place of the run's earlier one, durable against a power cut. Raises OSError."""
         data = encode(state.created_by.SerializeToString(), [state.memory])
         disk.write_whole(self._path(state.created_by.key.run_id), data, durable=True)
 
-    def find(self, run_id: str) -> ClientState | None:
+    def find(self, run_id: str) -> StoredState | None:
         """The run's state. None if there is none, or if its file is unreadable, which is logged."""
         path = self._path(run_id)
         try:
             with path.open("rb") as file:
                 metadata, (memory,) = decode(file, 1)
-            return ClientState(training_pb2.Outcome.FromString(metadata), memory)
+            return StoredState(training_pb2.Outcome.FromString(metadata), memory)
         except FileNotFoundError:
             return None
         except (OSError, DecodeError, Damaged) as error:

@@ -14,7 +14,7 @@ import structlog
 
 from algorithms.base import Memory
 from fl_client.errors import WorkFailed
-from fl_client.storage.client_state_store import ClientState, ClientStateStore, NextState
+from fl_client.storage.client_state_store import ClientStateStore, NextState, StoredState
 from fl_client.storage.disk import DEFAULT_LIMITS, StorageLimits
 from fl_client.storage.pending_updates import (
     Key,
@@ -162,7 +162,7 @@ class DeviceStorage:
         if next_state is None:
             log.error("state_unreadable", run=run_id, round=outcome.key.round, todo="it counts as lost")
             return
-        self._states.put(ClientState(created_by, next_state.at(outcome.clip_factor)))
+        self._states.put(StoredState(created_by, next_state.at(outcome.clip_factor)))
         log.info("state_kept", run=run_id, round=outcome.key.round, clip_factor=round(outcome.clip_factor, 5))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from fl_client.errors import WorkFailed
-from fl_common.atomic_files import atomic_writer, fsync_path, make_folders
+from fl_common.files import atomic_writer, fsync_path, make_folders
 from protos.chunks import Buffer
 from protos.fl.v1 import coordinator_pb2 as pb
 

@@ -23,7 +23,7 @@ from typing import Any, Self
 
 from fl_client.errors import StateError
 from fl_client.storage.disk import made, make_folder, write_whole
-from fl_common.file_lock import FileLock, FileLocked
+from fl_common.files import FileLock, FileLocked
 from fl_common.settings import parse_json
 
 AUDIT = ("audit.jsonl", *(f"audit.{number}.jsonl" for number in range(1, 5)))

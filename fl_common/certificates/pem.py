@@ -17,7 +17,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from fl_common.certificates.leaf import Period, period_of
-from fl_common.file_permissions import check_private_key
+from fl_common.files import check_private_key
 from fl_common.settings import BYTE_ORDER_MARK, SettingsError
 
 _BEGIN = b"-----BEGIN CERTIFICATE-----"

@@ -16,7 +16,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from fl_common.certificates.tls_version import check_oldest_tls
-from fl_common.file_permissions import check_private_key
+from fl_common.files import check_private_key
 from fl_common.proxies import channel_options
 from fl_common.settings import BYTE_ORDER_MARK, SettingsError
 from fl_ops.admin.failures import FailedCall, explain

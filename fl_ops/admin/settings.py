@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_common.certificates.tls_version import TlsVersion
-from fl_common.file_permissions import check_secret
+from fl_common.files import check_secret
 from fl_common.proxies import Proxy, proxy_for
 from fl_common.settings import SettingsError, is_loopback, parse_toml
 from fl_ops.errors import UsageError

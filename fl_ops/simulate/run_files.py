@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory, gettempdir
 from algorithms.base import Memory
 from fl_client.storage import client_state_store
 from fl_client.storage.client_state_store import NextState
-from fl_common.file_lock import FileLock, FileLocked
+from fl_common.files import FileLock, FileLocked
 from fl_ops.files import file_name
 from protos.chunks import Buffer
 

@@ -16,7 +16,7 @@ from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from fl_common.file_lock import FileLock, FileLocked
+from fl_common.files import FileLock, FileLocked
 from fl_ops.errors import Refused, UsageError
 from fl_ops.files import file_name
 from fl_ops.trackers.facts import EndFacts, RoundFacts, RunFacts

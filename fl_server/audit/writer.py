@@ -18,8 +18,8 @@ from pathlib import Path
 import structlog
 from prometheus_client import Counter
 
-from fl_common.atomic_files import atomic_writer
 from fl_common.audit import START, AuditRow, Head, limited, missing
+from fl_common.files import atomic_writer
 from fl_server.store.errors import StoreFull
 from fl_server.store.ledger import RETRY_S, Ledger
 

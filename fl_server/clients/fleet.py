@@ -11,7 +11,7 @@ from contextlib import suppress
 import structlog
 
 from fl_common.rate_limits import TokenBuckets
-from fl_server.clients.attendance import Attendance
+from fl_server.clients.attendance import Attendance, Streams
 from fl_server.clients.client_records import ClientRecords, FleetChanges
 from fl_server.clients.contested_identities import ContestedIdentities
 from fl_server.clients.eligibility import Eligibility
@@ -19,7 +19,6 @@ from fl_server.clients.quarantine import Quarantine
 from fl_server.clients.registration import Registration
 from fl_server.clients.roster import Presence
 from fl_server.clients.sessions import Session, Sessions
-from fl_server.clients.streams import Streams
 from fl_server.clients.transfer_limits import TransferLimits
 from fl_server.errors import Forbidden, UnknownSessionError
 from fl_server.metrics import Metrics

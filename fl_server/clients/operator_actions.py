@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 from pydantic import TypeAdapter, ValidationError
 
-from fl_common.atomic_files import atomic_writer
+from fl_common.files import atomic_writer
 from fl_common.settings import Section, SettingsError
 from fl_server.audit.log import AuditLog
 from fl_server.audit.writer import AuditRecord

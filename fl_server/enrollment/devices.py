@@ -15,8 +15,7 @@ from typing import Any, Literal
 import grpc.aio
 import structlog
 
-from fl_common.addresses import network_of
-from fl_common.rate_limits import TokenBucket, TokenBuckets
+from fl_common.rate_limits import TokenBucket, TokenBuckets, network_of
 from fl_server import identity
 from fl_server.audit.log import AuditLog
 from fl_server.audit.writer import AuditRecord

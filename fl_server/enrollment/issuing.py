@@ -15,8 +15,7 @@ from cryptography import x509
 from fl_common.certificates.names import Holder
 from fl_common.names import check_id
 from fl_server import identity
-from fl_server.enrollment.authority import Authority, Validity
-from fl_server.enrollment.requests import RequestedKey, check_signature, read_request
+from fl_server.enrollment.authority import Authority, RequestedKey, Validity, check_signature, read_request
 from fl_server.enrollment.revocations import Revocations
 from fl_server.enrollment.tokens import parse_token
 from fl_server.errors import InvalidInput, NotEnrolled, short

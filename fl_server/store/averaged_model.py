@@ -18,7 +18,7 @@ import torch
 from blake3 import blake3
 
 from algorithms.averaging import Averaging, Term, mean_of, stepped
-from fl_common.atomic_files import fsync_path
+from fl_common.files import fsync_path
 from fl_server.store.files import disk_errors, file_digest
 from protos.digests import digest_text
 

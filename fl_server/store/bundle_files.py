@@ -15,7 +15,7 @@ from blake3 import blake3
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from fl_common.atomic_files import fsync_path
+from fl_common.files import fsync_path
 from fl_common.settings import parse_json
 from fl_server.store.errors import StoreError
 from fl_server.store.files import disk_error, disk_errors, file_digest

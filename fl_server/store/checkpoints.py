@@ -29,7 +29,7 @@ import torch
 from blake3 import blake3
 
 from algorithms.averaging import Averaging
-from fl_common.atomic_files import atomic_writer, fsync_path, make_folders
+from fl_common.files import atomic_writer, fsync_path, make_folders
 from fl_server.store.averaged_model import AveragedModel
 from fl_server.store.bundle_files import (
     Damaged,

@@ -12,8 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from fl_common.atomic_files import atomic_writer, fsync_path, make_folders
-from fl_common.file_lock import FileLock, FileLocked
+from fl_common.files import FileLock, FileLocked, atomic_writer, fsync_path, make_folders
 from fl_common.settings import parse_json
 from fl_server.store.database.transactions import Home
 from fl_server.store.errors import StoreError

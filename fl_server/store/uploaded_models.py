@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from blake3 import blake3
 
-from fl_common.atomic_files import make_folders
+from fl_common.files import make_folders
 from fl_common.settings import parse_json
 from fl_server.store.files import disk_errors
 

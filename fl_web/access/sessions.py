@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from fl_common.addresses import network_of
+from fl_common.rate_limits import network_of
 from fl_web.access.identities import MOST_SECRET, Identities, Session, browser_address
 from fl_web.access.requests import (
     LOGIN,

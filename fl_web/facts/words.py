@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -37,7 +37,8 @@ def known(facts: Iterable[Fact]) -> list[Fact]:
 
 RUN_STATES = ("running", "waiting", "paused", "completed", "stopped", "failed")
 NOT_LOADED = "not loaded"
-CLIENT_STATES = ("present", "suspect", "lost")
+ClientStateWord = Literal["present", "suspect", "lost"]
+CLIENT_STATES: tuple[ClientStateWord, ...] = get_args(ClientStateWord)
 CLIENT_MARKS = ("banned", "draining", "quarantined")
 """Marks by which clients are counted and listed."""
 PHASES = ("training", "uploading", "checking", "downloading", "assigned", "delivered",
@@ -70,9 +71,10 @@ def run_number(word: str) -> int | None:
     return pb.RunState.Value(f"RUN_STATE_{word.upper()}") if word in RUN_STATES else None
 
 
-def client_number(word: str) -> int:
+def client_number(word: str) -> pb.ClientState:
     """The presence with this word; 0 (all) for another word."""
-    return pb.ClientState.Value(f"CLIENT_STATE_{word.upper()}") if word in CLIENT_STATES else 0
+    number = pb.ClientState.Value(f"CLIENT_STATE_{word.upper()}") if word in CLIENT_STATES else 0
+    return cast(pb.ClientState, number)
 
 
 _TONES: Mapping[str, str] = {

@@ -21,7 +21,7 @@ from fl_client.setup.doctor.findings import Finding, fail, ok, warn
 from fl_client.storage.state import check_writable
 from fl_common.certificates.names import read_certificate
 from fl_common.certificates.pem import invalid_now
-from fl_common.file_permissions import check_private_key
+from fl_common.files import check_private_key
 from fl_common.settings import SettingsError, parse_json
 
 _LOCKS = Path("/proc/locks")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
 
@@ -12,6 +11,7 @@ from fl_ops.commands import completion
 from fl_ops.commands.options import Context, admin_command
 from fl_ops.errors import UsageError
 from fl_ops.render import output, tables
+from fl_web.facts.words import ClientStateWord, client_number
 from protos.fl.v1 import admin_pb2
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="List clients and control which of them take part.")
@@ -24,32 +24,21 @@ Client = Annotated[
 Reason = Annotated[str, typer.Option(help="Stored in the history and shown in the list.")]
 
 
-class Presence(StrEnum):
-    """Presence of a client."""
-
-    PRESENT = "present"
-    SUSPECT = "suspect"
-    LOST = "lost"
-
-
 @app.command("list", **examples("fl clients list"))
 @admin_command
 def list_clients(
     context: Context,
-    state: Annotated[Presence | None, typer.Option(help="Only clients in this state, by default in all.")] = None,
+    state: Annotated[
+        ClientStateWord | None, typer.Option(help="Only clients in this state, by default in all.")
+    ] = None,
     label: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Only clients with this label; may be repeated.")
     ] = None,
     limit: Annotated[int, typer.Option(min=0, help="Largest number of clients, in order of name. 0: all.")] = 0,
 ) -> None:
     """List all clients that have registered and were not forgotten."""
-    wanted = (
-        None
-        if state is None
-        else cast(admin_pb2.ClientState, admin_pb2.ClientState.Value(f"CLIENT_STATE_{state.name}"))
-    )
     with context.connect() as client:
-        clients = client.clients.list_clients(wanted, _labels(label or []), limit)
+        clients = client.clients.list_clients(client_number(state or ""), _labels(label or []), limit)
     output.show(clients, lambda: tables.clients_table(clients), context.as_json)
 
 

@@ -24,7 +24,7 @@ import fl_extensions
 import fl_server
 import fl_tasks
 import protos
-from fl_common.atomic_files import fsync_path
+from fl_common.files import fsync_path
 from fl_ops import simulate
 from fl_ops.errors import Refused
 from fl_ops.simulate.reports import RoundResult

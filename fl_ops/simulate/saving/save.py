@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from fl_client.storage.client_state_store import Damaged
-from fl_common.file_lock import FileLock, FileLocked
+from fl_common.files import FileLock, FileLocked
 from fl_ops.errors import Refused, UsageError
 from fl_ops.simulate.reports import RoundResult
 from fl_ops.simulate.saving.files import History, StateFiles, differences, program_digest

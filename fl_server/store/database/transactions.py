@@ -29,7 +29,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
-from fl_common.atomic_files import fsync_path
+from fl_common.files import fsync_path
 from fl_server.store.database import schema
 from fl_server.store.database.postgres import is_away, postgres_engine
 from fl_server.store.database.rows import HISTORY

@@ -21,7 +21,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 
-from fl_common.atomic_files import make_folders
+from fl_common.files import make_folders
 from fl_common.settings import parse_json
 from protos.chunks import crc32c
 

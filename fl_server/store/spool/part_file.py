@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from fl_common.atomic_files import fsync_path
+from fl_common.files import fsync_path
 from fl_server.store.errors import StoreError
 from fl_server.store.files import disk_errors
 from fl_server.store.spool.kept_files import NOTE, PIECE, KeptPrefixes, PartPaths, SpareFiles, notes_header

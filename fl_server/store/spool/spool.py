@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fl_common.atomic_files import fsync_path, make_folders
+from fl_common.files import fsync_path, make_folders
 from fl_server.store.errors import StoreError, StoreFull
 from fl_server.store.files import Durability, check_id, disk_errors, remove_folder, run_folder
 from fl_server.store.spool.kept_files import KeptPrefixes, PartPaths, SpareFiles, noted_update

@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from fl_common.certificates.names import Holder
+from fl_server.enrollment.authority import digest_of
 from fl_server.enrollment.issuing import Issued
-from fl_server.enrollment.requests import digest_of
 from fl_server.enrollment.revocations import Revocations
 from fl_server.enrollment.tokens import parse_token
 from fl_server.errors import Forbidden, InvalidInput, NotEnrolled

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fl_common.addresses import network_of
+from fl_common.rate_limits import network_of
 from fl_server.enrollment.devices import HOLD_S, MOST_ADDRESSES, EnrollmentRates
 from fl_server.errors import TooMany
 from fl_server.settings.security import EnrollmentConfig

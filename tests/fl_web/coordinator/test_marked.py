@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fl_web.coordinator.kept import MarkedEntries
+from fl_web.coordinator.reader import MarkedEntries
 from protos.fl.v1 import admin_pb2 as pb
 
 

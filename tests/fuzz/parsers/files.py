@@ -11,7 +11,7 @@ from safetensors.torch import save
 
 from fl_client.settings.config import ClientConfig
 from fl_client.storage import client_state_store
-from fl_client.storage.client_state_store import ClientState, ClientStateStore, NextState
+from fl_client.storage.client_state_store import ClientStateStore, NextState, StoredState
 from fl_client.storage.pending_updates import PendingUpdates, Update, key_of
 from fl_common.settings import SettingsError, read_settings
 from fl_ops.errors import UsageError
@@ -79,7 +79,7 @@ def _pending(folder: Path) -> Parser:
 def _state(folder: Path) -> Parser:
     """A client state."""
     store = ClientStateStore(folder)
-    store.put(ClientState(training_pb2.Outcome(key={"run_id": RUN}, counted=True), _MEMORY))
+    store.put(StoredState(training_pb2.Outcome(key={"run_id": RUN}, counted=True), _MEMORY))
     (path,) = folder.glob("*.state")
 
     def read() -> None:
