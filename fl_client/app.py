@@ -52,7 +52,8 @@ from fl_common.files import restrict_permissions
 from fl_common.metrics import package_version
 from fl_common.proxies import proxy_for
 from fl_common.settings import SettingsError, split_address
-from fl_common.tracing.traces import UNTRACED, Traces, open_traces
+from fl_common.tracing.opening import open_traces
+from fl_common.tracing.traces import UNTRACED, Traces
 from protos.encodings import ENCODINGS
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN

@@ -18,7 +18,7 @@ from fl_common.logs import RepeatFilter, write_repeat_counts
 from fl_common.metrics import serve_metrics
 from fl_common.metrics_server import ServerLimits
 from fl_common.settings import SettingsError, split_address
-from fl_common.tracing.traces import open_traces
+from fl_common.tracing.opening import open_traces
 from fl_server.aggregation.evaluation_slots import EvaluationSlots
 from fl_server.aggregation.outside_task.forking import ForkServer
 from fl_server.aggregation.outside_task.remote_task import TaskProcesses

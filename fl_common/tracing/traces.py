@@ -1,17 +1,13 @@
 """The interface of tracing for both programs, and tracing that is off.
 
 An assignment carries the trace context of its round, and each call made for it carries that context in its metadata.
-Tracing is off, and imports nothing, unless OpenTelemetry's variables enable it.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-
-from fl_common.settings import SettingsError
 
 
 class RoundSpan:
@@ -57,30 +53,3 @@ class Traces:
 
 
 UNTRACED = Traces()
-
-
-_ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-
-
-def open_traces(service: str, environment: Mapping[str, str] = os.environ) -> Traces:
-    """The traces of this process; UNTRACED unless an endpoint is configured.
-
-    Args:
-        service: name of the service; OTEL_SERVICE_NAME overrides it.
-        environment: OpenTelemetry's variables.
-
-    Raises:
-        SettingsError: traces are configured, and the packages for them are not installed.
-    """
-    wanted = any(environment.get(name) for name in _ENDPOINTS)
-    off = {"OTEL_SDK_DISABLED": "true", "OTEL_TRACES_EXPORTER": "none"}
-    if not wanted or any(environment.get(name, "").lower() == value for name, value in off.items()):
-        return UNTRACED
-    try:
-        from fl_common.tracing.otel import OtelTraces  # noqa: PLC0415 - its packages are optional
-    except ImportError as error:
-        raise SettingsError(
-            f"{_ENDPOINTS[0]} asks for traces, and {error.name} is not installed: pip install 'impetus-fl[otel]', or "
-            "unset it"
-        ) from error
-    return OtelTraces(service)
