@@ -23,6 +23,7 @@ from fl_ops.simulate.clients import examples_of
 from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions, make_engine
 from fl_ops.simulate.engines.client_work import one_thread
 from fl_ops.simulate.engines.engine import EngineContext, Failed, Trained
+from fl_ops.simulate.held_states import HeldStates
 from fl_ops.simulate.reports import Profile
 from fl_ops.simulate.run_files import SimulatedStates, UpdateFiles, folder_of_states, folder_of_updates
 from fl_ops.simulate.saving.point import FederationPoint
@@ -96,7 +97,8 @@ class Federation:
         """Digest of the latest model, as in the ledger."""
         self._scratch = folder_of_updates(self._update_bytes())
         self._state_folder = folder_of_states(self._state_bytes())
-        self.states = SimulatedStates(self._state_folder.path)
+        folder, alone = self._state_folder.path, options.batched is not None and options.ranks is None
+        self.states = HeldStates(folder, clients, options.device) if alone else SimulatedStates(folder)
         self._context = self._new_context(task)
         if config.evaluation.every and options.workers > 1:
             self.engine.evaluated_model.held_out()  # read before the processes start, so that they share it
@@ -227,8 +229,7 @@ class Federation:
         if self._stepped is None:
             raise RuntimeError("commit() was called without a step()")
         done = self._accepted(len(self.engine.algorithm.exchanges) - 1, accepted)
-        for one in done:
-            self.states.promote(one.info.client_id, one.info.clip_factor)
+        self.states.promote((one.info.client_id, one.info.clip_factor) for one in done)
         self.snapshot, self._stepped = self._keep_average(self._stepped), None
         counted = [self._contributions[key] for key in self._reduced] + done
         self._norms = self._norms.after(one.norms for one in counted)

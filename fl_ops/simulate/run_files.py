@@ -142,16 +142,22 @@ class SimulatedStates:
         if state.at_zero:
             self._write(client, _AT_ZERO, state.at_zero)
 
-    def promote(self, client: str, clip_factor: float) -> None:
-        """The round counted with this factor: its next state, if there is one, replaces the client's state."""
-        pending = self._path(client, _AT_ONE)
-        if not pending.exists():
-            return
-        if clip_factor != 1.0:
-            at_one, at_zero = self._read(client, _AT_ONE), self._read(client, _AT_ZERO)
-            self._write(client, _AT_ONE, NextState(at_one or {}, at_zero or {}).at(clip_factor))
-        pending.replace(self._path(client, _STATE))
-        self.changed.add(client)
+    def promote(self, counted: Iterable[tuple[str, float]]) -> None:
+        """A round counted with these clients and factors: the next states that there are replace their states."""
+        for client, clip_factor in counted:
+            pending = self._path(client, _AT_ONE)
+            if not pending.exists():
+                continue
+            if clip_factor != 1.0:
+                at_one, at_zero = self._read(client, _AT_ONE), self._read(client, _AT_ZERO)
+                self._write(client, _AT_ONE, NextState(at_one or {}, at_zero or {}).at(clip_factor))
+            pending.replace(self._path(client, _STATE))
+            self.changed.add(client)
+
+    def _replace(self, client: str, memory: Memory) -> None:
+        """Write a client's state to a new file."""
+        self._write(client, _AT_ONE, memory)
+        self._path(client, _AT_ONE).replace(self._path(client, _STATE))
 
     def clients(self) -> set[str]:
         """The clients that have a state."""

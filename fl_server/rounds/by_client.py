@@ -39,14 +39,19 @@ class Arrivals(Sequence[Entry]):
 
     def added(self, client: str, digest: bytes) -> Self:
         """These and one more. Raises ValueError for a client that is here."""
-        if self.has(client):
-            raise ValueError(f"expected a client without an update, got {client}")
+        return self.with_all(((client, digest),))
+
+    def with_all(self, entries: Sequence[Entry]) -> Self:
+        """These and some more. Raises ValueError for a client that is here, or comes twice."""
+        clients = [client for client, _ in entries]
+        if len(set(clients)) < len(clients) or any(map(self.has, clients)):
+            raise ValueError(f"expected clients without an update, got {', '.join(clients)}")
         if len(self._shared) != self._count:  # another value has grown from this one
-            return type(self)((*self, (client, digest)))
+            return type(self)((*self, *entries))
         grown = copy(self)
-        grown._count += 1  # noqa: SLF001 - a value of this class
-        self._shared.append((client, digest))
-        self._places[client] = self._count
+        grown._count += len(entries)  # noqa: SLF001 - a value of this class
+        self._shared.extend(entries)
+        self._places.update({client: self._count + at for at, client in enumerate(clients)})
         return grown
 
     def has(self, client: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from fl_server.rounds.by_client import ByClient, Failed, Lost, Refused
@@ -40,11 +41,11 @@ def admit(state: RoundState, event: UpdateAdmitted) -> Result:
     clients = {client for client, _ in event.updates}
     if strangers := clients - state.drawn:
         raise UnexpectedEvent(event, state, f"{min(strangers)} is not of this round's cohort")
-    admitted = state.arrivals
-    for client, digest in event.updates:
-        if admitted.has(client):
-            raise UnexpectedEvent(event, state, f"{client} was admitted before")
-        admitted = admitted.added(client, digest)
+    again = [client for client in clients if state.arrivals.has(client)]
+    if again or len(clients) < len(event.updates):
+        twice = [client for client, times in Counter(client for client, _ in event.updates).items() if times > 1]
+        raise UnexpectedEvent(event, state, f"{min(again + twice)} was admitted before")
+    admitted = state.arrivals.with_all(event.updates)
     out = state.out if clients.isdisjoint(state.out) else state.out - clients
     return close_if_done(replace(state, admitted=admitted, out=out, failed=state.failed.without(clients)))
 

@@ -122,7 +122,7 @@ class DeviceMemory:
     def __init__(self, device: torch.device, limit: int | None = None) -> None:
         """limit: bytes. None: MEMORY_SHARE of the free memory."""
         self._device = device
-        self._limit = int(MEMORY_SHARE * _free_bytes(device)) if limit is None else limit
+        self._limit = int(MEMORY_SHARE * free_bytes(device)) if limit is None else limit
         self._held: WeakSet[Rows] = WeakSet()
 
     def hold(self, payloads: Sequence[PlacedPayload]) -> Rows | None:
@@ -196,5 +196,6 @@ def _clients(payloads: Sequence[PlacedPayload]) -> int:
     return len(next(iter(payloads[0].tensors.values())))
 
 
-def _free_bytes(device: torch.device) -> int:
+def free_bytes(device: torch.device) -> int:
+    """Free memory of a device; of a CPU, what files in memory may take."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()

@@ -1,4 +1,4 @@
-"""Client states as files: in memory or on disk, and gone at the end."""
+"""Client states as rows of tensors and as files: in memory or on disk, and gone at the end."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from fl_ops.simulate import run_files
+from fl_ops.simulate import held_states, run_files
+from fl_ops.simulate.engine_choice import EngineOptions
+from fl_ops.simulate.engines.batched import BatchedOptions
 from fl_ops.simulate.run_files import ScratchFolder
 from tests.fl_ops.simulate.conftest import Simulated
+
+LOCKSTEP = EngineOptions(batched=BatchedOptions(strategy="grouped", group=2))
+CLIPPED = {"clients_per_round": 2, "clip_update_norm": 0.05}
 
 
 @pytest.fixture
@@ -40,6 +45,32 @@ def test_states_on_disk_have_the_same_bits(
             )
         assert list(place.glob("*")) == []
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("method", ["scaffold", "feddyn"])
+def test_states_in_memory_have_the_bits_of_files(
+    simulated: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """States of clients in lockstep, with clipped updates: rows, files, and files of a save that rows replace."""
+    found = []
+    for share in (run_files.MEMORY_SHARE, 1e-15):
+        monkeypatch.setattr(held_states, "MEMORY_SHARE", share)
+        with simulated(LOCKSTEP, algorithm={"name": method}, round=CLIPPED) as simulation:
+            digests, states = [done.digest for done in simulation.rounds()], simulation.federation.states
+            kept = {client: states.path(client).read_bytes() for client in sorted(states.clients())}
+        found.append((digests, kept))
+    assert found[0] == found[1]
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    with simulated(LOCKSTEP, algorithm={"name": method}, round=CLIPPED) as simulation:
+        states = simulation.federation.states
+        for client, data in found[0][1].items():
+            (folder / client).write_bytes(data)
+            states.put(client, folder / client)
+        list(simulation.rounds())
+        assert states.changed <= states.clients() == set(found[0][1])
+        states.remove_all()
+        assert (states.clients(), states.get("c0")) == (set(), None)
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
