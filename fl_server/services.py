@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import ParamSpec, TypeVar
 
@@ -58,13 +58,13 @@ class Services:
     """Calls of methods and reducers from outside, apart from all pools, whose threads they might never return."""
     audit: AuditLog
     revocations: Revocations
+    web: WebSessions
+    """Sessions of browsers."""
     issuer: Issuer | None = None
     """Signs certificates of devices; None if the settings have no authority for that."""
     traces: Traces = UNTRACED
     processes: TaskProcesses | None = None
     """Where tasks from outside run; None: in this process."""
-    web: WebSessions = field(default_factory=WebSessions)
-    """Sessions of browsers."""
 
     async def in_compute(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a long computation outside the event loop."""

@@ -39,6 +39,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
     "fl_server": (
         "__main__",
         "app",
+        "server",
         "rpc",
         "runs",
         "uploads",
@@ -47,8 +48,8 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "services",
         "outside_calls",
         "clients",
-        "enrollment",
         "web",
+        "enrollment",
         "metrics",
         "audit",
         "aggregation",
@@ -57,7 +58,6 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "store",
         "run_settings",
         "rounds",
-        "shutdown",
         "oidc",
         "settings",
         "identity",
@@ -121,7 +121,7 @@ GENERATED = {"protos.fl", "protos.fl.v1"}
 """Packages of generated code, which needs no docstring about its purpose."""
 
 KNOW_GRPC = (
-    "fl_server.app",
+    "fl_server.server",
     "fl_server.errors",
     "fl_server.rpc",
     "fl_server.statuses",

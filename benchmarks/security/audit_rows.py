@@ -19,11 +19,11 @@ from typing import Any
 
 import grpc.aio
 
-from fl_server import app
 from fl_server.audit.calls import AuditedMethod
 from fl_server.audit.writer import AuditRecord
 from fl_server.rpc.health import Health
 from fl_server.rpc.ports import allow_open_files
+from fl_server.server import Server
 from fl_server.settings.config import ServerConfig
 from protos.fl.v1 import admin_pb2, admin_pb2_grpc
 
@@ -46,7 +46,7 @@ async def measure(folder: Path, calls: int) -> dict[str, Any]:
     """All numbers of one coordinator."""
     config = ServerConfig(state_dir=folder, insecure=True, listen="127.0.0.1:0", admin_listen="127.0.0.1:0",
                           metrics_listen=None)  # fmt: skip
-    server = app.Server(config, Health(()), allow_open_files(config.limits.max_clients, config.connections))
+    server = Server(config, Health(()), allow_open_files(config.limits.max_clients, config.connections))
     await server.start()
     found: dict[str, Any] = {}
     addresses, audit = server._listeners.addresses, server._services.audit  # noqa: SLF001 - the parts of a real coordinator

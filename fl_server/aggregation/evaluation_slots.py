@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class Place:
     """The place of one run's evaluation, or its wait for one."""
 
     run_id: str
-    has_ended: Callable[[], bool]
+    over: bool
     """Whether the run is over. Its evaluation then gives way to those of others."""
     engine: Engine | None = None
     """The engine of the evaluation under way."""
@@ -35,9 +35,9 @@ class EvaluationSlots:
         self._changed = asyncio.Condition()
 
     @asynccontextmanager
-    async def place(self, run_id: str, has_ended: Callable[[], bool]) -> AsyncIterator[Place]:
+    async def place(self, run_id: str, *, over: bool) -> AsyncIterator[Place]:
         """A place for an evaluation, after those that asked before. Evaluations of runs that are over give way."""
-        mine = Place(run_id, has_ended)
+        mine = Place(run_id, over)
         self._waiting.append(mine)
         try:
             await self._first_and_free(mine)
@@ -54,13 +54,19 @@ class EvaluationSlots:
     async def _first_and_free(self, mine: Place) -> None:
         while self._waiting[0] is not mine or len(self._held) >= self._places:
             for place in self._held:
-                if place.has_ended() and place.engine is not None:
+                if place.over and place.engine is not None:
                     place.engine.leave_evaluation(GIVES_WAY)
             async with self._changed:
                 try:
                     await asyncio.wait_for(self._changed.wait(), _AGAIN_S)
                 except TimeoutError:
                     continue
+
+    def note_end(self, run_id: str, *, over: bool) -> None:
+        """A run is over now, or goes on."""
+        for place in (*self._held, *self._waiting):
+            if place.run_id == run_id:
+                place.over = over
 
     def waits_for(self, run_id: str) -> str:
         """Why the evaluation of a run has no place yet; empty if none of it waits."""

@@ -14,8 +14,10 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from prometheus_client import Counter
+
 from fl_common.logs import RepeatLimiter
-from fl_server.audit.writer import AuditRecord, AuditWriter, Counters
+from fl_server.audit.writer import AuditRecord, AuditWriter
 from fl_server.store.ledger import Ledger
 from fl_server.timeouts import TimeLimit
 
@@ -70,7 +72,7 @@ class RowLimit:
 class AuditLog:
     """Writes audit records to the ledger. Lives on the event loop."""
 
-    def __init__(self, ledger: Ledger, state_dir: Path, refusals_per_minute: int, counter: Counters) -> None:
+    def __init__(self, ledger: Ledger, state_dir: Path, refusals_per_minute: int, counter: Counter) -> None:
         """refusals_per_minute: rows for one address; 0 for no limit. counter: see `AuditWriter`."""
         self._writer = AuditWriter(ledger, state_dir, counter)
         later = self._writer.add_later

@@ -38,8 +38,6 @@ MOST_WAITING = 10_000
 _LEAST = -(2**63)
 CLOSE_S = 1.0
 """A stop waits this long for the last rows."""
-Counters = Callable[[str], Counter]
-"""The counter of an outcome."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +74,7 @@ class AuditWriter:
     """The end of the chain. Lives on the event loop; the ledger's thread writes."""
 
     def __init__(
-        self, ledger: Ledger, state_dir: Path, counter: Counters, clock: Callable[[], float] = time.time
+        self, ledger: Ledger, state_dir: Path, counter: Counter, clock: Callable[[], float] = time.time
     ) -> None:
         """counter: counts rows that were "written" or "left_out", and ends that were found "altered"."""
         self._ledger, self._head_file, self._counter, self._clock = ledger, state_dir / HEAD_FILE, counter, clock
@@ -102,7 +100,7 @@ class AuditWriter:
         if len(self._waiting) < MOST_WAITING:
             self._queue(self._entry(record, None))
         else:
-            self._counter("left_out").inc()
+            self._counter.labels("left_out").inc()
 
     async def start(self) -> Head:
         """Check the end of the chain against the file of before. Returns the newest row. Raises StoreError."""
@@ -181,14 +179,14 @@ class AuditWriter:
     def _written(self, rows: Sequence[tuple[Head, _Waiting]]) -> None:
         for head, waiting in rows:
             self._head = head
-            self._counter("written").inc()
+            self._counter.labels("written").inc()
             if waiting.written is not None and not waiting.written.done():
                 waiting.written.set_result(head.number)
 
     def _report(self, problem: str) -> None:
         """The chain's end is not the one that was written: the log and the chain itself name it."""
         log.error("audit_altered", problem=problem, todo="fl audit verify; compare with a backup or an export")
-        self._counter("altered").inc()
+        self._counter.labels("altered").inc()
         record = AuditRecord("coordinator", "", ALTERED, "audit", "broken", problem)
         self._waiting.appendleft(self._entry(record, None))
 

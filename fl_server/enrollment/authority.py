@@ -6,7 +6,6 @@ Of a certificate request (PKCS#10) only the key is used: names and everything el
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
@@ -40,10 +39,10 @@ class Validity:
 class Authority:
     """Signs with the current files. `poll` is for one thread; any thread may sign."""
 
-    def __init__(self, config: EnrollmentConfig, server: Callable[[], Pem]) -> None:
+    def __init__(self, config: EnrollmentConfig, server: PemWatcher) -> None:
         """Read the files.
 
-        server: the coordinator's own certificate and the authorities of its clients, as they are now.
+        server: has the coordinator's own certificate and the authorities of its clients, as they are now.
         Raises SettingsError for files that cannot be used, or that belong to another authority.
         """
         self._server = server
@@ -51,12 +50,12 @@ class Authority:
         files = PemFiles(config.ca_cert, config.ca_key, bundle, setting, "enrollment", "ca_")
         self._files = PemWatcher(files, _check)
         files.valid_now(self._files.pem)
-        if not _trusts(server().ca or b"", self._files.pem.leaf):
+        if not _trusts(server.pem.ca or b"", self._files.pem.leaf):
             raise SettingsError(
                 f"enrollment.ca_cert: expected an authority of tls.client_ca, got {config.ca_cert}, whose certificates"
                 " would be refused: add it to the file of tls.client_ca"
             )
-        if _issuer_of(server(), self._files.pem) is None:
+        if _issuer_of(server.pem, self._files.pem) is None:
             raise SettingsError(
                 f"enrollment.{setting}: expected the authority that signed tls.cert, got another in {bundle}: devices"
                 " could not check this coordinator; set enrollment.server_ca"
@@ -109,7 +108,7 @@ class Authority:
         A device reads the chain without a check, compares the authority's digest with the one that it was given, and
         opens a second connection that trusts this authority alone. The same object as long as nothing has changed.
         """
-        server, own, known = self._server(), self._files.pem, self._presented
+        server, own, known = self._server.pem, self._files.pem, self._presented
         if known is None or known[0] is not server or known[1] is not own:
             issuer = _issuer_of(server, own)
             above = b"" if issuer is None else issuer.public_bytes(Encoding.PEM)
@@ -118,7 +117,7 @@ class Authority:
 
     def server_authorities(self) -> bytes:
         """The authorities by which devices check the coordinator, PEM. The one that signed it now is the first."""
-        own, first = self._files.pem, _issuer_of(self._server(), self._files.pem)
+        own, first = self._files.pem, _issuer_of(self._server.pem, self._files.pem)
         others = [authority for authority in x509.load_pem_x509_certificates(own.ca or own.cert) if authority != first]
         return b"".join(
             authority.public_bytes(Encoding.PEM) for authority in ([] if first is None else [first]) + others
@@ -126,7 +125,7 @@ class Authority:
 
     def fingerprint(self) -> str:
         """SHA-256 of the authority that signed the coordinator's certificate (DER) in hex."""
-        issuer = _issuer_of(self._server(), self._files.pem) or self._files.pem.leaf
+        issuer = _issuer_of(self._server.pem, self._files.pem) or self._files.pem.leaf
         return hashlib.sha256(issuer.public_bytes(Encoding.DER)).hexdigest()
 
 

@@ -105,7 +105,7 @@ class AdminService(ListCalls, HistoryCalls, ClientCalls, OverviewCalls, admin_pb
         """Remove a run that has ended."""
         self._runs.require_change(request.run_id)
         return pb.DeleteRunResponse(
-            finished=await self._coordinator.actions.delete(request.run_id, request.reason, actor())
+            finished=await self._coordinator.deletions.delete(request.run_id, request.reason, actor())
         )
 
     async def ExportModel(

@@ -102,7 +102,7 @@ class Reports:
         record = AuditRecord(f"client:{client}", address.get(), "policy_refused", run.id, "refused", why)
         self._services.audit.record_refusal(record)
         self._services.fleet.eligibility.refused_by_policy(client, run.id, kind, why)
-        await run.in_turn(run.refresh_roster)
+        await run.in_turn(run.refresh_roster())
 
     def _refused(self, reason: str) -> None:
         self._services.metrics.reports_refused.labels(reason).inc()

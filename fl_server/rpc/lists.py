@@ -6,7 +6,7 @@ when the ledger's call returns, and this reads with a later call. So the owner o
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from heapq import nsmallest
 from typing import Any
@@ -26,7 +26,7 @@ from fl_server.rpc.views import (
     shorten,
 )
 from fl_server.run.run import Run
-from fl_server.run.status import HasAll, Member, by_phase, drawn, members
+from fl_server.run.status import Member, by_phase, drawn, members
 from fl_server.runs.table import NotLoaded
 from protos.digests import digest_bytes
 from protos.fl.v1 import admin_pb2 as pb
@@ -182,31 +182,29 @@ def _number(field: str, number: int) -> int:
 
 async def cohort_page(run: Run, request: pb.ListCohortRequest) -> pb.ListCohortResponse:
     """A page of the clients of the round under way, in the order of id. Raises InvalidInput."""
-    state, transfers, has_all = run.state, run.rounds.transfers, _has_all(run)
-    clients = drawn(state)
+    state, transfers, clients = run.state, run.rounds.transfers, drawn(run.state)
+    equipped = _equipped(run, clients)
     cursor = Cursor.of_request(request, (str,), "cohort", run.id)
 
     async def read(after: Position | None, count: int) -> Entries[pb.CohortMember]:
         following = [client for client in clients if after is None or client > after[0]][:count]
-        return [((member.client,), _message(member)) for member in members(state, transfers, has_all, following)]
+        return [((member.client,), _message(member)) for member in members(state, transfers, equipped, following)]
 
     page = await cursor.page(read)
     return pb.ListCohortResponse(
         members=page.entries, next_page_token=page.next_token, round=state.round, exchange=state.exchange,
-        by_phase=by_phase(state, transfers, has_all),
+        by_phase=by_phase(state, transfers, equipped),
     )  # fmt: skip
 
 
-def _has_all(run: Run) -> HasAll:
-    """By what went out to the present process of each daemon, for whatever run or round it was."""
+def _equipped(run: Run, clients: Sequence[str]) -> frozenset[str]:
+    """The clients whose present processes were sent all that the exchange needs, for whatever run or round it was."""
     needed = {digest_bytes(broadcast.resource.digest) for broadcast in run.model.broadcasts}
     sessions = run.context.fleet.sessions
-
-    def has_all(client: str) -> bool:
-        session = sessions.of(client)
-        return bool(needed) and session is not None and needed <= session.sent.keys()
-
-    return has_all
+    if not needed:
+        return frozenset()
+    found = ((client, sessions.of(client)) for client in clients)
+    return frozenset(client for client, session in found if session is not None and needed <= session.sent.keys())
 
 
 def _message(member: Member) -> pb.CohortMember:

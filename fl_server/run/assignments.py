@@ -177,7 +177,7 @@ class AssignmentDispatch:
         for client in clients[:BATCH]:
             self._push(common, client)
         if len(clients) > BATCH:
-            self._control.tasks.spawn(self._push_paced(self._position(), clients[BATCH:]))
+            self._control.spawn(self._push_paced(self._position(), clients[BATCH:]))
 
     async def _push_paced(self, began: _Position, clients: Sequence[str]) -> None:
         """Stops when the attempt is over: the next one pushes to all clients that still work."""
@@ -231,11 +231,11 @@ class AssignmentDispatch:
         state = self._control.state
         if state.phase is Phase.COLLECTING and state.works(client):
             if self._submissions.failures.sent_to_another(client):
-                self._control.tasks.spawn(self._push_after_restart(client))
+                self._control.spawn(self._push_after_restart(client))
             else:
                 self.push(client)
         elif state.collects and client in state.out:
-            self._control.tasks.spawn(self._return(client))
+            self._control.spawn(self._return(client))
 
     async def _push_after_restart(self, client: str) -> None:
         """Another process of a daemon that had its work is here: the core sends it again, or gives it up."""

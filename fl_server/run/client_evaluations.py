@@ -102,7 +102,7 @@ class ClientEvaluations:
         message = self._assignment(one)
         async for client in with_turns(() if self._control.draining else asked):
             self._ask(one, client, message)
-        self._control.tasks.spawn(self._wait_and_summarise(one))
+        self._control.spawn(self._wait_and_summarise(one))
 
     def _draw(self, round_: int, answered: set[str]) -> tuple[str, ...]:
         config = self._control.config
@@ -259,7 +259,7 @@ class ClientEvaluations:
             return False
         why = too_many_processes(most, f"evaluation of round {one.round}")
         log.warning("client_failed", run=self._context.run_id, round=one.round, client=client, why=why)
-        self._control.tasks.spawn(fleet.records.write_note(client, why))
+        self._control.spawn(fleet.records.write_note(client, why))
         one.client_out(client)
         return True
 

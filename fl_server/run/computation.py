@@ -47,7 +47,7 @@ class RoundComputation:
         self._committing = False
 
     def _start(self, work: Coroutine[Any, Any, None], *, committing: bool = False) -> None:
-        self._task, self._committing = self._control.tasks.spawn(work), committing
+        self._task, self._committing = self._control.spawn(work), committing
 
     async def stop(self) -> None:
         """Give up the computation under way, so that the run's model can be released.

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import algorithms as fl
 from fl_server.admission.norms import NormHistory
-from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import keeps_client_state
+from fl_server.aggregation.outside_task.remote_task import RemoteTask
 from fl_server.clients.fleet import Fleet
 from fl_server.metrics import Metrics
 from fl_server.rounds.metrics import Directions
 from fl_server.run.client_states import ClientStates
 from fl_server.run.label_order import LabelOrder
-from fl_server.run.models import ModelStore
+from fl_server.run.models import ModelSource, ModelStore
 from fl_server.run.progress import RoundTrace, Watchers
 from fl_server.run.rounds import RunCounters, RunRounds
 from fl_server.run.totals import Draw
@@ -22,6 +22,7 @@ from fl_server.run_settings.config import AlgorithmSection, RunConfig
 from fl_server.services import Services
 from fl_server.store.database.store import Store
 from fl_server.store.records import CommitRecord
+from fl_tasks import Task
 from protos.frozen import frozen_text
 
 
@@ -32,11 +33,9 @@ class RunDependencies:
     fingerprint: tuple[str, str]
     """(version, source) of the task that clients must have."""
     algorithm: fl.Algorithm
-    make_engine: Callable[[RunConfig], Engine]
+    models: ModelSource
     directions: Directions
     """Of the run's file and its task."""
-    task: object
-    """It computes the values of metrics from the sums of clients."""
 
 
 def _method(section: AlgorithmSection) -> dict[str, str]:
@@ -59,7 +58,7 @@ class RunContext:
     rounds: RunRounds
     directions: Directions
     """Which of the metrics are better when lower."""
-    task_code: object
+    task_code: Task | RemoteTask
     """The task, for the values of metrics that are computed from the sums of clients."""
     counters: RunCounters
     watchers: Watchers
@@ -85,11 +84,11 @@ class RunContext:
             encodings=config.encodings.needed,
             rounds=rounds,
             directions=dependencies.directions,
-            task_code=dependencies.task,
+            task_code=dependencies.models.task,
             counters=RunCounters(services.metrics, run_id, rounds),
             watchers=Watchers(),
             trace=RoundTrace(services.traces, run_id),
-            model=ModelStore(services, run_id, dependencies.make_engine),
+            model=ModelStore(services, run_id, dependencies.models),
             norms=NormHistory(),
             label_order=LabelOrder(),
             client_states=ClientStates(run_id, services.config.states, summed=algorithm.needs_population),

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import replace
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import structlog
 
@@ -40,17 +40,17 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class RunControl(ABC):
+class RunControl(RunTasks):
     """A run as its parts see it. Lives on the event loop."""
 
     def __init__(self, context: RunContext, record: RunRecord, config: RunConfig) -> None:
+        super().__init__()
         self.context = context
         self.config = config
         """The current configuration. Extending or resuming a run replaces it, so it is read at each use."""
         self.state = _first_state(context, record, config)
         self.draining = False
         """Whether the coordinator is about to stop: no client gets new work."""
-        self.tasks = RunTasks(self._task_failed, self.post)
         self.run_status = RunStatus(context, self, record)
         self.turn = asyncio.Lock()
         """Held while an event is processed, so that the state cannot change in between."""
@@ -92,14 +92,16 @@ class RunControl(ABC):
         rate = self.config.local.learning_rate_in(self.state.round) / 2
         return f"{reason}; `fl run resume {self.id} --learning-rate {rate:g}` continues from there with half the rate"
 
-    async def in_turn(self, work: Callable[[], Awaitable[R]]) -> R:
+    async def in_turn(self, work: Coroutine[Any, Any, R]) -> R:
         """Do work that holds the turn, to its end: also if the call that asked for it is cancelled."""
+        return await self.to_the_end(self._holding_turn(work))
 
-        async def holding_turn() -> R:
+    async def _holding_turn(self, work: Coroutine[Any, Any, R]) -> R:
+        try:
             async with self.turn:
-                return await work()
-
-        return await self.tasks.to_the_end(holding_turn())
+                return await work
+        finally:
+            work.close()  # it has not begun if the run closes before its turn
 
     async def take_request(self, event: ev.Event, why: HistoryRecord, record: RunRecord | None = None) -> None:
         """Process an operator's event at once, with its line in the history. The caller holds `turn`.
@@ -169,7 +171,8 @@ class RunControl(ABC):
         """End the run with an error. The last committed model stays."""
         self.post(ev.EndRequested("failed", reason))
 
-    def _task_failed(self, error: Exception) -> None:
+    def task_failed(self, error: Exception) -> None:
+        """End the run with the error of a task."""
         if (end := self._end_by(error)) is not None:
             self.post(end)
 
@@ -234,6 +237,7 @@ class RunControl(ABC):
 
     def _note_end(self) -> None:
         """Let the loop and the calls know that wait for the end of the run, or that it goes on."""
+        self.context.services.slots.note_end(self.id, over=self.ended)
         if self.ended:
             self._ended.set()
             self._events.put_nowait(None)  # wakes the loop so that it ends too, if an operator ended the run
@@ -246,10 +250,10 @@ class RunControl(ABC):
         self._phase_began = now
         self.context.trace.phase_changed(before, self.state)
         if before is Phase.COLLECTING:
-            self.tasks.stop_timer(ev.DeadlinePassed)
+            self.stop_timer(ev.DeadlinePassed)
             self.run_status.upload_stored()
         if before is Phase.SELECTING:
-            self.tasks.stop_timer(ev.RetryDue)
+            self.stop_timer(ev.RetryDue)
         self.context.watchers.publish(Progress("phase", self.state.phase.value))
 
     # Writes to the ledger.

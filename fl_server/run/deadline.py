@@ -50,7 +50,7 @@ class Deadline:
         """Give the attempt under way so long from now."""
         self._attempt = self._attempt_under_way
         self._ends = time.monotonic() + seconds
-        self._control.tasks.set_timer(seconds, ev.DeadlinePassed())
+        self._control.set_timer(seconds, ev.DeadlinePassed())
 
     def resume(self, seconds: float | None) -> None:
         """Start again after a restart. seconds: the time left as the ledger has it."""

@@ -6,9 +6,10 @@ Each handler keeps the order that makes a crash harmless: write to the ledger, t
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ParamSpec
+from typing import Any
 
 import structlog
 
@@ -34,8 +35,6 @@ from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import ExchangeKey, RefusalReason
 
 log = structlog.get_logger()
-
-P = ParamSpec("P")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +142,7 @@ class Effects:
     async def _retry_later(self, command: effects.RetryLater) -> None:
         """Draw clients that failed again after a delay."""
         del command
-        self._control.tasks.set_timer(effects.RETRY_S, ev.RetryDue())
+        self._control.set_timer(effects.RETRY_S, ev.RetryDue())
 
     async def _send_work(self, command: effects.SendWork) -> None:
         """Send a client its assignment again."""
@@ -195,7 +194,8 @@ class Effects:
         await warn_of_missing_members(context, control)
         await warn_of_low_shares(context, control)
         context.watchers.publish(Progress("committed", commit=record))
-        await _remove(context, context.services.spool.remove_round, context.run_id, command.round)
+        with _removal(context):
+            await context.services.in_io(context.services.spool.remove_round, context.run_id, command.round)
         await prune_checkpoints(context, control)
         if command.ask_clients:
             await self._parts.client_evaluations.start(command.round, control.config.evaluation.clients_deadline_s)
@@ -238,7 +238,7 @@ class Effects:
         context.client_states.missing = frozenset()
         await self._parts.client_evaluations.send_run_ended()
         if self._parts.server_evaluation.under_way:
-            control.tasks.spawn(self._end_watching())
+            control.spawn(self._end_watching())
         else:
             context.watchers.end()
 
@@ -281,12 +281,14 @@ async def release_round(context: RunContext, control: RunControl) -> None:
     why = HistoryRecord(time.time(), "coordinator", "update_given_up", run_id, f"round {state.round}: the run ended")
     for update in await control.read(store.updates, run_id, state.round, state.exchange):
         await control.write(store.drop_update, run_id, state.round, state.exchange, update.client_id, why)
-    await _remove(context, context.services.spool.remove_run, run_id)
+    with _removal(context):
+        await context.services.in_io(context.services.spool.remove_run, run_id)
 
 
-async def _remove(context: RunContext, method: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-    """Remove files that are not needed any more. A failure is logged and has no other effect."""
+@contextmanager
+def _removal(context: RunContext) -> Iterator[None]:
+    """Files are removed that are not needed any more: a failure is logged and has no other effect."""
     try:
-        await context.services.in_io(method, *args, **kwargs)
+        yield
     except StoreError as error:
         log.warning("not_removed", run=context.run_id, error=str(error))

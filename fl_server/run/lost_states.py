@@ -43,7 +43,7 @@ class LostStates:
 
         Raises InvalidLossReport, after the report was counted as a fault; no state was changed then.
         """
-        await self._control.in_turn(lambda: self._report(client, key, why))
+        await self._control.in_turn(self._report(client, key, why))
 
     async def _report(self, client: str, key: ExchangeKey, why: str) -> None:
         states = self._context.client_states

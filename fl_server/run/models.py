@@ -17,6 +17,7 @@ from fl_common.units import size
 from fl_server.aggregation.broadcast import Broadcast, make_broadcast
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import outside_names
+from fl_server.aggregation.outside_task.remote_task import RemoteTask
 from fl_server.aggregation.server_update import ServerUpdateStats
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.errors import InvalidInput
@@ -28,6 +29,7 @@ from fl_server.store.checkpoints import INITIAL
 from fl_server.store.errors import StoreError
 from fl_server.store.ledger import RetriedCalls
 from fl_server.store.records import CommitRecord, HistoryRecord, UpdateRecord
+from fl_tasks import Task
 from protos.digests import digest_text
 from protos.fl.v1.tensor_pb2 import Resource
 
@@ -53,6 +55,20 @@ _LARGE_UPLOADS = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
+class ModelSource:
+    """What the models of a run are made from, with any of its configurations."""
+
+    task: Task | RemoteTask
+    max_model_bytes: int
+    start: Path | None
+    """The file of the first model's values; None: the task makes them."""
+
+    def engine(self, config: RunConfig) -> Engine:
+        """An engine without a model."""
+        return Engine(config, self.task, max_model_bytes=self.max_model_bytes, start=self.start)
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointCommit:
     """The commit that a checkpoint was written for."""
 
@@ -64,10 +80,10 @@ class CheckpointCommit:
 class ModelStore:
     """Loads, computes and commits a run's models. Its methods are awaited one at a time, except `kept`."""
 
-    def __init__(self, services: Services, run_id: str, make_engine: Callable[[RunConfig], Engine]) -> None:
+    def __init__(self, services: Services, run_id: str, source: ModelSource) -> None:
         self._services = services
         self._run_id = run_id
-        self._make_engine = make_engine
+        self._source = source
         self._engine: Engine | None = None
         self._snapshot: Snapshot | None = None
         self._sums: dict[str, fl.Tensors] = {}
@@ -224,12 +240,8 @@ class ModelStore:
         outgoing = self.engine.averaged_for_clients(snapshot)
         return () if outgoing is None else (make_broadcast(outgoing, self._services.config.limits.chunk_bytes),)
 
-    def latest(self) -> tuple[Engine, Snapshot]:
-        """What an evaluation of the latest model needs; it may last longer than the run."""
-        return self.engine, self.snapshot
-
     async def kept(self, config: RunConfig, round_: int) -> tuple[Engine, Snapshot] | None:
-        """The same of an earlier round, also after the run's end; None if its checkpoint is not kept."""
+        """Engine and model of an earlier round, also after the run's end; None if its checkpoint is not kept."""
         saved = await self._services.in_evaluations(self._services.checkpoints.of_round, self._run_id, round_)
         if saved is None:
             return None
@@ -256,8 +268,8 @@ class ModelStore:
         if code.names:
             limits = self._services.config.limits
             seconds = limits.task_load_s + limits.method_s
-            return await self._services.outside.call(code, seconds, partial(self._make_engine, config))
-        return await self._services.in_building(self._make_engine, config)
+            return await self._services.outside.call(code, seconds, partial(self._source.engine, config))
+        return await self._services.in_building(self._source.engine, config)
 
     async def _computed(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The result of a computation with the run's method and reducer."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -12,7 +14,6 @@ from fl_server.rounds.effects import RestartRound
 from fl_server.rounds.state import Phase, RoundState
 from fl_server.run.context import RunContext
 from fl_server.run.progress import Progress
-from fl_server.run.tasks import RunTasks
 from fl_server.store.errors import StoreError
 from fl_server.store.ledger import RetriedCalls
 from fl_server.store.records import HistoryRecord, RunRecord
@@ -31,9 +32,8 @@ class Described(RetriedCalls, Protocol):
     def end_reason(self) -> str:
         """Why the run has ended, and how to go on; empty before its end."""
 
-    @property
-    def tasks(self) -> RunTasks:
-        """The run's tasks and timers."""
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a task of the run."""
 
 
 class RunStatus:
@@ -149,13 +149,13 @@ class RunStatus:
                 self._reason_before_failure = self.waiting_reason
             self.write_failure, self.waiting_reason = why, f"the coordinator cannot write: {why}"
             log.error("no_room", run=context.run_id, round=run.state.round, error=why)
-            run.tasks.spawn(context.services.free_disk_space())
+            run.spawn(context.services.free_disk_space())
         elif self.write_failure:
             log.info("room_again", run=context.run_id, round=run.state.round)
             detail = f"before: {self.waiting_reason}"
             self.write_failure, self.waiting_reason = "", self._reason_before_failure
             entry = HistoryRecord(time.time(), "coordinator", "run_goes_on", context.run_id, detail)
-            run.tasks.spawn(run.write(context.store.add_history, entry))
+            run.spawn(run.write(context.store.add_history, entry))
         self._note()
         context.watchers.publish(Progress("state", self.waiting_reason))
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Coroutine
 from dataclasses import replace
+from typing import Any
 
 import structlog
 
@@ -32,11 +33,11 @@ from fl_tasks.errors import is_own_fault
 log = structlog.get_logger()
 
 
-async def restore_run(run: Run, add: Callable[[], None]) -> None:
-    """Continue at the point that the ledger records. A run with an unreadable state fails, or with code that does.
+async def restore_run(run: Run) -> str:
+    """Restore the run at the point that the ledger records; then calls about it can be answered, and `continue_run`.
 
-    add: called as soon as calls about the run can be answered. Raises TaskError, AlgorithmError if the machine lacks
-    something, or if its code did not end in its time.
+    Returns why the run fails: its state is unreadable, or its code fails; empty if it goes on or is over. Raises
+    TaskError, AlgorithmError if the machine lacks something, or if its code did not end in its time.
     """
     context = run.context
     await _restore_rounds(context, run.record.extended_at)
@@ -51,35 +52,41 @@ async def restore_run(run: Run, add: Callable[[], None]) -> None:
     async with run.turn:
         if run.record.state in ENDED:
             await _restore_ended(run)
-            add()
+            return ""
+        return await _why_failed(run, _restore_running(run))
+
+
+async def continue_run(run: Run, failure: str) -> None:
+    """Start a run that is restored. failure: what `restore_run` returned. Raises TaskError, AlgorithmError as there."""
+    async with run.turn:
+        if run.ended:
             return
-        try:
-            await _restore_running(run)
-            add()
-            await restore_evaluations(run)
-        except (StoreUnavailable, NoOpenFiles):
-            raise  # nothing is wrong with the run: the next start reads it
-        except StoreError as error:
-            log.error("run_not_readable", run=run.id, error=str(error))
-            _fail(run, add, f"its state cannot be read: {error}")
-            return
-        except (TaskError, AlgorithmError) as error:
-            if not is_own_fault(error):
-                raise
-            log.error("run_code_failed", run=run.id, error=str(error))
-            _fail(run, add, str(error))
-            return
-        await _continue(run)
+        if why := failure or await _why_failed(run, _restore_evaluations(run)):
+            run.start()
+            run.fail(why)
+        else:
+            await _start(run)
 
 
-def _fail(run: Run, add: Callable[[], None], why: str) -> None:
-    add()
-    run.start()
-    run.fail(why)
+async def _why_failed(run: Run, work: Coroutine[Any, Any, None]) -> str:
+    """Do a part of the restoring. Returns why the run fails; empty if it does not."""
+    try:
+        await work
+    except (StoreUnavailable, NoOpenFiles):
+        raise  # nothing is wrong with the run: the next start reads it
+    except StoreError as error:
+        log.error("run_not_readable", run=run.id, error=str(error))
+        return f"its state cannot be read: {error}"
+    except (TaskError, AlgorithmError) as error:
+        if not is_own_fault(error):
+            raise
+        log.error("run_code_failed", run=run.id, error=str(error))
+        return str(error)
+    return ""
 
 
-async def _continue(run: Run) -> None:
-    """Start a run that is restored."""
+async def _start(run: Run) -> None:
+    """Start a run whose state can be read, with what the crash cut short."""
     context = run.context
     run.start()
     await _record_restart(run)
@@ -225,7 +232,7 @@ _MADE_UP = 2
 """Most evaluations of earlier rounds that were under way or waiting when the coordinator stopped."""
 
 
-async def restore_evaluations(run: Run) -> None:
+async def _restore_evaluations(run: Run) -> None:
     """Start evaluations of the latest round again that the crash cut short, or end the run as they demand."""
     await run.client_evaluations.backfill()
     latest, state = run.rounds.latest, run.state

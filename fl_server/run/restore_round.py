@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import structlog
 
@@ -18,17 +17,15 @@ from fl_server.store.database.store import Store
 from fl_server.store.errors import NoOpenFiles, StoreError
 from fl_server.store.files import file_digest
 from fl_server.store.records import AttemptRecord, HistoryRecord, UpdateRecord
-from fl_server.store.spool.spool import SpoolKey
+from fl_server.store.spool.spool import Spool, SpoolKey
 
 log = structlog.get_logger()
-
-IsWhole = Callable[[UpdateRecord], bool]
 
 
 async def restore_round_under_way(run: Run) -> None:
     """Restore the round under way in the exchange that it had reached."""
     ledger, store, fresh = run.context.services.ledger, run.context.store, run.state
-    saved = await ledger.do(read_round, store, run.id, fresh.round, partial(_is_whole, run))
+    saved = await ledger.do(read_round, store, run.id, fresh.round, run.context.services.spool)
     run.state = restored_round(fresh, saved)
     if not await _reduce_earlier_exchanges(run):
         why = f"round {fresh.round}: bytes of an earlier exchange are torn or gone"
@@ -49,22 +46,22 @@ async def restore_round_under_way(run: Run) -> None:
     run.state = without_absent(run.state, present)
 
 
-def read_round(store: Store, run_id: str, round_: int, is_whole: IsWhole) -> SavedRound:
+def read_round(store: Store, run_id: str, round_: int, spool: Spool) -> SavedRound:
     """What the ledger has of a round; blocking.
 
     Args:
         store: the ledger.
         run_id: the run.
         round_: its round under way.
-        is_whole: whether an admitted update's bytes are on disk as the ledger says. An update with torn or missing
-            bytes is dropped from the ledger, so that the client is asked for it again.
+        spool: has the bytes of admitted updates. An update with torn or missing bytes is dropped from the ledger, so
+            that the client is asked for it again.
     """
     attempts = store.attempts(run_id, round_)
     if not attempts:
         return SavedRound(())
     exchange = max(attempt.exchange for attempt in attempts)
     updates = store.updates(run_id, round_, exchange)
-    whole = _whole_updates(store, [update for update in updates if update.admitted], is_whole)
+    whole = _whole_updates(store, [update for update in updates if update.admitted], spool)
     fixed = store.accepted(run_id, round_, exchange)
     return SavedRound(
         attempts=[(attempt.exchange, attempt.attempt, attempt.cohort) for attempt in attempts],
@@ -88,11 +85,11 @@ def read_round(store: Store, run_id: str, round_: int, is_whole: IsWhole) -> Sav
     )
 
 
-def _whole_updates(store: Store, admitted: Sequence[UpdateRecord], is_whole: IsWhole) -> list[UpdateRecord]:
+def _whole_updates(store: Store, admitted: Sequence[UpdateRecord], spool: Spool) -> list[UpdateRecord]:
     """The admitted updates with whole bytes, in order of arrival."""
     whole = []
     for update in admitted:
-        if is_whole(update):
+        if _is_whole(spool, update):
             whole.append(update)
             continue
         why = HistoryRecord(
@@ -139,16 +136,16 @@ async def _reduce_earlier_exchanges(run: Run) -> bool:
     context = run.context
     for exchange in range(run.state.exchange):
         updates = await context.services.ledger.do(context.store.accepted_updates, run.id, run.state.round, exchange)
-        if not all([await context.services.in_io(_is_whole, run, update) for update in updates]):
+        if not all([await context.services.in_io(_is_whole, context.services.spool, update) for update in updates]):
             return False
         await run.model.reduce(exchange, updates, update_paths(context.services.spool, updates))
     return True
 
 
-def _is_whole(run: Run, update: UpdateRecord) -> bool:
+def _is_whole(spool: Spool, update: UpdateRecord) -> bool:
     key = SpoolKey(update.run_id, update.round, update.exchange, update.client_id)
     try:
-        return file_digest(run.context.services.spool.path(key, update.digest)) == update.digest
+        return file_digest(spool.path(key, update.digest)) == update.digest
     except NoOpenFiles:
         raise  # nothing is known about the update
     except (OSError, StoreError):

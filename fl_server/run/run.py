@@ -71,17 +71,24 @@ class Run(RunControl):
     def start(self) -> None:
         """Start processing events and counting time. Tasks that already run go on."""
         self.context.metrics.reported.started(self.id)
-        self.tasks.ensure("events", self.process_events)
-        self.tasks.ensure("time", lambda: deadline.count_wall_time(self))
-        self.tasks.ensure("deadline", self._save_times_regularly)
+        self.ensure("events", self.process_events())
+        self.ensure("time", deadline.count_wall_time(self))
+        self.ensure("deadline", self._save_times_regularly())
         self.fleet_changed()
 
     async def close(self) -> None:
         """Stop working. Everything that matters is on disk."""
-        await self.tasks.close()
+        await self.end_tasks()
         self.context.trace.close()
         self.watchers.end()
         await self._save_times()
+
+    def client_attached(self, client_id: str) -> None:
+        """A client is here: send it the work that it still has."""
+        self.client_evaluations.client_attached(client_id)
+        if not self.ended:
+            self.dispatch.client_back(client_id)
+            self.eligible.notify(client_id)
 
     def drain(self) -> None:
         """Give no client new work: the coordinator is about to stop."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 
 import structlog
 
@@ -49,36 +48,33 @@ class ServerEvaluations:
 
     def start(self) -> None:
         """Evaluate the latest model, after an evaluation that is still under way."""
-        engine, snapshot = self._context.model.latest()
-
-        async def latest() -> Evaluated:
-            return engine, snapshot
-
-        self._begin(snapshot.round, latest)
+        model = self._context.model
+        self._begin(model.snapshot.round, (model.engine, model.snapshot))
 
     def make_up(self, round_: int) -> None:
         """Evaluate the model of an earlier round from its checkpoint, if that is kept."""
-        self._begin(round_, lambda: self._context.model.kept(self._control.config, round_))
+        self._begin(round_)
 
     async def finish(self) -> None:
         """Wait for the evaluations under way."""
         if self._task is not None:
             await asyncio.wait([self._task])
 
-    def _begin(self, round_: int, model: Callable[[], Awaitable[Evaluated | None]]) -> None:
+    def _begin(self, round_: int, model: Evaluated | None = None) -> None:
+        """model: None to read it from its checkpoint."""
         self._context.rounds.being_evaluated[round_] += 1  # its checkpoint is kept
         before = self._task if self.under_way else None
-        self._task = self._control.tasks.spawn(self._evaluate(round_, model, before))
+        self._task = self._control.spawn(self._evaluate(round_, model, before))
 
     async def _metrics(self, place: Place, engine: Engine, snapshot: Snapshot) -> dict[str, float]:
         """Of the committed model, and of the averaged one if there is one."""
-        metrics = await self._limited(place, engine, partial(engine.evaluate, snapshot))
+        metrics = await self._limited(place, engine, snapshot)
         if snapshot.averaged is not None:
-            metrics |= await self._limited(place, engine, partial(engine.evaluate_averaged, snapshot))
+            metrics |= await self._limited(place, engine, snapshot, averaged=True)
         return metrics
 
     async def _limited(
-        self, place: Place, engine: Engine, evaluate: Callable[[], dict[str, float]]
+        self, place: Place, engine: Engine, snapshot: Snapshot, *, averaged: bool = False
     ) -> dict[str, float]:
         """One evaluation, which has limits.evaluation_s."""
         services = self._context.services
@@ -87,7 +83,8 @@ class ServerEvaluations:
         why = f"the evaluation did not end within {most:g} s (limits.evaluation_s)"
         limit = asyncio.get_running_loop().call_later(most, engine.leave_evaluation, why)
         try:
-            return await services.in_evaluations(evaluate)
+            evaluate = engine.evaluate_averaged if averaged else engine.evaluate
+            return await services.in_evaluations(evaluate, snapshot)
         finally:
             limit.cancel()
             place.engine = None
@@ -96,15 +93,14 @@ class ServerEvaluations:
         log.error("evaluation_failed", run=self._context.run_id, round=round_, error=str(error), exc_info=error)
         self._control.fail(f"evaluation of round {round_} failed: {error}")
 
-    async def _evaluate(
-        self, round_: int, model: Callable[[], Awaitable[Evaluated | None]], before: asyncio.Task[None] | None
-    ) -> None:
+    async def _evaluate(self, round_: int, model: Evaluated | None, before: asyncio.Task[None] | None) -> None:
         context = self._context
         if before is not None:
             await asyncio.wait([before])
-        async with context.services.slots.place(context.run_id, lambda: self._control.ended) as place:
+        async with context.services.slots.place(context.run_id, over=self._control.ended) as place:
             try:
-                metrics = None if (found := await model()) is None else await self._metrics(place, *found)
+                model = model or await context.model.kept(self._control.config, round_)
+                metrics = None if model is None else await self._metrics(place, *model)
             except EvaluationLeft as left:
                 metrics = None
                 if not self._control.ended:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from fl_server.clients.draw_rules import policy_rule
@@ -132,8 +133,6 @@ def run_figures(context: RunContext, control: RunControl) -> RunFigures:
 _OUT, _TRANSFERS = "out", ("downloading", "uploading")
 _CUT = "the transfer was cut; the client goes on with it"
 _UNKNOWN = "it fetched nothing since the coordinator started; it trains if it held the model before"
-HasAll = Callable[[str], bool]
-"""Whether every resource of the exchange went out to the process of a client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +157,11 @@ class Member:
         return time.monotonic() - self.transfer.changed if self.transfer is not None and known else None
 
 
-def members(state: RoundState, transfers: ClientTransfers, has_all: HasAll, clients: Iterable[str]) -> list[Member]:
-    """These clients of the cohort, in the order given."""
-    return [_member(state, transfers, has_all, client) for client in clients]
+def members(
+    state: RoundState, transfers: ClientTransfers, equipped: AbstractSet[str], clients: Iterable[str]
+) -> list[Member]:
+    """These clients of the cohort, in the order given. equipped: all resources of the exchange went out to them."""
+    return [_member(state, transfers, equipped, client) for client in clients]
 
 
 def drawn(state: RoundState) -> list[str]:
@@ -168,12 +169,12 @@ def drawn(state: RoundState) -> list[str]:
     return [] if state.phase is Phase.ENDED else sorted(state.drawn)
 
 
-def by_phase(state: RoundState, transfers: ClientTransfers, has_all: HasAll) -> Counter[str]:
+def by_phase(state: RoundState, transfers: ClientTransfers, equipped: AbstractSet[str]) -> Counter[str]:
     """The number of clients in each phase."""
-    return Counter(member.phase for member in members(state, transfers, has_all, drawn(state)))
+    return Counter(member.phase for member in members(state, transfers, equipped, drawn(state)))
 
 
-def _member(state: RoundState, transfers: ClientTransfers, has_all: HasAll, client: str) -> Member:
+def _member(state: RoundState, transfers: ClientTransfers, equipped: AbstractSet[str], client: str) -> Member:
     transfer = transfers.newest.get(client)
     if state.arrivals.has(client):
         return Member(client, "delivered", transfer)
@@ -182,7 +183,7 @@ def _member(state: RoundState, transfers: ClientTransfers, has_all: HasAll, clie
         return Member(client, phase, None, why)
     if transfer is not None and transfer.direction == "up":
         return _in_transfer(client, "uploading", "checking", transfer)
-    if has_all(client) and not (transfer is not None and transfer.open):
+    if client in equipped and not (transfer is not None and transfer.open):
         return Member(client, "training", transfer)
     if transfer is not None:
         return _in_transfer(client, "downloading", "downloading", transfer)

@@ -178,14 +178,13 @@ class Submissions:
 
         The report takes effect before this returns, so that a repeat finds no work.
         """
+        return await self._control.in_turn(self._take_reported(key, client, reason))
 
-        async def take() -> bool:
-            if self.refusal_for(key, client) is not None or not self._control.state.works(client):
-                return False
-            await self.take_failure(client, reason)
-            return True
-
-        return await self._control.in_turn(take)
+    async def _take_reported(self, key: ExchangeKey, client: str, reason: Reason) -> bool:
+        if self.refusal_for(key, client) is not None or not self._control.state.works(client):
+            return False
+        await self.take_failure(client, reason)
+        return True
 
     async def take_failure(self, client: str, reason: Reason) -> None:
         """An outstanding client will not deliver. The caller holds the run's turn."""

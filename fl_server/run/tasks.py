@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from fl_server.rounds import events as ev
@@ -11,21 +12,25 @@ from fl_server.rounds import events as ev
 R = TypeVar("R")
 
 
-class RunTasks:
-    """Starts and ends them. Lives on the event loop."""
+class RunTasks(ABC):
+    """A run's work that goes on beside its events. Lives on the event loop."""
 
-    def __init__(self, failed: Callable[[Exception], None], post: Callable[[ev.Event], None]) -> None:
-        """`failed`: called with an exception of a task. `post`: called with the event of a timer that is due."""
-        self._failed, self._post = failed, post
+    def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._running: dict[str, asyncio.Task[None]] = {}
         self._timers: dict[type[ev.Event], asyncio.TimerHandle] = {}
 
+    @abstractmethod
+    def post(self, event: ev.Event) -> None:
+        """Take the event of a timer that is due."""
+
+    @abstractmethod
+    def task_failed(self, error: Exception) -> None:
+        """A task has ended with an exception."""
+
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start a task that runs until the run closes. An exception in it fails the run."""
-        task = asyncio.create_task(self._guard(work))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task = self._start(self._guard(work))
         task.add_done_callback(lambda _: work.close())  # one that was cancelled before it began
         return task
 
@@ -33,32 +38,38 @@ class RunTasks:
         try:
             await work
         except Exception as error:  # noqa: BLE001 - whatever went wrong, the run fails with it
-            self._failed(error)
+            self.task_failed(error)
 
-    def ensure(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def ensure(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         """Start a task, unless one of that name runs already."""
-        if name not in self._running or self._running[name].done():
-            self._running[name] = self.spawn(work())
+        if name in self._running and not self._running[name].done():
+            work.close()
+        else:
+            self._running[name] = self.spawn(work)
 
     async def to_the_end(self, work: Coroutine[Any, Any, R]) -> R:
         """Do work to its end: also if the call that asked for it is cancelled. Its exceptions go to the caller."""
+        task = self._start(work)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # its caller may be gone
+        return await asyncio.shield(task)
+
+    def _start(self, work: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # its caller may be gone
-        return await asyncio.shield(task)
+        return task
 
     def set_timer(self, seconds: float, event: ev.Event) -> None:
         """Post an event after a delay, in place of an earlier timer for an event of the same type."""
         self.stop_timer(type(event))
-        self._timers[type(event)] = asyncio.get_running_loop().call_later(seconds, self._post, event)
+        self._timers[type(event)] = asyncio.get_running_loop().call_later(seconds, self.post, event)
 
     def stop_timer(self, kind: type[ev.Event]) -> None:
         """Stop the timer for events of that type, if one is set."""
         if timer := self._timers.pop(kind, None):
             timer.cancel()
 
-    async def close(self) -> None:
+    async def end_tasks(self) -> None:
         """End all timers and tasks."""
         for timer in self._timers.values():
             timer.cancel()

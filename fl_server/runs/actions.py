@@ -1,27 +1,26 @@
-"""What operators do to runs: pause, resume, stop, extend, delete. Each is written to the ledger with its actor."""
+"""What operators do to runs: pause, resume, stop, extend. Each is written to the ledger with its actor."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 import structlog
 
 from algorithms import AlgorithmError
-from fl_server.errors import InvalidInput, NoSuchRun, WrongState, one_line
+from fl_server.errors import InvalidInput, WrongState, one_line
 from fl_server.rounds import events as ev
 from fl_server.run.restore import reload_ended
 from fl_server.run.run import Run
 from fl_server.run_settings.config import RunConfig
 from fl_server.run_settings.plain_values import MAX_COUNT, MAX_SECONDS
-from fl_server.runs.deletion import Deletions
 from fl_server.runs.loading import RunLoading
-from fl_server.runs.table import RunTable
-from fl_server.services import Services
+from fl_server.runs.table import RunTable, require_state
 from fl_server.store.errors import StoreError, StoreFull
-from fl_server.store.records import DELETING, ENDED, HistoryRecord, RunRecord
+from fl_server.store.records import HistoryRecord
 from fl_tasks import TaskError
 
 
@@ -68,83 +67,63 @@ _STOP_S = 10.0
 class RunActions:
     """Actions on the runs of one coordinator. `actor` is the operator, as history shows it."""
 
-    def __init__(self, services: Services, table: RunTable, loading: RunLoading, deletions: Deletions) -> None:
-        self._services, self._table, self._loading, self._deletions = services, table, loading, deletions
+    def __init__(self, table: RunTable, loading: RunLoading) -> None:
+        self._table, self._loading = table, loading
 
     async def pause(self, run: Run, actor: str) -> None:
         """Start no new round after the one under way."""
-        _require(run, "pausing", "running", "waiting")
-        await run.in_turn(lambda: run.take_request(ev.PauseRequested(), _why(run, actor, "run_paused")))
+        require_state(run, "pausing", "running", "waiting")
+        await run.in_turn(run.take_request(ev.PauseRequested(), _why(run, actor, "run_paused")))
 
     async def resume(self, run: Run, actor: str, learning_rate: float = 0.0) -> None:
         """Continue the rounds; a failed run from its last committed model. learning_rate: 0 to keep the run's own."""
+        await run.in_turn(self._resume(run, actor, learning_rate))
 
-        async def resume() -> None:
-            _require(run, "resuming", "paused", "failed")
-            if run.ended:
-                await self._continue(
-                    run, ev.ResumeRequested(), lambda: resumed(run.config, run.state.round, learning_rate), actor
-                )
-            elif learning_rate:
-                expected = "none for a run that is paused: only a failed one gets another"
-                raise InvalidInput("learning_rate", expected, f"{learning_rate:g}")
-            else:
-                await run.take_request(ev.ResumeRequested(), _why(run, actor, "run_resumed"))
-
-        await run.in_turn(resume)
+    async def _resume(self, run: Run, actor: str, learning_rate: float) -> None:
+        require_state(run, "resuming", "paused", "failed")
+        if run.ended:
+            async with self._continuing(run):
+                change = resumed(run.config, run.state.round, learning_rate)
+                await _continue(run, ev.ResumeRequested(), change, actor)
+        elif learning_rate:
+            expected = "none for a run that is paused: only a failed one gets another"
+            raise InvalidInput("learning_rate", expected, f"{learning_rate:g}")
+        else:
+            await run.take_request(ev.ResumeRequested(), _why(run, actor, "run_resumed"))
 
     async def stop(self, run: Run, reason: str, actor: str) -> None:
         """End the run. The round under way is abandoned, unless its model is already being computed."""
-        _require(run, "stopping", "running", "waiting", "paused")
-        reason = one_line(reason) or "an operator stopped it"
-
-        async def stop() -> None:
-            why = _why(run, actor, "run_stop_requested", reason)
-            await run.take_request(ev.EndRequested("stopped", reason), why, replace(run.record, stopping=reason))
-
-        await run.in_turn(stop)
+        require_state(run, "stopping", "running", "waiting", "paused")
+        await run.in_turn(_stop(run, one_line(reason) or "an operator stopped it", actor))
         await run.wait_until_ended(_STOP_S)
 
     async def extend(self, run: Run, rounds: int, wall_time_s: float, actor: str) -> None:
         """Give the run more rounds and more time. A completed run continues."""
+        # In one turn from reading the configuration to writing it: a second call adds to the first.
+        await run.in_turn(self._extend(run, rounds, wall_time_s, actor))
 
-        def change() -> Reconfiguration:
+    async def _extend(self, run: Run, rounds: int, wall_time_s: float, actor: str) -> None:
+        require_state(run, "extending", "running", "waiting", "paused", "completed")
+        async with self._continuing(run):
             longer = extended(run.config, run.state.elapsed_s, rounds, wall_time_s)
             total = longer.stop.rounds
             if total <= run.state.round:
                 raise InvalidInput("rounds", f"rounds over 0: all {run.state.round} of the run are done", rounds)
-            return Reconfiguration(longer, "run_extended", f"to {total} rounds")
+            event = ev.Extended(total, longer.stop.wall_time_s)
+            await _continue(run, event, Reconfiguration(longer, "run_extended", f"to {total} rounds"), actor)
 
-        async def extend() -> None:
-            _require(run, "extending", "running", "waiting", "paused", "completed")
-            await self._continue(run, None, change, actor)
+    @asynccontextmanager
+    async def _continuing(self, run: Run) -> AsyncIterator[None]:
+        """The run goes on with another configuration, which the block gives it; one that has ended starts again.
 
-        await run.in_turn(extend)  # from reading the configuration to writing it: a second call adds to the first
-
-    async def _continue(
-        self, run: Run, event: ev.Event | None, change_of: Callable[[], Reconfiguration], actor: str
-    ) -> None:
-        """Process an event with another configuration; an extension if it is None. The caller holds the run's turn.
-
-        A run that has ended starts again.
+        If that fails, the run is as it was. The caller holds the run's turn.
         """
         self._table.require(run)
-        config, record, ended = run.config, run.record, run.ended
+        config, record = run.config, run.record
         try:
             await self._loading.code(run.id, config)
             await _reload(run)
-            change = change_of()
-            run.config = change.config
-            if ended:
-                run.model.reconfigure(change.config)
-            spec = run.config.model_dump(exclude_none=True)
-            run.run_status.change(spec=spec, extended_at=run.state.round, load_failure="", stopping="")
-            if ended and run.context.keeps_client_state:
-                lost = "the run was over, so its clients' states are gone"
-                await run.take_request(ev.StatesLost(lost), _why(run, actor, "run_reopened"))
-            event = event or ev.Extended(run.config.stop.rounds, run.config.stop.wall_time_s)
-            written = None if ended else run.record  # an ended run is written with its next state
-            await run.take_request(event, _why(run, actor, change.event, change.detail), written)
+            yield
         except (StoreError, WrongState, InvalidInput):
             run.config = config
             run.run_status.change(spec=record.spec, extended_at=record.extended_at, load_failure=record.load_failure)
@@ -153,33 +132,24 @@ class RunActions:
             raise
         run.start()
 
-    async def delete(self, run_id: str, reason: str, actor: str) -> bool:
-        """Delete a run that has ended, or that cannot be loaded. Returns False if its data is still being removed."""
-        if (problem := self._table.not_loaded.get(run_id)) is not None:
-            if problem.loading:
-                raise WrongState(run_id, "loading", ENDED, "deleting")
-            await self._mark_deleted(problem.record, reason, actor)
-            self._table.not_loaded.remove(run_id)
-        else:
-            if (run := self._table.loaded.get(run_id)) is None:
-                raise NoSuchRun(run_id)
 
-            async def mark() -> None:
-                self._table.require(run)
-                _require(run, "deleting", *ENDED)
-                await self._mark_deleted(run.record, reason, actor)
-                del self._table.loaded[run_id]
+async def _stop(run: Run, reason: str, actor: str) -> None:
+    why = _why(run, actor, "run_stop_requested", reason)
+    await run.take_request(ev.EndRequested("stopped", reason), why, replace(run.record, stopping=reason))
 
-            await run.in_turn(mark)
-            await run.close()
-        self._services.metrics.reported.removed(run_id)
-        return await self._deletions.finish(run_id)
 
-    async def _mark_deleted(self, record: RunRecord, reason: str, actor: str) -> None:
-        why = HistoryRecord(time.time(), actor, "run_deleted", record.run_id, one_line(reason))
-        ledger = self._services.ledger
-        await ledger.do(ledger.store.update_run, replace(record, state=DELETING), why)
-        log.info("run_deleted", run=record.run_id, actor=actor, reason=one_line(reason))
+async def _continue(run: Run, event: ev.Event, change: Reconfiguration, actor: str) -> None:
+    """Process an event with another configuration. The caller holds the run's turn."""
+    run.config, ended = change.config, run.ended
+    if ended:
+        run.model.reconfigure(change.config)
+    spec = run.config.model_dump(exclude_none=True)
+    run.run_status.change(spec=spec, extended_at=run.state.round, load_failure="", stopping="")
+    if ended and run.context.keeps_client_state:
+        lost = "the run was over, so its clients' states are gone"
+        await run.take_request(ev.StatesLost(lost), _why(run, actor, "run_reopened"))
+    written = None if ended else run.record  # an ended run is written with its next state
+    await run.take_request(event, _why(run, actor, change.event, change.detail), written)
 
 
 async def _reload(run: Run) -> None:
@@ -192,11 +162,6 @@ async def _reload(run: Run) -> None:
         raise InvalidInput("run_id", "a run whose committed models can be read", str(error)) from error
     except (TaskError, AlgorithmError) as error:
         raise InvalidInput("run_id", "a run whose code can be loaded", str(error)) from error
-
-
-def _require(run: Run, what: str, *allowed: str) -> None:
-    if run.status not in allowed:
-        raise WrongState(run.id, run.status, allowed, what)
 
 
 def _why(run: Run, actor: str, event: str, detail: str = "") -> HistoryRecord:

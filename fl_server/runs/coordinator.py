@@ -36,20 +36,20 @@ class Coordinator:
         self._services = services
         self.table = RunTable()
         self.audit = Audit(services.ledger)
-        self._deletions = Deletions(services)
+        self.deletions = Deletions(services, self.table)
         loading = RunLoading(services)
-        self.creation = RunCreation(services, self.table, loading, self._deletions)
-        self.actions = RunActions(services, self.table, loading, self._deletions)
-        self._restoration = Restoration(services, self.table, loading, self._deletions)
+        self.creation = RunCreation(services, self.table, loading, self.deletions)
+        self.actions = RunActions(self.table, loading)
+        self._restoration = Restoration(services, self.table, loading, self.deletions)
         self.outcomes = Outcomes(services.ledger, self.table)
-        self.retention = Retention(services.config.retention, services.ledger, self.runs, self.actions.delete)
+        self.retention = Retention(services.config.retention, services.ledger, self.table, self.deletions)
         self._retaining: asyncio.Task[None] | None = None
         services.metrics.watch_runs(self.runs)
 
     async def start(self) -> None:
         """Restore every run, and continue those that had not ended. Some may still be loaded when it returns."""
         self._services.fleet.changes.listener = self
-        await self._restoration.restore_all(self._run_restored)
+        await self._restoration.restore_all()
         self._retaining = asyncio.create_task(self.retention.apply_regularly())
 
     async def close(self) -> None:
@@ -57,7 +57,7 @@ class Coordinator:
         if self._retaining is not None:
             self._retaining.cancel()
         await self._restoration.close()
-        await self._deletions.close()
+        await self.deletions.close()
         await asyncio.gather(*(run.close() for run in self.table.loaded.values()))
 
     def drain(self) -> None:
@@ -68,13 +68,7 @@ class Coordinator:
 
     async def load_again(self, run_id: str) -> None:
         """Load a run whose code failed, if it is one. Raises InvalidInput if it fails again."""
-        await self._restoration.load_again(run_id, self._run_restored)
-
-    def _run_restored(self, run: Run) -> None:
-        """A run was restored: clients that attached before are sent the work that they still have."""
-        for client_id in self._services.fleet.attendance.present():
-            if self._services.fleet.attendance.attached(client_id):
-                self._attached_to(run, client_id)
+        await self._restoration.load_again(run_id)
 
     def runs(self) -> list[Run]:
         """All runs, oldest first."""
@@ -129,14 +123,7 @@ class Coordinator:
     def client_attached(self, client_id: str) -> None:
         """A client attached: send it the work that it still has."""
         for run in self.table.loaded.values():
-            self._attached_to(run, client_id)
-
-    @staticmethod
-    def _attached_to(run: Run, client_id: str) -> None:
-        run.client_evaluations.client_attached(client_id)
-        if not run.ended:
-            run.dispatch.client_back(client_id)
-            run.eligible.notify(client_id)
+            run.client_attached(client_id)
 
     def client_available(self, client_id: str) -> None:
         """A client may train again: ask it once more for work that it gave up and that is still wanted."""

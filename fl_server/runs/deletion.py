@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import structlog
 
-from fl_server.errors import ServerError
+from fl_server.errors import NoSuchRun, ServerError, WrongState, one_line
 from fl_server.run.run import Run
+from fl_server.runs.table import RunTable, require_state
 from fl_server.services import Services
 from fl_server.settings.config import RetentionConfig
 from fl_server.store.errors import StoreError
 from fl_server.store.ledger import Ledger
-from fl_server.store.records import HistoryRecord
+from fl_server.store.records import DELETING, ENDED, HistoryRecord, RunRecord
 
 log = structlog.get_logger()
 
@@ -28,8 +30,8 @@ WAIT_S = 20.0
 class Deletions:
     """Removes the data of runs that the ledger marks as being deleted. Lives on the event loop."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
+    def __init__(self, services: Services, table: RunTable) -> None:
+        self._services, self._table = services, table
         self._tasks: set[asyncio.Task[bool]] = set()
         self.ids: set[str] = set()
         """Ids of runs that were or are being deleted. They are never used again: daemons may keep them for years."""
@@ -37,6 +39,36 @@ class Deletions:
     def restore(self, deleted: Iterable[str]) -> None:
         """Read the ids of deleted runs back at a start."""
         self.ids.update(deleted)
+
+    async def delete(self, run_id: str, reason: str, actor: str) -> bool:
+        """Delete a run that has ended, or that cannot be loaded. Returns False if its data is still being removed.
+
+        actor: the operator, as history shows it.
+        """
+        if (problem := self._table.not_loaded.get(run_id)) is not None:
+            if problem.loading:
+                raise WrongState(run_id, "loading", ENDED, "deleting")
+            await self._mark(problem.record, reason, actor)
+            self._table.not_loaded.remove(run_id)
+        else:
+            if (run := self._table.loaded.get(run_id)) is None:
+                raise NoSuchRun(run_id)
+            await run.in_turn(self._mark_loaded(run, reason, actor))
+            await run.close()
+        self._services.metrics.reported.removed(run_id)
+        return await self._finish(run_id)
+
+    async def _mark_loaded(self, run: Run, reason: str, actor: str) -> None:
+        self._table.require(run)
+        require_state(run, "deleting", *ENDED)
+        await self._mark(run.record, reason, actor)
+        del self._table.loaded[run.id]
+
+    async def _mark(self, record: RunRecord, reason: str, actor: str) -> None:
+        why = HistoryRecord(time.time(), actor, "run_deleted", record.run_id, one_line(reason))
+        ledger = self._services.ledger
+        await ledger.do(ledger.store.update_run, replace(record, state=DELETING), why)
+        log.info("run_deleted", run=record.run_id, actor=actor, reason=one_line(reason))
 
     def start(self, run_id: str) -> asyncio.Task[bool]:
         """Remove a run's data in the background. The result: whether all of it is removed."""
@@ -46,7 +78,7 @@ class Deletions:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def finish(self, run_id: str) -> bool:
+    async def _finish(self, run_id: str) -> bool:
         """Remove a run's data. Returns False if that takes longer than a call should, or failed for now."""
         task = self.start(run_id)
         await asyncio.wait({task}, timeout=WAIT_S)
@@ -84,15 +116,12 @@ _ALL = 2**31 - 1
 EVERY_S = 60.0
 DAY_S = 86_400.0
 
-Delete = Callable[[str, str, str], Awaitable[bool]]
-"""Deletes a run: (id, reason, actor)."""
-
 
 class Retention:
     """Applies the limits at a start and then every minute. Lives on the event loop."""
 
-    def __init__(self, rules: RetentionConfig, ledger: Ledger, runs: Callable[[], Sequence[Run]], delete: Delete):
-        self._rules, self._ledger, self._runs, self._delete = rules, ledger, runs, delete
+    def __init__(self, rules: RetentionConfig, ledger: Ledger, table: RunTable, deletions: Deletions) -> None:
+        self._rules, self._ledger, self._table, self._deletions = rules, ledger, table, deletions
         self._removed: dict[str, int] = {}
         """By run: the round before which all details are removed."""
 
@@ -107,10 +136,10 @@ class Retention:
 
     async def apply(self) -> None:
         """Apply the limits once. Raises StoreError."""
-        for run_id, why in list(runs_to_delete(self._rules, self._runs(), time.time())):
-            await self._delete(run_id, why, "coordinator")
+        for run_id, why in list(runs_to_delete(self._rules, [*self._table.loaded.values()], time.time())):
+            await self._deletions.delete(run_id, why, "coordinator")
         if self._rules.keep_rounds:
-            for run in self._runs():
+            for run in [*self._table.loaded.values()]:
                 await self._remove_old_rounds(run)
 
     async def _remove_old_rounds(self, run: Run) -> None:

@@ -15,7 +15,6 @@ from functools import partial
 from algorithms import AlgorithmError
 from fl_extensions.methods import METHODS, REDUCERS, Code, NotListed, load_method, load_reducer
 from fl_extensions.naming import Kind, comma_separated, installed, is_known, unknown
-from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import build_algorithm, outside_names
 from fl_server.aggregation.outside_task.remote_task import RemoteTask, TaskProcesses
 from fl_server.aggregation.task_model import with_own
@@ -23,6 +22,7 @@ from fl_server.errors import InvalidInput
 from fl_server.outside_calls import OutsideCode
 from fl_server.run.context import RunDependencies
 from fl_server.run.evaluation_metrics import directions_of
+from fl_server.run.models import ModelSource
 from fl_server.run.run import Run
 from fl_server.run_settings.config import RunConfig, TaskSection
 from fl_server.run_settings.sections import Fingerprint
@@ -181,8 +181,7 @@ class RunLoading:
         dependencies = RunDependencies(
             task.fingerprint,
             algorithm,
-            lambda current: Engine(current, task.task, max_model_bytes=most, start=start),
+            ModelSource(task.task, most, start),
             directions,
-            task.task,
         )
         return Run(self._services, record, config, dependencies)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -16,8 +15,7 @@ from fl_server.aggregation.outside_task.remote_task import RemoteTask
 from fl_server.errors import InvalidInput, one_line
 from fl_server.outside_calls import CallTimedOut
 from fl_server.run.evaluation_metrics import directions_of, with_direction
-from fl_server.run.restore import restore_run
-from fl_server.run.run import Run
+from fl_server.run.restore import continue_run, restore_run
 from fl_server.run_settings.spec import from_stored
 from fl_server.runs.deletion import Deletions
 from fl_server.runs.loading import RunLoading, in_its_own_process
@@ -43,13 +41,11 @@ class Restoration:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         """Runs that are being loaded behind a start."""
 
-    async def restore_all(self, restored: Callable[[Run], None]) -> None:
+    async def restore_all(self) -> None:
         """Restore every run. Runs that were being deleted are deleted to the end.
 
         Returns when all are restored, or `limits.restore_wait_s` later if some have code from outside: these are
         listed as not loaded until they are.
-
-        restored: called with each run, for clients that have waited for it.
         """
         ledger, outside = self._services.ledger, self._services.outside
         crashed = dict(outside.crashed)
@@ -64,9 +60,9 @@ class Restoration:
                 self._table.not_loaded.add(record, record.load_failure)
             elif slow:
                 self._table.not_loaded.add(record, _LOADING, loading=True)
-                self._tasks[record.run_id] = asyncio.create_task(self._restore(record, restored))
+                self._tasks[record.run_id] = asyncio.create_task(self._restore(record))
             else:
-                await self._restore(record, restored)
+                await self._restore(record)
         for run_id, why in crashed.items():
             log.error("creation_crashed", run=run_id, error=why)
         await self._wait()
@@ -93,7 +89,7 @@ class Restoration:
         self.drain()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    async def load_again(self, run_id: str, restored: Callable[[Run], None]) -> None:
+    async def load_again(self, run_id: str) -> None:
         """Load a run whose code failed, because an operator continues it. Other runs are left as they are.
 
         Raises InvalidInput if it fails again.
@@ -103,7 +99,7 @@ class Restoration:
             return
         self._table.not_loaded.add(problem.record, _LOADING, loading=True)
         try:
-            await asyncio.shield(self._load(problem.record, restored))
+            await asyncio.shield(self._load(problem.record))
         except (TaskError, InvalidInput, AlgorithmError) as error:
             self._table.not_loaded.add(problem.record, str(error))
             raise InvalidInput("run_id", "a run whose code can be loaded", str(error)) from error
@@ -117,11 +113,11 @@ class Restoration:
         except (TaskError, InvalidInput):
             return "", False  # loading it tells the error
 
-    async def _restore(self, record: RunRecord, restored: Callable[[Run], None]) -> None:
+    async def _restore(self, record: RunRecord) -> None:
         """Load a run. One whose code is to blame for a failure fails; any other is listed with the reason."""
         for tries in range(1, _TRIES + 1):
             try:
-                await self._load(record, restored)
+                await self._load(record)
             except (TaskError, InvalidInput, AlgorithmError) as error:
                 if (late := _timed_out(error)) and tries < _TRIES:
                     log.warning("run_loaded_again", run=record.run_id, error=str(error))
@@ -132,7 +128,7 @@ class Restoration:
                     await self._fail(record, str(error))
             return
 
-    async def _load(self, record: RunRecord, restored: Callable[[Run], None]) -> None:
+    async def _load(self, record: RunRecord) -> None:
         """Load a run, and continue it. Raises TaskError, InvalidInput, AlgorithmError."""
         config = from_stored(record.spec)
         config = await self._loading.code(record.run_id, config, ended=record.state in ENDED)
@@ -140,14 +136,19 @@ class Restoration:
         config = with_direction(config, directions_of(config, task.directions))
         run = await self._loading.build(record, config, task, self._services.config.limits.max_model_mib << 20)
         try:
-            await restore_run(run, lambda: self._table.add(run))
+            failure = await restore_run(run)
+            self._table.add(run)
+            await continue_run(run, failure)
         except BaseException:
             self._table.loaded.pop(record.run_id, None)
             await run.close()
             raise
         if isinstance(task.task, RemoteTask) and run.ended:
             task.task.release()
-        restored(run)
+        attendance = self._services.fleet.attendance
+        for client_id in attendance.present():
+            if attendance.attached(client_id):
+                run.client_attached(client_id)  # it has waited for the run
 
     async def _fail(self, record: RunRecord, why: str) -> None:
         """Mark a run as failed, which no start tries again. One that has ended keeps its state."""

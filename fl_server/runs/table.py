@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 
 from fl_common.rate_limits import TokenBucket
-from fl_server.errors import NoSuchRun, one_line
+from fl_server.errors import NoSuchRun, WrongState, one_line
 from fl_server.run.run import Run
 from fl_server.store.errors import StoreError
 from fl_server.store.ledger import Ledger
@@ -114,6 +114,12 @@ class RunTable:
         """Raises NoSuchRun if the run was deleted while the caller waited for its turn."""
         if self.loaded.get(run.id) is not run:
             raise NoSuchRun(run.id)
+
+
+def require_state(run: Run, what: str, *allowed: str) -> None:
+    """Raises WrongState."""
+    if run.status not in allowed:
+        raise WrongState(run.id, run.status, allowed, what)
 
 
 log = structlog.get_logger()

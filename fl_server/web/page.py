@@ -136,7 +136,7 @@ class WebPage:
         self._server = server
         await server.start()
         self._sockets = path, listening.fileno()
-        self.process = WebProcess(self._settings(), listening.fileno(), metrics.web_process_ends.inc)
+        self.process = WebProcess(self._settings(), listening.fileno(), metrics.web_process_ends)
         self._running = asyncio.create_task(self.process.run())
         self._running.add_done_callback(lambda _: listening.close())
         return f"{host}:{port}"

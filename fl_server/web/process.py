@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -23,6 +23,7 @@ from pathlib import Path
 
 import structlog
 from cryptography import x509
+from prometheus_client import Counter
 
 from fl_common.certificates.pem import Pem, PemChange, PemFiles, PemWatcher
 from fl_common.settings import SettingsError, split_address
@@ -172,12 +173,12 @@ def line_for(config: ServerConfig, page: Page) -> bytes:
 class WebProcess:
     """The supervised process. Lives on the event loop."""
 
-    def __init__(self, settings: bytes, listening: int, count_end: Callable[[], object]) -> None:
+    def __init__(self, settings: bytes, listening: int, ends: Counter) -> None:
         """settings: its first line of input, and a further one after each change. listening: what it serves.
 
-        count_end: counts an end that nobody asked for.
+        ends: counts the ends that nobody asked for.
         """
-        self._settings, self._listening, self._count_end = settings, listening, count_end
+        self._settings, self._listening, self._ends = settings, listening, ends
         self._process: Process | None = None
 
     @property
@@ -203,7 +204,7 @@ class WebProcess:
             except OSError as error:  # no process, no memory, or no Python any more
                 log.error("web_process_not_started", error=str(error))
             pause = FIRST_PAUSE_S if time.monotonic() - began >= STEADY_S else pause
-            self._count_end()
+            self._ends.inc()
             log.warning("web_process_ended", code=code, starts_again_in_s=pause)
             await self._pause(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
 from fl_common.certificates.names import OPERATOR_ROLES
 from fl_common.own_secrets import new_key, new_secret
+from fl_server.enrollment.revocations import Revocations
 from fl_server.errors import Forbidden, TooMany, Unauthenticated
 from fl_server.identity import Identity
 
@@ -69,18 +69,19 @@ class _Held:
         """Forget a secret."""
         self._holders.pop(_hash(secret), None)
 
-    def drop(self, unwanted: Callable[[Identity], object]) -> None:
-        """Forget the secrets of some holders."""
-        for key in [key for key, (holder, _) in self._holders.items() if unwanted(holder)]:
+    def drop_denied(self, revocations: Revocations) -> None:
+        """Forget the secrets of holders whose certificates are revoked now."""
+        for key in [key for key, (holder, _) in self._holders.items() if revocations.denied(holder)]:
             del self._holders[key]
 
 
 class WebSessions:
     """The links and sessions of one coordinator. Lives on the event loop."""
 
-    def __init__(self, url: str = "", denied: Callable[[Identity], str] = lambda _: "") -> None:
-        """url: of the page, as browsers reach it. denied: why a certificate is revoked; empty if it is not."""
-        self.url, self._denied = url, denied
+    def __init__(self, revocations: Revocations) -> None:
+        self._revocations = revocations
+        self.url = ""
+        """Of the page, as browsers reach it."""
         self.key = new_key()
         """Key of codes and sessions: the web process tells made-up ones by it (`fl_common/own_secrets.py`)."""
         self._links = _Held(self.key, MOST_LINKS, "login links are open")
@@ -108,7 +109,7 @@ class WebSessions:
         return self._open(_operator(who))
 
     def _open(self, who: Identity) -> Opened:
-        if why := self._denied(who):
+        if why := self._revocations.denied(who):
             raise Unauthenticated(f"the certificate of {who} is revoked ({why})")
         return self._sessions.add(who, SESSION_S)
 
@@ -120,8 +121,8 @@ class WebSessions:
 
     def drop_denied(self) -> None:
         """End the links and sessions of operators whose certificates are revoked now."""
-        self._links.drop(self._denied)
-        self._sessions.drop(self._denied)
+        self._links.drop_denied(self._revocations)
+        self._sessions.drop_denied(self._revocations)
 
     async def identity(self, token: str) -> Identity:
         """The operator of a session; `Tokens` for the web process's socket. Raises Unauthenticated."""

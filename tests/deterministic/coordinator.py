@@ -1,4 +1,4 @@
-"""The real coordinator as a simulated process: all parts of `app.Server` but its ports."""
+"""The real coordinator as a simulated process: all parts of `server.Server` but its ports."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from fl_server.store.spool.spool import Spool, UnfinishedLimit
 from fl_server.store.state_directory import lock_directory
 from fl_server.store.uploaded_models import UploadedModels
 from fl_server.uploads.receiver import UploadReceiver
+from fl_server.web.sessions import WebSessions
 from tests.deterministic.effects import Effects, ledger_engine
 from tests.deterministic.loop import AtOnce, Process, Threads
 from tests.deterministic.network import Handlers
@@ -85,6 +86,7 @@ class CoordinatorProcess:
         lock.keep_ledger(store.coordinator_id)
         log = Ledger(store, _pool("ledger", 1))
         held = UnfinishedLimit(config.transfers.kept_files, config.transfers.kept_mib << 20)
+        revocations = Revocations(log)
         self.services = Services(
             config=config,
             ledger=log,
@@ -100,8 +102,9 @@ class CoordinatorProcess:
             outside=OutsideCalls(folder / "outside-calls"),
             io=_pool("io", 4),
             reads=_pool("reads", 2),
-            audit=AuditLog(log, folder, 10, metrics.audit_rows.labels),
-            revocations=Revocations(log),
+            audit=AuditLog(log, folder, 10, metrics.audit_rows),
+            revocations=revocations,
+            web=WebSessions(revocations),
         )
         self.coordinator = Coordinator(self.services)
         self.uploads = UploadReceiver(self.services)

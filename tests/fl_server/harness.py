@@ -41,6 +41,7 @@ from fl_server.store.spool.part_file import PartFile
 from fl_server.store.spool.spool import Spool, UnfinishedLimit
 from fl_server.store.uploaded_models import UploadedModels
 from fl_server.uploads.receiver import UploadReceiver
+from fl_server.web.sessions import WebSessions
 
 T = TypeVar("T")
 
@@ -163,6 +164,7 @@ def _services(config: ServerConfig, journal: Journal) -> Services:
     metrics = Metrics(CollectorRegistry())
     store = open_sqlite(ledger_file(folder), config.durability)
     ledger = Ledger(CrashProxy(store, journal))  # type: ignore[arg-type]  # a proxy
+    revocations = Revocations(ledger)
     return Services(
         config=config,
         ledger=ledger,
@@ -178,8 +180,9 @@ def _services(config: ServerConfig, journal: Journal) -> Services:
         outside=OutsideCalls(folder),
         io=ThreadPoolExecutor(2),
         reads=ThreadPoolExecutor(1),
-        audit=AuditLog(ledger, folder, 10, metrics.audit_rows.labels),
-        revocations=Revocations(ledger),
+        audit=AuditLog(ledger, folder, 10, metrics.audit_rows),
+        revocations=revocations,
+        web=WebSessions(revocations),
     )
 
 

@@ -9,10 +9,11 @@ import grpc.aio
 import pytest
 from structlog.testing import capture_logs
 
-from fl_server.app import Server, warn_of_open_ports
+from fl_server.app import warn_of_open_ports
 from fl_server.rpc.health import Health
 from fl_server.rpc.methods import ADMIN, largest_request
 from fl_server.rpc.ports import Connections
+from fl_server.server import Server
 from fl_server.settings.config import ServerConfig
 from fl_server.settings.security import TlsConfig
 from protos.wire import MAX_MESSAGE_BYTES, server_options

@@ -29,7 +29,7 @@ class Site:
     def __init__(self, folder: Path) -> None:
         self.ledger = Ledger(open_sqlite(ledger_file(folder)))
         metrics = Metrics(CollectorRegistry())
-        self.log = AuditLog(self.ledger, folder, 10, metrics.audit_rows.labels)
+        self.log = AuditLog(self.ledger, folder, 10, metrics.audit_rows)
 
     async def rows(self) -> list[AuditRow]:
         """All rows, once everything that was counted has a row."""
@@ -93,7 +93,7 @@ async def test_refusals_of_many_addresses_are_limited(site: Site) -> None:
 async def test_a_count_is_written_when_its_minute_is_over(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without another call."""
     monkeypatch.setattr(log_module, "WINDOW_S", 0.2)
-    log = AuditLog(site.ledger, Path("/nowhere"), 10, Metrics(CollectorRegistry()).audit_rows.labels)
+    log = AuditLog(site.ledger, Path("/nowhere"), 10, Metrics(CollectorRegistry()).audit_rows)
     for _ in range(3):
         log.record_read(READ)
 

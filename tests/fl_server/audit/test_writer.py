@@ -41,7 +41,7 @@ class Site:
 
     def _open(self) -> None:
         self.ledger = Ledger(open_sqlite(ledger_file(self.folder)))
-        self.writer = AuditWriter(self.ledger, self.folder, self.metrics.audit_rows.labels)
+        self.writer = AuditWriter(self.ledger, self.folder, self.metrics.audit_rows)
 
     @property
     def rows(self) -> list[AuditRow]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fl_common.certificates.pem import PemFiles
+from fl_common.certificates.pem import PemFiles, PemWatcher
 from fl_server.enrollment.authority import Authority
 from fl_server.enrollment.issuing import Checks, Issuer
 from fl_server.enrollment.revocations import Revocations
@@ -27,8 +27,7 @@ from tests.processes.enrollment import write_key
 def authority_of(pki: Pki, **settings: Any) -> Authority:
     """The coordinator's authority with the files of this one."""
     server = pki.issue("server", "coordinator")
-    pem = PemFiles(server.cert, server.key, server.ca).read()
-    return Authority(config_of(pki, **settings), lambda: pem)
+    return Authority(config_of(pki, **settings), PemWatcher(PemFiles(server.cert, server.key, server.ca)))
 
 
 def config_of(pki: Pki, **settings: Any) -> EnrollmentConfig:

@@ -19,7 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from fl_common.certificates.leaf import Authority as Signer
 from fl_common.certificates.names import Holder
-from fl_common.certificates.pem import Pem, PemFiles
+from fl_common.certificates.pem import Pem, PemFiles, PemWatcher
 from fl_common.settings import SettingsError
 from fl_ops.certificates import ca
 from fl_server.enrollment.authority import Authority, Validity, read_request
@@ -106,8 +106,8 @@ def test_an_intermediate_authority_signs_for_devices(pki: Pki, tmp_path: Path) -
     """Its certificate is part of the chain, and the coordinator's own authority is named by server_ca."""
     devices = intermediate(pki, tmp_path / "devices")
     server = pki.issue("server", "coordinator")
-    pem = PemFiles(server.cert, server.key, server.ca).read()
-    authority = Authority(config_of(devices, server_ca=pki.ca), lambda: pem)
+    files = PemWatcher(PemFiles(server.cert, server.key, server.ca))
+    authority = Authority(config_of(devices, server_ca=pki.ca), files)
     chain = x509.load_pem_x509_certificates(authority.chain(signed(authority).public_bytes(Encoding.DER)))
     assert chain[1:] == [devices.authority.certificate]
     chain[0].verify_directly_issued_by(devices.authority.certificate)
@@ -161,11 +161,11 @@ def ended(pki: Pki) -> None:
 def test_unusable_files_are_named(pki: Pki, spoil: Callable[[Pki], Any], text: str) -> None:
     """The message has the setting, at the start."""
     server = pki.issue("server", "coordinator")
-    pem = PemFiles(server.cert, server.key, server.ca).read()
+    files = PemWatcher(PemFiles(server.cert, server.key, server.ca))
     config = config_of(pki)
     spoil(pki)
     with pytest.raises(SettingsError, match=text):
-        Authority(config, lambda: pem)
+        Authority(config, files)
 
 
 @pytest.mark.parametrize(
@@ -176,9 +176,10 @@ def test_an_authority_of_others_is_refused(pki: Pki, tmp_path: Path, client_ca: 
     other = Pki(tmp_path / "other")
     server = other.issue("server", "coordinator")
     bundle = other.ca.read_bytes() if client_ca == "other" else pki.ca.read_bytes()
-    pem = Pem(server.cert.read_bytes(), server.key.read_bytes(), bundle)
+    files = PemWatcher(PemFiles(server.cert, server.key, server.ca))
+    files.pem = Pem(server.cert.read_bytes(), server.key.read_bytes(), bundle)
     with pytest.raises(SettingsError, match=text):
-        Authority(config_of(pki), lambda: pem)
+        Authority(config_of(pki), files)
 
 
 def test_a_renewed_authority_is_used_without_a_restart(pki: Pki) -> None:

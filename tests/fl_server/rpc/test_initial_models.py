@@ -96,7 +96,7 @@ async def test_a_sent_model_is_the_first_model_of_a_run_and_is_kept(world: World
     kept = world.services.checkpoints.start("second")
     assert kept.read_bytes() == content
     await world.coordinator.actions.stop(world.coordinator.run("second"), "", "admin")
-    await world.coordinator.actions.delete("second", "", "admin")
+    await world.coordinator.deletions.delete("second", "", "admin")
     assert not kept.exists()
 
 

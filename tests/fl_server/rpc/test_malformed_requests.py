@@ -22,7 +22,6 @@ from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
 from fl_server.rpc.open_calls import CallLimits
 from fl_server.rpc.requests import NESTED
 from fl_server.web.page import WebLoginService
-from fl_server.web.sessions import WebSessions
 from protos.fl.v1 import admin_pb2_grpc, enrollment_pb2_grpc, web_pb2_grpc
 from protos.fl.v1 import coordinator_pb2 as pb
 from tests.fl_server.devices import Device
@@ -47,7 +46,7 @@ async def serving(world: World) -> AsyncIterator[grpc.aio.Channel]:
     certificates = CertificatesService(None, world.services.metrics, world.services.audit)
     enrollment_pb2_grpc.add_CertificatesServicer_to_server(certificates, server)
     enrollment_pb2_grpc.add_EnrollmentServicer_to_server(enrollment(), server)
-    logins = WebLoginService(WebSessions(), None, world.services.audit)
+    logins = WebLoginService(world.services.web, None, world.services.audit)
     web_pb2_grpc.add_WebLoginServicer_to_server(logins, server)
     Health(()).serve_on(server)
     reflection.enable_server_reflection((service.SERVICE,), server)

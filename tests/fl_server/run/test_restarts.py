@@ -155,8 +155,8 @@ async def test_a_stop_during_the_step_is_kept_over_a_kill(tmp_path: Path, monkey
         for device in devices:
             await device.connect(world)
         run = await world.create(stop={"rounds": 50})
-        spawn = run.tasks.spawn
-        monkeypatch.setattr(run.tasks, "spawn", lambda work: spawn(_stops(world, run, work)))
+        spawn = run.spawn
+        monkeypatch.setattr(run, "spawn", lambda work: spawn(_stops(world, run, work)))
         await until(lambda: world.journal.dead, "the coordinator is killed")
     async with World(tmp_path) as world:
         assert world.store.runs()[0].stopping == "enough"

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from fl_server.rounds.restoring import restored_round
 from fl_server.rounds.state import Phase, RoundPolicy, RoundState
+from fl_server.run import restore_round
 from fl_server.run.restore_round import read_round
 from fl_server.store.database.store import Store, open_sqlite
 from tests.fl_server.store.records import a_run, an_attempt, an_update, why
@@ -35,8 +37,8 @@ def initial_state(**changes: Any) -> RoundState:
 def restored(store: Store, state: RoundState | None = None, torn: Collection[str] = ()) -> RoundState:
     """The restored round; the updates of `torn` clients are damaged."""
     state = state or initial_state()
-    saved = read_round(store, "r1", state.round, lambda update: update.client_id not in torn)
-    return restored_round(state, saved)
+    with mock.patch.object(restore_round, "_is_whole", lambda _, update: update.client_id not in torn):
+        return restored_round(state, read_round(store, "r1", state.round, mock.Mock()))
 
 
 def test_nothing_was_drawn(store: Store) -> None:

@@ -59,7 +59,7 @@ async def test_a_deleted_run_leaves_a_line_of_history_and_its_id(tmp_path: Path)
     async with World(tmp_path) as world:
         assert traces(world, tmp_path, "gone")
         assert "gone" in str(list(world.services.metrics.registry.collect()))
-        assert await world.coordinator.actions.delete("gone", "no longer needed", "admin:eve")
+        assert await world.coordinator.deletions.delete("gone", "no longer needed", "admin:eve")
         assert traces(world, tmp_path, "gone") == []
         assert history(world, "gone") == [
             ("admin", "run_created"), ("admin:eve", "run_deleted"), ("coordinator", "run_removed")
@@ -86,7 +86,7 @@ async def test_a_start_completes_a_deletion(tmp_path: Path, monkeypatch: pytest.
         journal = world.journal
         before = len(journal.writes)
         journal.dies_at = before + dies_at
-        world.spawn(world.coordinator.actions.delete("gone", "", "admin:eve"))
+        world.spawn(world.coordinator.deletions.delete("gone", "", "admin:eve"))
         await until(lambda: journal.dead, "the coordinator is killed")
         assert journal.writes[before:][0] == "update_run"
     async with World(tmp_path) as world:
@@ -101,9 +101,9 @@ async def test_only_a_run_that_has_ended_is_deleted(tmp_path: Path) -> None:
     async with World(tmp_path) as world:
         await world.create(name="open", round={"clients_per_round": 2})
         with pytest.raises(WrongState, match="deleting needs it to be completed or stopped or failed"):
-            await world.coordinator.actions.delete("open", "", "admin:eve")
+            await world.coordinator.deletions.delete("open", "", "admin:eve")
         with pytest.raises(NoSuchRun):
-            await world.coordinator.actions.delete("unknown", "", "admin:eve")
+            await world.coordinator.deletions.delete("unknown", "", "admin:eve")
     async with World(tmp_path, tasks=()) as world:
         async with admin_channel(world) as channel:
             stub: Any = admin_pb2_grpc.AdminStub(channel)
@@ -120,7 +120,7 @@ async def test_a_deletion_takes_many_short_transactions(tmp_path: Path, monkeypa
     monkeypatch.setattr(ledger_runs, "LINES_AT_ONCE", 1)
     await complete_runs(tmp_path, "gone")
     async with World(tmp_path) as world:
-        assert await world.coordinator.actions.delete("gone", "", "admin:eve")
+        assert await world.coordinator.deletions.delete("gone", "", "admin:eve")
         assert traces(world, tmp_path, "gone") == []
 
 
@@ -136,7 +136,7 @@ async def test_ended_runs_over_a_limit_are_deleted(tmp_path: Path) -> None:
         assert by_age == {"first": "retention.keep_days = 2"}
         assert dict(runs_to_delete(RetentionConfig(), runs, late)) == {}
         rules = RetentionConfig(keep_runs=2)
-        await Retention(rules, world.services.ledger, world.coordinator.runs, world.coordinator.actions.delete).apply()
+        await Retention(rules, world.services.ledger, world.coordinator.table, world.coordinator.deletions).apply()
         assert [run.id for run in world.coordinator.runs()] == ["second", "third", "open"]
         assert [line.detail for line in world.store.history("first") if line.event == "run_deleted"] == [
             "retention.keep_runs = 2"
@@ -151,7 +151,7 @@ async def test_details_of_old_rounds_are_removed(tmp_path: Path) -> None:
         run = await world.create(round={"clients_per_round": 1}, stop={"rounds": 30})
         digests = await world.completed()
         rules = RetentionConfig(keep_rounds=20)
-        await Retention(rules, world.services.ledger, world.coordinator.runs, world.coordinator.actions.delete).apply()
+        await Retention(rules, world.services.ledger, world.coordinator.table, world.coordinator.deletions).apply()
         assert [world.store.attempts("r", round_) == [] for round_ in range(30)] == [True] * 10 + [False] * 20
         assert [world.store.accepted("r", round_, 0) is None for round_ in range(30)] == [True] * 10 + [False] * 20
         assert run.rounds.committed == 30

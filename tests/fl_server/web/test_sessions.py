@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from unittest import mock
 
 import pytest
 
@@ -11,6 +12,8 @@ from fl_server.identity import ANYBODY, Identity
 from fl_server.web import sessions
 from fl_server.web.sessions import LINK_S, MOST_LINKS, MOST_SESSIONS, SESSION_S, WebSessions
 
+REVOCATIONS = mock.Mock(denied=lambda who: "")
+"""Nothing is revoked."""
 VERA, ALICE = Identity("viewer", "vera", serial="1"), Identity("operator", "alice", serial="2")
 
 
@@ -34,7 +37,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 async def test_a_link_is_for_one_session(clock: Clock) -> None:
     """The second use is refused, as is a wrong code; the session has the operator's own identity."""
-    web = WebSessions()
+    web = WebSessions(REVOCATIONS)
     link = web.link(VERA)
     session = web.open_by_code(link.secret)
     assert (link.ends, session.ends) == (clock.now + LINK_S, clock.now + SESSION_S)
@@ -46,7 +49,7 @@ async def test_a_link_is_for_one_session(clock: Clock) -> None:
 
 async def test_links_and_sessions_end(clock: Clock) -> None:
     """After their time, and with the operator's certificate before that."""
-    web = WebSessions()
+    web = WebSessions(REVOCATIONS)
     link, session = web.link(VERA), web.open_by_code(web.link(VERA).secret)
     short = Identity("viewer", "vera", ends=clock.now + 100)
     soon = web.open_by_code(web.link(short).secret)
@@ -67,7 +70,7 @@ async def test_links_and_sessions_end(clock: Clock) -> None:
 async def test_revoked_operators_lose_links_and_sessions() -> None:
     """Those of others stay. A revoked certificate opens no new session."""
     denied: set[str] = set()
-    web = WebSessions(denied=lambda who: "lost" if who.serial in denied else "")
+    web = WebSessions(mock.Mock(denied=lambda who: "lost" if who.serial in denied else ""))
     link, theirs = web.link(VERA), web.open_by_code(web.link(VERA).secret)
     other = web.open_by_code(web.link(ALICE).secret)
     denied.add("1")
@@ -83,7 +86,7 @@ async def test_revoked_operators_lose_links_and_sessions() -> None:
 
 async def test_an_operators_oldest_ones_make_room() -> None:
     """A lost browser does not lock its operator out, and no operator takes the room of others."""
-    web = WebSessions()
+    web = WebSessions(REVOCATIONS)
     other = web.open_by_code(web.link(ALICE).secret)
     opened = [web.open_by_code(web.link(VERA).secret) for _ in range(MOST_SESSIONS + 1)]
     with pytest.raises(Unauthenticated):
@@ -99,7 +102,7 @@ async def test_an_operators_oldest_ones_make_room() -> None:
 @pytest.mark.parametrize("who", [ANYBODY, Identity("client", "edge-1"), Identity("server", "s")], ids=str)
 def test_only_operators_get_in(who: Identity) -> None:
     """A device's certificate opens nothing."""
-    for enter in (WebSessions().link, WebSessions().open_by_certificate):
+    for enter in (WebSessions(REVOCATIONS).link, WebSessions(REVOCATIONS).open_by_certificate):
         with pytest.raises(Forbidden):
             enter(who)
 
@@ -107,12 +110,12 @@ def test_only_operators_get_in(who: Identity) -> None:
 def test_a_certificate_that_has_ended() -> None:
     """It opens no session."""
     with pytest.raises(CertificateEnded):
-        WebSessions().open_by_certificate(Identity("viewer", "vera", ends=time.time() - 1))
+        WebSessions(REVOCATIONS).open_by_certificate(Identity("viewer", "vera", ends=time.time() - 1))
 
 
 def test_no_secret_is_kept() -> None:
     """Only hashes: a dump of the coordinator's memory is no login."""
-    web = WebSessions()
+    web = WebSessions(REVOCATIONS)
     link, session = web.link(VERA), web.open_by_code(web.link(VERA).secret)
     kept = repr([vars(held) for held in (web._links, web._sessions)])
     assert link.secret not in kept

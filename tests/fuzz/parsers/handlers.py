@@ -135,7 +135,7 @@ class Coordinator:
             with suppress(ServerError):
                 await coordinator.actions.stop(run, "fuzzed", "admin")
             with suppress(ServerError):
-                await coordinator.actions.delete(run.id, "fuzzed", "admin")
+                await coordinator.deletions.delete(run.id, "fuzzed", "admin")
         self._run = f"fuzzed-{self._calls // CALLS_OF_A_RUN + 1:05}"
         task = {"name": TASK, "options": {"model": "plain"}}
         await self._world.create(name=self._run, task=task, algorithm=FEDAVG, round={"clients_per_round": 1})

@@ -7,6 +7,8 @@ from fl_server.run.round_statistics import ClientTransfers
 from fl_server.run.status import by_phase, drawn, members
 
 CLIENTS = frozenset({"a", "b", "c"})
+ALL, NOBODY = CLIENTS, frozenset[str]()
+"""The clients that have all resources."""
 
 
 def state(**values: object) -> RoundState:
@@ -15,14 +17,9 @@ def state(**values: object) -> RoundState:
     return RoundState(RoundPolicy(seed=0), 1, **fields)  # type: ignore[arg-type]  # any field of it
 
 
-def nobody(_: str) -> bool:
-    """No client has all resources."""
-    return False
-
-
 def phase_of(transfers: ClientTransfers, round_state: RoundState | None = None, *, has_all: bool = False) -> str:
     """The phase of client a."""
-    (member,) = members(round_state or state(), transfers, lambda _: has_all, ["a"])
+    (member,) = members(round_state or state(), transfers, ALL if has_all else NOBODY, ["a"])
     return member.phase
 
 
@@ -36,7 +33,7 @@ def test_a_client_goes_through_the_phases() -> None:
     seen.append(phase_of(transfers, has_all=True))
     with transfers.transfer("a", "up", 80, 0) as sent:
         sent.done = 30
-        (member,) = members(state(), transfers, lambda _: True, ["a"])
+        (member,) = members(state(), transfers, ALL, ["a"])
         assert (member.moving, member.transfer) == (True, sent)
         seen.append(member.phase)
         sent.done = 80
@@ -59,7 +56,7 @@ def test_a_client_trains_only_with_all_resources() -> None:
 
 def test_a_client_that_held_everything_trains() -> None:
     """It fetches nothing in this round. Since when it trains is not known."""
-    (member,) = members(state(), ClientTransfers(), lambda _: True, ["a"])
+    (member,) = members(state(), ClientTransfers(), ALL, ["a"])
     assert (member.phase, member.seconds) == ("training", None)
 
 
@@ -68,11 +65,11 @@ def test_a_cut_transfer_is_named() -> None:
     transfers = ClientTransfers()
     with transfers.transfer("a", "down", 100, 0) as fetched:
         fetched.done = 50
-    (member,) = members(state(), transfers, nobody, ["a"])
+    (member,) = members(state(), transfers, NOBODY, ["a"])
     assert (member.phase, member.detail) == ("downloading", "the transfer was cut; the client goes on with it")
     with transfers.transfer("a", "up", 100, 0) as sent:
         sent.done = 50
-    (member,) = members(state(), transfers, lambda _: True, ["a"])
+    (member,) = members(state(), transfers, ALL, ["a"])
     assert (member.phase, member.detail[:20]) == ("uploading", "the transfer was cut")
 
 
@@ -93,24 +90,24 @@ def test_after_a_restart_it_is_stated_what_is_not_known() -> None:
     transfers = ClientTransfers()
     transfers.resume(3, 0, ["a"])
     transfers.begin(3, 0)
-    first, second = members(state(), transfers, nobody, ["a", "b"])
+    first, second = members(state(), transfers, NOBODY, ["a", "b"])
     assert (first.phase, first.detail[:42]) == ("assigned", "it fetched nothing since the coordinator s")
     assert (second.phase, second.detail) == ("assigned", "")
     transfers.begin(3, 1)
-    assert members(state(), transfers, nobody, ["a"])[0].detail == ""
+    assert members(state(), transfers, NOBODY, ["a"])[0].detail == ""
 
 
 def test_a_client_that_is_out_has_the_reason() -> None:
     """As its assignment ended; a restarted coordinator does not know it any more."""
     transfers = ClientTransfers(outs={"a": ("refused", "update refused: norm")})
-    (known, unknown) = members(state(out=frozenset({"a", "b"})), transfers, nobody, ["a", "b"])
+    (known, unknown) = members(state(out=frozenset({"a", "b"})), transfers, NOBODY, ["a", "b"])
     assert (known.phase, known.detail) == ("refused", "update refused: norm")
     assert (unknown.phase, unknown.detail) == ("out", "")
 
 
 def test_the_clients_are_counted_by_phase() -> None:
     """In the order of id; nobody after the end of the run."""
-    counts = by_phase(state(admitted=(("b", b""),)), ClientTransfers(), nobody)
+    counts = by_phase(state(admitted=(("b", b""),)), ClientTransfers(), NOBODY)
     assert counts == {"delivered": 1, "assigned": 2}
     assert drawn(state()) == ["a", "b", "c"]
     assert drawn(state(phase=Phase.ENDED)) == []

@@ -1,0 +1,269 @@
+"""The parts of a coordinator: built from its settings, connected, opened and closed. Nothing else knows them all."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+
+import grpc.aio
+import structlog
+import torch
+from prometheus_client import CollectorRegistry
+
+from fl_common.files import restrict_permissions
+from fl_common.metrics import serve_metrics
+from fl_common.metrics_server import ServerLimits
+from fl_common.settings import SettingsError, split_address
+from fl_common.tracing.opening import open_traces
+from fl_server.aggregation.evaluation_slots import EvaluationSlots
+from fl_server.aggregation.outside_task.forking import ForkServer
+from fl_server.aggregation.outside_task.remote_task import TaskProcesses
+from fl_server.audit.log import AuditLog
+from fl_server.clients.fleet import Fleet
+from fl_server.clients.operator_actions import Denials
+from fl_server.enrollment.authority import Authority
+from fl_server.enrollment.devices import CertificatesService, EnrollmentService
+from fl_server.enrollment.issuing import Checks, Issuer
+from fl_server.enrollment.revocations import Revocations
+from fl_server.metrics import Metrics
+from fl_server.oidc.keys import SigningKeys
+from fl_server.oidc.tokens import TokenVerifier
+from fl_server.outside_calls import OutsideCalls
+from fl_server.rpc import admin, service
+from fl_server.rpc.connections import ConnectionWatch
+from fl_server.rpc.health import Health
+from fl_server.rpc.listening import Callers, Certificates, Listeners
+from fl_server.rpc.ports import Connections, ports
+from fl_server.runs.coordinator import Coordinator
+from fl_server.services import Services
+from fl_server.settings.config import ServerConfig
+from fl_server.store.checkpoints import Checkpoints
+from fl_server.store.database.store import open_ledger
+from fl_server.store.files import disk_errors
+from fl_server.store.ledger import Ledger
+from fl_server.store.spool.spool import Spool, UnfinishedLimit
+from fl_server.store.state_directory import DirectoryLock, lock_directory
+from fl_server.store.uploaded_models import UploadedModels
+from fl_server.uploads.receiver import UploadReceiver
+from fl_server.web.page import WebPage
+from fl_server.web.sessions import WebSessions
+from protos.fl.v1 import admin_pb2_grpc, enrollment_pb2_grpc
+from protos.fl.v1 import coordinator_pb2 as pb
+
+log = structlog.get_logger()
+
+EVALUATIONS = 2
+"""Evaluations on the server at a time."""
+
+
+class Server:
+    """One coordinator process. Built in any thread, because that takes a while; then it lives on the event loop."""
+
+    def __init__(
+        self, config: ServerConfig, probes: Health, connections: Connections, forks: ForkServer | None = None
+    ) -> None:
+        """connections: the connections that each port may have. forks: starts processes of tasks from outside."""
+        self._processes = None if forks is None else TaskProcesses(forks, config.limits)
+        self.config = config
+        self._health = probes
+        self._connections, self._ports = connections, ports(config, connections)
+        self._open = AsyncExitStack()
+        metrics = Metrics(CollectorRegistry())
+        self._certificates = None if config.tls is None else Certificates(config.tls, metrics)
+        self._services = self._build(metrics)
+        if forks is not None:
+            # Closed before the thread pools, whose threads may wait for the process of a task.
+            self._open.callback(forks.close)
+        self._coordinator = Coordinator(self._services)
+        self._uploads = UploadReceiver(self._services)
+        self._listeners = Listeners(self._services, self._ports, self._certificates)
+        self._listeners.addresses |= probes.addresses
+        files = None if self._certificates is None else self._certificates.files
+        self._web = WebPage(config, self._services.web, files)
+
+    def _build(self, metrics: Metrics) -> Services:
+        """Lock the state directory, and open ledger, files and thread pools."""
+        config, state = self.config, self.config.state_dir
+        traces = open_traces("fl-server")
+        self._open.push_async_callback(asyncio.to_thread, traces.close)
+        lock = lock_directory(state)
+        self._open.callback(lock.release)
+        if still := restrict_permissions(state):
+            log.warning("state_is_open_to_others", files=len(still), first=str(still[0]), todo="chmod -R go= state_dir")
+        torch.set_num_threads(config.threads)
+        outside = OutsideCalls(state / "outside-calls")
+        with disk_errors("watch code from outside"):
+            outside.start()
+        self._open.callback(outside.close)
+        ledger = self._ledger(lock)
+        audit = AuditLog(ledger, state, config.limits.refusals_per_minute, metrics.audit_rows)
+        self._open.push_async_callback(audit.close)
+        most_held = UnfinishedLimit(config.transfers.kept_files, config.transfers.kept_mib << 20)
+        fleet, revocations, reads = Fleet(ledger, config, metrics), Revocations(ledger), self._pool("reads", 2)
+        return Services(
+            config=config,
+            ledger=ledger,
+            checkpoints=Checkpoints(state / "checkpoints"),
+            uploaded=UploadedModels(state / "uploaded"),
+            spool=Spool(state / "spool", config.durability, most_held),
+            fleet=fleet,
+            metrics=metrics,
+            compute=self._pool("compute", 2),
+            evaluations=self._pool("evaluation", EVALUATIONS),
+            building=self._pool("building", 8),
+            slots=EvaluationSlots(EVALUATIONS),
+            processes=self._processes,
+            outside=outside,
+            io=self._pool("io", 4),
+            reads=reads,
+            revocations=revocations,
+            issuer=self._issuer(ledger, Checks(revocations, fleet.records.refuse_holder, fleet.records.find), reads),
+            audit=audit,
+            traces=traces,
+            web=WebSessions(revocations),
+        )
+
+    def _ledger(self, lock: DirectoryLock) -> Ledger:
+        """The ledger, which belongs to the locked state directory from now on."""
+        config = self.config
+        url = None if config.ledger is None else config.ledger.get_secret_value()
+        ledger = Ledger(open_ledger(url, config.state_dir, config.durability, lock.home))
+        self._open.callback(ledger.close)
+        lock.keep_ledger(ledger.store.coordinator_id)
+        return ledger
+
+    def _pool(self, name: str, threads: int) -> ThreadPoolExecutor:
+        """A thread pool that is shut down when the coordinator closes."""
+        pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        # In a thread: the loop has to answer health checks.
+        self._open.push_async_callback(asyncio.to_thread, pool.shutdown, wait=True, cancel_futures=True)
+        return pool
+
+    def _issuer(self, ledger: Ledger, checks: Checks, reads: ThreadPoolExecutor) -> Issuer | None:
+        """The issuer of devices' certificates; None without enrollment."""
+        tls, config = self._certificates, self.config.enrollment
+        if config is None or tls is None:
+            return None
+        return Issuer(ledger, config, Authority(config, tls.files), checks, reads)
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger."""
+        return self._services.ledger
+
+    @property
+    def metrics(self) -> Metrics:
+        """The metrics."""
+        return self._services.metrics
+
+    async def start(self) -> None:
+        """Restore the state, then listen. Raises SettingsError for a port or a certificate that cannot be used."""
+        clients = self._listeners.open(self.config.listen, "listen")
+        clients.add_generic_rpc_handlers(
+            (service.handlers(service.CoordinatorService(self._services, self._coordinator, self._uploads)),)
+        )
+        certificates = CertificatesService(self._services.issuer, self._services.metrics, self._services.audit)
+        enrollment_pb2_grpc.add_CertificatesServicer_to_server(certificates, clients)
+        operators = await self._operators()
+        self._services.metrics.watch(asyncio.get_running_loop(), self.config.state_dir)
+        self._health.count(self._services.metrics)
+        self._serve_metrics()
+        await self._services.revocations.load()
+        await self._services.audit.start()
+        await self._services.fleet.start()
+        services = self._services
+        denials = Denials(self.config, services.ledger, services.revocations, services.fleet)
+        await denials.restore(services.audit)
+        await self._coordinator.start()
+        for server, name in ((clients, service.SERVICE), *((server, admin.SERVICE) for server in operators)):
+            await self._listeners.start(server, name, self._health)
+        await self._start_enrollment()
+        await self._start_web()
+        await self._health.ready()
+        log.info("serving", state_dir=str(self.config.state_dir), pid=os.getpid(), **self._listeners.addresses)
+
+    async def _start_enrollment(self) -> None:
+        """Listen for devices without a certificate."""
+        issuer = self._services.issuer
+        if self.config.enroll_listen is None or issuer is None:
+            return
+        server = self._listeners.open(self.config.enroll_listen, "enroll_listen", Callers(issuer.authority.presented))
+        service = EnrollmentService(issuer, self._services.metrics, self._services.audit)
+        enrollment_pb2_grpc.add_EnrollmentServicer_to_server(service, server)
+        await server.start()
+
+    async def _start_web(self) -> None:
+        """Serve the web page."""
+        services, address = self._services, self.config.web_listen
+        if address is None:
+            return
+        server = self._listeners.for_web(services.web)
+        admin_pb2_grpc.add_AdminServicer_to_server(admin.AdminService(services, self._coordinator), server)
+        shown = await self._web.start(server, address, services.audit, services.metrics)
+        self._listeners.addresses["web_listen"] = shown
+
+    async def _operators(self) -> list[grpc.aio.Server]:
+        """The servers for operators: with certificates, and with tokens if the settings have a port for them."""
+        config, opened = self.config, [self._listeners.open(self.config.admin_listen, "admin_listen")]
+        if config.token_listen is not None and config.oidc is not None:
+            tokens = TokenVerifier(config.oidc, SigningKeys(config.oidc))
+            await tokens.start()
+            opened.append(self._listeners.open(config.token_listen, "token_listen", Callers(tokens=tokens)))
+        for server in opened:
+            admin_pb2_grpc.add_AdminServicer_to_server(admin.AdminService(self._services, self._coordinator), server)
+        return opened
+
+    def _serve_metrics(self) -> None:
+        if self.config.metrics_listen is None:
+            return
+        host, port = split_address(self.config.metrics_listen)
+        try:
+            limits = ServerLimits(self._connections.metrics, self.config.connections.handshake_s)
+            port = self._open.enter_context(serve_metrics(self._services.metrics.registry, (host, port), limits))
+        except OSError as error:
+            raise SettingsError(
+                f"metrics_listen: cannot listen on {self.config.metrics_listen}: {error.strerror}; choose another"
+            ) from error
+        self._listeners.addresses["metrics_listen"] = f"{host}:{port}"
+
+    async def drain(self) -> None:
+        """Start nothing new. Work under way may finish within the grace; the rest is on disk for the next start."""
+        log.info("draining", grace_s=self.config.drain_grace_s)
+        self._services.metrics.draining.set(1)
+        self._coordinator.drain()
+        self._services.fleet.streams.push_all(
+            pb.AttendResponse(drain=pb.Drain(coordinator_leaving=True, reason="shutting down"))
+        )
+        ends = time.monotonic() + self.config.drain_grace_s
+        while time.monotonic() < ends and self._busy():  # noqa: ASYNC110 - two kinds of work, polled for some seconds
+            await asyncio.sleep(0.05)
+
+    def _busy(self) -> bool:
+        return self._uploads.in_flight > 0 or any(run.computing for run in self._coordinator.runs())
+
+    async def stop(self) -> None:
+        """Close everything, in the reverse order of opening."""
+        await self._web.stop()
+        await self._listeners.stop(0.2)
+        await self._coordinator.close()
+        await self._open.aclose()
+
+    async def watch_certificates(self) -> None:
+        """Use renewed certificates."""
+        if self._certificates is not None:
+            await self._certificates.watch(self._poll_others, self._web.renew)
+
+    def _poll_others(self) -> None:
+        self._web.poll()
+        if (issuer := self._services.issuer) is not None:
+            issuer.authority.poll()
+            self._services.metrics.certificates.show({"authority": issuer.authority.period})
+
+    async def watch_connections(self) -> None:
+        """Watch the connections, and log when a port has no more of them."""
+        limits = {setting: port.connections for setting, port in self._ports.items()}
+        limits["metrics_listen"] = self._connections.metrics
+        await ConnectionWatch(self._listeners.addresses, limits, self._services.metrics).watch()
