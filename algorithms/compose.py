@@ -103,7 +103,7 @@ class PreparatoryExchange:
     direction: Callable[[Memory, Mapping[str, Tensors]], Tensors]
     """(memory, these sums) -> the direction of the exchange that trains."""
     computed: Mapping[Payload, ComputedPayload] = field(default_factory=dict)
-    """As in Correction."""
+    """Its meaning is that of the same field of Correction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class Correction:
     own_steps: str = ""
     """Why its local steps cannot be those of another optimizer; empty: they can."""
     outer_decay_factor: float = 1.0
-    """As Algorithm.decay_factor, for the order that adds the decay after the mixing."""
+    """The decay factor (Algorithm.decay_factor) for the order that adds the decay after the mixing."""
     no_loop: str = ""
     """Why a training loop of a task's own cannot make its local steps; empty: it can, exactly or inexactly."""
     incompatible: Mapping[str, str] = field(default_factory=dict)
@@ -163,7 +163,7 @@ class ServerOptimizer:
     step: Callable[[Tensors, Memory, Tensors, RoundInfo], tuple[Tensors, Memory]] = _move
     """(x, memory, movement, round) -> (next x, next memory). The movement is added, not subtracted."""
     memory: Mapping[str, float] = field(default_factory=dict)
-    """As in Correction."""
+    """Its meaning is that of the same field of Correction."""
     units: Mapping[str, int] = field(default_factory=dict)
     """Power of eta_l in each symbol's unit: 1 for a mean of deltas, 2 for a mean of their squares, 0 if omitted."""
 

@@ -36,11 +36,11 @@ class Schedule:
 
     kind: Kind
     end: float | None = None
-    """With linear and cosine: the value in the last planned round."""
+    """The value in the last planned round, of linear and cosine."""
     milestones: tuple[int, ...] = ()
-    """With step: rounds, in order."""
+    """The rounds at which step changes the value, in order."""
     factor: float | None = None
-    """With step: over 0; at each milestone the value is multiplied by it."""
+    """The factor of step, over 0; at each milestone the value is multiplied by it."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):

@@ -113,7 +113,7 @@ class Instruments:
     transport: Callable[..., Connection] = GrpcTransport
     """Makes a connection to the coordinator."""
     trainer: Trainer | None = None
-    """With the model that the registration describes. None: one without a model."""
+    """The trainer with the model that the registration describes. None: one without a model."""
 
 
 def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: Instruments) -> Daemon:

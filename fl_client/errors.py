@@ -66,7 +66,7 @@ class Raised:
     place: str
     """Its line, as in "mine.py, line 3, in loss"; empty if no line of the task's own took part."""
     traceback: str
-    """From the first frame that is the task's; empty without one."""
+    """The lines from the first frame that is the task's; empty without one."""
 
 
 class WorkFailed(ClientError):

@@ -172,7 +172,7 @@ class OutsideCalls:
             log.warning("note_not_written", run=code.run_id, error=str(error))
 
     def _end_note(self, code: OutsideCode) -> None:
-        """After a call: only earlier ends remain. A start loads the run and makes its model before it ends again."""
+        """Only earlier ends remain after a call. A start loads the run and makes its model before it ends again."""
         if code.run_id in self._ends:
             self._write_note(code, 0)
         else:

@@ -55,7 +55,7 @@ class Totals:
     examples: int
     means: Mapping[str, float]
     sums: Sums
-    """Of the metrics that are no mean over examples."""
+    """The sums of the metrics that are no mean over examples."""
 
 
 def evaluate(task: Task, model: nn.Module, data: TaskData, batch_size: int | None = None) -> dict[str, float]:

@@ -50,7 +50,7 @@ class SizeLimit(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call] # torch has no types here
         self._max_bytes, self._total = max_bytes, 0
         self._made: dict[int, tuple[StorageWeakRef, int]] = {}
-        """By the address of the memory, which may be used again once it is free."""
+        """The storages by the address of their memory, which may be used again once it is free."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -64,15 +64,15 @@ class TrainContext:
     steps: int
     """Number of batches of the run's local work."""
     seed: int
-    """Of this client and round. torch's default generators have been seeded with it."""
+    """The seed of this client and round. torch's default generators have been seeded with it."""
     round: int
     direction: Mapping[str, Tensor] | None
     """The tensors that the method sends in addition to the model, such as FedCM's momentum; None without any."""
     batches: Callable[[], Iterator[Batch]]
     """The batches of the run's local work, those of the usual training, on the model's device. A call begins anew."""
     on_step: Callable[[], None]
-    """To call after each step of a loop that does not use `batches` or `each_epoch`, which call it themselves. It
-    raises an exception when the work is not needed any more. The loop must let that exception through."""
+    """A loop calls it after each step, unless it uses `batches` or `each_epoch`, which call it themselves. It raises
+    an exception when the work is not needed any more. The loop must let that exception through."""
 
     def each_epoch(self) -> Iterator[Iterator[Batch]]:
         """The same batches, epoch by epoch. Each epoch must be read to its end. One epoch for a number of steps."""

@@ -14,7 +14,7 @@ from fl_web.facts.rounds import Round
 from fl_web.facts.words import RUN_PHASES, counts
 
 MOST_POINTS = 2000
-"""Of a curve in a chart: more than a screen has columns."""
+"""The most points of a curve in a chart: more than a screen has columns."""
 
 
 def thinned(xs: Sequence[float], ys: Sequence[float], most: int = MOST_POINTS) -> list[int]:

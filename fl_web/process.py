@@ -28,7 +28,7 @@ log = logging.getLogger("fl_web")
 _HOW = "An operator gets a login link with `fl web open`."
 _RECONNECT_MS = 1000
 _END_S = 3.0
-"""After this long without an end the process ends at once."""
+"""The process ends at once after this long without an end."""
 
 
 def run(line: bytes, lines: Iterator[bytes]) -> int:

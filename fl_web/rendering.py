@@ -71,7 +71,7 @@ def _path(text: str) -> str:
 
 
 def sample(rounds: list[Any], most: int) -> list[Any]:
-    """At most so many of a list, evenly, with the first and the last, the newest first."""
+    """Select at most so many of a list, evenly, with the first and the last, the newest first."""
     step = [float(index) for index in range(len(rounds))]
     return [rounds[index] for index in reversed(thinned(step, step, most))]
 
@@ -136,7 +136,7 @@ def told(parts: Iterable[str | Timestamp]) -> str:
 
 _WIDTH, _HEIGHT, _MARGIN = 96, 22, 2
 _LEAST_SPAN = 0.05
-"""Of the height of a picture, as a share of the largest value."""
+"""The least span of a picture's values, as a share of the largest value."""
 
 
 def spark(values: Sequence[float]) -> Markup:

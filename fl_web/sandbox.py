@@ -23,7 +23,7 @@ _EXECUTE, _WRITE, _READ, _LIST = 1, 2, 4, 8
 _ALL_OF_FILES = (1 << 13) - 1
 """Rights of the first version: these four, and to remove and make entries."""
 _ALL_OF_NETWORK = 3
-"""To bind and to connect TCP sockets, of version 4."""
+"""The rights to bind and to connect TCP sockets, of version 4."""
 _SYSTEM = (
     "/usr", "/lib", "/lib64", "/etc/localtime", "/dev/null", "/dev/urandom", *mimetypes.knownfiles,
     "/etc/ssl/openssl.cnf", "/etc/pki/tls/openssl.cnf", "/etc/crypto-policies",

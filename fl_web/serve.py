@@ -34,7 +34,7 @@ class Listener(socket.socket):
         super().__init__(fileno=listening.detach())
         self._open: Counter[str] = Counter()
         self._handshakes: dict[int, asyncio.TimerHandle] = {}
-        """Of connections that are not established yet, by the number of their file."""
+        """The timers of connections that are not established yet, by the number of their file."""
 
     def accept(self) -> tuple[socket.socket, Any]:
         """The next connection. Raises ConnectionAbortedError for one that is over a limit, which is closed."""
@@ -102,7 +102,7 @@ class Tls:
     min_version: str = "1.3"
 
     def context(self) -> ssl.SSLContext:
-        """For new connections. Raises ssl.SSLError."""
+        """The TLS context for new connections. Raises ssl.SSLError."""
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         made.minimum_version = ssl.TLSVersion.TLSv1_2 if self.min_version == "1.2" else ssl.TLSVersion.TLSv1_3
         self.load(made)

@@ -146,7 +146,7 @@ def encode_chunk(buffer: Buffer, offset: int, length: int, checksum: int | None 
 
 
 def encode_piece(data: Buffer, offset: int, checksum: int | None = None) -> bytes:
-    """Like `encode_chunk`, for data that starts at the offset."""
+    """The result of `encode_chunk` for data that starts at the offset."""
     length = len(data)
     before = tensor_pb2.Chunk(offset=offset).SerializeToString() + _CHUNK_DATA_TAG + _varint(length)
     after = tensor_pb2.Chunk(crc32c=crc32c(data) if checksum is None else checksum).SerializeToString()

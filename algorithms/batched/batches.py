@@ -97,7 +97,7 @@ class Joined:
     sizes: Sequence[int]
     """Real examples of each client; the others are copies."""
     weights: Tensor | None = None
-    """As in Group."""
+    """The weights of a Group."""
 
     def groups(self, *, fill: bool) -> list[Group]:
         """Clients of one size in a group each; all in one where the sizes are equal, or with `fill`."""

@@ -31,7 +31,7 @@ class Contexts:
     """The contexts of a group's clients."""
 
     common: ClientContext
-    """Without a state and omega."""
+    """The context without a state and omega."""
     omegas: Sequence[float]
     states: Memory = field(default_factory=dict)
     """[clients, ...]; empty if no client has a state, or if they are separate."""

@@ -17,13 +17,13 @@ class Members:
     """The clients of a group, sorted by their number of steps, the most first."""
 
     work: Work
-    """Of the first one. Algorithm, exchange and settings are those of all."""
+    """The work of the first one. Algorithm, exchange and settings are those of all."""
     contexts: Contexts
     batches: Drawn | Planned
     steps: Sequence[int]
     """K_i."""
     epoch_steps: Sequence[int]
-    """As in LocalData."""
+    """The steps of each epoch, as LocalData has them."""
     numbers: Numbers
     """Random numbers of the model's passes."""
 

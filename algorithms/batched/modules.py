@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 State = tuple[Tensor, Tensor | None]
-"""Of torch's default generators on the CPU and on the device."""
+"""The states of torch's default generators on the CPU and on the device."""
 
 
 class RandomStream:
@@ -70,7 +70,7 @@ class OwnNumbers:
         return self.streams[position].use()
 
     def mark(self) -> list[State | None]:
-        """For `go_back`."""
+        """Note the place for `go_back`."""
         return [stream.state for stream in self.streams]
 
     def go_back(self, mark: Sequence[State | None]) -> None:
@@ -223,5 +223,5 @@ def _unfolded_forward(module: nn.Conv2d) -> Callable[[Tensor], Tensor]:
 
 
 def _pair(value: Any) -> tuple[int, int]:
-    """Of `nn.Conv2d`, which makes pairs of all numbers that it gets."""
+    """The pair of numbers of an `nn.Conv2d`, which makes pairs of all numbers that it gets."""
     return value[0], value[1]

@@ -66,17 +66,17 @@ class Planned:
     """Batches of examples that are in one tensor for all clients, chosen before the first step."""
 
     inputs: Tensor
-    """As they are kept, [examples, ...]."""
+    """The inputs as they are kept, [examples, ...]."""
     targets: Tensor
     steps: Plan
     all_once: Plan | None = None
     """The whole local set of each client, in order, for a full gradient."""
     finish: Finish | None = None
-    """As in LocalData; for `steps`."""
+    """What completes a batch, as LocalData has it; for `steps`."""
     prepare: Finish | None = None
     """The same for `all_once`, without random numbers."""
     streams: Sequence[RandomStream] = ()
-    """Of each client, if `finish` needs numbers."""
+    """The random streams of the clients, if `finish` needs numbers."""
     draw: Callable[[Tensor], Sequence[Tensor]] | None = None
     """Inputs -> the numbers that `finish` needs for them, from torch's default generators. None: it needs none."""
 

@@ -40,7 +40,7 @@ class Inputs:
     constants: Tensors
     """Buffers, [clients, ...]. The pass changes them in place."""
     batches: StepBatches
-    """With a graph if `also` has tensors."""
+    """The batches, with a graph if `also` has tensors."""
     numbers: Numbers
     """Random numbers of the clients."""
     also: Sequence[Tensor] = ()
@@ -99,7 +99,7 @@ class OneByOne:
         self._holder, self._loss = holder, loss
 
     def compute(self, inputs: Inputs) -> Outputs:
-        """As in Strategy."""
+        """Do what Strategy says."""
         losses, also = [], [torch.zeros_like(leaf) for leaf in inputs.also]
         gradients = tree.map(torch.empty_like, inputs.parameters)
         clients = len(next(iter(gradients.values())))
@@ -127,7 +127,7 @@ class Together:
         self._holder, self._loss, self._unfold, self._fill = holder, loss, unfold, fill
 
     def compute(self, inputs: Inputs) -> Outputs:
-        """As in Strategy. Raises RuntimeError or another error of torch for what it cannot map."""
+        """Do what Strategy says. Raises RuntimeError or another error of torch for what it cannot map."""
         groups = inputs.batches.groups(fill=self._fill)
         losses: list[tuple[int, Tensor]] = []
         for each in groups:

@@ -170,7 +170,7 @@ class Federation:
         return RunState(algorithm.server_step(standing.server, sums, info), {**standing.clients, **kept})
 
     def start(self, algorithm: fl.Algorithm) -> RunState:
-        """Before round 0."""
+        """The federation before round 0."""
         return RunState(algorithm.init(self.x))
 
     def run(self, algorithm: fl.Algorithm, rounds: Sequence[Round], start: RunState | None = None) -> list[RunState]:
@@ -230,7 +230,7 @@ def parabolas(rate: float = 0.5, x: float = 0.0, **clients: tuple[float, int]) -
 def path(
     federation: Federation, algorithm: fl.Algorithm, rounds: Sequence[Round], *symbols: str
 ) -> list[tuple[float, ...]]:
-    """After each round the first entry of x and of the given parts of the server's memory."""
+    """The first entry of x and of the given parts of the server's memory after each round."""
     return [
         tuple(float(flat(part)[0]) for part in (server.x, *(server.memory[symbol] for symbol in symbols)))
         for server in (standing.server for standing in federation.run(algorithm, rounds))

@@ -44,7 +44,7 @@ def mimelite(beta: DecayPerRound = 0.9, damp: bool = True, weights: Weights = "u
 
 
 def mime(beta: DecayPerRound = 0.9, damp: bool = True, weights: Weights = "uniform") -> Method:
-    """Like `mimelite`, with g(y) - g(x_t) + cbar for g(y)."""
+    """The method `mimelite` with g(y) - g(x_t) + cbar for g(y)."""
     a = 1.0 - beta if damp else 1.0
 
     def local_rule(client: ClientContext) -> LocalRule:

@@ -47,7 +47,7 @@ _MUON: Mapping[str, OptimizerValue] = {"weight_decay": 0.0}
 """local.weight_decay is the decay of a run. torch's default of 0.1 would be added to it unasked."""
 _MUON_REST: Mapping[str, OptimizerValue] = {"betas": (0.9, 0.95), "weight_decay": 0.0}
 _MUON_RATIO = 3e-4 / 0.02
-"""Of the rates that the author of Muon advises. With adjust_lr_fn = "match_rms_adamw" one rate is for both."""
+"""The ratio of the rates that Muon's author advises. With adjust_lr_fn = "match_rms_adamw" one rate is for both."""
 
 _OURS = {
     "params": "they are the model's trainable parameters",

@@ -66,7 +66,7 @@ class RateSchedule:
     warmup: float = 0.0
     """Share of all steps; at least 0, below 1."""
     end: float | None = None
-    """With linear and cosine; at least 0. None: 0."""
+    """The last value of linear and cosine; at least 0. None: 0."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(RateKind):

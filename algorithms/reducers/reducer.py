@@ -36,7 +36,7 @@ class Geometry:
 
     @property
     def cosines(self) -> Tensor:
-        """Of the angles between deltas, [clients, clients]; 0 where a delta is 0."""
+        """The cosines of the angles between deltas, [clients, clients]; 0 where a delta is 0."""
         squares = self.squared_norms
         products = (squares[:, None] + squares[None, :] - self.squared_distances) / 2
         lengths = (squares[:, None] * squares[None, :]).sqrt()

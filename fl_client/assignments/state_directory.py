@@ -48,7 +48,7 @@ class StateDirectory:
             return await self._disk.run(function, *args, **kwargs)
 
     async def required(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """As `run`, for what an assignment cannot do without. Raises WorkFailed, and steps back where that helps."""
+        """Do what `run` does, for what an assignment needs. Raises WorkFailed, and steps back where that helps."""
         try:
             return await self.run(function, *args, **kwargs)
         except OSError as error:

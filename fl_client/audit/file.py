@@ -19,7 +19,7 @@ from fl_common.audit import START, AuditRow, Head, limited, rows_of_lines
 
 NAME = AUDIT[0]
 MOST_BYTES = 8 << 20
-"""Of one file: some 30,000 rows."""
+"""The most bytes of one file: some 30,000 rows."""
 RECOVERED = "audit_recovered"
 """Method of the row that names removed or unreadable lines."""
 _TAIL_BYTES = 64 << 10

@@ -74,7 +74,7 @@ class DeviceAudit:
         await asyncio.wait({closing}, timeout=CLOSE_S)
 
     def _write(self) -> None:
-        """In the thread: all rows that wait."""
+        """Write all rows that wait; in the thread."""
         entries = [self._waiting.popleft() for _ in range(len(self._waiting))]
         left_out, self._left_out = self._left_out, 0
         if left_out:

@@ -73,7 +73,7 @@ class GrpcEnrollment:
 
 
 def _enrollment_error(error: grpc.aio.AioRpcError, proxy: Proxy | None) -> TransportError:
-    """As `error_of`. UNAUTHENTICATED is final here: it is the answer to a token or a proof."""
+    """The error as `error_of` has it. UNAUTHENTICATED is final here: it is the answer to a token or a proof."""
     if error.code() is grpc.StatusCode.UNAUTHENTICATED:
         return Refused(log_text(error.details() or error.code().name))
     return error_of(error, proxy)

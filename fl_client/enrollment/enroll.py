@@ -153,7 +153,7 @@ def _reason(error: SSL.Error) -> str:
 
 _TODO = "compare the fingerprint with the one that `fl enroll create` printed at the coordinator"
 _NO_TLS = "is this the coordinator's enroll_listen?"
-"""For a server that speaks something else."""
+"""The hint for a server that speaks something else."""
 
 
 TRIES = 5
@@ -171,7 +171,7 @@ class Enrollment:
     """host:port of the coordinator's port for enrollment."""
     token: str = field(repr=False)
     fingerprint: str | None
-    """Of the coordinator's authority; None: `authority` is known."""
+    """The fingerprint of the coordinator's authority; None: `authority` is known."""
     authority: bytes = b""
     """PEM of the trusted authority."""
     name: str = ""

@@ -137,7 +137,7 @@ def renew_time(leaf: x509.Certificate) -> float:
 
 
 NAME = "tls"
-"""Of the folder in the state directory."""
+"""The name of the folder in the state directory."""
 CERT, KEY, CA = "tls.crt", "tls.key", "ca.crt"
 _CURRENT, _PENDING, _RENEWAL, _ISSUED = "current", "pending", "renewal.json", "issued-"
 _REQUEST = "request.der"
@@ -207,7 +207,7 @@ class CertificateFolder:
         return self._begin(request or new_request())
 
     def begin_again(self) -> KeyRequest:
-        """As `pending`, with a new key."""
+        """The result of `pending`, with a new key."""
         return self._begin(new_request())
 
     def _begin(self, request: KeyRequest) -> KeyRequest:

@@ -32,7 +32,7 @@ class Gate(Protocol):
     """One condition. It is checked on a thread that does not train, and may take about a second."""
 
     name: str
-    """As in metrics, settings and logs: "window", "gpu", "power" or "temperature"."""
+    """The name in metrics, settings and logs: "window", "gpu", "power" or "temperature"."""
     reason: UnavailableReason
     """The reason for the coordinator while it is closed."""
     debounced: bool

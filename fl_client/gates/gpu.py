@@ -69,7 +69,7 @@ class NvmlMeter:
             raise SensorError(f"expected the GPU's load from the driver, got: {error}") from None
 
     def _handle(self, device: torch.device) -> Any:
-        """By UUID: with CUDA_VISIBLE_DEVICES, torch's device numbers differ from the driver's."""
+        """The handle by the UUID: with CUDA_VISIBLE_DEVICES, torch's device numbers differ from the driver's."""
         if device.type != "cuda":
             return self._nvml.nvmlDeviceGetHandleByIndex(0)
         uuid = torch.cuda.get_device_properties(device).uuid

@@ -97,7 +97,7 @@ def _messages(value: Any) -> Iterable[Message]:
 
 
 def _model_bytes(assignment: training_pb2.Assignment | training_pb2.EvaluationAssignment) -> int:
-    """Of the model, with the frozen parameters that are sent and those that the device has itself."""
+    """The bytes of the model, with the frozen parameters that are sent and those that the device has itself."""
     sent = sum(each.size_bytes for each in assignment.resources if each.kind in _OF_MODEL)
     return sent + assignment.local_frozen.size_bytes
 
@@ -224,12 +224,12 @@ class SitePolicy:
         self.show_budget()
 
     async def check_evaluation(self, assignment: training_pb2.EvaluationAssignment) -> None:
-        """As `check_training`, for an evaluation."""
+        """Check an evaluation as `check_training` checks training."""
         await self._check_file()
         self._judge(evaluation_request(assignment))
 
     async def begin_evaluation(self, assignment: training_pb2.EvaluationAssignment, examples: int) -> None:
-        """As `begin_training`, for an evaluation. examples: of this device's held-out part."""
+        """Begin an evaluation as `begin_training` begins training. examples: of this device's held-out part."""
         await self._charge(Amounts(1, 0, examples, 0.0, bytes_down(assignment.resources)))
         self.show_budget()
 

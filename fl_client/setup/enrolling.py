@@ -69,12 +69,12 @@ class Target:
     """host:port for clients."""
     enroll_server: str
     authority: Path | None
-    """Of the trusted authority, where no fingerprint is given."""
+    """The file of the trusted authority, where no fingerprint is given."""
     use_proxy: bool = True
 
 
 def target_of(flags: EnrollFlags, config: Path, *, only_certificate: bool) -> Target:
-    """From existing settings, or from the flags. Raises UsageError."""
+    """The target from existing settings, or from the flags. Raises UsageError."""
     if not only_certificate and config.exists() and not flags.force:
         return _target_in(config, flags)
     if flags.server is None:

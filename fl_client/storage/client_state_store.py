@@ -129,12 +129,12 @@ class NextState:
 
     @staticmethod
     def of_both(at_one: Memory, at_zero: Memory) -> NextState:
-        """From the whole states for c = 1 and c = 0."""
+        """The next state from the whole states for c = 1 and c = 0."""
         return NextState(at_one, {symbol: it for symbol, it in at_zero.items() if not _equal(it, at_one[symbol])})
 
     @property
     def size_bytes(self) -> int:
-        """Of all tensors of both."""
+        """The bytes of all tensors of both."""
         memories = (self.at_one, self.at_zero)
         return sum(it.nbytes for memory in memories for tensors in memory.values() for it in tensors.values())
 

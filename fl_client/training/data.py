@@ -30,7 +30,7 @@ from protos.fl.v1 import coordinator_pb2, tensor_pb2, training_pb2
 log = structlog.get_logger()
 
 FIRST_S = 30.0
-"""Until the first line; each further one comes after twice the time."""
+"""Seconds until the first line; each further one comes after twice the time."""
 
 
 @contextmanager

@@ -53,9 +53,9 @@ class Evaluation:
     metrics: dict[str, float]
     """Means over the examples, by name; with this device's personal values, if the run has personal parameters."""
     without_personal: dict[str, float]
-    """With personal parameters: the same with their initial values. Otherwise empty."""
+    """The metrics of the same model with the initial values of its personal parameters; empty if it has none."""
     sums: list[PlainSum] = field(default_factory=list)
-    """Of the metrics that are no means."""
+    """The sums of the metrics that are no means."""
     sums_without_personal: list[PlainSum] = field(default_factory=list)
 
     def with_averaged(self, averaged: Evaluation) -> Evaluation:

@@ -97,7 +97,7 @@ def cohort_read(read: Callable[[], admin_pb2.ListCohortResponse], progress: RunP
 _RUNS, _CLIENTS, _WATCHED = 100, 1_000, 10
 """The newest runs, the first clients, and the runs whose events are watched."""
 _ROUNDS, _COHORT = 10, 100
-"""Of the chosen run: its newest rounds, and the first clients of the round under way."""
+"""The most newest rounds of the chosen run, and the most clients of its round under way."""
 _SHORTEST_S, _IDLE_S = 0.25, 10.0
 _OPEN_RUN_S = 2.0
 """A run whose details are open is read again after so long: no event reports the transfers of its clients."""

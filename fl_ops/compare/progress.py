@@ -54,7 +54,7 @@ class _Running:
     cell: Cell
     rounds: int
     accuracy: float | None
-    """Of the metric that the table compares."""
+    """The value of the metric that the table compares."""
     shown: str
     """The same as text; empty before the first evaluation."""
 

@@ -34,7 +34,7 @@ class Spread:
 
     @property
     def standard_error(self) -> float | None:
-        """Of the mean; None with one number."""
+        """The standard error of the mean; None with one number."""
         return None if self.deviation is None else self.deviation / math.sqrt(self.count)
 
 
@@ -64,7 +64,7 @@ class Row:
     lasts: dict[int, float] = field(default_factory=dict)
     """Seed -> the value whose mean and deviation are `last`."""
     difference: Spread | None = None
-    """Of `lasts` to those of the baseline, seed by seed; None for the baseline itself and without one."""
+    """The difference of `lasts` to the baseline's, seed by seed; None for the baseline itself and without one."""
     best: Spread | None = None
     rounds_to_target: Spread | None = None
     down_to_target: Spread | None = None
@@ -86,7 +86,7 @@ class Tried:
     validation: float | None
     """The accuracy of the short run."""
     judged: list[float | None] = field(default_factory=list)
-    """Of the runs with all rounds, seed by seed; empty if the setting was not judged."""
+    """The scores of the runs with all rounds, seed by seed; empty if the setting was not judged."""
 
 
 def rows(plan: Plan) -> list[Row]:
@@ -219,7 +219,7 @@ def _simulated(results: Sequence[CellResult], rounds: Sequence[int]) -> list[flo
 
 
 def _is_among(row: Row, best: Row | None, criterion: Criterion) -> bool:
-    """At most sqrt((s^2 + s_best^2) / 2) worse than the best mean, if no seed of either diverged."""
+    """Whether the mean is at most sqrt((s^2 + s_best^2) / 2) worse than the best, and no seed of either diverged."""
     if best is None or best.last is None or row.last is None or row.diverged:
         return False
     deviations = [spread.deviation or 0.0 for spread in (row.last, best.last)]

@@ -53,7 +53,7 @@ class MethodSection(Section):
     published: dict[str, Share] = Field(default_factory=dict)
     """Accuracy in a paper by split, as a share of 1, for the column "published" of the tables."""
     schedules: dict[str, ScheduleSection] = Field(default_factory=dict)
-    """As in a run's [algorithm.schedules.NAME]. The parameter's value, searched or not, is that of round 0."""
+    """Schedules as in a run's [algorithm.schedules.NAME]. The parameter's value, searched or not, is that of round 0."""
 
     def variants(self, learning_rate: float) -> list[Choice]:
         """Every combination of the values to search, at this rate; the one of the first values first."""
@@ -141,7 +141,7 @@ class TableSection(Section):
     """The keys of a table file that a run's file does not have."""
 
     simulation: SimulationSection = SimulationSection()
-    """As in a file for `fl simulate`, without the keys that splits and tuning set."""
+    """The keys of a file for `fl simulate`, without the keys that splits and tuning set."""
     seeds: list[int] = Field(min_length=1)
     """Seeds of the final runs, with the chosen setting, evaluated on the test set."""
     splits: dict[str, dict[str, Any]] = Field(min_length=1)

@@ -189,7 +189,7 @@ def _judge(state: _State) -> Search:
 
 
 def _contenders(state: _State, over: float) -> list[Choice]:
-    """Of the settings not judged with a score over this value, the best one and those near it."""
+    """The best of the settings that were not judged with a score over this value, and those near it."""
     left = [(choice, value) for choice, value in state.not_judged() if value > over]
     lowest = state.near(max((value for _, value in left), default=0.0))
     return [choice for choice, value in left if value >= lowest]

@@ -63,7 +63,7 @@ class Work:
 
 
 _Rounds = SimpleQueue[tuple[str, RoundRow]]
-"""From the workers: (digest of a cell, its round)."""
+"""What workers report: (digest of a cell, its round)."""
 
 
 def run_all(work: Work, watch: Watch) -> bool:
@@ -161,7 +161,7 @@ def shares(free: int, cells: int) -> list[int]:
 
 
 def _run_one(job: Job, cell: Cell, workers: int) -> CellResult:
-    """In a worker: write the file before the result is reported."""
+    """Run one in a worker. The file is written before the result is reported."""
     try:
         means = Means(workers, job.folder.saved(cell))
         result = job.run(cell, lambda row: _REPORT[0].put((cell.digest, row)), means)
@@ -186,7 +186,7 @@ def _give_up(number: int, _frame: FrameType | None) -> None:
 
 
 _REPORT: list[_Rounds] = []
-"""In a worker: the queue of the process that started it."""
+"""The queue of the process that started this worker."""
 
 
 def _end(processes: Iterable[BaseProcess]) -> None:

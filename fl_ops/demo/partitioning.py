@@ -24,7 +24,7 @@ class PartitionedData:
     held_out: str
     evaluation_examples: int
     classes: tuple[tuple[int, ...], ...]
-    """For each client, its number of examples of each class; one number for a task without classes."""
+    """The number of examples of each class for each client; one number for a task without classes."""
     method: str = "dirichlet"
     """The partition method: "natural" or "iid" for a task without classes."""
 

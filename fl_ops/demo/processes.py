@@ -18,7 +18,7 @@ from fl_ops.errors import Refused
 _TAIL_LINES = 12
 _LONGEST_LINE = 400
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1", "PYTHONSAFEPATH": "1"}
-"""Of the children. Many processes share the cores, so each gets one thread. Each gets one heap as well: the programs
+"""The environment of the children. Many processes share the cores, so each gets one thread and one heap: the programs
 request this themselves, but too late, because a child already has a second thread. With the safe path, a `protos.py`
 in the current folder hides no package.
 """

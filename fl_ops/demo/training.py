@@ -82,7 +82,7 @@ class _Watch:
             yield event
 
     def _read(self, run_id: str, events: Events) -> None:
-        """On a thread: the stream is silent when a daemon has ended, and the main thread must notice that."""
+        """Read on a thread: the stream is silent when a daemon has ended, and the main thread must notice that."""
         try:
             for event in self._client.runs.watch_run(run_id):
                 events.put(event)

@@ -22,7 +22,7 @@ FROZEN = "frozen"
 """Key of a checkpoint's file: digest of the frozen parameters that it leaves out."""
 
 _LENGTH_BYTES, _MOST_BYTES = 8, 100_000_000
-"""Of the header's length, and of the longest header that the format allows."""
+"""The bytes of the header's length, and of the longest header that the format allows."""
 
 
 @contextmanager

@@ -141,7 +141,7 @@ def _config_of(task: Task, wrapped: nn.Module | None) -> dict[str, Any]:
 
 
 def _peft_tensors(wrapped: nn.Module) -> dict[str, Tensor]:
-    """As `save_pretrained` of peft writes them. The task has imported peft."""
+    """The tensors as `save_pretrained` of peft writes them. The task has imported peft."""
     from peft.utils import get_peft_model_state_dict
 
     found = get_peft_model_state_dict(wrapped, adapter_name=_NAME, save_embedding_layers=False)

@@ -206,5 +206,5 @@ class TargetCost:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values; `reached` is null if no round reached the target."""
+        """The result as JSON values; `reached` is null if no round reached the target."""
         return asdict(self)

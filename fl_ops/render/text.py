@@ -15,7 +15,7 @@ STYLES = {"good": "green", "busy": "", "warn": "yellow", "bad": "bold red", "cal
 """The style of rich for each tone."""
 _BARS = "▁▂▃▄▅▆▇█"
 _LEAST_SPAN = 0.1
-"""Of the bars, as a share of the highest value."""
+"""The least span of the bars, as a share of the highest value."""
 
 
 def plain(text: str) -> Text:

@@ -49,7 +49,7 @@ def exit_code(run: admin_pb2.RunStatus) -> Exit | None:
 
 @dataclass(frozen=True)
 class Lost:
-    """In place of an event: there is no connection to the coordinator; it is tried again."""
+    """Takes the place of an event: there is no connection to the coordinator; it is tried again."""
 
     why: str
 

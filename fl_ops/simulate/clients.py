@@ -195,7 +195,7 @@ class PreparedRun:
     """A run that is ready to be simulated."""
 
     config: RunConfig
-    """With seed and population set."""
+    """The run's configuration with seed and population set."""
     clients: SimulatedClients
     server_task: Task
     """The task that the server uses for the first model and for evaluation."""

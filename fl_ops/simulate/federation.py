@@ -55,7 +55,7 @@ class Measured:
 
     metrics: ClientMetrics
     sums: Sequence[PlainSum]
-    """Of the metrics that are no means."""
+    """The sums of the metrics that are no means."""
 
 
 class Federation:

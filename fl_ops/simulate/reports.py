@@ -48,7 +48,7 @@ class Step:
     work: str
     """"client" or "evaluation"."""
     number: int = 1
-    """Of the client in its round, from 1."""
+    """The number of the client in its round, from 1."""
     of: int = 1
     """Clients that were drawn for the round so far."""
 

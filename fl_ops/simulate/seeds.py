@@ -37,7 +37,7 @@ class Job:
     config: SimulationConfig
     seed: int
     folder: Path | None
-    """For its files and its save; None: no files are written."""
+    """The folder for its files and its save; None: no files are written."""
     engine: EngineOptions = SEQUENTIAL
     continues: bool = False
     """Whether the run continues from the save in its folder, if there is one."""

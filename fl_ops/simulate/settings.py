@@ -57,7 +57,7 @@ class SimulationSection(Section):
 
     @model_serializer(mode="wrap")
     def _without_absent_system(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without `system` and `task_options` if there is none: an unused setting changes no file of results."""
+        """The settings without absent `system` and `task_options`: an unused setting changes no file of results."""
         values: dict[str, Any] = write(self)
         return {name: value for name, value in values.items() if name not in {"system", "task_options"} or value}
 
@@ -94,7 +94,7 @@ def read_simulation(path: Path) -> SimulationConfig:
 
 
 def parse_simulation(content: Mapping[str, Any]) -> SimulationConfig:
-    """As `read_simulation`, from a parsed table. Raises ValueError and InvalidInput."""
+    """The result of `read_simulation` for a parsed table. Raises ValueError and InvalidInput."""
     run = from_spec(parse_run({key: value for key, value in content.items() if key != SIMULATION}))
     try:
         section = validated(content.get(SIMULATION, {}), SimulationSection)

@@ -37,9 +37,9 @@ NAME, IDENTITY, STATE, REASON, MODEL = (
 )
 """The names of our tags."""
 _MOST_METRICS, _MOST_SETTINGS = 1_000, 100
-"""Of one batch, as MLflow limits them."""
+"""The most of one batch, as MLflow limits them."""
 _MOST_LETTERS = 500
-"""Of a parameter's value: the smallest limit of MLflow's stores."""
+"""The most letters of a parameter's value: the smallest limit of MLflow's stores."""
 _FORBIDDEN = re.compile(r"[^\w\-. :/]")
 _USER = re.compile(r"://[^/\s@]*@")
 _ENDED = {"completed": "FINISHED", "stopped": "KILLED", "interrupted": "KILLED", "failed": "FAILED"}

@@ -23,7 +23,7 @@ from fl_web.facts.rounds import grouped, last_values, metric_groups
 from protos.digests import digest_text
 
 _DIGITS = 8
-"""Of the digest in a run's name."""
+"""The digits of the digest in a run's name."""
 
 
 class OpenRuns:

@@ -79,7 +79,7 @@ class AdmissionGate:
     """The assigned work; None: the header is not compared with it."""
     buffers: BufferRules = field(default_factory=BufferRules)
     decoding: Callable[[int], Decoding] = lambda _: Decoding(UpdateKeys(0, 0))
-    """Of the client's update, by its number of steps, K_i."""
+    """How the client's update is decoded, by its number of steps, K_i."""
 
     def check_header(self, header: UpdateHeader) -> None:
         """All checks that need no tensor bytes. Raises UpdateRefused."""
@@ -161,7 +161,7 @@ class AdmissionGate:
         return self.check_content(update, digest, read_update(update, self.shape))
 
     def check_content(self, update: Source, digest: bytes, content: UpdateContent) -> dict[str, float]:
-        """As `check_file`, of a file that was read."""
+        """Make the checks of `check_file` for a file that was read."""
         came, squares, wrong = content
         if came != digest:
             raise WrongDigest(digest, came)
@@ -170,7 +170,7 @@ class AdmissionGate:
         return self.check_values(update, squares)
 
     def check_values(self, update: Source, squares: Sequence[float]) -> dict[str, float]:
-        """As `check_file`, of an update whose bytes are known to be the sent ones.
+        """Make the checks of `check_file` for an update whose bytes are known to be the sent ones.
 
         squares: for each tensor the sum of the squares of its values, as of `digest_and_norms`. Raises UpdateRefused.
         """

@@ -112,7 +112,7 @@ class NormHistory:
         return result
 
     def to_text(self) -> str:
-        """As JSON, with the exact values."""
+        """The limits as JSON, with the exact values."""
         return json.dumps({name: asdict(of) for name, of in sorted(self._vectors.items())}, separators=(",", ":"))
 
     def put_back(self, text: str) -> None:

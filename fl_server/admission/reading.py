@@ -30,7 +30,7 @@ class Span(NamedTuple):
     entry: int
     """Place of the tensor among the entries."""
     dtype: torch.dtype | None = None
-    """Of the values; None: these bytes are not summed."""
+    """The dtype of the values; None: these bytes are not summed."""
 
 
 def digest_and_norms(path: Path, entries: tuple[Entry, ...]) -> tuple[bytes, list[float]]:
@@ -104,7 +104,7 @@ VALUES = 1 << 17
 
 
 def digest_and_norms_of_encoded(update: EncodedUpdate) -> tuple[bytes, list[float], str]:
-    """As `digest_and_norms`, of an update in an encoding; and what is wrong with its bytes, empty if nothing is.
+    """The results of `digest_and_norms` for an encoded update; and what is wrong with its bytes, empty if nothing is.
 
     The digest is that of the bytes of the file. Sums are made of the decoded values, and of none after the first wrong
     byte. Raises StoreError for a file that is too short.
@@ -176,7 +176,7 @@ class UpdateContent(NamedTuple):
     digest: bytes
     """BLAKE3-256 of the file."""
     squares: Sequence[float]
-    """For each tensor, by rising offset, the sum of the squares of its values; 0 for integers and bools."""
+    """The sums for each tensor, by rising offset: the sum of the squares of its values; 0 for integers and bools."""
     wrong: str = ""
     """What is wrong with encoded bytes; empty if nothing is."""
 

@@ -23,7 +23,7 @@ class Collecting:
     state_epoch: int
     history: NormHistory
     max_bytes: int = 0
-    """Of an update; 0: no limit but the exact size."""
+    """The most bytes of an update; 0: no limit but the exact size."""
 
 
 def build_gate(engine: Engine, collecting: Collecting, client: str, registered: RegisteredData) -> AdmissionGate:

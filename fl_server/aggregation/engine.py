@@ -73,11 +73,11 @@ class Engine:
         """
         self.config, self._start = config, start
         self.algorithm = build_algorithm(config)
-        """With its parameters of round 0. What does not depend on the parameters is the same in all rounds."""
+        """The algorithm with its parameters of round 0. What does not depend on them is the same in all rounds."""
         self.sum_updates: SumUpdates = sum_updates
         """Another function here may share the sums among processes."""
         self.release: Callable[[], object] = lambda: None
-        """As `Reduction.release`."""
+        """Called as `Reduction.release` is."""
         self.own_loop = task.facts.own_loop if isinstance(task, RemoteTask) else own_loop(task) is not None
         """Whether clients train with a loop of the task's own."""
         check_local_steps(config, self.algorithm, own_loop=self.own_loop)

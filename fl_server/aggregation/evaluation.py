@@ -40,7 +40,7 @@ class EvaluatedModel(TaskModel):
     """
 
     def __init__(self, task: Task, device: torch.device, batch_size: int, **options: Any) -> None:
-        """As `TaskModel`, which takes the options.
+        """Take the options of `TaskModel`, and these.
 
         device: of the examples and of the model during an evaluation. batch_size: 0: chosen for the device.
         """

@@ -41,7 +41,7 @@ def sum_payloads(
 
 
 def sum_updates(sources: Sequence[Source], layout: Layout, rows: Sequence[Sequence[float]]) -> list[fl.Tensors]:
-    """For each row the weighted sum of the trainable tensors of the updates; in float32 for a lower precision.
+    """The weighted sum for each row, of the trainable tensors of the updates; in float32 for a lower precision.
 
     Args:
         sources: the updates, all of this layout, in the order of client id bytes.
@@ -136,7 +136,7 @@ class Reduction:
     updates: AcceptedUpdates
     """The selected updates (`select_updates`)."""
     earlier_sums: Mapping[str, fl.Tensors] = field(default_factory=dict)
-    """Of the round's earlier exchanges."""
+    """The sums of the round's earlier exchanges."""
     sum_updates: SumUpdates = sum_updates
     release: Callable[[], object] = lambda: None
     """Called several times during the server update of a large model; it may return freed memory to the kernel."""

@@ -137,7 +137,7 @@ def _cut(section: RoundSection, count: int) -> int:
 def centre_updates(
     sources: Sequence[Source], layout: Layout, scales: Sequence[Sequence[float]], reduce: Reduce
 ) -> list[fl.Tensors]:
-    """For each row of scales the scaled updates' trainable tensors, reduced and rounded once, as a mean is.
+    """Reduce the scaled updates' trainable tensors for each row of scales, rounded once, as a mean is.
 
     Args:
         sources: the updates, all of this layout.

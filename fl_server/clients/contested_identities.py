@@ -28,7 +28,7 @@ HOLD_S = 5.0
 """A newcomer waits in its call for the end of the older stream for this long."""
 FIRST_WAIT_S = 2.0
 SHORT_WAITS_S = 60.0
-"""During this time a newcomer is asked to wait FIRST_WAIT_S; after it, twice as long each time. The older stream of a
+"""A newcomer is asked during this time to wait FIRST_WAIT_S; after it, twice as long each time. The older stream of a
 machine that was reset has ended by then: an unanswered keepalive ends it within 45 s."""
 LONGEST_WAIT_S = 300.0
 NOTICE_S = 15.0
@@ -91,12 +91,12 @@ class ContestedIdentities:
         """has_work: whether the client has an open assignment."""
         self._sessions, self._has_work, self._metrics = sessions, has_work, metrics
         self._proven: dict[str, str] = {}
-        """By client: the instance that had an update admitted last."""
+        """The instance of each client that had an update admitted last."""
         self._contests: dict[str, Contest] = {}
         metrics.contested.set_function(lambda: float(self.flapping()))
 
     def restore(self, records: Iterable[ClientRecord]) -> None:
-        """After a restart: take over the instances that were present and had updates counted."""
+        """Take over, after a restart, the instances that were present and had updates counted."""
         for record in records:
             if record.present and record.updates_counted and record.instance_id:
                 self._proven[record.client_id] = record.instance_id

@@ -46,7 +46,7 @@ class Selection:
     requires: Requirements
     run_id: str = ""
     kept_out: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """By the reason of a rule: the clients, each with details in words."""
+    """The clients by the reason of a rule, each with details in words."""
 
 
 class Candidate(NamedTuple):
@@ -285,7 +285,7 @@ RULES: tuple[Rule, ...] = (
         " a run with a larger `population`", scope=Scope.ROUND, operable=False, **_listed("population"),
     ),
 )  # fmt: skip
-"""In the order in which they are asked: a client is not drawn for the first reason that holds."""
+"""The rules in the order in which they are asked: a client is not drawn for the first reason that holds."""
 
 _OF_CLIENTS = tuple(rule for rule in RULES if rule.scope is Scope.CLIENT)
 

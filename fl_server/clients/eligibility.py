@@ -98,12 +98,12 @@ class Eligibility:
         return Candidate(record, client_id in self._attendance, self.availability(client_id), last_seen)
 
     def _is_able(self, client_id: str, requires: Requirements) -> bool:
-        """By all rules about the client alone."""
+        """Whether the client is able by all rules about the client alone."""
         record = self._records.get(client_id)
         return record is not None and able(Selection(requires), self._candidate(record))
 
     def set_workers(self, run_id: str, clients: AbstractSet[str]) -> None:
-        """From now on exactly these clients work for the run."""
+        """Let exactly these clients work for the run from now on."""
         before = self._workers.get(run_id, set())
         self.change_workers(run_id, clients - before, before - clients)
 

@@ -65,7 +65,7 @@ class Roster:
             self._lost_at[client] = now + self._grace_s
 
     def expect(self, clients: Iterable[str], now: float) -> None:
-        """After a restart: clients that were present before it are SUSPECT from now. Known clients do not change."""
+        """Clients that were present before a restart are SUSPECT from now. Known clients do not change."""
         for client in set(clients) - self._presence.keys():
             self._set(client, Presence.SUSPECT)
             self._lost_at[client] = now + self._grace_s

@@ -66,7 +66,7 @@ class Origin:
     instance_id: str
     address: str = ""
     serial: str = ""
-    """Of the certificate, in hex; empty without one."""
+    """The certificate's serial number in hex; empty without one."""
     ends: float | None = None
     """When the certificate ends, in Unix seconds."""
     at: float = field(default_factory=time.time)
@@ -154,7 +154,7 @@ class Sessions:
         self._transfers: dict[str, set[Transfer]] = {}
         """The open transfers by client."""
         self._seen: dict[str, float] = {}
-        """By client: Unix time of its latest call or lost stream. In memory only: a call costs no write."""
+        """Unix time of each client's latest call or lost stream. In memory only: a call costs no write."""
 
     def __len__(self) -> int:
         return len(self._by_id)

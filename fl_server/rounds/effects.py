@@ -126,7 +126,7 @@ class DropCulprits:
     exchange: int
     culprits: tuple[tuple[str, str], ...]
     relative: bool = False
-    """As in `CulpritsFound`."""
+    """Its meaning is that of `CulpritsFound.relative`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,7 +138,7 @@ def _other_layout(state: RoundState, layouts: dict[str, str]) -> RunFault:
 
 
 def same_failure(state: RoundState, again: frozenset[str] = frozenset()) -> RunFault | None:
-    """At the end of an attempt below the quorum: the task's code fails everywhere.
+    """The task's code fails everywhere, at the end of an attempt below the quorum.
 
     Enough different clients failed with one cause in this round, and more than those that delivered.
     again: clients of the cohort that may be drawn once more.

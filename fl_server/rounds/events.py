@@ -71,7 +71,7 @@ class WorkFailed:
 
     client: str
     why: str = ""
-    """In words."""
+    """The reason in words."""
     cause: str = ""
     """Type and place of the error, if the task's own code raised one: failures of different clients with the same
     cause come from the same line."""
@@ -182,7 +182,7 @@ class Evaluated:
     A commit may be processed between the end of an evaluation and this event.
     """
     metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
-    """By name; empty if it has measured nothing."""
+    """The values by name; empty if it has measured nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,7 @@ def within_population(eligible: Sequence[str], members: Collection[str], populat
 
 
 WEIGHT = 0.2
-"""Of over-selection: weight of the newest round: about five rounds have an influence."""
+"""Weight of the newest round in the over-selection: about five rounds have an influence."""
 LOWEST = 1.1
 """Factor without drop-outs. Above 1, so that one slow client does not delay a round to its deadline."""
 HIGHEST = 2.0

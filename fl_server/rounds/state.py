@@ -118,11 +118,11 @@ class RoundState:
     accepted: Accepted = ()
     """The accepted list of the last exchange, in the order of id bytes."""
     fixed: Accepted = ()
-    """After a restart: the accepted list in the ledger. Only these updates can close the exchange."""
+    """The accepted list in the ledger, after a restart. Only these updates can close the exchange."""
     repeated: bool = False
     """Whether this exchange was closed before, and reopened because an update was dropped."""
     awaited: frozenset[Source] = frozenset()
-    """In EVALUATING: the evaluations of the previous round that are awaited."""
+    """The evaluations that EVALUATING waits for: those of the previous round that are awaited."""
     state_epoch: int = 0
     """How often the client states were reset."""
     epoch_rounds: int = 0

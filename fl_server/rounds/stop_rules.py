@@ -64,7 +64,7 @@ class Judged:
     """Evaluations after the best one; all of them if none had a value."""
 
     def after(self, criterion: Criterion, evaluation: Evaluation) -> Judged:
-        """With the next evaluation, in order of round."""
+        """The state after the next evaluation, in order of round."""
         round, metrics = evaluation
         value = metrics.get(criterion.metric)
         if value is not None and criterion.better(value, self.best.value if self.best else None):
@@ -156,7 +156,7 @@ class Reached:
     bytes_down: int
     bytes_up: int
     seconds: float
-    """In rounds, from the draw of each to its commit."""
+    """Seconds spent in rounds, from the draw of each to its commit."""
 
 
 def rounds_to_target(criterion: Criterion, target: float, commits: Iterable[CommittedRound]) -> Reached | None:

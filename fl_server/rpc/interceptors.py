@@ -290,4 +290,4 @@ _WRAPPERS: dict[tuple[bool, bool], tuple[str, Callable[[_Call, Handler], Handler
     (False, True): ("unary_stream", _wrap_unary_stream),
     (True, True): ("stream_stream", _wrap_stream_stream),
 }
-"""By whether the requests and the responses are streams: attribute of the handler, and its wrapper."""
+"""The handler's attribute and its wrapper, by whether the requests and the responses are streams."""

@@ -45,7 +45,7 @@ class LastingServer(grpc.aio.Server):
         self._watching: asyncio.Task[None] | None = None
 
     def add_generic_rpc_handlers(self, generic_rpc_handlers: Iterable[grpc.GenericRpcHandler]) -> None:
-        """As grpc.aio.Server."""
+        """Do what grpc.aio.Server does."""
         handlers = tuple(generic_rpc_handlers)
         self._add(lambda server: server.add_generic_rpc_handlers(handlers))
 
@@ -74,11 +74,11 @@ class LastingServer(grpc.aio.Server):
         return self._address
 
     def add_insecure_port(self, address: str) -> int:
-        """As grpc.aio.Server."""
+        """Do what grpc.aio.Server does."""
         return self._listens(address, self._server.add_insecure_port(address))
 
     def add_secure_port(self, address: str, server_credentials: grpc.ServerCredentials) -> int:
-        """As grpc.aio.Server."""
+        """Do what grpc.aio.Server does."""
         return self._listens(address, self._server.add_secure_port(address, server_credentials))
 
     def _listens(self, address: str, number: int) -> int:
@@ -91,7 +91,7 @@ class LastingServer(grpc.aio.Server):
         self._watching = asyncio.create_task(self._watch())
 
     async def stop(self, grace: float | None) -> None:
-        """As grpc.aio.Server."""
+        """Do what grpc.aio.Server does."""
         if self._watching is not None:
             self._watching.cancel()
         for task in self._ending:
@@ -100,7 +100,7 @@ class LastingServer(grpc.aio.Server):
         await self._server.stop(grace)
 
     async def wait_for_termination(self, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - grpc fixes the name
-        """As grpc.aio.Server, for the present server."""
+        """Do what grpc.aio.Server does, for the present server."""
         return bool(await self._server.wait_for_termination(timeout))
 
     async def _watch(self) -> None:

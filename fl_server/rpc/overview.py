@@ -40,7 +40,7 @@ class OverviewCalls(OperatorCalls):
     def __init__(self, services: Services, coordinator: Coordinator) -> None:
         super().__init__(services, coordinator)
         self._values: dict[str, tuple[tuple[int, int], list[pb.MetricPoint]]] = {}
-        """By run: the changes of its rounds, the number of points that its values were read for, and the values."""
+        """The changes of each run's rounds, the number of points that its values were read for, and the values."""
 
     async def GetOverview(self, request: pb.GetOverviewRequest, context: Context) -> pb.GetOverviewResponse:
         """A page of runs, with the counts of all."""

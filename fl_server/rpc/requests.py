@@ -40,7 +40,7 @@ _TEXTS = frozenset({FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES})
 _LONGEST_VARINT = 10
 
 Nested: TypeAlias = Mapping[int, Union["Nested", int]]
-"""By field number: the fields of a sub-message, or the fewest bytes of a value of a packed field. Texts and single
+"""The fields of a sub-message by field number, or the fewest bytes of a value of a packed field. Texts and single
 numbers are left out: each is one value."""
 _SERVICES: tuple[ServiceDescriptor, ...] = (
     coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"],

@@ -59,7 +59,7 @@ class RoundPosition:
     exchange: int
     attempt: int
     seconds_left: float
-    """Until the attempt's deadline."""
+    """Seconds until the attempt's deadline."""
 
 
 def assignment(

@@ -50,7 +50,7 @@ class _Evaluation:
     answered: set[str]
     """Clients with an answer in the ledger: a repeat is not written again."""
     ends: float
-    """By the monotonic clock."""
+    """When it ends, by the monotonic clock."""
     local_frozen: Resource | None = None
     """The frozen parameters that its clients have themselves."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -152,7 +152,7 @@ class ClientEvaluations:
         await record_metrics(self._context, self._control, round_, metrics, "clients")
 
     async def backfill(self) -> None:
-        """After a restart: summarise earlier rounds from the answers in the ledger. Their models are not sent again."""
+        """Summarise earlier rounds after a restart, from the answers in the ledger. Their models are not sent again."""
         context, every = self._context, self._control.config.evaluation.clients_every
         if every and (newest := context.rounds.newest_round_with(EVALUATED)) is not None and not self._control.ended:
             before = await self._read_answers(newest - every) if newest >= every else []

@@ -50,7 +50,7 @@ def accepted_outcome(update: UpdateRecord, state_epoch: int) -> Outcome:
 
 
 def not_needed_outcome(key: ExchangeKey, state_epoch: int) -> Outcome:
-    """For a client without an accepted update in a committed round."""
+    """The outcome for a client without an accepted update in a committed round."""
     return uncounted_outcome(key, RefusalReason.REFUSAL_REASON_NOT_NEEDED, state_epoch)
 
 

@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 
 async def warn_of_low_shares(context: RunContext, control: RunControl) -> None:
-    """After a commit and a restart: warn of clients that have too few of the counted updates."""
+    """Warn, after a commit and a restart, of clients that have too few of the counted updates."""
     shares, event = context.rounds.shares, "client_below_due"
     shares.look()
     if shares.too_low:
@@ -38,7 +38,7 @@ async def warn_of_low_shares(context: RunContext, control: RunControl) -> None:
 
 
 async def warn_of_label_order(context: RunContext, control: RunControl, answers: Sequence[ClientEvaluation]) -> None:
-    """After an evaluation by clients: warn of those that stay at chance while the others learn."""
+    """Warn, after an evaluation by clients, of those that stay at chance while the others learn."""
     order, event = context.label_order, "labels_suspected"
     if found := order.compare(answers):
         if order.told is None:
@@ -110,7 +110,7 @@ def rounds_until_missing(context: RunContext, control: RunControl) -> int:
 
 
 async def warn_of_missing_members(context: RunContext, control: RunControl) -> None:
-    """After a commit: update the missing members, and warn of those that are newly missing."""
+    """Update the missing members after a commit, and warn of those that are newly missing."""
     missing, states = missing_members(context, control), context.client_states
     states.missing = frozenset(missing)
     new = [client for client in missing if not states.warned(client)]

@@ -43,7 +43,7 @@ class Deadline:
 
     @property
     def seconds_left(self) -> float:
-        """Until the attempt under way is over; 0 at least."""
+        """Seconds until the attempt under way is over; 0 at least."""
         return max(0.0, self._ends - time.monotonic())
 
     def start(self, seconds: float) -> None:

@@ -28,7 +28,7 @@ class Reason:
     """Why a client's work failed."""
 
     why: str
-    """In words."""
+    """The reason in words."""
     cause: str = ""
     """Type and place of the error, if the task's own code raised one."""
     not_finite: bool = False
@@ -41,7 +41,7 @@ class Failures:
     def __init__(self, context: RunContext, control: RunControl) -> None:
         self._context, self._control = context, control
         self._records: dict[tuple[int, str], FailureRecord] = {}
-        """Of the round under way, by exchange and client."""
+        """The failures in the round under way, by exchange and client."""
         self._processes: dict[str, str] = {}
         """The process of each client's daemon that has its assignment, by client."""
         self._told: set[str] = set()

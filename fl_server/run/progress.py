@@ -52,7 +52,7 @@ class Watchers:
     def __init__(self) -> None:
         self._queues: set[asyncio.Queue[Progress | None]] = set()
         self._latest: dict[str, tuple[Progress, int]] = {}
-        """Of the frequent events that were not sent yet: the latest one of each kind, and how many there are."""
+        """The latest event of each frequent kind that was not sent yet, and how many there are."""
         self._timer: asyncio.TimerHandle | None = None
         """Set for FREQUENT_S after a frequent event."""
 

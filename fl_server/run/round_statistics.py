@@ -25,13 +25,13 @@ class RoundStatistics:
     cosine: float | None = None
     """Between the model's movement and minus the direction; None without a direction."""
     assignments: Counter[str] = field(default_factory=Counter)
-    """By final state."""
+    """The number of assignments by final state."""
     refused: Counter[str] = field(default_factory=Counter)
     """Refused updates by reason."""
     staleness: Counter[int] = field(default_factory=Counter)
     """Updates by the number of rounds since their model, up to MOST_STALE."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """By phase."""
+    """The seconds by phase."""
     quorum_missed: int = 0
     """Attempts that closed with fewer updates than the quorum."""
     short: int = 0
@@ -51,7 +51,7 @@ class RoundStatistics:
         self.why_short = other.why_short or self.why_short
 
     def to_text(self) -> str:
-        """As JSON, without empty fields: a run may have 100,000 rounds."""
+        """The statistics as JSON, without empty fields: a run may have 100,000 rounds."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         kept = {name: value for name, value in values.items() if value not in ({}, None, "")}
         return json.dumps(kept, separators=(",", ":"))
@@ -124,7 +124,7 @@ class ClientTransfers:
     """The clients of the round under way. Lives on the event loop."""
 
     newest: dict[str, ClientTransfer] = field(default_factory=dict)
-    """By client."""
+    """Each client's newest transfer."""
     outs: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Client -> the state in which its assignment ended without an admitted update, and why."""
     unknown: frozenset[str] = frozenset()
@@ -166,7 +166,7 @@ class RunBytes:
     """Since the run was created."""
     total_up: int = 0
     _committed_down: int = 0
-    """Of the committed rounds."""
+    """The bytes of the committed rounds."""
     _committed_up: int = 0
     _recorded_down: int = 0
     """Bytes of the exchange under way that the last stop recorded and that no client's progress accounts for yet."""

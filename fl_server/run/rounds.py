@@ -32,25 +32,25 @@ class RunRounds:
     began: float | None = None
     """Time of the first draw of the round under way, by the monotonic clock; None before it."""
     statistics: RoundStatistics = field(default_factory=RoundStatistics)
-    """Of the round under way."""
+    """The statistics of the round under way."""
     latest_statistics: RoundStatistics = field(default_factory=RoundStatistics)
-    """Of the newest committed round."""
+    """The statistics of the newest committed round."""
     being_evaluated: Counter[int] = field(default_factory=Counter)
     """Rounds that are evaluated now, with the number of evaluations: one of them may still become the best."""
     transfers: ClientTransfers = field(default_factory=ClientTransfers)
-    """Of the clients of the round under way."""
+    """The transfers of the clients of the round under way."""
     bytes: RunBytes = field(default_factory=RunBytes)
-    """Of all rounds and of the one under way."""
+    """The bytes of all rounds and of the one under way."""
     shares: ClientShares = field(default_factory=ClientShares)
     """Counted updates by client."""
     changes: int = 0
     """Increases with each commit and each evaluation."""
     _sums: RoundSums = field(default_factory=RoundSums)
-    """Over all committed rounds."""
+    """The sums over all committed rounds."""
     _settled: SettledRounds = field(init=False)
-    """Of the rounds that are not in `recent` any more."""
+    """The sums of the rounds that are not in `recent` any more."""
     _draws: dict[int, Draw] = field(default_factory=dict)
-    """Of the rounds in `recent`."""
+    """The draws of the rounds in `recent`."""
     _written: int = 0
     """Settled rounds of which the ledger has the totals."""
     _best: dict[str, Best] = field(default_factory=dict)

@@ -40,7 +40,7 @@ class Awaited:
     clients: frozenset[str] = frozenset()
     """Those that have not delivered and may still do so."""
     seconds_left: float | None = None
-    """Until their deadline; None if none is running."""
+    """Seconds until their deadline; None if none is running."""
 
 
 def awaited(control: RunControl, deadline: Deadline, evaluations: ClientEvaluations) -> Awaited:
@@ -142,7 +142,7 @@ class Member:
     client: str
     phase: str
     transfer: ClientTransfer | None = None
-    """Under way, or ended with the phase before."""
+    """The transfer under way, or the one that ended with the phase before."""
     detail: str = ""
 
     @property

@@ -44,7 +44,7 @@ class Share(NamedTuple):
     counted: int = 0
     due: float = 0.0
     variance: float = 0.0
-    """Of the number of counted updates, if the drawn clients are counted at random."""
+    """The variance of the number of counted updates, if the drawn clients are counted at random."""
 
     @property
     def of_due(self) -> float:
@@ -94,7 +94,7 @@ class ClientShares:
         return ClientShares(dict(self.by_client))
 
     def to_values(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The totals as JSON values."""
         return {
             client: [share.counted, round(share.due, _DIGITS), round(share.variance, _DIGITS)]
             for client, share in self.by_client.items()
@@ -144,7 +144,7 @@ class RoundSums:
         self.statistics.add(statistics)
 
     def to_values(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The totals as JSON values."""
         return {**asdict(self), "statistics": self.statistics.to_text()}
 
     @classmethod
@@ -167,7 +167,7 @@ class SettledRounds:
     newest: dict[str, tuple[int, float]] = field(default_factory=dict)
     """The newest (round, value) of each metric."""
     shares: ClientShares = field(default_factory=ClientShares)
-    """Of the clients."""
+    """The shares of the clients."""
     since: int = 0
     """The round from which on stop rules count evaluations: the last extension."""
     judged: Judged = field(default_factory=Judged)
@@ -200,7 +200,7 @@ class SettledRounds:
         return self.judged if self.since == since else Judged()
 
     def to_text(self) -> str:
-        """As JSON."""
+        """The totals as JSON."""
         own = {"sums": self.sums.to_values(), "shares": self.shares.to_values()}
         return json.dumps({**asdict(replace(self, shares=ClientShares())), **own}, separators=(",", ":"))
 

@@ -14,7 +14,7 @@ MAX_PARAMETERS, MAX_LIST = 64, 16
 """Parameters of an optimizer, and numbers in one of them."""
 
 CHECKS = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-"""Of every table of a run's configuration."""
+"""The checks of every table of a run's configuration."""
 
 
 class _Section(BaseModel):

@@ -123,7 +123,7 @@ class Retention:
     def __init__(self, rules: RetentionConfig, ledger: Ledger, table: RunTable, deletions: Deletions) -> None:
         self._rules, self._ledger, self._table, self._deletions = rules, ledger, table, deletions
         self._removed: dict[str, int] = {}
-        """By run: the round before which all details are removed."""
+        """The round of each run before which all details are removed."""
 
     async def apply_regularly(self) -> None:
         """Apply the limits until this is cancelled."""

@@ -95,9 +95,9 @@ class _Part:
     kind: Kind
     load: Callable[[str, Collection[str]], Code | None]
     field: str
-    """Of its name in the configuration."""
+    """The field with its name in the configuration."""
     key: str
-    """Of server.toml, with the names that may be loaded."""
+    """The key of server.toml with the names that may be loaded."""
 
 
 _METHOD = _Part(METHODS, load_method, "algorithm.name", "algorithms")
@@ -153,7 +153,7 @@ def _checked(part: _Part, code: Code | None, wanted: Fingerprint | None) -> Fing
 
 
 class RunLoading:
-    """For runs that are created, restored or continued. Lives on the event loop."""
+    """Loads the code of runs that are created, restored or continued. Lives on the event loop."""
 
     def __init__(self, services: Services) -> None:
         self._services = services

@@ -129,24 +129,24 @@ class ServerConfig(Section):
     """URL of a PostgreSQL database, postgresql://user@host/database, that has the ledger in place of a SQLite file in
     `state_dir`. A password is better in PGPASSWORD or ~/.pgpass than here."""
     listen: Address = "127.0.0.1:7070"
-    """For clients. Port 0: any free one, which is in the log."""
+    """The address for clients. Port 0: any free one, which is in the log."""
     admin_listen: Address = "127.0.0.1:7071"
-    """For operators with certificates."""
+    """The address for operators with certificates."""
     token_listen: Address | None = None
-    """For operators with tokens, which `[oidc]` describes: TLS, without client certificates."""
+    """The address for operators with tokens, which `[oidc]` describes: TLS, without client certificates."""
     metrics_listen: Address | None = "127.0.0.1:7072"
-    """For Prometheus. "": none."""
+    """The address for Prometheus. "": none."""
     health_listen: Address | None = None
-    """For probes: grpc.health.v1.Health in plain text and nothing else, on any address. "live" is SERVING while the
-    process answers; "" and "fl.v1.Coordinator" from the end of recovery until the first SIGTERM."""
+    """The address for probes: grpc.health.v1.Health in plain text and nothing else, on any address. "live" is SERVING
+    while the process answers; "" and "fl.v1.Coordinator" from the end of recovery until the first SIGTERM."""
     enroll_listen: Address | None = None
-    """For devices without a certificate, which get one for a token: TLS without client certificates. Needs `[tls]` and
-    `[enrollment]`."""
+    """The address for devices without a certificate, which get one for a token: TLS without client certificates.
+    Needs `[tls]` and `[enrollment]`."""
     enroll_address: Address | None = None
     """`enroll_listen` as devices dial it, for the commands that `fl enroll create` prints."""
     web_listen: Address | None = None
-    """For browsers: a page of runs and clients, live and read only, which a process of its own serves (`fl web open`
-    makes a login link). With `[tls]` it needs `[web_tls]`. Needs the extra `web`. None: no page."""
+    """The address for browsers: a page of runs and clients, live and read only, which a process of its own serves
+    (`fl web open` makes a login link). With `[tls]` it needs `[web_tls]`. Needs the extra `web`. None: no page."""
     web_address: Address | None = None
     """`web_listen` as browsers reach it, for login links. Requests with another host name are refused, except those of
     this machine's own names."""

@@ -37,7 +37,7 @@ class CertificateRecord:
     """An issued certificate."""
 
     serial: str
-    """In hex, without leading zeros."""
+    """The serial number in hex, without leading zeros."""
     role: str
     name: str
     key: str
@@ -52,7 +52,7 @@ class CertificateRecord:
     renewed_from: str = ""
     """Serial of the certificate that its holder proved for it; empty: it was issued for a token."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Of the token at the begin of the chain of renewals."""
+    """The labels of the token at the begin of the chain of renewals."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ FROZEN = "frozen"
 """Fact of a checkpoint, and of its file: digest of the frozen parameters that it leaves out, as clients have them."""
 
 HOLDS = "holds"
-"""In the header of a model's file, of a run with an averaged model: which of the two the file has."""
+"""The key in the header of a model's file that tells which model of a run with an averaged one the file has."""
 COMMITTED, AVERAGED = "committed", "averaged"
 """The models of a round: the one that clients train from, and the mean of those up to it."""
 

@@ -52,7 +52,7 @@ class Batch:
     """Lines for one watcher."""
 
     lines: list[Line]
-    """In order of number."""
+    """The lines in order of number."""
     last: int
     """There are no other lines up to this number."""
 

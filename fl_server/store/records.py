@@ -57,7 +57,7 @@ class AttemptRecord:
     """Clients newly drawn for this attempt, in the order of their id bytes."""
     opened_at: float
     seconds_left: float | None = None
-    """Until its deadline, up to the last write; None before the first write."""
+    """Seconds until its deadline, up to the last write; None before the first write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class FailureRecord:
     failures: int = 0
     """How often it failed."""
     restarts: int = 0
-    """To how many more processes of the client's daemon its assignment was sent, without an answer in between."""
+    """The number of further processes of the client's daemon that got its assignment, without an answer in between."""
     instance_id: str = ""
     """The process that it was sent to last, if there was more than one."""
     cause: str = ""
@@ -127,7 +127,7 @@ class CommitRecord:
     round: int
     committed_at: float
     seconds: float
-    """From the draw of the first attempt to the commit."""
+    """Seconds from the draw of the first attempt to the commit."""
     attempts: int
     accepted: int
     dropped: int
@@ -137,13 +137,13 @@ class CommitRecord:
     model_digest: str
     """"blake3:" and hex of the model bundle after this round."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Of the evaluations by the server and by clients; empty until one is done."""
+    """The metrics of the evaluations by the server and by clients; empty until one is done."""
     state_epoch: int = 0
     """Epoch of the client states that its updates were computed from."""
     over_selection: float = 0.0
     """Clients that the next round draws for each wanted update; 0: the value in the run's configuration."""
     clients_seconds_left: float | None = None
-    """Until its evaluation by clients ends, up to the last write; None before the first write."""
+    """Seconds until its evaluation by clients ends, up to the last write; None before the first write."""
     statistics: str = ""
     """Statistics of the round, as text that `fl_server.run` writes."""
     epochs: Sequence[Mapping[str, float]] = ()
@@ -182,7 +182,7 @@ class ClientEvaluation:
     """Means over those examples, by the task's metric names."""
     reported_at: float
     sums: Sequence[Any] = ()
-    """Of the task's metrics that are no means: (metric, name, shape, values). Only `evaluation_sums` reads them."""
+    """The sums of metrics that are no means: (metric, name, shape, values). Only `evaluation_sums` reads them."""
 
 
 @dataclass(frozen=True, slots=True)

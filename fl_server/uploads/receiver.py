@@ -66,7 +66,7 @@ class UploadReceiver:
         self._services = services
         self._verdicts = Verdicts(services)
         self._wrong_digests: dict[str, bytes] = {}
-        """By client: its latest work with an update of a wrong digest. One per client, so that memory is bounded."""
+        """Each client's latest work with an update of a wrong digest. One per client, so that memory is bounded."""
         self._transfer_limits = services.fleet.transfer_limits
         self._slots = ReadSlots()
         self.in_flight = 0

@@ -99,7 +99,7 @@ def _mirrored(images: Tensor, which: Tensor) -> Tensor:
 
 
 def _windows(images: Tensor, corner: Tensor, height: int, width: int) -> Tensor:
-    """From each image the window of this size with its upper left corner at the image's corner, [n, 2]."""
+    """The window of this size from each image; its upper left corner is at the image's corner, [n, 2]."""
     # A view of all windows: indices of whole rows are a fifth of the time of indices of pixels.
     windows = images.unfold(2, height, 1).unfold(3, width, 1)
     return windows[torch.arange(len(images), device=images.device), :, corner[:, 0], corner[:, 1]]

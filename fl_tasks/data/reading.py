@@ -37,7 +37,7 @@ class Order(NamedTuple):
 
     positions: Sequence[int]
     seeds: Sequence[int]
-    """For the random generators, one for each example."""
+    """The seeds of the random generators, one for each example."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +235,7 @@ def _error_of(failure: _Failure) -> Exception:
 
 
 def _watch_parent(worker: int) -> None:
-    """In a worker: end with the process that reads the batches, also when that one is killed.
+    """End this worker with the process that reads the batches, also when that one is killed.
 
     torch watches the process that forked the worker. That is the forkserver, which lives as long as a worker.
     """

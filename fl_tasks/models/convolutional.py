@@ -23,7 +23,7 @@ class CentreCrop(nn.Module):
 
 
 def lenet(num_classes: int = 10) -> nn.Module:
-    """For [n, 3, 32, 32]: the LeNet-like net of FedDyn (Acar et al., ICLR 2021). 797,962 parameters for 10 classes."""
+    """The LeNet-like net of FedDyn (Acar et al., ICLR 2021) for [n, 3, 32, 32]. 797,962 parameters for 10 classes."""
     return nn.Sequential(
         nn.Conv2d(3, 64, 5),
         nn.ReLU(),
@@ -41,7 +41,7 @@ def lenet(num_classes: int = 10) -> nn.Module:
 
 
 def tutorial_cnn(num_classes: int = 10) -> nn.Module:
-    """For [n, 3, 24, 24]: TensorFlow's CIFAR tutorial net, of McMahan et al. (2017) and Hsu et al. (2019).
+    """TensorFlow's CIFAR tutorial net for [n, 3, 24, 24], of McMahan et al. (2017) and Hsu et al. (2019).
 
     1,068,298 parameters for 10 classes. Larger images are cropped to the centre. Convolutions are padded to keep the
     size. Pools of 3 with stride 2 extend over the far edge, 24 -> 12 -> 6, as TensorFlow's do. The response norm has
@@ -67,7 +67,7 @@ def tutorial_cnn(num_classes: int = 10) -> nn.Module:
 
 
 def emnist_cnn(num_classes: int = 62) -> nn.Module:
-    """For [n, 1, 28, 28]: the EMNIST net of Reddi et al. (ICLR 2021) and FedSAM (Qu et al., ICML 2022), with dropout.
+    """The EMNIST net of Reddi et al. (ICLR 2021) and FedSAM (Qu et al., ICML 2022) for [n, 1, 28, 28], with dropout.
 
     1,206,590 parameters for 62 classes, 1,199,882 for 10.
     """

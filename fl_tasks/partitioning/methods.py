@@ -199,7 +199,7 @@ def _in_rotation(sizes: Indices) -> list[int]:
 
 
 def _fill(pools: list[list[int]], q: Mixtures, turns: Iterable[tuple[int, float]]) -> list[Indices]:
-    """In each turn, a client takes the last unused example of a class drawn from its q over the remaining classes.
+    """A client takes in each turn the last unused example of a class drawn from its q over the remaining classes.
 
     If q is negligible for all remaining classes, the client draws by their remaining counts. Otherwise the draw would
     practically never end for small alpha.

@@ -27,7 +27,7 @@ from protos.wire import BROWSER_ADDRESS
 
 SESSION_S = 8 * 3600.0
 MOST_READERS = 256
-"""Of sessions; the one that was used longest ago is closed, and made again when it is needed."""
+"""The most readers of sessions; the one that was used longest ago is closed, and made again when it is needed."""
 MOST_ENDED = 4096
 """Secrets that the coordinator did not know any more; it is not asked for these again."""
 MOST_SECRET = 100
@@ -44,7 +44,7 @@ class Session:
 
     secret: str
     seconds: float
-    """Until its end at the latest."""
+    """Seconds until its end at the latest."""
 
 
 class Identities(Protocol):
@@ -78,7 +78,7 @@ class Identities(Protocol):
 
 
 class _NoCertificates:
-    """For kinds in which a certificate opens nothing."""
+    """A base of kinds in which a certificate opens nothing."""
 
     async def open_by_certificate(self, certificate: bytes) -> Session | None:
         """A certificate opens no session here."""
@@ -138,7 +138,7 @@ class OneOperator(_NoCertificates):
 
     @property
     def code(self) -> str:
-        """Of the link; empty once it was used."""
+        """The link's code; empty once it was used."""
         return self._code
 
     def is_own(self, secret: str) -> bool:
@@ -218,7 +218,7 @@ class Coordinator:
         return reader
 
     async def holder_of_link(self, code: str) -> str:
-        """As the coordinator says. It is not asked about codes that it did not make."""
+        """The holder as the coordinator names it. It is not asked about codes that it did not make."""
         if not self.is_own(code):
             return ""
         try:

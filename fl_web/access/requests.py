@@ -101,7 +101,7 @@ HEADERS = {
     b"cross-origin-resource-policy": b"same-origin",
 }
 _PRIVATE = (b"cache-control", b"no-store")
-"""Of a response that has no other rule: what a browser was shown is of its identity."""
+"""The header of a response that has no other rule: what a browser was shown is of its identity."""
 _ONCE = ("host", "origin", "content-length", "sec-fetch-site", "sec-fetch-mode")
 OWN_NAMES = ("localhost", "127.0.0.1", "[::1]")
 LOGIN, LOGOUT = "/login", "/logout"

@@ -42,7 +42,7 @@ _MOST_FORM = 1024
 PUBLIC = ("/static/", "/healthz")
 """Addresses that need no login."""
 PEER_CERTIFICATE = "peer_certificate"
-"""In the state of a request's scope: the client certificate that TLS has verified (DER), or None."""
+"""The key in the state of a request's scope with the client certificate that TLS has verified (DER), or None."""
 _ENDED = "access_session_ended"
 _USED = "The link is unknown, used or too old."
 
@@ -68,7 +68,7 @@ class Sessions:
         self._app: Application = app
         self._identities, self._how, self._secure = identities, how, secure
         self._codes, self._cookies, self._certificates = FailedLogins(), FailedLogins(), FailedLogins()
-        """Of links and cookies that were not given out here, by address; of certificates, by certificate."""
+        """The failures with links and cookies that were not given out here, by address; and with certificates."""
         self._streams = OpenStreams() if identities.needs_login else OpenStreams(per_session=STREAMS)
         self._cookie = "__Host-impetus" if secure else "impetus"
 

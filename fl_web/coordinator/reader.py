@@ -70,7 +70,7 @@ class _Known:
     entries: list[pb.HistoryEntry] = field(default_factory=list)
     """The marked ones, in order."""
     number: int = 0
-    """Of the newest entry that was read."""
+    """The number of the newest entry that was read."""
 
 
 class MarkedEntries:
@@ -163,7 +163,7 @@ class Reader:
         return other
 
     def _unchanged_since(self) -> float | None:
-        """As `_since`, for what changes with an entry of the history alone."""
+        """The result of `_since`, for what changes with an entry of the history alone."""
         if self._since is None:
             return None
         return min(self._since, max(self.history.unchanged_since, self._since - _UNCHANGED_S))

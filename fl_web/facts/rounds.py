@@ -39,7 +39,7 @@ class Round:
     refused: Mapping[str, int]
     """Refused updates by reason."""
     assignments: Mapping[str, int]
-    """By final state."""
+    """The number of assignments by final state."""
     late: int
     """Received updates of earlier rounds."""
     digest: str
@@ -48,7 +48,7 @@ class Round:
 
     @classmethod
     def of(cls, summary: pb.RoundSummary, before: Round | None = None) -> Self:
-        """From a message. before: the round before it, whose totals go on."""
+        """The round of a message. before: the round before it, whose totals go on."""
         account = summary.account
         down, up = (before.total_down, before.total_up) if before else (0, 0)
         return cls(

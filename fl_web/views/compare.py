@@ -15,7 +15,7 @@ from fl_web.views.view import Context, Params, View
 from protos.fl.v1 import admin_pb2 as pb
 
 MOST_RUNS = 8
-"""In one comparison: more curves cannot be told apart."""
+"""The most runs in one comparison: more curves cannot be told apart."""
 _OFFERED = 60
 """Newest runs that the form offers."""
 _TABLE_ROWS = 40

@@ -50,7 +50,7 @@ _HISTORY = 100
 """Newest entries of a run's history."""
 _SHOWN_ENTRIES, _SHOWN_ROUNDS, _SHOWN_MARKS, _SHOWN_CLIENTS = 15, 25, 200, 100
 _TABLE_ROWS = 60
-"""Of the table beside a curve. All rounds are in the CSV file."""
+"""The rows of the table beside a curve. All rounds are in the CSV file."""
 
 
 async def _context(reader: Reader, params: Params) -> Context:

@@ -23,7 +23,7 @@ Positions = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """Of each block of 4096 values, the k = ceil(fraction n) largest by magnitude; of equal ones, the first.
+    """Keeps the k = ceil(fraction n) largest values by magnitude of each block of 4096; of equal ones, the first.
 
     A block has their positions in rising order, two bytes each, and then the values in the tensor's dtype. n is the
     number of values in the block, and the product is computed in float64. No randomness.
@@ -58,7 +58,7 @@ class TopK:
 
 @dataclass(frozen=True, slots=True)
 class RandomK:
-    """Of each block of 4096 values, k = ceil(fraction n) drawn at random, with the bytes of their dtype.
+    """Keeps k = ceil(fraction n) values of each block of 4096, drawn at random, with the bytes of their dtype.
 
     Position i has the number 2^12 r + i, with r from bits 16 i to 16 i + 15 of the block's words. The k positions below
     n with the lowest numbers are sent, in rising order. They need no bytes, because the receiver knows the words.

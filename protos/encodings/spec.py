@@ -38,7 +38,7 @@ class EncodingSpec:
 
     name: str
     fraction: float = 0.0
-    """For topk and randk the share of values that is sent, 0 < fraction <= 1; 0 for all others."""
+    """The share of values that topk and randk send, 0 < fraction <= 1; 0 for all others."""
 
     def of_payload(self, payload: str) -> EncodingSpec:
         """The encoding of a payload of an update that has this one.

@@ -38,7 +38,7 @@ class Made:
     created: Sequence[admin_pb2.CreatedEnrollment]
     fingerprint: str
     address: str
-    """Of the port for enrollment, as devices dial it."""
+    """The address of the port for enrollment, as devices dial it."""
 
     def command(self, token: str) -> str:
         """The command for a device."""

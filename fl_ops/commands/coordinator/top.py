@@ -63,7 +63,7 @@ class _Screen:
         self._feed = Feed(client, first.server, self._on_state, self._on_lost)
 
     def run(self) -> None:
-        """Until q. The terminal is as before afterwards, whatever happens."""
+        """Show the view until q. The terminal is as before afterwards, whatever happens."""
         console = Console()
         with _keys_at_once(sys.stdin.fileno()), Live(console=console, screen=True, auto_refresh=False) as live:
             self._feed.start()

@@ -38,9 +38,9 @@ from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
 CPU_BYTES = 1 << 30
 """Memory of a group on a CPU."""
 GPU_SHARE = 0.5
-"""Of the free memory of a GPU."""
+"""The share of a GPU's free memory that is used."""
 MOST_CLIENTS = 64
-"""In one group: from some size on, larger groups are not faster."""
+"""The most clients in one group: from some size on, larger groups are not faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class BatchedOptions:
     autocast: Literal["bfloat16"] | None = None
     """The precision of products in forward and backward passes, by torch.autocast. None: that of the parameters."""
     captures: bool = False
-    """On CUDA, passes are recorded as graphs where that is possible."""
+    """Whether passes on CUDA are recorded as graphs where that is possible."""
     holds_updates: bool = True
     """Updates stay in the device's memory until they are summed there. False: they become files."""
 

@@ -147,7 +147,7 @@ class EngineContext:
     update_files: UpdateFiles
     """The updates."""
     folder: Path
-    """For other files of the engine, until the run ends."""
+    """The folder for other files of the engine, until the run ends."""
     size_of: Callable[[str], int]
     """Number of a client's training examples, without a copy of its data."""
     server: Engine | None = None

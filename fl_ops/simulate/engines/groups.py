@@ -40,13 +40,13 @@ class Ready:
     clients: Sequence[Client]
     members: Members
     assignment: Assignment
-    """Of the first one."""
+    """The assignment of the first one."""
     work: PreparedWork
     """So too; model and buffers are those of all."""
     examples: Sequence[int]
     own_batches: Sequence[int]
     prepared: Sequence[tuple[Assigned, PreparedWork]]
-    """Of each client, where they were prepared one after the other."""
+    """The work of each client, where they were prepared one after the other."""
 
 
 class Groups:

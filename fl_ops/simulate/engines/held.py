@@ -21,7 +21,7 @@ from protos.codec import Entry
 from protos.fl.v1.training_pb2 import EpochMetrics, UpdateHeader
 
 NO_DIGEST = bytes(32)
-"""In place of the digest of bytes that are never sent."""
+"""Takes the place of the digest of bytes that are never sent."""
 _ALIGNED = 16
 """Bytes: a multiple of each dtype's."""
 _WIDE_BYTES = 64 << 20
@@ -35,7 +35,7 @@ class HeldInMemory:
     data: Tensor
     """The bytes of the update, [size]."""
     squares: Sequence[float]
-    """For each tensor the sum of the squares of its values in float64; 0 for integers and bools."""
+    """The sum of the squares of each tensor's values in float64; 0 for integers and bools."""
     group: Rows
     """The updates of which it is one: their memory is in use as long as it is."""
 
@@ -89,7 +89,7 @@ class TrainedTogether:
     losses: Sequence[float | None]
     epochs: Sequence[Sequence[Mapping[str, float]]]
     seconds: float
-    """Of each client's training."""
+    """The seconds of each client's training."""
     held: Rows
     own_batches: Sequence[int]
     """Batches of an epoch that the task makes itself; 0 if the run's batch size applies."""
@@ -144,7 +144,7 @@ class DeviceMemory:
 
 
 def sums_of_squares(payloads: Sequence[PlacedPayload]) -> list[list[float]]:
-    """For each update, and each of its tensors by rising offset, the sum of the squares of its values in float64.
+    """The sums of the squares in float64 for each update, and each of its tensors by rising offset.
 
     payloads: with tensors [clients, ...].
     """

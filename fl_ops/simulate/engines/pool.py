@@ -20,7 +20,7 @@ class Pooled:
     """The examples of a group."""
 
     inputs: Tensor
-    """As they are kept, [examples, ...], on the device."""
+    """The inputs as they are kept, [examples, ...], on the device."""
     targets: Tensor
     rows: Sequence[Rows]
     """Where each client's examples are."""

@@ -29,7 +29,7 @@ class _Run:
     """What is known of a run's progress."""
 
     rounds: int
-    """In all, if no other rule ends the run earlier."""
+    """The rounds in all, if no other rule ends the run earlier."""
     metric: str
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
     clients: deque[int] = field(default_factory=lambda: deque(maxlen=_LATEST))

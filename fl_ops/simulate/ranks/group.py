@@ -22,7 +22,7 @@ from fl_ops.errors import Refused, UsageError
 from protos.chunks import Buffer
 
 _LONGEST_WAIT = timedelta(days=7)
-"""For a message. A rank that ends is noticed at once, by its closed connection."""
+"""The longest wait for a message. A rank that ends is noticed at once, by its closed connection."""
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 Head = Mapping[str, Any]

@@ -23,7 +23,7 @@ BEGIN, TRAIN, EVALUATE, END = "begin", "train", "evaluate", "end"
 
 
 def send_bundles(ranks: Ranks, bundles: Bundles) -> None:
-    """From rank 0 to all others: the bundles that clients load from now on."""
+    """Send the bundles that clients load from now on, from rank 0 to all others."""
     keys = [list(key) if isinstance(key, tuple) else [key, ""] for key in bundles]
     sizes = [len(bundle.data) for bundle in bundles.values()]
     manifests = [bundle.layout.to_manifest().SerializeToString() for bundle in bundles.values()]
@@ -51,7 +51,7 @@ class Order:
     """The assignment without what is the client's own."""
     clients: Sequence[str]
     seeds: Sequence[int]
-    """To train: one for each client. To evaluate: none."""
+    """One seed for each client that trains; none to evaluate."""
 
     def send(self, ranks: Ranks, rank: int, context: EngineContext) -> None:
         """Send it, with the clients' states."""
@@ -62,7 +62,7 @@ class Order:
 
     @classmethod
     def received(cls, message: Message, context: EngineContext) -> Order:
-        """From a message; the clients' states are stored here."""
+        """The order in a message; the clients' states are stored here."""
         clients: list[str] = message.head["clients"]
         common, *states = message.buffers
         for client, state in zip(clients, states, strict=True):
@@ -71,7 +71,7 @@ class Order:
 
 
 def send_result(ranks: Ranks, result: Trained | Evaluated | Failed, context: EngineContext) -> None:
-    """To rank 0: the result of one client. The files of an update are removed here."""
+    """Send the result of one client to rank 0. The files of an update are removed here."""
     head: Head
     buffers: list[Buffer] = []
     if isinstance(result, Trained):
@@ -95,12 +95,12 @@ def send_result(ranks: Ranks, result: Trained | Evaluated | Failed, context: Eng
 
 
 def send_done(ranks: Ranks) -> None:
-    """To rank 0: all results of the order were sent."""
+    """Tell rank 0 that all results of the order were sent."""
     ranks.send(0, {"result": "done"})
 
 
 def send_error(ranks: Ranks, error: BaseException) -> None:
-    """To rank 0: the work here raised an error that ends the run."""
+    """Tell rank 0 that the work here raised an error that ends the run."""
     text = str(error) if isinstance(error, TaskError) else described(error)
     ranks.send(0, {"result": "error", "text": text, "in_task": isinstance(error, TaskError)})
 

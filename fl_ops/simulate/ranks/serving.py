@@ -35,7 +35,7 @@ def program_of(prepared: PreparedRun) -> str:
 
 
 def check_programs(ranks: Ranks, prepared: PreparedRun) -> None:
-    """On every rank, before the run: raises UsageError on rank 0 if a rank has another run, code or data."""
+    """Raise UsageError on rank 0 if a rank has another run, code or data. Called on every rank before the run."""
     if ranks.rank:
         ranks.send(0, {"program": program_of(prepared)})
         return

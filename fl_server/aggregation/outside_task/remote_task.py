@@ -160,7 +160,7 @@ class TaskFacts:
     fingerprint: tuple[str, str]
     own_loop: bool
     directions: Mapping[str, bool]
-    """As `fl_tasks.metrics.declared_directions`."""
+    """The result of `fl_tasks.metrics.declared_directions`."""
 
     @classmethod
     def of(cls, header: Mapping[str, Any]) -> TaskFacts:
@@ -199,7 +199,7 @@ class RemoteTask:
         self._spare = None
 
     def pooled(self, pool: Pool) -> tuple[dict[str, float], list[str]]:
-        """As `Pool.values`: the values of metrics over many clients. A process that fails has no value for any."""
+        """The result of `Pool.values`: metrics over many clients. A process that fails has no value for any."""
         if not pool.metrics:
             return {}, []
         try:
@@ -252,7 +252,7 @@ class RemoteModel:
 
     @contextmanager
     def first(self, path: str = "") -> Iterator[fl.ModelState]:
-        """As `TaskModel.first`."""
+        """The result of `TaskModel.first`."""
         reply = self._process.ask("making the first model", self._limits.task_load_s, {"do": "first", "path": path})
 
         def read() -> fl.ModelState:

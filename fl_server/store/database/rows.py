@@ -132,7 +132,7 @@ def replace_quarantine_record(db: Connection, quarantine: QuarantineRecord | Non
 
 
 HISTORY = "history"
-"""In the `info` of a connection while its transaction has lines of history."""
+"""The key in the `info` of a connection while its transaction has lines of history."""
 
 
 def write_history(db: Connection, *whys: HistoryRecord | None) -> None:

@@ -102,7 +102,7 @@ class KeptPrefixes:
         """Number of files read."""
 
     def find(self, paths: PartPaths, digest: bytes, size: int) -> Kept:
-        """As `kept_prefix`, but an unchanged file is not read again."""
+        """The result of `kept_prefix`, but an unchanged file is not read again."""
         header, mark = notes_header(digest, size), _mark(paths)
         with self._lock:
             found = self._found.get(paths.part)

@@ -208,7 +208,7 @@ class Spool:
             return self._spares.clear()
 
     def sweep(self, run_id: str = "*") -> list[Leftover]:
-        """At the start, before any upload is open: the updates of a run, or of all, by path.
+        """The updates of a run, or of all, by path. Called at the start, before any upload is open.
 
         Parts without notes are removed.
         """
