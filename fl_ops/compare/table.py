@@ -53,7 +53,7 @@ class MethodSection(Section):
     published: dict[str, Share] = Field(default_factory=dict)
     """Accuracy in a paper by split, as a share of 1, for the column "published" of the tables."""
     schedules: dict[str, ScheduleSection] = Field(default_factory=dict)
-    """Schedules as in a run's [algorithm.schedules.NAME]. The parameter's value, searched or not, is that of round 0."""
+    """Schedules as in a run's [algorithm.schedules.NAME]. The value, searched or not, is that of round 0."""
 
     def variants(self, learning_rate: float) -> list[Choice]:
         """Every combination of the values to search, at this rate; the one of the first values first."""
