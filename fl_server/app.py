@@ -96,7 +96,7 @@ def listen_to_signals(leaving: asyncio.Event) -> None:
 
 
 async def end_in_time(leaving: asyncio.Event, grace_s: float, probes: Health) -> None:
-    """After the first signal: report not ready, and end the process when the grace is over.
+    """Report not ready after the first signal, and end the process when the grace is over.
 
     Cancel it when everything is closed.
     """

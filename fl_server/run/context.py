@@ -35,7 +35,7 @@ class RunDependencies:
     algorithm: fl.Algorithm
     models: ModelSource
     directions: Directions
-    """Of the run's file and its task."""
+    """The directions of metrics in the run's file and its task."""
 
 
 def _method(section: AlgorithmSection) -> dict[str, str]:

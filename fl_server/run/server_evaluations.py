@@ -67,7 +67,7 @@ class ServerEvaluations:
         self._task = self._control.spawn(self._evaluate(round_, model, before))
 
     async def _metrics(self, place: Place, engine: Engine, snapshot: Snapshot) -> dict[str, float]:
-        """Of the committed model, and of the averaged one if there is one."""
+        """The metrics of the committed model, and of the averaged one if there is one."""
         metrics = await self._limited(place, engine, snapshot)
         if snapshot.averaged is not None:
             metrics |= await self._limited(place, engine, snapshot, averaged=True)
