@@ -13,7 +13,7 @@ import torch
 
 import algorithms as fl
 from algorithms.reference import KnownPart
-from fl_server.aggregation.updates import CPU, PayloadShape, Source, UpdateShape
+from fl_server.aggregation.updates import CPU, HeldUpdate, PayloadShape, Source, UpdateShape
 from fl_server.rounds.sampling import training_seed
 from fl_server.run_settings.config import RunConfig
 from fl_server.store.files import disk_errors
@@ -64,7 +64,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class EncodedUpdate:
+class EncodedUpdate(HeldUpdate):
     """One client's update; see `fl_server.aggregation.updates.HeldUpdate`. Entries have the offsets of plain bytes.
 
     Only the encoded blocks that cover a range are read and decoded, so no decoded update is ever whole in memory.

@@ -53,7 +53,7 @@ def sum_updates(sources: Sequence[Source], layout: Layout, rows: Sequence[Sequen
     """
     sums: list[fl.Tensors] = [{} for _ in rows]
     device = device_of(sources)
-    for together in neighbours([entry for entry in layout.entries if entry.trainable]):
+    for together in neighbours([entry for entry in layout.entries if entry.trainable], device):
         wholes = by_block(sources, joined(together), lambda blocks: fl.weighted_sums(blocks, rows), device=device)
         for total, whole in zip(sums, wholes, strict=True):
             total.update(apart(whole, together))

@@ -26,6 +26,8 @@ from protos.wire import payload_kind, payload_name
 
 BLOCK_BYTES = 512 << 10
 """Bytes of one update in a block: larger blocks do not fit a CPU's cache, and smaller ones cost more calls."""
+DEVICE_BYTES = 256 << 20
+"""Of one update in a group of neighbours on another device, where only calls cost."""
 
 
 CPU = torch.device("cpu")
@@ -42,6 +44,11 @@ class HeldUpdate(Protocol):
     def read(self, entry: Entry, start: int, count: int) -> torch.Tensor:
         """`count` elements of a tensor from element `start` on, flat, on the device. They are not to be changed."""
         ...
+
+    def read_with(self, others: Sequence[object], entry: Entry, start: int, count: int) -> list[torch.Tensor] | None:
+        """The same of each of some updates, if they can be read at once with this one; else None."""
+        del others, entry, start, count
+        return None
 
 
 Source = Path | HeldUpdate
@@ -73,23 +80,35 @@ def by_block(  # noqa: PLR0913, PLR0917 - what is read, and how it is reduced
     wholes: list[torch.Tensor] = []
     for start in range(0, max(entry.numel, 1), per_block):
         count = min(per_block, entry.numel - start)
-        pieces = reduce(read_block(source, entry, start, count).to(device) for source in sources)
+        pieces = reduce(block.to(device) for block in _blocks(sources, entry, start, count))
         wholes = wholes or [torch.empty(entry.numel, dtype=piece.dtype) for piece in pieces]
         for whole, piece in zip(wholes, pieces, strict=True):
             whole[start : start + count] = piece
     return [whole.view(entry.shape) for whole in wholes]
 
 
-def neighbours(entries: Sequence[Entry]) -> list[list[Entry]]:
+def _blocks(sources: Sequence[Source], entry: Entry, start: int, count: int) -> Iterator[torch.Tensor]:
+    """A block of each update, in order."""
+    first = sources[0] if sources else None
+    together = None if first is None or isinstance(first, Path) else first.read_with(sources, entry, start, count)
+    if together is not None:
+        yield from together
+        return
+    for source in sources:
+        yield read_block(source, entry, start, count)
+
+
+def neighbours(entries: Sequence[Entry], device: torch.device = CPU) -> list[list[Entry]]:
     """Entries in groups to be read at once: of one dtype, without gaps, and together no longer than a block.
 
-    A cohort of thousands is opened once for a group instead of once for each small tensor.
+    A cohort of thousands is opened once for a group instead of once for each small tensor. device: of the sums.
     """
+    most = BLOCK_BYTES if device.type == "cpu" else DEVICE_BYTES
     groups: list[list[Entry]] = []
     for entry in entries:
         last = groups[-1] if groups else []
         fits = last and (last[-1].dtype, last[-1].end) == (entry.dtype, entry.offset)
-        if fits and sum(each.numel for each in (*last, entry)) * entry.dtype.itemsize <= BLOCK_BYTES:
+        if fits and sum(each.numel for each in (*last, entry)) * entry.dtype.itemsize <= most:
             last.append(entry)
         else:
             groups.append([entry])

@@ -32,26 +32,38 @@ _WIDE_BYTES = 64 << 20
 class HeldInMemory:
     """One client's update; see `fl_server.aggregation.updates.HeldUpdate`."""
 
-    data: Tensor
-    """The bytes of the update, [size]."""
-    squares: Sequence[float]
-    """The sum of the squares of each tensor's values in float64; 0 for integers and bools."""
     group: Rows
     """The updates of which it is one: their memory is in use as long as it is."""
+    number: int
+    """Of its row."""
+
+    @property
+    def data(self) -> Tensor:
+        """The bytes of the update, [size]."""
+        return self.group.data[self.number]
+
+    @property
+    def squares(self) -> Sequence[float]:
+        """The sum of the squares of each tensor's values in float64; 0 for integers and bools."""
+        return self.group.squares[self.number]
 
     @property
     def device(self) -> torch.device:
         """The device that holds the update."""
-        return self.data.device
+        return self.group.data.device
 
     def read(self, entry: Entry, start: int, count: int) -> Tensor:
         """See `HeldUpdate.read`."""
-        size = entry.dtype.itemsize
-        first = entry.offset + start * size
-        part = self.data[first : first + count * size]
-        if first % size:  # a payload begins where the one before it ends, which may be an odd byte
-            part = part.clone()
-        return part.view(entry.dtype)
+        return _values(self.data, entry, start, count)
+
+    def read_with(self, others: Sequence[object], entry: Entry, start: int, count: int) -> list[Tensor] | None:
+        """See `HeldUpdate.read_with`. Each group is read at once."""
+        held = [other for other in others if isinstance(other, HeldInMemory)]
+        if len(held) < len(others):
+            return None
+        groups = {id(each.group): each.group for each in held}
+        rows = {key: _values(group.data, entry, start, count).unbind() for key, group in groups.items()}
+        return [rows[id(each.group)][each.number] for each in held]
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -65,7 +77,7 @@ class Rows:
 
     def update(self, number: int) -> HeldInMemory:
         """One of them."""
-        return HeldInMemory(self.data[number], self.squares[number], self)
+        return HeldInMemory(self, number)
 
     def is_finite(self, number: int) -> bool:
         """Whether all sums of squares of an update are finite. Then all values are."""
@@ -114,6 +126,16 @@ class TrainedTogether:
             header.training_loss = loss
         header.epochs.extend(EpochMetrics(values=values) for values in self.epochs[number])
         return header
+
+
+def _values(data: Tensor, entry: Entry, start: int, count: int) -> Tensor:
+    """A range of a tensor in the bytes of updates, [..., size]."""
+    size = entry.dtype.itemsize
+    first = entry.offset + start * size
+    part = data[..., first : first + count * size]
+    if first % size:  # a payload begins where the one before it ends, which may be an odd byte
+        part = part.clone(memory_format=torch.contiguous_format)
+    return part.view(entry.dtype)
 
 
 class DeviceMemory:
