@@ -1,31 +1,4 @@
-"""Errors that end a call with a status, as one tree.
-
-    ServerError
-    |- InvalidInput        a value that no state of the coordinator would accept
-    |- UnknownSessionError  register again
-    |- Unauthenticated     call again with a certificate or a token
-    |- CertificateEnded    connect again with a valid certificate or token
-    |- Fenced              a newer session of the same identity is open
-    |- Contested           an older session of the same identity is at work: try again later
-    |- NoCommonProtocol    upgrade the older side
-    |- Forbidden           the caller's certificate, or a ban, does not allow it
-    |  |- Revoked          the certificate is revoked
-    |  '- NotEnrolled      no certificate for this token, request or holder
-    |- NotConfigured       the settings of the coordinator do not have it
-    |- NoSuchResource      its round is over
-    |- NoSuchRun, RunExists
-    |- NoSuchModel         its checkpoint was removed
-    |- NoBestRound         no evaluation has a value of the run's metric
-    |- TooFewUpdates       the round's model would reveal its few updates
-    |- NoSuchClient
-    |- NoSuchToken         no enrollment token of this id
-    |- NoSuchService       a health check of an unknown service
-    |- WrongState          not possible in this state of the run
-    |- RunBroke            the run failed while it did what was asked
-    |- UploadBroken        the bytes do not match the header
-    |- LimitExceeded       a limit of one client: try again later
-    |- TooMany             too many open calls of the caller, or of the port
-    '- NotNow              try again later
+"""Errors that end a call with a status.
 
 Each error has a message of errors.proto with the same facts for programs. `statuses.py` turns errors into statuses.
 """
@@ -53,6 +26,12 @@ def one_line(text: str, limit: int = 1000) -> str:
 def short(came: object) -> str:
     """A foreign value as text that fits into a log line and a status."""
     return one_line(str(came))
+
+
+def _retry_later(wait_s: float) -> errors_pb2.RetryLater:
+    detail = errors_pb2.RetryLater()
+    detail.wait.FromTimedelta(timedelta(seconds=wait_s))
+    return detail
 
 
 class ServerError(Exception):
@@ -120,8 +99,7 @@ class Contested(ServerError):
             f"another daemon is at work as {client_id!r}: end one of the two, a copied device needs a name, a state "
             f"directory and a certificate of its own; try again in {wait_s:g} s"
         )
-        self.detail = errors_pb2.RetryLater()
-        self.detail.wait.FromTimedelta(timedelta(seconds=wait_s))
+        self.detail = _retry_later(wait_s)
 
 
 class NoCommonProtocol(ServerError):
@@ -291,8 +269,7 @@ class NotNow(ServerError):
     def __init__(self, why: str, wait_s: float, *, routine: bool = False) -> None:
         super().__init__(f"{why}; try again in {wait_s:g} s")
         self.routine = routine
-        self.detail = errors_pb2.RetryLater()
-        self.detail.wait.FromTimedelta(timedelta(seconds=wait_s))
+        self.detail = _retry_later(wait_s)
 
 
 class LimitExceeded(ServerError):
@@ -303,18 +280,16 @@ class LimitExceeded(ServerError):
     def __init__(self, expected: str, wait_s: float) -> None:
         """expected: the most that is allowed, with the setting's name."""
         super().__init__(f"limit of one client exceeded: expected at most {expected}; try again in {wait_s:.3g} s")
-        self.detail = errors_pb2.RetryLater()
-        self.detail.wait.FromTimedelta(timedelta(seconds=wait_s))
+        self.detail = _retry_later(wait_s)
 
 
 class TooMany(ServerError):
-    """Too many open calls; the same call may succeed later."""
+    """Too many open calls of the caller, or of the port; the same call may succeed later."""
 
     def __init__(self, why: str, wait_s: float, *, routine: bool = False) -> None:
         super().__init__(f"{why}; try again in {wait_s:g} s")
         self.routine = routine
-        self.detail = errors_pb2.RetryLater()
-        self.detail.wait.FromTimedelta(timedelta(seconds=wait_s))
+        self.detail = _retry_later(wait_s)
 
 
 def model_of(round_: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
+from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from protos.fl.v1.training_pb2 import PayloadKind
@@ -116,6 +117,15 @@ def known_name(enum: EnumTypeWrapper, number: int) -> str:
     """An enum value's name. An unknown number, as from a newer peer, counts as the unspecified value 0."""
     names = {value: name for name, value in enum.items()}
     return names.get(number, names[0])
+
+
+def numbers(message: Message) -> dict[str, int | float]:
+    """The plain numbers of a message by name: without lists, messages, enums, texts, and fields of a oneof."""
+    plain = [
+        field.name for field in message.DESCRIPTOR.fields if field.containing_oneof is None and not field.enum_type
+    ]
+    values = {name: getattr(message, name) for name in plain}
+    return {name: value for name, value in values.items() if type(value) in {int, float}}
 
 
 def timestamp(seconds: float) -> Timestamp:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from types import MappingProxyType
 from typing import Any
 
@@ -24,6 +25,7 @@ from fl_extensions.methods import METHODS, load_method, load_optimizers
 from fl_extensions.naming import installed
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
+from protos.wire import numbers
 
 MAX_PARAMETERS, MAX_LIST = 64, 16
 """Limits of an optimizer, above the needs of any: parameters, and numbers in one of them."""
@@ -38,15 +40,16 @@ def settings_of(training: training_pb2.LocalTraining, *, scaled_loss: bool = Fal
     """
     try:
         return LocalSettings(
-            training.learning_rate,
-            training.weight_decay,
-            training.max_gradient_norm,
-            _schedule_of(training),
-            training.micro_batch_size,
-            scaled_loss,
+            **shared(training, LocalSettings), schedule=_schedule_of(training), scaled_loss=scaled_loss
         )
     except ValueError as error:
         raise _unsupported(str(error)) from None
+
+
+def shared(training: training_pb2.LocalTraining, settings: type) -> dict[str, Any]:
+    """The numbers of the ordered training that a dataclass has fields for."""
+    given = numbers(training)
+    return {field.name: given[field.name] for field in fields(settings) if field.name in given}
 
 
 def optimizer_of(training: training_pb2.LocalTraining) -> OptimizerSpec:

@@ -10,6 +10,7 @@ from torch import nn
 from algorithms.base import Tensors
 from algorithms.batches import to_device
 from algorithms.client import LoopReport
+from fl_client.training.methods import shared
 from fl_tasks.batches import batches, count_steps
 from fl_tasks.data.forms import Data
 from fl_tasks.own_loop import Batch, OwnLoop, TrainContext, TrainReport, checked_report, most_steps
@@ -63,13 +64,9 @@ class OwnTraining:
         training = self._training
         return TrainContext(
             device=self._device,
-            learning_rate=training.learning_rate,
-            weight_decay=training.weight_decay,
-            max_gradient_norm=training.max_gradient_norm,
-            batch_size=training.batch_size,
+            **shared(training, TrainContext),
             epochs=work_of(training)["epochs"],
             steps=self._steps,
-            seed=training.seed,
             round=self._round.number,
             direction=self._round.direction,
             batches=self._batches,

@@ -30,7 +30,7 @@ from fl_server.run_settings.sections import LocalSection
 from protos.fl.v1 import coordinator_pb2
 from protos.fl.v1 import training_pb2 as pb
 from protos.fl.v1.tensor_pb2 import Resource
-from protos.wire import payload_kind, payload_name
+from protos.wire import numbers, payload_kind, payload_name
 
 log = structlog.get_logger()
 
@@ -113,16 +113,18 @@ def _algorithm(section: AlgorithmSection, parameters: Struct) -> pb.AlgorithmSpe
     return spec
 
 
+_NUMBERS = numbers(pb.LocalTraining()).keys() & LocalSection.model_fields.keys()
+"""What a run's file and an assignment have in common. The learning rate is that of the round."""
+
+
 def _training(work: RoundWork, round_: int) -> pb.LocalTraining:
     local = work.config.local
     parameters = Struct()
     parameters.update(parameters_in(work.config, work.algorithm, round_))
+    given = {name: getattr(local, name) for name in _NUMBERS} | {"learning_rate": learning_rate_in(work.config, round_)}
     training = pb.LocalTraining(
+        **given,
         algorithm=_algorithm(work.config.algorithm, parameters),
-        learning_rate=learning_rate_in(work.config, round_),
-        batch_size=local.batch_size,
-        weight_decay=local.weight_decay,
-        max_gradient_norm=local.max_gradient_norm,
         population=work.config.population,
         population_examples=work.config.population_examples if work.algorithm.objective == "examples" else 0,
     )
@@ -135,7 +137,7 @@ def _training(work: RoundWork, round_: int) -> pb.LocalTraining:
 
 
 def _set_steps(training: pb.LocalTraining, local: LocalSection) -> None:
-    """Optimizer, schedule and micro-batches, only where they differ from plain SGD."""
+    """Optimizer and schedule, only where they differ from plain SGD."""
     spec, schedule = optimizer_spec(local), rate_schedule(local.schedule)
     if not spec.plain:
         training.optimizer.name, training.optimizer.state = spec.name, spec.state
@@ -145,7 +147,6 @@ def _set_steps(training: pb.LocalTraining, local: LocalSection) -> None:
         training.schedule.kind, training.schedule.warmup = schedule.kind, schedule.warmup
         if schedule.end is not None:
             training.schedule.end = schedule.end
-    training.micro_batch_size = local.micro_batch_size
 
 
 BATCH = 16

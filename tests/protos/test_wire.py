@@ -8,7 +8,8 @@ import grpc
 import pytest
 
 from protos import wire
-from protos.fl.v1.training_pb2 import PAYLOAD_KIND_NAMED, PayloadKind
+from protos.fl.v1.training_pb2 import PAYLOAD_KIND_NAMED, LocalTraining, OptimizerSpec, PayloadKind
+from protos.wire import numbers
 
 
 def test_a_dead_peer_is_noticed_within_45_seconds() -> None:
@@ -69,3 +70,12 @@ def test_a_payload_cannot_have_any_name(name: str) -> None:
     """Names are short and plain, and "buffers" means the buffers of the model."""
     with pytest.raises(ValueError, match="expected the name of a payload, 1 to 64 of a-z"):
         wire.check_payload_name(name)
+
+
+def test_the_plain_numbers_of_a_message() -> None:
+    """By name, also those that are zero; no list, message, enum, text, or field of a oneof."""
+    training = LocalTraining(local_steps=3, weight_decay=0.5, optimizer=OptimizerSpec(name="adam"))
+    assert numbers(training) == {
+        "learning_rate": 0.0, "batch_size": 0, "weight_decay": 0.5, "max_gradient_norm": 0.0, "seed": 0,
+        "population": 0, "population_examples": 0, "micro_batch_size": 0,
+    }  # fmt: skip
