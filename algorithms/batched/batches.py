@@ -84,6 +84,9 @@ class Separate:
         """One client's batch."""
         return self.batches[position]
 
+    def weights_of(self, position: int) -> None:
+        """See `Joined`: these batches have none."""
+
     def counts(self) -> list[int]:
         """The number of each client's examples."""
         return [examples_of(batch) for batch in self.batches]
@@ -115,6 +118,10 @@ class Joined:
         inputs, targets = self.batch
         size = self.sizes[position]
         return inputs[position, :size], targets[position, :size]
+
+    def weights_of(self, position: int) -> Tensor | None:
+        """The weights of one client's examples; None for a batch without weights."""
+        return None if self.weights is None else self.weights[position]
 
     def counts(self) -> Sequence[int]:
         """The number of each client's examples."""

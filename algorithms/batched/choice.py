@@ -31,6 +31,8 @@ REPEATS = 3
 class Facts:
     """What passes of a batch show of a model and its loss."""
 
+    draws: bool
+    """A pass draws random numbers of torch's default generators."""
     fills: bool
     """An output depends on its own example alone and on no random number: shorter batches are filled up."""
     means: bool
@@ -153,7 +155,7 @@ def _facts(model: nn.Module, holder: Holder, data: LocalData, batch: Batch) -> F
     before, after = idle.state or (), stream.state or ()
     draws = any(a is not None and b is not None and not torch.equal(a, b) for a, b in zip(before, after, strict=True))
     if draws or not fillable(batch) or examples_of(batch) < 2:
-        return Facts(fills=False, means=False)
+        return Facts(draws, fills=False, means=False)
     with torch.no_grad():
         copied, _ = _passed(model, holder, copies_of_first(batch))
     fills = all(
@@ -167,7 +169,7 @@ def _facts(model: nn.Module, holder: Holder, data: LocalData, batch: Batch) -> F
         if is_interrupt(error):
             raise
         means = False
-    return Facts(fills, means)
+    return Facts(draws, fills, means)
 
 
 def _passed(model: nn.Module, holder: Holder, batch: Batch) -> tuple[object, object]:

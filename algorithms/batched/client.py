@@ -15,6 +15,7 @@ from algorithms.batched.contexts import in_order, rules_of
 from algorithms.batched.gradients import Settings, StackedGradients
 from algorithms.batched.local import Steps, train_together
 from algorithms.batched.members import Members
+from algorithms.batched.recorded import Recorded
 from algorithms.batched.strategies import Strategy
 from algorithms.local import epoch_losses
 from algorithms.model_state import read_buffers, trainable_views
@@ -53,10 +54,14 @@ class Updates:
         )
 
 
-def answer_together(model: nn.Module, members: Members, strategy: Strategy) -> Updates:
+def answer_together(
+    model: nn.Module, members: Members, strategy: Strategy, recorded: Recorded | None = None
+) -> Updates:
     """Compute the payloads of one exchange for clients that start from the model's values, which stay.
 
     Each client's update equals that of `answer` up to the rounding of sums. torch's default generators are changed.
+
+    recorded: makes the local steps where it can.
 
     Raises:
         NotBatched: the work is possible only for one client after the other.
@@ -72,7 +77,8 @@ def answer_together(model: nn.Module, members: Members, strategy: Strategy) -> U
         basic["full_gradient"], passes = _full_gradients(model, members, strategy)
         updates = replace(updates, steps=passes)
     if rules is not None:
-        steps, losses = train_together(model, members, rules, strategy)
+        made = None if recorded is None else recorded.train(model, members, rules)
+        steps, losses = made or train_together(model, members, rules, strategy)
         basic["delta"] = rounded_like(views, tree.map(lambda y, x: y - x, steps.y, steps.x))
         if steps.v is not None:
             basic["client_momentum"] = rounded_like(views, tree.map(torch.clone, steps.v))
@@ -170,6 +176,7 @@ def _full_gradients(model: nn.Module, members: Members, strategy: Strategy) -> t
         rows = torch.tensor(positions, device=next(iter(g.values())).device)
         for name, total in totals.items():
             total.index_add_(0, rows, weighed[name])
+        numbers.next_step()
         for position, size in zip(positions, sizes, strict=True):
             examples[position] += size
             counts[position] += 1

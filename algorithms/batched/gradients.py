@@ -12,7 +12,7 @@ from algorithms import tree
 from algorithms.base import GradientRule, InputAscent, LocalSettings, Tensors
 from algorithms.batched import stacked
 from algorithms.batched.batches import NotBatched, Separate, StepBatches
-from algorithms.batched.modules import Numbers, State
+from algorithms.batched.modules import Numbers
 from algorithms.batched.strategies import Inputs, Outputs, Strategy
 from algorithms.batches import is_pair
 from algorithms.precision import rounded, widened
@@ -46,7 +46,7 @@ class StackedGradients:
         self._ascents = ascents
         self.ascended: list[Tensors] = [ascent.parameters for ascent in ascents]
         """Current parameters of each client's input map."""
-        self._mark: list[State | None] = []
+        self._mark: object = None
 
     def compute(self, y: Tensors, batches: StepBatches) -> tuple[Tensors, Tensor]:
         """(g at y, the losses there [clients]). y: [clients, ...] of the first clients; batches: one for each.

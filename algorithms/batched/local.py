@@ -59,8 +59,24 @@ class Steps:
         if self._rule.terms.gradient.order == "feddyn_code":
             self._u = stacked.scale(x, -mu) if self._u is None else stacked.add(self._u, x, -mu)
             return
-        self._anchor = x if self._u is None else stacked.add(x, self._u, -1.0 / mu)
+        self._anchor = tree.map(torch.clone, x) if self._u is None else stacked.add(x, self._u, -1.0 / mu)
         self._u = None
+
+    def copy_(self, other: Steps) -> None:
+        """Begin where the steps of another group with the same terms begin."""
+        for mine, theirs in (
+            (self.x, other.x), (self.y, other.y), (self.v, other.v), (self.buffers, other.buffers),
+            (self._u, other._u), (self._anchor, other._anchor),
+        ):  # fmt: skip
+            for name, tensor in (mine or {}).items():
+                tensor.copy_((theirs or {})[name])
+        for factor, value in zip(self._factors, other._factors, strict=True):
+            factor.copy_(value)
+
+    @property
+    def _factors(self) -> list[Tensor]:
+        rule = self._rule
+        return [factor for factor in (rule.a, rule.mu, rule.gamma) if isinstance(factor, Tensor)]
 
     def take(self, batches: StepBatches, active: int, rate: Factor, rates: Sequence[float] = ()) -> Tensor:
         """Make the step of these batches, one for each of the first clients. Returns the losses before it.
@@ -138,6 +154,7 @@ def train_together(model: nn.Module, members: Members, rules: Rules, strategy: S
         batches = members.batches.at(step, active)
         rate = stacked.factor_of(rates, next(iter(steps.y.values())))
         found = steps.take(batches, active, rate, rates)
+        members.numbers.next_step()
         losses.append(
             found if active == len(members.steps) else torch.cat([found, found.new_zeros(len(members.steps) - active)])
         )

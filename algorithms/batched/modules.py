@@ -69,11 +69,14 @@ class OwnNumbers:
         """Within the context torch's default generators are one client's."""
         return self.streams[position].use()
 
+    def next_step(self) -> None:
+        """Called after each step."""
+
     def mark(self) -> list[State | None]:
         """Note the place for `go_back`."""
         return [stream.state for stream in self.streams]
 
-    def go_back(self, mark: Sequence[State | None]) -> None:
+    def go_back(self, mark: Any) -> None:
         """The next pass draws the numbers that followed the mark."""
         for stream, state in zip(self.streams, mark, strict=True):
             stream.state = state
@@ -96,29 +99,50 @@ class CountedNumbers:
 
     def __init__(self, seeds: Tensor, step: Tensor) -> None:
         """seeds: [clients], int64. step: [1], int64, the number of the step, which its owner raises."""
-        self._seeds, self._step, self._drawn = seeds, step, 0
+        self._seeds, self.step, self._drawn = seeds, step, 0
+
+    @classmethod
+    def of_seeds(cls, seeds: Sequence[int], device: torch.device) -> CountedNumbers:
+        """From the clients' training seeds, which have 64 bits at most."""
+        return cls(
+            torch.tensor([*map(_signed, seeds)], device=device), torch.zeros(1, dtype=torch.int64, device=device)
+        )
+
+    def copy(self) -> CountedNumbers:
+        """The same numbers, in memory of their own."""
+        return CountedNumbers(self._seeds.clone(), self.step.clone())
+
+    def copy_(self, other: CountedNumbers) -> None:
+        """Draw the other's numbers from now on."""
+        self._seeds.copy_(other._seeds)
+        self.step.copy_(other.step)
+
+    def next_step(self) -> None:
+        """See `OwnNumbers`."""
+        self.step.add_(1)
 
     def of(self, positions: Sequence[int]) -> CountedNumbers:
         """See `OwnNumbers`."""
         whole = len(positions) == len(self._seeds)
-        return CountedNumbers(self._seeds if whole else self._seeds[list(positions)], self._step)
+        return CountedNumbers(self._seeds if whole else self._seeds[list(positions)], self.step)
 
     def of_client(self, position: int) -> AbstractContextManager[None]:
         """See `OwnNumbers`. Nothing is seeded."""
         del position
         return nullcontext()
 
-    def mark(self) -> list[State | None]:
+    def mark(self) -> Tensor:
         """See `OwnNumbers`."""
-        return []
+        return self.step.clone()
 
-    def go_back(self, mark: Sequence[State | None]) -> None:
+    def go_back(self, mark: Any) -> None:
         """See `OwnNumbers`."""
+        self.step.copy_(mark)
 
     def masks(self, inputs: Tensor, p: float) -> Tensor:
         """See `OwnNumbers`."""
         self._drawn += 1
-        keys = _mixed(_mixed(self._seeds + self._step * _GOLDEN) + self._drawn * _GOLDEN)
+        keys = _mixed(_mixed(self._seeds + self.step * _GOLDEN) + _signed(self._drawn * _GOLDEN))
         entries = torch.arange(1, inputs[0].numel() + 1, device=inputs.device)
         uniform = (_mixed(keys[:, None] + entries * _GOLDEN) >> 40 & 0xFFFFFF).to(torch.float32) / (1 << 24)
         return ((uniform >= p).to(inputs.dtype) / ((1.0 - p) or 1.0)).view(inputs.shape)
@@ -128,6 +152,11 @@ Numbers = OwnNumbers | CountedNumbers
 
 # SplitMix64 in signed numbers: torch's integers wrap around, and `>>` copies the sign, which the masks take away.
 _GOLDEN, _MIX_1, _MIX_2 = (value - (1 << 64) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def _signed(number: int) -> int:
+    """The lowest 64 bits as a signed number."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def _mixed(values: Tensor) -> Tensor:

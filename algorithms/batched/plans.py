@@ -77,6 +77,8 @@ class Planned:
     """The same for `all_once`, without random numbers."""
     streams: Sequence[RandomStream] = ()
     """The random streams of the clients, if `finish` needs numbers."""
+    drawn: Sequence[Tensor] = ()
+    """The numbers of all steps in place of those of the streams, [steps, clients, examples, ...]."""
     draw: Callable[[Tensor], Sequence[Tensor]] | None = None
     """Inputs -> the numbers that `finish` needs for them, from torch's default generators. None: it needs none."""
 
@@ -84,7 +86,7 @@ class Planned:
         """The batches of a step of the first clients."""
         inputs, targets, sizes = self._chosen(self.steps, step, active)
         if self.finish is not None:
-            inputs, targets = completed(self.finish, inputs, targets, self._numbers(inputs, sizes))
+            inputs, targets = completed(self.finish, inputs, targets, self._numbers(step, inputs, sizes))
         return Joined((inputs, targets), sizes)
 
     def whole(self) -> Iterator[tuple[list[int], Joined]]:
@@ -104,15 +106,28 @@ class Planned:
         rows = plan.rows[number, :active, : max(sizes)]
         return self.inputs[rows], self.targets[rows], sizes
 
-    def _numbers(self, inputs: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    def _numbers(self, step: int, inputs: Tensor, sizes: Sequence[int]) -> list[Tensor]:
         """What `draw` gives each client for its real examples, [clients, examples, ...]."""
-        if self.draw is None:
-            return []
+        if self.draw is None or self.drawn:
+            return [each[step, : inputs.shape[0], : inputs.shape[1]] for each in self.drawn]
         of_clients = []
         for row, size, stream in zip(inputs, sizes, self.streams, strict=False):
             with stream.use():
                 of_clients.append([_padded(each, len(row)) for each in self.draw(row[:size])])
         return [torch.stack(parts) for parts in zip(*of_clients, strict=True)]
+
+
+def drawn_ahead(
+    draw: Callable[[Tensor], Sequence[Tensor]], inputs: Tensor, rows: Tensor, seeds: Sequence[int]
+) -> list[Tensor]:
+    """The numbers of all steps of a group at once, [steps, clients, examples, ...], from torch's default generators.
+
+    inputs: as they are kept; rows: as in Plan. The numbers depend on the seeds alone.
+    """
+    stream = RandomStream(inputs.device, hash((*seeds, len(seeds))) & (1 << 63) - 1)
+    with stream.use():
+        found = draw(inputs[:1].expand(rows.numel(), *inputs.shape[1:]))
+    return [each.unflatten(0, rows.shape) for each in found]
 
 
 def completed(finish: Finish, inputs: Tensor, targets: Tensor, drawn: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

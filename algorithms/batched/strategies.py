@@ -107,7 +107,9 @@ class OneByOne:
             mine = {name: each.detach()[position].requires_grad_() for name, each in inputs.parameters.items()}
             with inputs.numbers.of_client(position):
                 tensors = {**mine, **of_client(inputs.constants, position)}
-                loss = self._loss(*self._holder.call(tensors, inputs.batches.of_client(position)))
+                made = self._holder.call(tensors, inputs.batches.of_client(position))
+                weights = inputs.batches.weights_of(position)
+                loss = self._loss(*made) if weights is None else (losses_of_examples(self._loss, *made) * weights).sum()
             slopes = _slopes(loss, [*mine.values(), *inputs.also])
             for name, slope in zip(mine, slopes, strict=False):
                 gradients[name][position] = slope

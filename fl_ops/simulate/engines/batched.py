@@ -20,6 +20,8 @@ from algorithms.base import Memory, Tensors
 from algorithms.batched.batches import NotBatched
 from algorithms.batched.choice import Choice, bytes_of_client, choose
 from algorithms.batched.client import Updates, answer_together, next_states
+from algorithms.batched.modules import CountedNumbers
+from algorithms.batched.recorded import Recorded
 from algorithms.batched.stacked import of_client
 from algorithms.batched.strategies import Name
 from algorithms.outside_code import is_interrupt
@@ -31,6 +33,7 @@ from fl_ops.simulate.engines.client_work import CPU, ClientWork, one_thread
 from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, LocalEngine, Trained
 from fl_ops.simulate.engines.groups import Client, Groups, Ready
 from fl_ops.simulate.engines.held import NO_DIGEST, DeviceMemory, Rows, TrainedTogether
+from fl_ops.simulate.engines.pool import Pool
 from fl_tasks.batches import seed_everything
 from protos.encodings import PLAIN
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
@@ -65,13 +68,15 @@ class BatchedEngine(LocalEngine):
 
     def __init__(self, context: EngineContext, options: BatchedOptions) -> None:
         """Raises TaskError if the task's model cannot be made."""
+        pool = Pool(context.clients, options.device)
         if options.device.type != "cpu":
             context = replace(context, clients=_OnDevice(context.clients, options.device))
         self._context, self._options = context, options
         self._work = ClientWork(context, options.device, options.autocast or "float32")
         self._bundles: Bundles = {}
         self._choice: Choice | None = None
-        self._groups = Groups(context, self._work, options.device)
+        self._recorded: Recorded | None = None
+        self._groups = Groups(context, self._work, options.device, pool)
         self._group = options.group
         self._alone = self._in_files = 0
         self._memory = DeviceMemory(options.device) if options.holds_updates else None
@@ -84,8 +89,9 @@ class BatchedEngine(LocalEngine):
         alone = f"; one after the other, after an error in their group: {self._alone} clients" if self._alone else ""
         device = self._options.device
         files = f"; written to files, as {device} has no room for them: {self._in_files} updates"
+        graphs = "" if self._recorded is None else f"; {self._recorded}"
         files = files if self._in_files and self._memory is not None else ""
-        return f"lockstep in groups of at most {self._group} clients: {self._choice}{alone}{files}"
+        return f"lockstep in groups of at most {self._group} clients: {self._choice}{graphs}{alone}{files}"
 
     def begin(self, bundles: Bundles) -> None:
         """See `LocalEngine.begin`."""
@@ -212,7 +218,14 @@ class BatchedEngine(LocalEngine):
     def _answers(self, common: Assignment, ready: Ready) -> Updates:
         if self._choice is None:
             self._choice = self._chosen(common, ready)
-        return answer_together(ready.work.model, ready.members, self._choice.strategy)
+            if self._options.captures:
+                self._recorded = Recorded(self._choice)
+        members, device = ready.members, self._options.device
+        # Without streams a step can be recorded. A pass of one client alone draws from torch's generators.
+        if device.type == "cuda" and not (self._choice.name == "one_by_one" and self._choice.facts.draws):
+            numbers = CountedNumbers.of_seeds([seed for _, seed in ready.clients], device)
+            members = replace(members, numbers=numbers)
+        return answer_together(ready.work.model, members, self._choice.strategy, self._recorded)
 
     def _chosen(self, common: Assignment, ready: Ready) -> Choice:
         """The strategy, measured with the clients' first batches."""

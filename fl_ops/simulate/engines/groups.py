@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from algorithms.base import Memory
 from algorithms.batched.batches import check_work
 from algorithms.batched.contexts import Contexts
 from algorithms.batched.members import Members
 from algorithms.batched.modules import OwnNumbers, RandomStream
-from algorithms.batched.plans import Plan, Planned
+from algorithms.batched.plans import Plan, Planned, drawn_ahead
 from fl_client.errors import WorkFailed
 from fl_client.training.own_loop import work_of
 from fl_client.training.payloads import encoding_of
@@ -52,9 +53,8 @@ class Ready:
 class Groups:
     """Prepares groups of clients."""
 
-    def __init__(self, context: EngineContext, work: ClientWork, device: torch.device) -> None:
-        self._context, self._work, self._device = context, work, device
-        self._pool = Pool(context.clients, device)
+    def __init__(self, context: EngineContext, work: ClientWork, device: torch.device, pool: Pool) -> None:
+        self._context, self._work, self._device, self._pool = context, work, device, pool
 
     def ready(self, common: Assignment, group: Sequence[Client], bundles: Bundles) -> tuple[Ready | None, list[Failed]]:
         """The clients whose work could be prepared, the most steps first, and the failures of the others.
@@ -110,15 +110,11 @@ class Groups:
         once, sizes = None, [len(rows) for rows in pooled.rows]
         if work.work.algorithm.exchanges[work.work.exchange].passes:
             once = self._placed(plan_batches(pooled.rows, training.batch_size, (), epochs=1))
+        plan, drawn = self._placed(steps), list[Tensor]()
+        if pooled.draw is not None and self._device.type == "cuda":  # a recorded step draws nothing there
+            drawn = drawn_ahead(pooled.draw, pooled.inputs, plan.rows, seeds)
         batches = Planned(
-            pooled.inputs,
-            pooled.targets,
-            self._placed(steps),
-            once,
-            pooled.finish,
-            pooled.prepare,
-            streams,
-            pooled.draw,
+            pooled.inputs, pooled.targets, plan, once, pooled.finish, pooled.prepare, streams, drawn, pooled.draw
         )
         # With several epochs each one's loss is measured.
         epoch_steps = [-(-size // training.batch_size) if work.data.epoch_steps else 0 for size in sizes]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -36,40 +36,50 @@ class Pooled:
 
 
 class Pool:
-    """Finds the clients' examples. On a GPU those of all clients stay there."""
+    """Finds the clients' examples. On a GPU those of all clients stay there, on a CPU they are not copied to stay."""
 
     def __init__(self, clients: Mapping[str, LocalTask], device: torch.device) -> None:
         self._clients, self._device = clients, device
         self._whole: Examples | None = None
         self._rows: dict[str, Rows] = {}
+        self._joins_all = device.type != "cpu"
         if isinstance(clients, SimulatedClients) and clients.whole is not None:
-            self._whole = clients.whole.to(device)
+            self._whole, self._joins_all = clients.whole.to(device), False
 
     def of(self, group: Sequence[str]) -> Pooled | None:
         """A group's examples; None unless all are Examples with the same last steps, of the same code and shapes."""
-        clients = self._clients
-        if self._whole is not None and isinstance(clients, SimulatedClients):
-            rows = [clients.rows(client).numpy() for client in group]
+        if self._joins_all:
+            self._joins_all = False
+            if (found := _joined({client: self._clients[client] for client in self._clients})) is not None:
+                self._whole, self._rows = found[0].to(self._device), found[1]
+        if self._whole is not None:
+            rows = [self._rows_of(client) for client in group]
             return _pooled(self._whole, rows) if all(map(len, rows)) else None
-        return self._joined(group)
+        if self._device.type != "cpu":
+            return None
+        found = _joined({client: self._clients[client] for client in group})
+        return None if found is None else _pooled(found[0], [found[1][client] for client in group])
 
-    def _joined(self, group: Sequence[str]) -> Pooled | None:
-        locals_ = [self._clients[client] for client in group]
-        first, parts = locals_[0], [local.train for local in locals_ if isinstance(local.train, Examples)]
-        if len(parts) < len(locals_) or any(_kind(each) != _kind(parts[0]) or not len(each) for each in parts):
-            return None
-        code = first.name, first.task, first.fingerprint
-        if any((local.name, local.task, local.fingerprint) != code for local in locals_):
-            return None
-        whole = Examples(
-            torch.cat([each.inputs for each in parts]),
-            torch.cat([each.targets for each in parts]),
-            parts[0].augment,
-            parts[0].prepare,
-        )
-        ends = torch.tensor([len(each) for each in parts]).cumsum(0)
-        rows = torch.arange(len(whole)).tensor_split(ends[:-1])
-        return _pooled(whole, [each.numpy() for each in rows])
+    def _rows_of(self, client: str) -> Rows:
+        if isinstance(self._clients, SimulatedClients) and not self._rows:
+            return self._clients.rows(client).numpy()
+        return self._rows[client]
+
+
+def _joined(clients: Mapping[str, LocalTask]) -> tuple[Examples, dict[str, Rows]] | None:
+    """The clients' examples as one set, and where each one's are in it."""
+    locals_ = [*clients.values()]
+    first, parts = locals_[0], [local.train for local in locals_ if isinstance(local.train, Examples)]
+    if len(parts) < len(locals_) or any(_kind(each) != _kind(parts[0]) or not len(each) for each in parts):
+        return None
+    code = first.name, first.task, first.fingerprint
+    if any((local.name, local.task, local.fingerprint) != code for local in locals_):
+        return None
+    whole = replace(
+        parts[0], inputs=torch.cat([each.inputs for each in parts]), targets=torch.cat([each.targets for each in parts])
+    )
+    rows = torch.arange(len(whole)).split([len(each) for each in parts])
+    return whole, {client: each.numpy() for client, each in zip(clients, rows, strict=True)}
 
 
 def _kind(examples: Examples) -> tuple[object, ...]:

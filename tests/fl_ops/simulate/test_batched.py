@@ -12,6 +12,7 @@ import algorithms as fl
 from algorithms.batched.batches import NotBatched
 from algorithms.batched.client import Updates, answer_together
 from algorithms.batched.members import Members
+from algorithms.batched.recorded import Recorded
 from algorithms.batched.strategies import Name, Strategy
 from fl_ops.errors import UsageError
 from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions, EngineRequest
@@ -142,11 +143,11 @@ def test_a_group_that_runs_out_of_memory_is_halved(simulated: Simulated, monkeyp
     """Groups of more than two clients fail here. All clients count, and later groups are small from the start."""
     sizes = []
 
-    def limited(model: torch.nn.Module, members: Members, strategy: Strategy) -> Updates:
+    def limited(model: torch.nn.Module, members: Members, strategy: Strategy, recorded: Recorded | None) -> Updates:
         sizes.append(len(members.steps))
         if len(members.steps) > 2:
             raise torch.OutOfMemoryError("no memory for more than two clients")
-        return answer_together(model, members, strategy)
+        return answer_together(model, members, strategy, recorded)
 
     monkeypatch.setattr(batched, "answer_together", limited)
     engine = EngineOptions(batched=BatchedOptions(strategy="grouped", group=4))

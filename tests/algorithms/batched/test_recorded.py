@@ -1,0 +1,204 @@
+"""Steps in fixed memory, recorded or called: the same as the steps of a group, for every term of a rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import algorithms as fl
+from algorithms.batched.batches import Finish
+from algorithms.batched.choice import Choice, Facts
+from algorithms.batched.client import answer_together
+from algorithms.batched.contexts import Contexts
+from algorithms.batched.members import Members
+from algorithms.batched.modules import CountedNumbers, OwnNumbers, RandomStream
+from algorithms.batched.plans import Plan, Planned, drawn_ahead
+from algorithms.batched.recorded import SEEN, Recorded
+from algorithms.batched.strategies import Name, Strategy
+from tests.algorithms.batched.clients import CPU, make, small_cnn
+from tests.algorithms.batched.test_batches import batch_norms, dropouts
+from tests.algorithms.batched.test_methods import FULL, strategy_of
+from tests.algorithms.test_conformance import ROWS
+
+SIZES, BATCH, EPOCHS = (14, 9, 6, 4), 4, 2
+CUDA = torch.device("cuda")
+LABELS = ("fedavg", "fedcm-0.1", "scaffold-I", "feddyn-examples", "mime", "fedsam-tensor", "mofedsam", "mfl")
+NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="recording needs CUDA")
+
+
+def plan(sizes: Sequence[int], epochs: int) -> Plan:
+    """Batches in order, the last one of an epoch smaller."""
+    counts = [-(-size // BATCH) * epochs for size in sizes]
+    rows = torch.zeros(counts[0], len(sizes), BATCH, dtype=torch.int64)
+    found = [[0] * len(sizes) for _ in range(counts[0])]
+    for client, (size, first) in enumerate(zip(sizes, (0, *torch.tensor(sizes).cumsum(0).tolist()), strict=False)):
+        for step in range(counts[client]):
+            own = torch.arange(size).split(BATCH)[step % -(-size // BATCH)] + first
+            rows[step, client], found[step][client] = own[0], len(own)
+            rows[step, client, : len(own)] = own
+    return Plan(rows, found)
+
+
+@cache
+def pictures(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The images and labels of all clients, in the same memory in each round."""
+    numbers = torch.Generator().manual_seed(5)
+    images = torch.randn(sum(SIZES), 1, 6, 6, generator=numbers, dtype=torch.float64)
+    return images.to(device, dtype), torch.randint(3, (sum(SIZES),), generator=numbers).to(device)
+
+
+def group(
+    label: str, model: nn.Module, seed: int, sizes: Sequence[int] = SIZES, finish: Finish | None = None
+) -> Members:
+    """Clients with states and directions of a seed, whose batches are planned."""
+    name, parameters = ROWS[label]
+    algorithm, device = fl.build(name, **parameters), next(model.parameters()).device
+    numbers, dtype = torch.Generator().manual_seed(seed), next(model.parameters()).dtype
+    images, targets = pictures(device, dtype)
+    x = {each: tensor.detach() for each, tensor in model.named_parameters()}
+
+    def values() -> fl.Tensors:
+        return {each: torch.randn(it.shape, generator=numbers, dtype=torch.float64).to(it) for each, it in x.items()}
+
+    contexts = [
+        fl.ClientContext(values(), {symbol: values() for symbol in algorithm.client_init(x)}, 0.5 + size / 10)
+        for size in sizes
+    ]
+    if algorithm.objective == "uniform":
+        contexts = [replace(context, omega=1.0) for context in contexts]
+    contexts = [replace(context, direction=contexts[0].direction) for context in contexts]
+    exchange = len(algorithm.exchanges) - 1
+    steps, once = (Plan(each.rows.to(device), each.sizes) for each in (plan(sizes, EPOCHS), plan(sizes, 1)))
+    streams = [RandomStream(device, seed + client) for client in range(len(sizes))]
+    epoch_steps = [-(-size // BATCH) for size in sizes]
+    return Members(
+        fl.Work(algorithm, contexts[0], replace(FULL, learning_rate=0.1 / (1 + seed)), exchange),
+        Contexts.of_clients(contexts),
+        Planned(images, targets, steps, once, finish, streams=streams),
+        [EPOCHS * count for count in epoch_steps],
+        epoch_steps,
+        CountedNumbers.of_seeds([seed + client for client in range(len(sizes))], device),
+    )
+
+
+def answers(
+    model: nn.Module, members: Members, strategy: Strategy, recorded: Recorded | None = None
+) -> dict[str, Tensor]:
+    """All numbers of the updates."""
+    found = answer_together(model, members, strategy, recorded)
+    named = {f"{payload} {name}": it for payload, values in found.payloads.items() for name, it in values.items()}
+    losses = torch.tensor([[loss or 0.0] for loss in found.losses], dtype=torch.float64)
+    epochs = torch.tensor([each["loss"] for epochs in found.epochs for each in epochs], dtype=torch.float64)
+    return {**named, **found.buffers, "losses": losses, "epochs": epochs}
+
+
+def recorder(strategy: Strategy, *, means: bool = True, records: bool = False) -> Recorded:
+    """For a strategy of a model whose examples are independent, or are not."""
+    return Recorded(Choice("grouped", strategy, Facts(False, means, means), {}, {}), records=records)
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_steps_in_fixed_memory_are_those_of_the_group(label: str) -> None:
+    """Groups of other values, rates and states use the memory of the first one: short batches, 8, 6, 4 and 2 steps."""
+    model = make(0, small_cnn, torch.float64)
+    strategy = strategy_of("grouped", model)
+    recorded = recorder(strategy)
+    for seed in range(SEEN + 2):
+        expected = answers(model, group(label, model, seed), strategy)
+        found = answers(model, group(label, model, seed), strategy, recorded)
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    assert str(recorded) == "steps of 1 shapes are recorded"
+
+
+@pytest.mark.parametrize(("model", "sizes"), [(batch_norms, (8, 8, 4)), (dropouts, (8, 8, 4))])
+def test_running_statistics_and_masks_of_clients_that_are_done(
+    model: Callable[[], nn.Module], sizes: Sequence[int]
+) -> None:
+    """Buffers stay after a client's last step, and the masks are those of the same step and client."""
+    module = make(0, model, torch.float64)
+    strategy = strategy_of("grouped", module, fill=False)
+    recorded = recorder(strategy, means=False)
+    for seed in range(SEEN + 2):
+        expected = answers(module, group("fedsam", module, seed, sizes), strategy)
+        found = answers(module, group("fedsam", module, seed, sizes), strategy, recorded)
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    assert str(recorded) == "steps of 1 shapes are recorded"
+
+
+def test_what_is_not_recorded_says_why() -> None:
+    """Short batches whose loss is no mean over examples, and numbers that clients draw one after the other."""
+    model = make(0, small_cnn, torch.float64)
+    strategy, members = strategy_of("grouped", model), group("fedavg", model, 0)
+    recorded = recorder(strategy, means=False)
+    answers(model, members, strategy, recorded)
+    assert str(recorded).startswith("no step is recorded (batches have several sizes")
+    recorded = recorder(strategy)
+    answers(model, replace(members, numbers=OwnNumbers([RandomStream(CPU, 0)] * 4)), strategy, recorded)
+    assert str(recorded).startswith("no step is recorded (the clients draw random numbers")
+
+
+def test_masks_by_counter_depend_on_seed_step_and_place_alone() -> None:
+    """The same for a client in any group, and in a second pass of a step; others in the next step and module."""
+    inputs, seeds = torch.ones(3, 4, 5000, dtype=torch.float64), [5, 1 << 63, 7]
+    numbers = CountedNumbers.of_seeds(seeds, CPU)
+    one_pass = numbers.of(range(3))
+    first, second_module = one_pass.masks(inputs, 0.3), one_pass.masks(inputs, 0.3)
+    assert torch.equal(numbers.of(range(3)).masks(inputs, 0.3), first)
+    assert torch.equal(CountedNumbers.of_seeds(seeds[1:], CPU).of(range(2)).masks(inputs[1:], 0.3), first[1:])
+    numbers.next_step()
+    for other in (second_module, numbers.of(range(3)).masks(inputs, 0.3), first.roll(1, 0)):
+        assert float((other == first).double().mean()) == pytest.approx(0.7**2 + 0.3**2, abs=0.02)
+    assert set(first.unique().tolist()) == {0.0, 1 / 0.7}
+    torch.testing.assert_close(
+        (first == 0).double().mean(dim=(1, 2)), torch.full((3,), 0.3).double(), rtol=0, atol=0.02
+    )
+
+
+def test_numbers_of_all_steps_are_drawn_at_once() -> None:
+    """They have a place for each example of the plan, and depend on the seeds alone."""
+    rows = torch.zeros(5, 3, 4, dtype=torch.int64)
+
+    def draw(inputs: Tensor) -> tuple[Tensor, ...]:
+        return torch.rand(len(inputs)), torch.randint(3, (len(inputs), 2))
+
+    first, again, other = (drawn_ahead(draw, torch.ones(2, 7), rows, seeds) for seeds in ((1, 2), (1, 2), (2, 1)))
+    assert [each.shape for each in first] == [(5, 3, 4), (5, 3, 4, 2)]
+    assert all(torch.equal(one, two) for one, two in zip(first, again, strict=True))
+    assert not torch.equal(first[0], other[0])
+
+
+@NEEDS_CUDA
+@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize(("model", "means"), [(small_cnn, True), (dropouts, False), (batch_norms, False)])
+def test_recorded_steps_have_the_bits_of_called_ones(label: str, model: Callable[[], nn.Module], means: bool) -> None:
+    """On a GPU a replay gives every bit of the same step in fixed memory, with other values, steps and masks."""
+    sizes = SIZES if means else (8, 8, 4)
+    module = make(0, model, torch.float32).to(CUDA)
+    strategy = strategy_of("grouped", module, fill=means)
+    replayed, called = (recorder(strategy, means=means, records=records) for records in (True, False))
+    for seed in range(SEEN + 3):
+        found, expected = (
+            answers(module, group(label, module, seed, sizes), strategy, each) for each in (replayed, called)
+        )
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert str(replayed) == "steps of 1 shapes are recorded", str(replayed)
+
+
+@NEEDS_CUDA
+@pytest.mark.parametrize("name", ["unfolded", "one_by_one"])
+def test_every_strategy_is_recorded(name: Name) -> None:
+    """Products of matrices, and a pass for each client, which is one graph then."""
+    module = make(0, small_cnn, torch.float32).to(CUDA)
+    strategy = strategy_of(name, module)
+    recorded = recorder(strategy, records=True)
+    for seed in range(SEEN + 2):
+        found = answers(module, group("fedcm-0.1", module, seed), strategy, recorded)
+        torch.testing.assert_close(
+            found, answers(module, group("fedcm-0.1", module, seed), strategy), rtol=1e-4, atol=1e-5
+        )
+    assert str(recorded) == "steps of 1 shapes are recorded", str(recorded)
