@@ -130,7 +130,7 @@ class NextState:
     @staticmethod
     def of_both(at_one: Memory, at_zero: Memory) -> NextState:
         """The next state from the whole states for c = 1 and c = 0."""
-        return NextState(at_one, {symbol: it for symbol, it in at_zero.items() if not _equal(it, at_one[symbol])})
+        return NextState(at_one, {symbol: it for symbol, it in at_zero.items() if not same(it, at_one[symbol])})
 
     @property
     def size_bytes(self) -> int:
@@ -218,5 +218,5 @@ def _blend(at_zero: Tensor, at_one: Tensor, factor: float) -> Tensor:
     return torch.lerp(at_zero.double(), at_one.double(), factor).to(at_one.dtype)
 
 
-def _equal(a: Tensors, b: Tensors) -> bool:
+def same(a: Tensors, b: Tensors) -> bool:
     return a is b or (a.keys() == b.keys() and all(torch.equal(tensor, b[name]) for name, tensor in a.items()))

@@ -26,7 +26,7 @@ from algorithms.batched.stacked import of_client
 from algorithms.batched.strategies import Name
 from algorithms.outside_code import is_interrupt
 from fl_client.errors import WorkFailed
-from fl_client.storage.client_state_store import NextState
+from fl_client.storage.client_state_store import NextState, same
 from fl_client.training.data import LocalTask
 from fl_client.training.payloads import check_finite, check_finite_metrics, encoding_of, header_of, laid_out
 from fl_ops.simulate.engines.client_work import CPU, ClientWork, one_thread
@@ -211,9 +211,12 @@ class BatchedEngine(LocalEngine):
         if not (work.algorithm.keeps_client_state and work.algorithm.exchanges[work.exchange].trains):
             return
         at_one, at_zero = (next_states(ready.members, updates, factor) for factor in (1.0, 0.0))
+        if not isinstance(at_one, list) and not isinstance(at_zero, list):  # what is equal is found once for all
+            at_zero = {it: values for it, values in at_zero.items() if not same(values, at_one[it])}
         for number in counted:
             one, zero = _of_client(at_one, number), _of_client(at_zero, number)
-            self._context.states.put_next(ready.clients[number][0], NextState.of_both(one, zero))
+            both = NextState.of_both(one, zero) if isinstance(at_one, list) else NextState(one, zero)
+            self._context.states.put_next(ready.clients[number][0], both)
 
     def _answers(self, common: Assignment, ready: Ready) -> Updates:
         if self._choice is None:
