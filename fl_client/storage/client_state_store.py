@@ -219,4 +219,5 @@ def _blend(at_zero: Tensor, at_one: Tensor, factor: float) -> Tensor:
 
 
 def same(a: Tensors, b: Tensors) -> bool:
+    """Whether both have the same tensors."""
     return a is b or (a.keys() == b.keys() and all(torch.equal(tensor, b[name]) for name, tensor in a.items()))
