@@ -215,13 +215,13 @@ def _endpoint(
 
     async def renewed() -> None:
         """Wait for new certificates, or another policy, which raises."""
-        waits = [asyncio.ensure_future(each()) for each in (certificates.renewed, site.until_changed)]
+        waits = [asyncio.ensure_future(until_changed()) for until_changed in (certificates.renewed, site.until_changed)]
         try:
             for done in (await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED))[0]:
                 await done
         finally:
-            for each in waits:
-                each.cancel()
+            for waiting in waits:
+                waiting.cancel()
 
     accept = _accept(site, audit, lambda: certificates.current().ca or b"")
     return Endpoint(config.server, connect, renewed, certificates.explained, accept)

@@ -44,8 +44,8 @@ class Daemon:
                 policy.show_budget()  # before the first registration
                 attending = tasks.create_task(self._sessions.run(assignments))
                 reporting = [
-                    tasks.create_task(each)
-                    for each in (availability.run(), availability.report_changes(link), state.watch(), policy.run())
+                    tasks.create_task(work)
+                    for work in (availability.run(), availability.report_changes(link), state.watch(), policy.run())
                 ]
                 reporting.append(tasks.create_task(deadline.watch(self._services.worker, availability)))
                 if self._renewal is not None:

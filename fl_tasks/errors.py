@@ -29,11 +29,11 @@ def is_own_fault(error: BaseException) -> bool:
     which states what another configuration or other options would change.
     """
     causes = _causes(error)
-    if any(isinstance(each, TaskFault) for each in causes):
+    if any(isinstance(cause, TaskFault) for cause in causes):
         return True
-    if any(isinstance(each, TaskTimedOut) or is_of_the_machine(each) for each in causes):
+    if any(isinstance(cause, TaskTimedOut) or is_of_the_machine(cause) for cause in causes):
         return False
-    guards = [number for number, each in enumerate(causes) if isinstance(each, TaskError | AlgorithmError)]
+    guards = [number for number, cause in enumerate(causes) if isinstance(cause, TaskError | AlgorithmError)]
     return bool(guards) and guards[-1] + 1 < len(causes)
 
 

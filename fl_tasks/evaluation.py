@@ -93,7 +93,9 @@ def names_of(task: Task, totals_: Totals) -> list[str]:
     """Names of the metrics. A metric whose sums over few examples have no value has its declared name."""
     values = finite_values_of(task, totals_.sums)
     declared = [metric.name for metric in summed_metrics(task)]
-    missing = [name for name in declared if not any(each == name or each.startswith(f"{name}/") for each in values)]
+    missing = [
+        name for name in declared if not any(measured == name or measured.startswith(f"{name}/") for measured in values)
+    ]
     return [*totals_.means, *values, *missing]
 
 
@@ -128,18 +130,18 @@ def totals_of(batches: Iterable[BatchSums], examples: int) -> Totals:
             raise TaskError(f"expected the metrics {sorted(totals)} of every batch, got {sorted(sums)}")
         for name, value in sums.items():
             totals[name] = totals.get(name, 0) + value
-        if count and {key: each.shape for key, each in more.items()} != {
-            key: each.shape for key, each in statistics.items()
+        if count and {key: statistic.shape for key, statistic in more.items()} != {
+            key: statistic.shape for key, statistic in statistics.items()
         }:
             raise TaskError("expected sums of the same names and shapes of every batch, got others")
-        for key, each in more.items():
-            part = torch.as_tensor(each)
+        for key, statistic in more.items():
+            part = torch.as_tensor(statistic)
             statistics[key] = statistics[key] + part if key in statistics else part
         count += size
     if count != examples:
         raise TaskError(f"expected {examples} examples to evaluate on, as the task states, got {count}")
     means = {name: float(total) / count for name, total in totals.items()}
-    return Totals(count, means, {key: each.cpu().numpy() for key, each in statistics.items()})
+    return Totals(count, means, {key: statistic.cpu().numpy() for key, statistic in statistics.items()})
 
 
 @contextmanager
@@ -218,7 +220,7 @@ def estimate_statistics(task: Task, model: nn.Module, data: Data, batch_size: in
 
 
 def _run(task: Task, model: nn.Module, data: Data, batch_size: int) -> None:
-    device, forward = next((each.device for each in model.parameters()), None), forward_of(task)
+    device, forward = next((parameter.device for parameter in model.parameters()), None), forward_of(task)
     batches = 0
     with torch.no_grad(), task_code("the task's model"):
         for raw in ordered_batches(data, batch_size):

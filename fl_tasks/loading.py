@@ -74,9 +74,9 @@ def own_options(name: str, listed: Collection[str] | None = None) -> frozenset[s
     with task_code(f"reading what {name} accepts"):
         declared = getattr(attribute, "own_options", ())
         parameters = inspect.signature(attribute).parameters.values() if callable(attribute) else ()
-    if isinstance(declared, str) or not all(isinstance(each, str) for each in declared):
+    if isinstance(declared, str) or not all(isinstance(name, str) for name in declared):
         raise TaskError(f'task {name}: expected own_options to be names of options, as ("backbone",), got {declared!r}')
-    return frozenset(declared) | {each.name for each in parameters if _PATH.search(_annotation(each))}
+    return frozenset(declared) | {parameter.name for parameter in parameters if _PATH.search(_annotation(parameter))}
 
 
 def _annotation(parameter: inspect.Parameter) -> str:

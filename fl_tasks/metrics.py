@@ -95,23 +95,23 @@ def declared_metrics(task: object) -> tuple[Metric, ...]:
     """The metrics that a task declares; empty if it declares none. Raises TaskError if they are not valid."""
     with task_code("the task's declared_metrics"):
         declared = getattr(task, "declared_metrics", ())
-    if not isinstance(declared, Sequence) or not all(isinstance(each, Metric) for each in declared):
+    if not isinstance(declared, Sequence) or not all(isinstance(metric, Metric) for metric in declared):
         raise TaskError(
             "expected the task's declared_metrics as a list or tuple of fl_tasks.Metric, as in"
             f' declared_metrics = (Metric("mae", lower_is_better=True),), got {_shown(declared)}'
         )
-    names = [each.name for each in declared]
+    names = [metric.name for metric in declared]
     checked_names(names, "the task's declared_metrics")
     if twice := [name for name in names if names.count(name) > 1]:
         raise TaskError(f"the task's declared_metrics: expected each metric once, got {twice[0]!r} twice")
-    for each in declared:
-        _check(each)
+    for metric in declared:
+        _check(metric)
     return tuple(declared)
 
 
 def declared_directions(task: object) -> Mapping[str, bool]:
     """Whether a lower value is better, for each metric whose direction the task declares. Raises TaskError."""
-    found = {each.name: each.direction for each in declared_metrics(task)}
+    found = {metric.name: metric.direction for metric in declared_metrics(task)}
     return {name: lower for name, lower in found.items() if lower is not None}
 
 

@@ -83,7 +83,7 @@ class SizeLimit(TorchDispatchMode):
     def _require(self, more: int) -> None:
         if self._total + more <= self._max_bytes:
             return
-        self._made = {at: each for at, each in self._made.items() if not each[0].expired()}
+        self._made = {at: made for at, made in self._made.items() if not made[0].expired()}
         self._total = sum(size for _, size in self._made.values())
         if self._total + more > self._max_bytes:
             raise ModelTooLarge(f"{self._total + more} bytes")
@@ -92,9 +92,9 @@ class SizeLimit(TorchDispatchMode):
 def _bytes_asked(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     """Bytes of the tensor that a factory such as torch.empty makes; 0 for an operation on tensors."""
     leaves = tree_leaves([args, kwargs])
-    if any(isinstance(each, Tensor) for each in leaves) or str(kwargs.get("device", "")) == "meta":
+    if any(isinstance(leaf, Tensor) for leaf in leaves) or str(kwargs.get("device", "")) == "meta":
         return 0
-    shapes = [each for each in args if isinstance(each, list | tuple) and all(isinstance(size, int) for size in each)]
+    shapes = [arg for arg in args if isinstance(arg, list | tuple) and all(isinstance(size, int) for size in arg)]
     dtype = kwargs.get("dtype") or torch.get_default_dtype()
     return math.prod(shapes[0]) * dtype.itemsize if shapes else 0
 
@@ -119,7 +119,7 @@ def held_outside(owner: list[nn.Module]) -> bool:
 
 def survives(owner: list[nn.Module]) -> bool:
     """Let go of the module in this list. Returns whether memory of its values is still held by anything."""
-    memories = [StorageWeakRef(each.untyped_storage()) for each in state_tensors(owner.pop()) if each.numel()]
+    memories = [StorageWeakRef(tensor.untyped_storage()) for tensor in state_tensors(owner.pop()) if tensor.numel()]
     if all(memory.expired() for memory in memories):
         return False
     gc.collect()  # modules of some libraries refer to themselves
@@ -151,13 +151,13 @@ def _held_by(holder: object) -> Iterator[object]:
 
 def _memory_is_shared(tensors: Sequence[Tensor], module: nn.Module) -> bool:
     """Whether the memory of the module's values has more users than these tensors, and those that they are views of."""
-    bases = {id(base): base for each in tensors if (base := each._base) is not None}  # noqa: SLF001 - torch documents it
-    users = Counter(each.untyped_storage().data_ptr() for each in [*tensors, *bases.values()])
+    bases = {id(base): base for tensor in tensors if (base := tensor._base) is not None}  # noqa: SLF001 - torch documents it
+    users = Counter(tensor.untyped_storage().data_ptr() for tensor in [*tensors, *bases.values()])
     usual = _users(torch.empty(1)) - 1
     return any(
-        _users(each) - usual > users[each.untyped_storage().data_ptr()]
-        for each in state_tensors(module)
-        if each.numel()
+        _users(tensor) - usual > users[tensor.untyped_storage().data_ptr()]
+        for tensor in state_tensors(module)
+        if tensor.numel()
     )
 
 

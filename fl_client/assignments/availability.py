@@ -96,11 +96,11 @@ class AvailabilityMonitor:
             closed = await asyncio.to_thread(self._gates.check)
         if closed == self._closed:
             return
-        before, self._closed = {each.gate for each in self._closed}, closed
-        for each in closed:
-            if each.gate not in before:
-                log.info("gate_closed", gate=each.gate, detail=each.detail)
-        for gate in before - {each.gate for each in closed}:
+        before, self._closed = {closed_gate.gate for closed_gate in self._closed}, closed
+        for closed_gate in closed:
+            if closed_gate.gate not in before:
+                log.info("gate_closed", gate=closed_gate.gate, detail=closed_gate.detail)
+        for gate in before - {closed_gate.gate for closed_gate in closed}:
             log.info("gate_opened", gate=gate)
         self._update_metrics()
         self._changed.set()
@@ -124,7 +124,7 @@ class AvailabilityMonitor:
         return min(self._config.check_s, max(0.0, left) + random.uniform(0.01, SPREAD_S))  # noqa: S311 - no secret
 
     def _update_metrics(self) -> None:
-        closed = {each.gate for each in self._closed}
+        closed = {closed_gate.gate for closed_gate in self._closed}
         self._metrics.may_train.set(not self._all_closed)
         self._metrics.state_dir_usable.set(not self._state_dir)
         for gate in self._gates.names:
@@ -189,7 +189,7 @@ class AvailabilityMonitor:
 
     @property
     def _ends_work(self) -> bool:
-        return bool(self._training) or any(each.gate not in self._config.finish for each in self._closed)
+        return bool(self._training) or any(closed_gate.gate not in self._config.finish for closed_gate in self._closed)
 
     def _failure(self) -> WorkFailed:
         who = "the owner's gates are closed" if self._closed else "this device takes no work now"
@@ -201,11 +201,11 @@ def availability_of(closed: Sequence[ClosedGate]) -> pb.Availability:
     if not closed:
         return pb.Availability(may_train=True)
     availability = pb.Availability(may_train=False, reason=closed[0].reason, detail=_details(closed)[:MAX_CHARS])
-    untils = [each.until for each in closed if each.until is not None]
+    untils = [closed_gate.until for closed_gate in closed if closed_gate.until is not None]
     if len(untils) == len(closed):
         availability.until.FromSeconds(round(max(untils)))
     return availability
 
 
 def _details(closed: Sequence[ClosedGate]) -> str:
-    return "; ".join(f"{each.gate}: {each.detail}" for each in closed)
+    return "; ".join(f"{closed_gate.gate}: {closed_gate.detail}" for closed_gate in closed)

@@ -141,7 +141,7 @@ def _check_algorithm(spec: training_pb2.AlgorithmSpec) -> None:
     fields = spec.parameters.fields
     for what, name, limit in (
         ("a", spec.name, METHOD_CHARS),
-        *(("a parameter's", each, NAME_CHARS) for each in fields),
+        *(("a parameter's", field, NAME_CHARS) for field in fields),
     ):
         if len(name) > limit:
             raise _unsupported(

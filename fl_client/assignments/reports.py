@@ -157,10 +157,12 @@ class FailureReports:
             sent.update(islice(self._waiting.items(), MAX_PER_CALL))
             if not sent:
                 return
-            request = pb.ReportStatusRequest(session_id=session.id, failures=[each.failure for each in sent.values()])
+            request = pb.ReportStatusRequest(
+                session_id=session.id, failures=[report.failure for report in sent.values()]
+            )
             # With the availability where it ended the work, so that no run samples this device in between.
             availability = self._availability.availability
-            stopped = any(each.failure.reason == pb.FAILURE_REASON_STOPPED for each in sent.values())
+            stopped = any(report.failure.reason == pb.FAILURE_REASON_STOPPED for report in sent.values())
             if stopped or not availability.may_train:
                 request.availability.CopyFrom(availability)
             await session.connection.report_status(request)
@@ -169,6 +171,6 @@ class FailureReports:
             await self._link.call_with_retry(report)
         except Exception as error:  # noqa: BLE001 - a fault here must not end a daemon that trains for other rounds too
             log.warning("failures_not_told", count=len(sent), reason=log_text(str(error)))
-        for key, each in sent.items():
-            if self._waiting.get(key) is each:
+        for key, told in sent.items():
+            if self._waiting.get(key) is told:
                 del self._waiting[key]

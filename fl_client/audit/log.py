@@ -143,4 +143,4 @@ def _fingerprints(pem: bytes) -> list[str]:
         certificates = x509.load_pem_x509_certificates(pem) if pem else []
     except ValueError:
         return ["unreadable"]
-    return [hashlib.sha256(each.public_bytes(Encoding.DER)).hexdigest() for each in certificates]
+    return [hashlib.sha256(certificate.public_bytes(Encoding.DER)).hexdigest() for certificate in certificates]

@@ -39,7 +39,7 @@ def parse(raw: bytes | None, kind: type[M], max_bytes: int = CONTROL_BYTES) -> M
 def log_text(text: str, max_chars: int = TEXT_CHARS) -> str:
     """Text of a peer for the log: cut, with line ends, control and formatting characters escaped."""
     cut = text[:max_chars]
-    shown = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in cut)
+    shown = "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in cut)
     return shown if len(text) <= max_chars else f"{shown}... ({len(text)} characters)"
 
 

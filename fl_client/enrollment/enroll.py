@@ -75,7 +75,10 @@ def find_authority(address: str, fingerprint: str, proxy: Proxy | None = None) -
                     f" {certificate.subject.rfc4514_string()!r}, which may not sign others; {_TODO}"
                 )
             return certificate.public_bytes(Encoding.PEM)
-    shown = "\n".join(f"  {fingerprint_of(each)}  {each.subject.rfc4514_string()}" for each in chain[:_MOST_SHOWN])
+    shown = "\n".join(
+        f"  {fingerprint_of(certificate)}  {certificate.subject.rfc4514_string()}"
+        for certificate in chain[:_MOST_SHOWN]
+    )
     raise UsageError(
         f"no certificate of {address} has the fingerprint {fingerprint}. It presented:\n{shown}\nNothing was sent to"
         f" it. {_TODO}. If the fingerprint is right, this is not your coordinator, or someone is in between"

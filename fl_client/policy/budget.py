@@ -44,7 +44,7 @@ class Amounts:
         return Amounts(**{name: getattr(self, name) + getattr(other, name) for name in NAMES})
 
 
-NAMES = tuple(each.name for each in fields(Amounts))
+NAMES = tuple(field.name for field in fields(Amounts))
 
 
 class DailyUsage:

@@ -166,12 +166,12 @@ def read_policy(path: Path) -> Policy:
 def trusted_certificates(bundle: bytes, pins: Collection[str]) -> bytes:
     """The pinned certificates of a bundle in PEM, as PEM. Empty if there are none. Raises ValueError for no PEM."""
     found = x509.load_pem_x509_certificates(bundle)
-    return b"".join(each.public_bytes(Encoding.PEM) for each in found if fingerprint(each) in pins)
+    return b"".join(certificate.public_bytes(Encoding.PEM) for certificate in found if fingerprint(certificate) in pins)
 
 
 def fingerprints(bundle: bytes) -> list[str]:
     """SHA-256 of each certificate of a bundle in PEM, in hex."""
-    return [fingerprint(each) for each in x509.load_pem_x509_certificates(bundle)]
+    return [fingerprint(certificate) for certificate in x509.load_pem_x509_certificates(bundle)]
 
 
 def fingerprint(certificate: x509.Certificate) -> str:

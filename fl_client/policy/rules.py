@@ -71,7 +71,7 @@ def verdicts(policy: Policy, request: Request) -> Iterator[Verdict]:
 
 def refusal(policy: Policy, request: Request) -> Verdict | None:
     """The first rule that refuses the request. What is left open is refused."""
-    return next((each for each in verdicts(policy, request) if not each.accepted), None)
+    return next((verdict for verdict in verdicts(policy, request) if not verdict.accepted), None)
 
 
 @dataclass(frozen=True, slots=True)

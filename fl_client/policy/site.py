@@ -62,12 +62,14 @@ def evaluation_request(assignment: training_pb2.EvaluationAssignment) -> Request
 
 def bytes_down(resources: Iterable[tensor_pb2.Resource]) -> int:
     """Bytes of all resources of an assignment."""
-    return sum(each.size_bytes for each in resources)
+    return sum(resource.size_bytes for resource in resources)
 
 
 def bytes_up(assignment: training_pb2.Assignment) -> int:
     """Bytes of the update, as far as they are known before the training: one model for each payload."""
-    model = sum(each.size_bytes for each in assignment.resources if each.kind == tensor_pb2.RESOURCE_KIND_MODEL)
+    model = sum(
+        resource.size_bytes for resource in assignment.resources if resource.kind == tensor_pb2.RESOURCE_KIND_MODEL
+    )
     return model * len(assignment.payloads)
 
 
@@ -82,8 +84,8 @@ def _unknown(message: Message, path: str) -> Iterator[str]:
     fields = UnknownFieldSet(message)
     yield from (f"{path}.{fields[index].field_number}" for index in range(len(fields)))
     for field, value in message.ListFields():
-        for each in _messages(value):
-            yield from _unknown(each, f"{path}.{field.name}")
+        for inner in _messages(value):
+            yield from _unknown(inner, f"{path}.{field.name}")
 
 
 def _messages(value: Any) -> Iterable[Message]:
@@ -93,12 +95,12 @@ def _messages(value: Any) -> Iterable[Message]:
     if isinstance(value, str | bytes | int | float):
         return ()
     items = value.values() if hasattr(value, "values") else value
-    return (each for each in items if isinstance(each, Message))
+    return (item for item in items if isinstance(item, Message))
 
 
 def _model_bytes(assignment: training_pb2.Assignment | training_pb2.EvaluationAssignment) -> int:
     """The bytes of the model, with the frozen parameters that are sent and those that the device has itself."""
-    sent = sum(each.size_bytes for each in assignment.resources if each.kind in _OF_MODEL)
+    sent = sum(resource.size_bytes for resource in assignment.resources if resource.kind in _OF_MODEL)
     return sent + assignment.local_frozen.size_bytes
 
 

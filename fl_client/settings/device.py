@@ -78,8 +78,8 @@ def _channels_last_inputs(model: nn.Module, inputs: tuple[object, ...]) -> tuple
     """Images of a batch, [n, channels, height, width], in the memory format of the convolutions."""
     del model
     return tuple(
-        each.contiguous(memory_format=torch.channels_last) if isinstance(each, Tensor) and each.dim() == 4 else each
-        for each in inputs
+        part.contiguous(memory_format=torch.channels_last) if isinstance(part, Tensor) and part.dim() == 4 else part
+        for part in inputs
     )
 
 

@@ -88,4 +88,4 @@ class Schedule:
         """
         now, minute = self.open_at(when), when // 60 * 60
         later = (minute + 60 * step for step in range(1, _HORIZON + 1))
-        return next((each for each in later if self.open_at(each) != now), None)
+        return next((moment for moment in later if self.open_at(moment) != now), None)

@@ -57,7 +57,7 @@ class EnrollFlags:
     def wanted(self) -> bool:
         """Whether a certificate is to be got."""
         given = (self.token, self.token_file, self.fingerprint, self.enroll_server)
-        return any(each is not None for each in given)
+        return any(flag is not None for flag in given)
 
 
 @dataclass(frozen=True)

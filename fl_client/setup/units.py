@@ -90,7 +90,7 @@ def _packaged(name: str) -> str:
 def _check_visible(what: str, path: Path) -> None:
     if not path.is_absolute() or re.search(r"[\s%\"'\\$]", str(path)):
         raise UsageError(f"expected an absolute path without blanks and quotes for the {what}, got {path}")
-    if hidden := next((each for each in HIDDEN if path.is_relative_to(each)), None):
+    if hidden := next((folder for folder in HIDDEN if path.is_relative_to(folder)), None):
         raise UsageError(
             f"the service cannot access {hidden}, so it cannot read the {what} {path}: use another place, such as"
             f" {PROGRAM if what == 'program' else CONFIG}"

@@ -63,7 +63,7 @@ def _received(model: nn.Module, personal: Collection[str], *, own_frozen: bool) 
     here = state_views(model, personal)
     if not own_frozen:
         return here
-    return replace(here, frozen={name: each for name, each in here.frozen.items() if name in personal})
+    return replace(here, frozen={name: tensor for name, tensor in here.frozen.items() if name in personal})
 
 
 def direction(model: nn.Module, bundles: Bundles, personal: Collection[str] = ()) -> Tensors | None:

@@ -139,7 +139,7 @@ class ContestedIdentities:
     def flapping(self) -> int:
         """Number of identities with a lasting conflict. Any thread may call this."""
         now = time.monotonic()
-        return sum(each.flapping and now - each.last < QUIET_S for each in list(self._contests.values()))
+        return sum(contest.flapping and now - contest.last < QUIET_S for contest in list(self._contests.values()))
 
     def forget(self, client_id: str) -> None:
         """Drop all that is known of the client."""

@@ -118,9 +118,9 @@ class Denials:
         """
         clients = self.fleet.records.in_memory().values()
         bans = [
-            {"client": each.client_id, "reason": each.note}
-            for each in clients
-            if each.banned and each.client_id != lifted
+            {"client": client.client_id, "reason": client.note}
+            for client in clients
+            if client.banned and client.client_id != lifted
         ]
         rows = TypeAdapter(list[RevocationRecord]).dump_python(await self.ledger.do(self.ledger.store.revocations))
         try:

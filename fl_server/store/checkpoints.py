@@ -161,7 +161,7 @@ class Checkpoints:
         """Rounds with a checkpoint, oldest first; INITIAL (-1) for the first model. Digests are not checked."""
         root = run_folder(self._directory, run_id)
         with disk_errors(f"list the checkpoints of run {run_id!r}"):
-            names = [_FOLDER.fullmatch(each.name) for each in root.iterdir()] if root.is_dir() else []
+            names = [_FOLDER.fullmatch(folder.name) for folder in root.iterdir()] if root.is_dir() else []
         return sorted(INITIAL if name[1] == "initial" else int(name[1]) for name in names if name)
 
     def prune(self, run_id: str, keep: set[int]) -> None:

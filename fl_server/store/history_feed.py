@@ -108,7 +108,7 @@ class HistoryFeed:
             return Batch([], position)
         if position < self._before_tail:
             found = await self._do(self._store.history_between, subject, (position + 1, last), AT_ONCE)
-            return Batch([Line(*each) for each in found], found[-1][0] if len(found) == AT_ONCE else last)
+            return Batch([Line(*row) for row in found], found[-1][0] if len(found) == AT_ONCE else last)
         lines: list[Line] = []
         for line in reversed(self._tail):
             if line.number <= position:
@@ -163,7 +163,7 @@ class HistoryFeed:
         while True:
             lines = await self._do(self._store.history_between, "", (self._last + 1, _LARGEST), AT_ONCE)
             if lines:
-                self._tail.extend(Line(*each) for each in lines)
+                self._tail.extend(Line(*line) for line in lines)
                 self._last = lines[-1][0]
                 while len(self._tail) > TAIL:
                     self._before_tail = self._tail.popleft().number

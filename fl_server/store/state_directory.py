@@ -98,7 +98,7 @@ def _check_ours(folder: Path) -> None:
     """Raise unless the directory is new, or a coordinator's in a known format. Changes nothing."""
     marker = folder / MARKER
     if not marker.exists():
-        if others := sorted(each.name for each in folder.iterdir() if each.name not in _HARMLESS):
+        if others := sorted(path.name for path in folder.iterdir() if path.name not in _HARMLESS):
             raise StateDirectoryError(
                 f"{folder} is no coordinator's state directory: it holds {', '.join(others[:3])} and no {MARKER}; name "
                 "an empty or a new directory"

@@ -211,7 +211,7 @@ def _used(reading: Reading) -> None:
         reading.busy = True
         if reading in _idle:
             _idle.remove(reading)
-        for other in [each for each in _idle if not each.busy][: max(len(_idle) + 1 - MOST_IDLE, 0)]:
+        for other in [reader for reader in _idle if not reader.busy][: max(len(_idle) + 1 - MOST_IDLE, 0)]:
             other.close()
             _idle.remove(other)
         _idle.append(reading)

@@ -101,7 +101,7 @@ def _class_numbers(data: Data) -> Tensor | None:
         targets = getattr(data.dataset, "targets", None)  # of torchvision's data sets
     else:
         return None
-    if isinstance(targets, Sequence) and targets and all(isinstance(each, int) for each in targets):
+    if isinstance(targets, Sequence) and targets and all(isinstance(target, int) for target in targets):
         targets = torch.tensor(targets)
     if not isinstance(targets, Tensor) or targets.dim() != 1 or len(targets) != len(data):
         return None

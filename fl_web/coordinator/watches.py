@@ -133,7 +133,7 @@ class RunWatches:
     @contextmanager
     def following(self, mailbox: Mailbox, run_id: str) -> Iterator[None]:
         """Deliver the run's status after each of its events."""
-        for idle in [each for each, watch in self._open.items() if watch.idle]:
+        for idle in [followed for followed, watch in self._open.items() if watch.idle]:
             del self._open[idle]
         watch = self._open.setdefault(run_id, RunWatch(self._calls, run_id))
         if watch.newest is not None and not watch.idle:

@@ -65,12 +65,12 @@ class BundleCache:
             return await self._get([self._expected.of(resource, layouts, run_id) for resource in resources])
 
     async def _get(self, expected: Iterable[ExpectedBundle]) -> dict[ResourceKey, Bundle]:
-        wanted = {_name_of(each.resource): each for each in expected}
-        self._differences.release_others(each.resource for each in wanted.values())
+        wanted = {_name_of(bundle.resource): bundle for bundle in expected}
+        self._differences.release_others(bundle.resource for bundle in wanted.values())
         held = self._held = {name: bundle for name, bundle in self._held.items() if name in wanted}
-        for name, each in wanted.items():
+        for name, bundle in wanted.items():
             if name not in held:
-                held[name] = await self._fetch(each)
+                held[name] = await self._fetch(bundle)
         return {name[0]: held[name] for name in wanted}
 
     async def _fetch(self, expected: ExpectedBundle) -> Bundle:

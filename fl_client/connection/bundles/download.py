@@ -153,7 +153,9 @@ class Differences:
 
     def release_others(self, resources: Iterable[tensor_pb2.Resource]) -> None:
         """Release what is neither one of an assignment's resources nor the base of one."""
-        used = {_name(each, digest) for each in resources for digest in (each.digest, each.difference.base)}
+        used = {
+            _name(resource, digest) for resource in resources for digest in (resource.digest, resource.difference.base)
+        }
         self._bases = {name: data for name, data in self._bases.items() if name in used}
 
     async def bundle(self, expected: ExpectedBundle) -> memoryview | None:

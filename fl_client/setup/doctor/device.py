@@ -47,7 +47,7 @@ def check(config: ClientConfig) -> list[Finding]:
     findings = [ok("device", _described(device))]
     nodes = gpu_nodes()
     if device.type == "cpu" and config.device == "auto" and nodes:
-        why = _no_cuda() or "; ".join(str(each.message) for each in caught)
+        why = _no_cuda() or "; ".join(str(warning.message) for warning in caught)
         findings = [warn("device", f"expected CUDA because of {nodes[0]}, got the CPU: {why}", _fix(why)), *findings]
     cores = len(os.sched_getaffinity(0))
     if config.threads > cores:

@@ -43,7 +43,7 @@ def check_state_directory(config: ClientConfig) -> Iterator[Finding]:
 
 def nearest(folder: Path) -> Path:
     """The folder, or the nearest folder above it that exists."""
-    return next(each for each in (folder, *folder.parents) if _may_exist(each))
+    return next(path for path in (folder, *folder.parents) if _may_exist(path))
 
 
 def _may_exist(folder: Path) -> bool:

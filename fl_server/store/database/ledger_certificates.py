@@ -105,9 +105,9 @@ class CertificateLedger(Transactions):
     def add_enrollments(self, enrollments_: Sequence[EnrollmentRecord], whys: Sequence[HistoryRecord]) -> None:
         """Add tokens. Removes those that ended long before."""
         with self._transaction("write enrollment tokens") as db:
-            long_ago = max(each.created_at for each in enrollments_) - TOKENS_KEPT_S
+            long_ago = max(record.created_at for record in enrollments_) - TOKENS_KEPT_S
             db.execute(delete(enrollments).where(enrollments.c.expires_at < long_ago))
-            db.execute(insert(enrollments), [rows.to_row(each) for each in enrollments_])
+            db.execute(insert(enrollments), [rows.to_row(record) for record in enrollments_])
             write_history(db, *whys)
 
     def enrollment(self, enrollment_id: str) -> EnrollmentRecord | None:
@@ -189,12 +189,12 @@ class CertificateLedger(Transactions):
         """
         renewed: list[CertificateRecord] = []
         with self._transaction("write revocations", fsynced=True) as db:
-            for each in revocations_:
-                _deny(db, each)
+            for revocation in revocations_:
+                _deny(db, revocation)
                 # A name denies all of its certificates until now by itself.
-                found = [] if revocations_[0].kind == "name" else _renewed_from(db, each)
+                found = [] if revocations_[0].kind == "name" else _renewed_from(db, revocation)
                 for certificate in found:
-                    _deny(db, of_renewed(each, certificate))
+                    _deny(db, of_renewed(revocation, certificate))
                 renewed += found
             write_history(db, why)
         return renewed
@@ -256,9 +256,9 @@ def _renewed_from(db: Connection, row: RevocationRecord) -> list[CertificateReco
     parents = {row.value} if row.kind == "serial" else set(db.execute(begin).scalars())
     while parents:
         chosen = select(certificates).where(certificates.c.renewed_from.in_(parents))
-        renewed = [CertificateRecord(**each) for each in db.execute(chosen).mappings()]
-        parents = {each.serial for each in renewed} - set(renewals)
-        renewals |= {each.serial: each for each in renewed}
+        renewed = [CertificateRecord(**values) for values in db.execute(chosen).mappings()]
+        parents = {certificate.serial for certificate in renewed} - set(renewals)
+        renewals |= {certificate.serial: certificate for certificate in renewed}
     return list(renewals.values())
 
 

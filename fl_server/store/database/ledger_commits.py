@@ -44,7 +44,7 @@ class CommitLedger(Transactions):
             entered = db.execute(query).mappings().first()
             if entered is None:
                 db.execute(insert(schema.commits), rows.to_row(commit))
-                counted = [each for each in _clients_of(db, commit) if each not in left_out]
+                counted = [client for client in _clients_of(db, commit) if client not in left_out]
                 increment(db, counted, "updates_counted")
                 if left_out:
                     of_round = change(schema.updates).filter_by(run_id=commit.run_id, round=commit.round, admitted=True)

@@ -134,7 +134,9 @@ def _mark(paths: PartPaths) -> _Mark | None:
         states = (paths.part.stat(), paths.notes.stat())
     except FileNotFoundError:
         return None
-    return tuple(value for each in states for value in (each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns))
+    return tuple(
+        value for state in states for value in (state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+    )
 
 
 MOST_BYTES = 4 << 30

@@ -100,7 +100,7 @@ class _UnfinishedUploads:
 
     def excess(self, key: SpoolKey, size: int, limit: UnfinishedLimit) -> list[SpoolKey]:
         """The client's other uploads, oldest first, if they and this one exceed the limit; otherwise nothing."""
-        others = {each: bytes_ for each, bytes_ in self._sizes.get(key.client_id, {}).items() if each != key}
+        others = {other: bytes_ for other, bytes_ in self._sizes.get(key.client_id, {}).items() if other != key}
         fits = len(others) < limit.files and sum(others.values()) + size <= limit.bytes
         return [] if fits else list(others)
 
@@ -129,7 +129,7 @@ class Spool:
             self._shared = SpoolParts(self._spares, self.prefixes, self._durable)
             if self._durable:
                 # A process may have been killed between a rename and its fsync. This one relies on the names it finds.
-                for folder in (self._directory, *(each for each in self._directory.rglob("*") if each.is_dir())):
+                for folder in (self._directory, *(path for path in self._directory.rglob("*") if path.is_dir())):
                     fsync_path(folder)
 
     def open_part(self, key: SpoolKey, digest: bytes, size: int) -> PartFile:
@@ -248,7 +248,7 @@ class Spool:
     def _remove_excess(self, key: SpoolKey, size: int) -> None:
         """Remove the client's oldest unfinished uploads over the limit. Raises TooManyUnfinished."""
         with self._lock:
-            self._unfinished.drop([each for each in self._unfinished.of(key.client_id) if self._is_over(each)])
+            self._unfinished.drop([other for other in self._unfinished.of(key.client_id) if self._is_over(other)])
             for other in self._unfinished.excess(key, size, self._unfinished_limit):
                 if self._unfinished.excess(key, size, self._unfinished_limit) and not self._is_open(other):
                     self._remove_part(other)
@@ -275,7 +275,7 @@ class Spool:
 
     def _reserve(self, key: SpoolKey) -> None:
         with self._lock:
-            self._parts = {each: part for each, part in self._parts.items() if part is None or not part.closed}
+            self._parts = {open_key: part for open_key, part in self._parts.items() if part is None or not part.closed}
             if key in self._parts:
                 raise PartBusy(f"the upload {key} has a writer already: close that one first")
             self._parts[key] = None
