@@ -160,8 +160,8 @@ class CertificateFolder:
         owner = None
         if os.geteuid() == 0:
             with suppress(OSError):
-                found = state_dir.stat()
-                owner = (found.st_uid, found.st_gid)
+                facts = state_dir.stat()
+                owner = (facts.st_uid, facts.st_gid)
         return cls(state_dir.absolute() / NAME, owner)
 
     @property
@@ -183,9 +183,9 @@ class CertificateFolder:
     def renew_after(self) -> float:
         """Unix seconds from which on the certificate in use is to be renewed; 0.0 if there is no certificate."""
         try:
-            found = json.loads((self.current / _RENEWAL).read_bytes())["renew_after"]
-            if isinstance(found, int | float) and math.isfinite(found):
-                return float(found)
+            renew_after = json.loads((self.current / _RENEWAL).read_bytes())["renew_after"]
+            if isinstance(renew_after, int | float) and math.isfinite(renew_after):
+                return float(renew_after)
         except (OSError, ValueError, KeyError, TypeError):
             pass
         leaf = self.certificate()

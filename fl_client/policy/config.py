@@ -165,8 +165,10 @@ def read_policy(path: Path) -> Policy:
 
 def trusted_certificates(bundle: bytes, pins: Collection[str]) -> bytes:
     """The pinned certificates of a bundle in PEM, as PEM. Empty if there are none. Raises ValueError for no PEM."""
-    found = x509.load_pem_x509_certificates(bundle)
-    return b"".join(certificate.public_bytes(Encoding.PEM) for certificate in found if fingerprint(certificate) in pins)
+    certificates = x509.load_pem_x509_certificates(bundle)
+    return b"".join(
+        certificate.public_bytes(Encoding.PEM) for certificate in certificates if fingerprint(certificate) in pins
+    )
 
 
 def fingerprints(bundle: bytes) -> list[str]:

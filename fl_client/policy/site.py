@@ -75,9 +75,9 @@ def bytes_up(assignment: training_pb2.Assignment) -> int:
 
 def unknown_fields(message: Message) -> str:
     """The unknown fields of a message and of all messages in it, by path and number; empty if there are none."""
-    found = list(_unknown(message, message.DESCRIPTOR.name))
-    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return ", ".join(found[:_SHOWN]) + more
+    unknown = list(_unknown(message, message.DESCRIPTOR.name))
+    more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
+    return ", ".join(unknown[:_SHOWN]) + more
 
 
 def _unknown(message: Message, path: str) -> Iterator[str]:

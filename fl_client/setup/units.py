@@ -79,8 +79,8 @@ def systemd_version() -> int:
         output = subprocess.run(["systemctl", "--version"], capture_output=True, text=True, check=False).stdout  # noqa: S607 - found by PATH
     except OSError:
         return 0
-    found = re.match(r"systemd (\d+)", output)
-    return int(found[1]) if found else 0
+    version = re.match(r"systemd (\d+)", output)
+    return int(version[1]) if version else 0
 
 
 def _packaged(name: str) -> str:

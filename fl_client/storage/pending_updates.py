@@ -182,8 +182,8 @@ class PendingUpdates:
 
     def files(self) -> list[UpdateFile]:
         """The saved updates, oldest first."""
-        found = sorted(self._folder.glob("*.update"), key=lambda path: (path.stat().st_mtime_ns, path.name))
-        return [stored for stored in map(_read, found) if stored is not None]
+        paths = sorted(self._folder.glob("*.update"), key=lambda path: (path.stat().st_mtime_ns, path.name))
+        return [stored for stored in map(_read, paths) if stored is not None]
 
     def exchange_keys(self) -> list[training_pb2.ExchangeKey]:
         """Keys of the saved updates, oldest first."""

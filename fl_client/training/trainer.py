@@ -232,13 +232,13 @@ class Trainer:
     def _measured(self, model: nn.Module) -> tuple[dict[str, float], list[PlainSum]]:
         """The metrics, and the sums of those that are no means, whose values for this device may be unknown."""
         with task_failures():
-            found = totals(self._local.task, model, self._local.held_out)
-            values = finite_values_of(self._local.task, found.sums)
-        bad = [f"{name} = {value}" for name, value in found.means.items() if not math.isfinite(value)]
-        bad += [f"the sums of {metric}" for (metric, _), sums in found.sums.items() if not np.isfinite(sums).all()]
+            measured = totals(self._local.task, model, self._local.held_out)
+            values = finite_values_of(self._local.task, measured.sums)
+        bad = [f"{name} = {value}" for name, value in measured.means.items() if not math.isfinite(value)]
+        bad += [f"the sums of {metric}" for (metric, _), sums in measured.sums.items() if not np.isfinite(sums).all()]
         if bad:
             raise WorkFailed(pb.FAILURE_REASON_NOT_FINITE, f"expected finite metrics, got {bad[0]}")
-        return {**found.means, **values}, plain(found.sums)
+        return {**measured.means, **values}, plain(measured.sums)
 
     def method_of(self, training: training_pb2.LocalTraining) -> Algorithm:
         """The method that an assignment names. Raises WorkFailed if this device does not have the same."""

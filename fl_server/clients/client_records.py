@@ -143,8 +143,8 @@ class ClientRecords:
         """Labels of the enrollment that a certificate comes from; None for one of another source, and for none."""
         if not serial:
             return None
-        found = await self._ledger.do(self._ledger.store.certificates_with, "serial", serial)
-        return found[0].labels if found else None
+        certificates = await self._ledger.do(self._ledger.store.certificates_with, "serial", serial)
+        return certificates[0].labels if certificates else None
 
     def get(self, client_id: str) -> ClientRecord:
         """A client's record. Raises NoSuchClient."""

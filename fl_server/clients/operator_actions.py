@@ -133,8 +133,8 @@ class Denials:
     async def restore(self, audit: AuditLog) -> None:
         """Apply what the ledger lacks, each with a row of the audit log. Raises SettingsError for an unusable file."""
         paths = sorted({*self.config.state_dir.glob("denials*.json"), self.path})
-        found = [await self.ledger.do(_read, path) for path in paths if path.exists()]
-        for lists in found:
+        files = [await self.ledger.do(_read, path) for path in paths if path.exists()]
+        for lists in files:
             for row in self._lacking(lists.revocations):
                 await self._revoke(row)
                 await audit.record(_row(f"{row.kind} {row.value}", row.reason))

@@ -166,12 +166,12 @@ class TransferLimits:
 
     def of(self, client: str) -> ClientLimits:
         """One client's limits."""
-        found = self._clients.get(client)
-        if found is None:
-            found = self._clients[client] = ClientLimits(self._limits)
+        limits = self._clients.get(client)
+        if limits is None:
+            limits = self._clients[client] = ClientLimits(self._limits)
             self._drop_idle()
         self._clients.move_to_end(client)
-        return found
+        return limits
 
     def assigned(self, client: str, assignment: object) -> None:
         """The client was sent an assignment."""

@@ -93,9 +93,9 @@ class ConnectionWatch:
             self.check(await asyncio.to_thread(connections_to, self._ports), time.monotonic())
             await asyncio.sleep(CHECK_S)
 
-    def check(self, found: Mapping[int, Counter[str]], now: float) -> None:
+    def check(self, connections: Mapping[int, Counter[str]], now: float) -> None:
         """Update the metrics, and log what needs attention."""
-        for port, holders in found.items():
+        for port, holders in connections.items():
             setting = self._ports[port]
             self._metrics.connections.labels(setting).set(holders.total())
             self._check_full(setting, holders, now)

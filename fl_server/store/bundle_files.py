@@ -106,9 +106,9 @@ def read_meta(folder: Path) -> dict[str, Any]:
             raise Damaged(f"{_META} is torn: {error}") from error
     if digest != _meta_digest(meta):
         raise Damaged(f"{_META} does not have the digest that it names")
-    if (found := meta.get("format")) != FORMAT:
+    if (format_ := meta.get("format")) != FORMAT:
         raise StoreError(
-            f"{folder} has checkpoint format {found!r}; this program knows {FORMAT}: start the version that wrote it"
+            f"{folder} has checkpoint format {format_!r}; this program knows {FORMAT}: start the version that wrote it"
         )
     return meta
 
@@ -139,6 +139,6 @@ def _library_errors(path: Path, doing: str) -> Iterator[None]:
         yield
     except (SafetensorError, OSError) as error:
         number = getattr(error, "errno", None)
-        if number is None and (found := _ERRNO.search(str(error))):
-            number = int(found[1])
+        if number is None and (match := _ERRNO.search(str(error))):
+            number = int(match[1])
         raise disk_error(f"{doing} {path}", number, error) from error

@@ -107,8 +107,8 @@ class HistoryFeed:
         if position >= last:
             return Batch([], position)
         if position < self._before_tail:
-            found = await self._do(self._store.history_between, subject, (position + 1, last), AT_ONCE)
-            return Batch([Line(*row) for row in found], found[-1][0] if len(found) == AT_ONCE else last)
+            entries = await self._do(self._store.history_between, subject, (position + 1, last), AT_ONCE)
+            return Batch([Line(*row) for row in entries], entries[-1][0] if len(entries) == AT_ONCE else last)
         lines: list[Line] = []
         for line in reversed(self._tail):
             if line.number <= position:

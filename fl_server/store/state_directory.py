@@ -44,8 +44,8 @@ class DirectoryLock:
     @property
     def home(self) -> Home:
         """The ids of the directory and of its ledger, from the marker file."""
-        found = _read_json(self.path / MARKER)
-        return Home(found["id"], found.get("ledger", ""))
+        marker = _read_json(self.path / MARKER)
+        return Home(marker["id"], marker.get("ledger", ""))
 
     def keep_ledger(self, coordinator_id: str) -> None:
         """Record the ledger of the directory, permanently."""

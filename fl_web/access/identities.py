@@ -222,12 +222,12 @@ class Coordinator:
         if not self.is_own(code):
             return ""
         try:
-            found = await self._login.GetLink(web_pb2.GetLinkRequest(code=code), timeout=_CALL_S, metadata=_address())
+            link = await self._login.GetLink(web_pb2.GetLinkRequest(code=code), timeout=_CALL_S, metadata=_address())
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                 return ""
             raise
-        return str(found.identity)
+        return str(link.identity)
 
     async def open_by_code(self, code: str) -> Session | None:
         """A session for a link's code."""

@@ -182,10 +182,10 @@ def _is_form(scope: Message) -> bool:
 
 def headers_of(scope: Message) -> Mapping[str, list[str]]:
     """The headers of a request by name in small letters."""
-    found: dict[str, list[str]] = {}
+    headers: dict[str, list[str]] = {}
     for name, value in scope["headers"]:
-        found.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
-    return found
+        headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+    return headers
 
 
 def _with_policy(headers: Iterable[tuple[bytes, bytes]]) -> Iterable[tuple[bytes, bytes]]:

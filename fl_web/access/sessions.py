@@ -92,12 +92,12 @@ class Sessions:
             await answer(send, 503, "The coordinator does not answer. Try again.\n", [(b"retry-after", b"3")])
 
     async def _page(self, scope: Message, receive: Receive, send: Send, certificate: bytes | None) -> None:
-        found = await self._identified(scope, certificate)
-        secret, new = found.secret, found.new
-        if found.reader is None:
-            await self._needs_login(send, is_void=found.is_void)
+        identified = await self._identified(scope, certificate)
+        secret, new = identified.secret, identified.new
+        if identified.reader is None:
+            await self._needs_login(send, is_void=identified.is_void)
             return
-        scope["state"]["reader"] = found.reader
+        scope["state"]["reader"] = identified.reader
 
         async def with_cookie(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -205,8 +205,8 @@ class Sessions:
                 cookies.load(header)
             except CookieError:
                 return ""
-        found = cookies.get(self._cookie)
-        secret = "" if found is None else found.value
+        cookie = cookies.get(self._cookie)
+        secret = "" if cookie is None else cookie.value
         return secret if secret.isascii() and secret.isprintable() and len(secret) <= MOST_SECRET else ""
 
     def _set_cookie(self, secret: str, seconds: float) -> tuple[bytes, bytes]:

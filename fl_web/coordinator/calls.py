@@ -90,8 +90,8 @@ _CUT = ("Socket closed", "Connection reset", "Broken pipe", "Stream removed", "G
 
 def _plain(details: str) -> str:
     """The reason of a lost connection for a person: gRPC's own texts are about its parts."""
-    if found := _REFUSED.search(details):
-        return f"nothing listens at {unquote(found['address'])}"
+    if refused := _REFUSED.search(details):
+        return f"nothing listens at {unquote(refused['address'])}"
     if any(sign in details for sign in _CUT):
         return "the connection was closed"
     return details

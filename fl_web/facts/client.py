@@ -21,14 +21,14 @@ class Mark(NamedTuple):
 
 def marks(client: pb.ClientStatus) -> list[Mark]:
     """All that apply: banned, quarantined, draining, may not train."""
-    found = [Mark("banned")] if client.banned else []
+    marked = [Mark("banned")] if client.banned else []
     if client.HasField("quarantine"):
-        found.append(Mark("quarantined", (" until ", client.quarantine.until)))
+        marked.append(Mark("quarantined", (" until ", client.quarantine.until)))
     if client.draining:
-        found.append(Mark("draining"))
+        marked.append(Mark("draining"))
     if _may_not_train(client):
-        found.append(Mark("may not train", _unavailable(client.availability)))
-    return found
+        marked.append(Mark("may not train", _unavailable(client.availability)))
+    return marked
 
 
 def state(client: pb.ClientStatus) -> tuple[Part, ...]:
@@ -99,19 +99,19 @@ def _offer(offer: coordinator_pb2.TaskOffer) -> str:
 
 def _daemons(details: pb.GetClientResponse) -> list[Fact]:
     """The daemon that has the session, and others that used the same identity."""
-    found = [fact("session", "none")]
+    daemons = [fact("session", "none")]
     if details.HasField("session"):
-        found = [fact("session", _origin(details.session), ", since ", details.session.registered)]
-        found.append(fact("certificate", *_certificate(details.session)))
+        daemons = [fact("session", _origin(details.session), ", since ", details.session.registered)]
+        daemons.append(fact("certificate", *_certificate(details.session)))
     if details.HasField("refused"):
-        found.append(fact("refused daemon", _origin(details.refused), ", last on ", details.refused.registered))
-        found.append(fact("its certificate", *_certificate(details.refused)))
+        daemons.append(fact("refused daemon", _origin(details.refused), ", last on ", details.refused.registered))
+        daemons.append(fact("its certificate", *_certificate(details.refused)))
     if details.HasField("fenced"):
-        found.append(fact("replaced daemon", _origin(details.fenced), ", since ", details.fenced.registered))
+        daemons.append(fact("replaced daemon", _origin(details.fenced), ", since ", details.fenced.registered))
     if details.conflicts or details.contested:
         still = " and still do: stop one of them" if details.contested else ""
-        found.append(fact("two daemons", f"used this identity {counted(details.conflicts, 'time')}{still}"))
-    return found
+        daemons.append(fact("two daemons", f"used this identity {counted(details.conflicts, 'time')}{still}"))
+    return daemons
 
 
 def _origin(origin: pb.ClientOrigin) -> str:

@@ -27,14 +27,14 @@ _RECENT_S = 24 * 3600.0
 def problems(overview: pb.GetOverviewResponse, ended: Iterable[pb.RunOverview] = ()) -> list[Problem]:
     """What needs attention, the worst first. ended: runs that have ended, if the overview has only active ones."""
     now, clients = overview.now.seconds, overview.clients_by_state
-    found = [
+    known = [
         Problem("bad", f"{run.run_id} failed: {run.reason}", run.run_id)
         for run in (*overview.runs, *ended)
         if run.state == pb.RUN_STATE_FAILED and now - run.ended.seconds < _RECENT_S
     ]
     if not_loaded := overview.runs_by_state["unspecified"]:
-        found.append(Problem("bad", f"{counted(not_loaded, 'run')} could not be loaded"))
-    found += [
+        known.append(Problem("bad", f"{counted(not_loaded, 'run')} could not be loaded"))
+    known += [
         Problem("warn", f"{run.run_id} waits: {run.reason or 'for clients'}", run.run_id)
         for run in overview.runs
         if run.state == pb.RUN_STATE_WAITING
@@ -42,16 +42,16 @@ def problems(overview: pb.GetOverviewResponse, ended: Iterable[pb.RunOverview] =
     for run in overview.runs:
         if run.labels_suspected:
             who = counted(run.labels_suspected, "client")
-            found.append(Problem("warn", f"{run.run_id}: check the order of the labels of {who}", run.run_id))
+            known.append(Problem("warn", f"{run.run_id}: check the order of the labels of {who}", run.run_id))
     for run in overview.runs:
         if run.below_due:
             who = f"{counted(run.below_due, 'client')} count{'s' if run.below_due == 1 else ''}"
-            found.append(Problem("warn", f"{run.run_id}: {who} less than half of their due", run.run_id))
+            known.append(Problem("warn", f"{run.run_id}: {who} less than half of their due", run.run_id))
     if quarantined := clients["quarantined"]:
-        found.append(Problem("warn", f"{counted(quarantined, 'client')} in quarantine", clients="mark=quarantined"))
+        known.append(Problem("warn", f"{counted(quarantined, 'client')} in quarantine", clients="mark=quarantined"))
     if suspect := clients["suspect"]:
         text = f"{counted(suspect, 'client')} lost {'its' if suspect == 1 else 'their'} connection a moment ago"
-        found.append(Problem("warn", text, clients="state=suspect"))
+        known.append(Problem("warn", text, clients="state=suspect"))
     if any(run.state == pb.RUN_STATE_RUNNING for run in overview.runs) and not clients["present"]:
-        found.append(Problem("warn", "no client is connected", clients=""))
-    return found
+        known.append(Problem("warn", "no client is connected", clients=""))
+    return known

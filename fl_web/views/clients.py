@@ -33,13 +33,13 @@ async def _context(reader: Reader, params: Params) -> Context:
         params.text("descending") == "1",
     )
     overview = await reader.overview(RunsWanted(1))
-    found = await reader.clients(wanted)
+    page = await reader.clients(wanted)
     return {
         "title": "Clients",
         "overview": overview,
-        "clients": found.clients,
-        "found": found.found,
-        "next_page": found.next_page_token,
+        "clients": page.clients,
+        "found": page.found,
+        "next_page": page.next_page_token,
         "order": order,
         "client_states": CLIENT_STATES,
         "all_marks": CLIENT_MARKS,
@@ -62,13 +62,13 @@ def _labels(texts: list[str]) -> dict[str, str]:
 async def _client(reader: Reader, params: Params) -> Context:
     client_id = params.text("id")
     number = (await reader.overview(RunsWanted(1))).history_number
-    found = await reader.client(client_id, _HISTORY)
+    details = await reader.client(client_id, _HISTORY)
     return {
         "title": client_id,
-        "found": found,
-        "client": found.client,
-        "facts": client_facts.facts(found),
-        "entries": list(reversed(found.history)),
+        "found": details,
+        "client": details.client,
+        "facts": client_facts.facts(details),
+        "entries": list(reversed(details.history)),
         "params": params,
         "number": number,
     }

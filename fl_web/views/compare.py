@@ -83,17 +83,17 @@ async def compared(reader: Reader, params: Params) -> tuple[list[Compared], list
 
 
 async def _context(reader: Reader, params: Params) -> Context:
-    (found, metrics), overview = await asyncio.gather(
+    (chosen_runs, metrics), overview = await asyncio.gather(
         compared(reader, params), reader.overview(RunsWanted(_OFFERED, search=params.text("q")))
     )
-    chosen = [one.run.run_id for one in found]
+    chosen = [one.run.run_id for one in chosen_runs]
     return {
         "title": "Compare",
-        "compared": found,
+        "compared": chosen_runs,
         "chosen": chosen,
         "offered": [run for run in overview.runs if run.run_id not in chosen],
         "offered_found": overview.runs_found,
-        "metric": found[0].metric if found else "accuracy",
+        "metric": chosen_runs[0].metric if chosen_runs else "accuracy",
         "metrics": metrics,
         "axis": params.one_of("x", AXES),
         "axes": AXES,
@@ -104,17 +104,17 @@ async def _context(reader: Reader, params: Params) -> Context:
     }
 
 
-def compare_json(found: list[Compared], most: int) -> dict[str, Any]:
+def compare_json(runs: list[Compared], most: int) -> dict[str, Any]:
     """The curves for the browser."""
     curves = []
-    for one in found:
+    for one in runs:
         kept = one.curve(most)
         curves.append({
             "run": one.run.run_id,
             "x": [one.position(of) for of in kept],
             "values": [finite(one.value(of)) for of in kept],
         })  # fmt: skip
-    unit = "share" if found and base_metric(found[0].metric) == ACCURACY else "number"
+    unit = "share" if runs and base_metric(runs[0].metric) == ACCURACY else "number"
     return {"unit": unit, "curves": curves}
 
 

@@ -74,9 +74,9 @@ def _connection(config: ClientConfig) -> Iterator[Finding]:
     from fl_client.setup.doctor import coordinator
 
     for check in (network.look_up, network.connect, network.check_tls, coordinator.check):
-        found = list(check(config))
-        yield from found
-        if any(finding.level is Level.FAIL for finding in found):
+        findings = list(check(config))
+        yield from findings
+        if any(finding.level is Level.FAIL for finding in findings):
             return
 
 
@@ -84,8 +84,8 @@ def _training(config: ClientConfig) -> Iterator[Finding]:
     """The device, the task with its data, and space for the model. Only here torch is loaded."""
     from fl_client.setup.doctor import device
 
-    yield from (found := device.check(config))
-    if any(finding.level is Level.FAIL for finding in found):
+    yield from (findings := device.check(config))
+    if any(finding.level is Level.FAIL for finding in findings):
         return
     trial = device.check_training_step(config)
     yield from trial.findings

@@ -72,7 +72,7 @@ class AuditLedger(Transactions):
                 query = query.where(number < end)
             if since_us is not None:
                 query = query.where(audit.c.time_us >= since_us)
-            rows = [_row(found) for found in db.execute(query).mappings()]
+            rows = [_row(row) for row in db.execute(query).mappings()]
         if len(rows) == limit:
             return AuditPage(rows, rows[-1].number + 1)
         return AuditPage(rows, last + 1 if end is None else end)
@@ -80,14 +80,14 @@ class AuditLedger(Transactions):
     def newest_audit_rows(self, count: int) -> list[AuditRow]:
         """The newest rows, in order of number."""
         query = select(audit).order_by(audit.c.number.desc()).limit(count)
-        return [_row(found) for found in reversed(self._read("the audit log", query))]
+        return [_row(row) for row in reversed(self._read("the audit log", query))]
 
 
 def _head(db: Connection) -> Head:
-    found = db.execute(select(audit.c.number, audit.c.hash).order_by(audit.c.number.desc()).limit(1)).first()
-    return START if found is None else Head(found.number, bytes(found.hash))
+    newest = db.execute(select(audit.c.number, audit.c.hash).order_by(audit.c.number.desc()).limit(1)).first()
+    return START if newest is None else Head(newest.number, bytes(newest.hash))
 
 
-def _row(found: RowMapping) -> AuditRow:
-    values: dict[str, Any] = {name: found[name] for name in _COLUMNS}
+def _row(row: RowMapping) -> AuditRow:
+    values: dict[str, Any] = {name: row[name] for name in _COLUMNS}
     return AuditRow(**{**values, "hash": bytes(values["hash"])})

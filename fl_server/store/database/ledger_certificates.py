@@ -112,13 +112,13 @@ class CertificateLedger(Transactions):
 
     def enrollment(self, enrollment_id: str) -> EnrollmentRecord | None:
         """One token, if there is one."""
-        found = self._read("an enrollment token", rows_where(enrollments, id=enrollment_id))
-        return EnrollmentRecord(**found[0]) if found else None
+        tokens = self._read("an enrollment token", rows_where(enrollments, id=enrollment_id))
+        return EnrollmentRecord(**tokens[0]) if tokens else None
 
     def enrollments(self, after: Position | None, limit: int) -> list[EnrollmentRecord]:
         """At most `limit` tokens, the newest first, after (created_at, id)."""
-        found = self._newest(enrollments, ("created_at", "id"), after, limit)
-        return [EnrollmentRecord(**row) for row in found]
+        tokens = self._newest(enrollments, ("created_at", "id"), after, limit)
+        return [EnrollmentRecord(**row) for row in tokens]
 
     def revoke_enrollment(self, enrollment_id: str, why: HistoryRecord) -> EnrollmentRecord | None:
         """Make a token useless; fsynced. Returns the token; None if there is none. No history the second time."""
@@ -126,8 +126,8 @@ class CertificateLedger(Transactions):
         with self._transaction(f"revoke the token {enrollment_id!r}", fsynced=True) as db:
             if db.execute(change(enrollments).filter_by(id=enrollment_id).where(still).values(revoked=True)).rowcount:
                 write_history(db, why)
-            found = db.execute(rows_where(enrollments, id=enrollment_id)).mappings().first()
-            return EnrollmentRecord(**found) if found else None
+            token = db.execute(rows_where(enrollments, id=enrollment_id)).mappings().first()
+            return EnrollmentRecord(**token) if token else None
 
     def spend(self, certificate: CertificateRecord, why: HistoryRecord) -> CertificateRecord | NotSpent:
         """Spend one use of the certificate's token and keep the certificate, together; fsynced.
@@ -172,8 +172,8 @@ class CertificateLedger(Transactions):
     def certificates(self, name: str, after: Position | None, limit: int) -> list[CertificateRecord]:
         """At most `limit` certificates of a client ("" for all), the newest first, after (issued_at, serial)."""
         only = [certificates.c.name == name] if name else []
-        found = self._newest(certificates, ("issued_at", "serial"), after, limit, *only)
-        return [CertificateRecord(**row) for row in found]
+        newest = self._newest(certificates, ("issued_at", "serial"), after, limit, *only)
+        return [CertificateRecord(**row) for row in newest]
 
     def certificates_with(self, kind: RevocationKind, value: str) -> list[CertificateRecord]:
         """All certificates with this serial, key or client's name, the newest first."""
@@ -192,10 +192,10 @@ class CertificateLedger(Transactions):
             for revocation in revocations_:
                 _deny(db, revocation)
                 # A name denies all of its certificates until now by itself.
-                found = [] if revocations_[0].kind == "name" else _renewed_from(db, revocation)
-                for certificate in found:
+                renewed_from = [] if revocations_[0].kind == "name" else _renewed_from(db, revocation)
+                for certificate in renewed_from:
                     _deny(db, of_renewed(revocation, certificate))
-                renewed += found
+                renewed += renewed_from
             write_history(db, why)
         return renewed
 
@@ -212,8 +212,8 @@ class CertificateLedger(Transactions):
         value = revocations.c.value
         known = exists().where(or_(certificates.c.serial == value, certificates.c.key == value))
         only = [revocations.c.kind != "name", ~known, *([revocations.c.name == name] if name else [])]
-        found = self._newest(revocations, ("revoked_at", "value"), after, limit, *only)
-        return [RevocationRecord(**row) for row in found]
+        newest = self._newest(revocations, ("revoked_at", "value"), after, limit, *only)
+        return [RevocationRecord(**row) for row in newest]
 
     def _newest(
         self, table: Table, key: tuple[str, str], after: Position | None, limit: int, *only: ColumnElement[bool]
@@ -273,7 +273,7 @@ def _is_taken(db: Connection, wanted: CertificateRecord) -> bool:
     others = rows_where(certificates, name=wanted.name, role=wanted.role).where(valid, certificates.c.key != wanted.key)
     for other in db.execute(others).mappings():
         by = (("serial", other["serial"]), ("key", other["key"]), ("name", other["name"]))
-        found = db.execute(_denying(by)).mappings().all()
-        if not any(row["kind"] != "name" or other["not_before"] <= row["revoked_at"] for row in found):
+        denials = db.execute(_denying(by)).mappings().all()
+        if not any(row["kind"] != "name" or other["not_before"] <= row["revoked_at"] for row in denials):
             return True
     return False

@@ -65,13 +65,13 @@ class ClientLedger(Transactions):
 
     def client(self, client_id: str) -> ClientRecord | None:
         """One client; None if it is not on the roster."""
-        found = self._read("a client", rows_where(schema.clients, client_id=client_id))
-        return rows.client(found[0]) if found else None
+        clients = self._read("a client", rows_where(schema.clients, client_id=client_id))
+        return rows.client(clients[0]) if clients else None
 
     def clients(self) -> list[ClientRecord]:
         """All clients in the order of id bytes."""
-        found = map(rows.client, self._read("clients", select(schema.clients)))
-        return sorted(found, key=lambda client: client.client_id.encode())
+        clients = map(rows.client, self._read("clients", select(schema.clients)))
+        return sorted(clients, key=lambda client: client.client_id.encode())
 
     def clients_of(self, client_ids: Sequence[str]) -> list[ClientRecord]:
         """The records of these clients, at most 1,000, in the order of id bytes; unknown ones are left out."""
@@ -89,8 +89,8 @@ class ClientLedger(Transactions):
 
     def quarantine_records(self) -> list[QuarantineRecord]:
         """The quarantine records of clients, in the order of id bytes."""
-        found = map(rows.quarantine, self._read("quarantine records", select(schema.quarantines)))
-        return sorted(found, key=lambda record: record.client_id.encode())
+        records = map(rows.quarantine, self._read("quarantine records", select(schema.quarantines)))
+        return sorted(records, key=lambda record: record.client_id.encode())
 
     def put_quarantine_record(self, quarantine: QuarantineRecord, why: HistoryRecord | None = None) -> None:
         """Replace a client's quarantine record. An unknown client is ignored."""
@@ -119,8 +119,8 @@ class ClientLedger(Transactions):
 
     def client_state_records(self, run_id: str) -> list[ClientStateRecord]:
         """The records of clients' states in a run, in the order of id bytes."""
-        found = map(rows.client_state, self._read("client states", rows_where(schema.client_states, run_id=run_id)))
-        return sorted(found, key=lambda state: state.client_id.encode())
+        states = map(rows.client_state, self._read("client states", rows_where(schema.client_states, run_id=run_id)))
+        return sorted(states, key=lambda state: state.client_id.encode())
 
     def put_client_state_records(
         self,

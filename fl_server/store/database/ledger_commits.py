@@ -133,8 +133,8 @@ class CommitLedger(Transactions):
 
     def totals(self, run_id: str) -> TotalsRecord | None:
         """The totals of a run's settled rounds; None if there are none that are valid."""
-        found = self._read("totals", rows_where(schema.run_totals, run_id=run_id))
-        return rows.totals(found[0]) if found else None
+        totals = self._read("totals", rows_where(schema.run_totals, run_id=run_id))
+        return rows.totals(totals[0]) if totals else None
 
     def put_totals(self, totals: TotalsRecord) -> None:
         """Replace the totals of a run's settled rounds. `set_metrics` of one of these rounds removes them."""
@@ -169,12 +169,12 @@ class CommitLedger(Transactions):
         table = schema.client_evaluations
         client = collate(table.c.client_id, self._byte_order)
         query = select(table.c.client_id, table.c.sums).where(table.c.run_id == run_id, table.c.round == round)
-        found = self._read("sums", query.where(client > after).order_by(client).limit(limit))
-        return [(row["client_id"], row["sums"]) for row in found]
+        sums = self._read("sums", query.where(client > after).order_by(client).limit(limit))
+        return [(row["client_id"], row["sums"]) for row in sums]
 
 
 def _clients_of(db: Connection, commit: CommitRecord) -> list[str]:
     """The clients that a round counted: those accepted in its last exchange."""
     last = rows_where(schema.accepted, run_id=commit.run_id, round=commit.round)
-    found = db.execute(last.order_by(schema.accepted.c.exchange.desc()).limit(1)).mappings().first()
-    return [client_id for client_id, _ in found["entries"]] if found else []
+    accepted = db.execute(last.order_by(schema.accepted.c.exchange.desc()).limit(1)).mappings().first()
+    return [client_id for client_id, _ in accepted["entries"]] if accepted else []

@@ -37,8 +37,8 @@ class RoundLedger(Transactions):
         key = {name: getattr(attempt, name) for name in ("run_id", "round", "exchange", "attempt")}
         doing = f"open attempt {attempt.attempt} of run {attempt.run_id!r} round {attempt.round}"
         with self._transaction(doing) as db:
-            found = db.execute(rows_where(schema.attempts, **key)).mappings().first()
-            if found is None or rows.attempt(found) != attempt:
+            known = db.execute(rows_where(schema.attempts, **key)).mappings().first()
+            if known is None or rows.attempt(known) != attempt:
                 db.execute(insert(schema.attempts), rows.to_row(attempt))
                 write_history(db, why)
 
@@ -172,8 +172,10 @@ class RoundLedger(Transactions):
     def accepted(self, run_id: str, round: int, exchange: int) -> list[tuple[str, bytes]] | None:
         """The fixed list; None before it is fixed."""
         query = rows_where(schema.accepted, run_id=run_id, round=round, exchange=exchange)
-        found = self._read("an accepted list", query)
-        return [(client_id, bytes.fromhex(digest)) for client_id, digest in found[0]["entries"]] if found else None
+        accepted = self._read("an accepted list", query)
+        return (
+            [(client_id, bytes.fromhex(digest)) for client_id, digest in accepted[0]["entries"]] if accepted else None
+        )
 
     def accepted_updates(self, run_id: str, round: int, exchange: int) -> list[UpdateRecord]:
         """The accepted updates of an exchange, in the order of client id bytes."""

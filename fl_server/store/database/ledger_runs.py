@@ -34,8 +34,8 @@ class Removal(Transactions):
 
     def deleted_runs(self) -> list[str]:
         """Ids of deleted runs, which are never used again."""
-        found = self._read("deleted runs", select(schema.runs.c.run_id).where(schema.runs.c.state == DELETED))
-        return [row["run_id"] for row in found]
+        deleted = self._read("deleted runs", select(schema.runs.c.run_id).where(schema.runs.c.state == DELETED))
+        return [row["run_id"] for row in deleted]
 
     def remove_rounds(self, run_id: str, before: int) -> bool:
         """Remove everything but the commits of a few rounds before this one, the oldest. Returns whether some are left.
@@ -106,8 +106,8 @@ class RunLedger(Transactions):
 
     def runs(self) -> list[RunRecord]:
         """All runs that were not deleted, oldest first."""
-        found = map(rows.run, self._read("runs", select(schema.runs).where(schema.runs.c.state != DELETED)))
-        return sorted(found, key=lambda run: (run.created_at, run.run_id))
+        runs = map(rows.run, self._read("runs", select(schema.runs).where(schema.runs.c.state != DELETED)))
+        return sorted(runs, key=lambda run: (run.created_at, run.run_id))
 
     def add_history(self, entry: HistoryRecord) -> None:
         """Write a line of history without any other change."""

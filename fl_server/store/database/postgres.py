@@ -145,5 +145,5 @@ def _lock(connection: _Raw, _: Any) -> None:
 def _holder(connection: _Raw) -> str:
     """A description of the process that holds the lock."""
     connection.rollback()  # the transaction that waited for the lock has failed
-    found = connection.execute(_HOLDER, [_LOCK_SPACE]).fetchone()
-    return f"{found[0]}, connected since {found[1]}" if found else "it has just gone"
+    holder = connection.execute(_HOLDER, [_LOCK_SPACE]).fetchone()
+    return f"{holder[0]}, connected since {holder[1]}" if holder else "it has just gone"

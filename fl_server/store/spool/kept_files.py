@@ -105,9 +105,9 @@ class KeptPrefixes:
         """The result of `kept_prefix`, but an unchanged file is not read again."""
         header, mark = notes_header(digest, size), _mark(paths)
         with self._lock:
-            found = self._found.get(paths.part)
-        if mark is not None and found is not None and found[:2] == (header, mark):
-            return found[2]
+            before = self._found.get(paths.part)
+        if mark is not None and before is not None and before[:2] == (header, mark):
+            return before[2]
         kept = kept_prefix(paths, digest, size)
         with self._lock:
             self.reads += 1
