@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_server.clients import eligibility as module
+from fl_server.clients import able_clients as module
 from fl_server.clients.able_clients import AbleClients
 from fl_server.clients.draw_rules import Requirements, rule_for
 from fl_server.clients.fleet import Fleet
