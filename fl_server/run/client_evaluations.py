@@ -24,7 +24,7 @@ from fl_server.rounds.sampling import draw_evaluators
 from fl_server.run.client_warnings import warn_of_label_order
 from fl_server.run.context import RunContext
 from fl_server.run.control import RunControl, with_turns
-from fl_server.run.deadline import save_time
+from fl_server.run.deadline import time_left_written
 from fl_server.run.evaluation_metrics import check_report, plain_sums, with_sums
 from fl_server.run.server_evaluations import prune_checkpoints, record_metrics
 from fl_server.store.records import ClientEvaluation
@@ -167,8 +167,9 @@ class ClientEvaluations:
         """Write the time left of the evaluations under way, for a restart."""
         context = self._context
         for one in list(self._under_way.values()):
-            method, left = context.store.set_clients_seconds_left, one.ends - time.monotonic()
-            await save_time(context, method, context.run_id, one.round, max(0.0, left))
+            method, left = context.store.set_clients_seconds_left, max(0.0, one.ends - time.monotonic())
+            with time_left_written(context):
+                await context.services.ledger.do(method, context.run_id, one.round, left)
 
     async def answers(self, round_: int) -> list[ClientEvaluation]:
         """The clients' answers for a round, in the order of id bytes."""

@@ -237,7 +237,8 @@ class RunControl(RunTasks):
 
     def _note_end(self) -> None:
         """Let the loop and the calls know that wait for the end of the run, or that it goes on."""
-        self.context.services.slots.note_end(self.id, over=self.ended)
+        if self.ended != self._ended.is_set():
+            self.context.services.slots.note_end(self.id, over=self.ended)
         if self.ended:
             self._ended.set()
             self._events.put_nowait(None)  # wakes the loop so that it ends too, if an operator ended the run

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import ParamSpec
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import structlog
 
@@ -20,8 +20,6 @@ from fl_server.run.control import RunControl
 from fl_server.store.errors import StoreError
 
 log = structlog.get_logger()
-
-P = ParamSpec("P")
 
 SAVE_EVERY_S = 5.0
 """Between two writes of the time left."""
@@ -61,8 +59,10 @@ class Deadline:
         if self._control.state.phase is not Phase.COLLECTING or self._attempt is None:
             return
         if self.started:
-            method = self._context.store.set_seconds_left
-            await save_time(self._context, method, self._context.run_id, self._attempt, self.seconds_left)
+            context = self._context
+            with time_left_written(context):
+                method = context.store.set_seconds_left
+                await context.services.ledger.do(method, context.run_id, self._attempt, self.seconds_left)
 
     @property
     def _attempt_under_way(self) -> tuple[int, int, int]:
@@ -79,10 +79,11 @@ def time_after_restart(context: RunContext, whole: float, left: float | None) ->
     return whole if left is None else max(left, grace)
 
 
-async def save_time(context: RunContext, method: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-    """Write a time left, without retries. If it fails, the older and longer time in the ledger stays."""
+@contextmanager
+def time_left_written(context: RunContext) -> Iterator[None]:
+    """A time left is written, without retries. If that fails, the older and longer time in the ledger stays."""
     try:
-        await context.services.ledger.do(method, *args, **kwargs)
+        yield
     except StoreError as error:
         log.warning("time_left_not_written", run=context.run_id, error=str(error))
 
