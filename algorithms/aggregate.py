@@ -64,7 +64,8 @@ def weighted_sums(blocks: Iterable[torch.Tensor], coefficients: Sequence[Sequenc
 
     Args:
         blocks: the same slice of each update, of any shape and one floating dtype. They are read one at a time, so a
-            generator may reuse one buffer for all of them. None is changed.
+            generator may reuse one buffer for all of them. None is changed. A tensor of all of them, [updates, ...], is
+            widened as a whole: it takes fewer calls and more memory.
         coefficients: one row for each sum, with one number for each block.
 
     Returns:
@@ -74,6 +75,8 @@ def weighted_sums(blocks: Iterable[torch.Tensor], coefficients: Sequence[Sequenc
         ValueError: too few or too many blocks, integer blocks, or blocks of different shapes or dtypes.
     """
     columns = list(zip(*coefficients, strict=True))
+    if isinstance(blocks, torch.Tensor) and blocks.is_floating_point() and len(blocks) == len(columns):
+        return [_sum_of_rows(blocks, row) for row in coefficients]
     totals: list[torch.Tensor] = []
     wide = product = torch.empty(0, dtype=torch.float64)
     for block, column in zip(_alike(blocks, len(columns)), columns, strict=True):
@@ -87,6 +90,16 @@ def weighted_sums(blocks: Iterable[torch.Tensor], coefficients: Sequence[Sequenc
             # Not add_(wide, alpha=coefficient): a fused multiply-add may round differently at the end of a block.
             total.add_(torch.mul(wide, coefficient, out=product))
     return [total.to(master_dtype(block.dtype)) for total in totals]
+
+
+def _sum_of_rows(blocks: torch.Tensor, row: Sequence[float]) -> torch.Tensor:
+    """sum_i row[i] * blocks[i] with the bits of `weighted_sums`: products first, then one addition after the other."""
+    factors = torch.tensor(row, dtype=torch.float64, device=blocks.device)
+    products = blocks.double() * factors.view(-1, *[1] * (blocks.ndim - 1))
+    total = torch.zeros(blocks.shape[1:], dtype=torch.float64, device=blocks.device)
+    for product in products.unbind():
+        total.add_(product)
+    return total.to(master_dtype(blocks.dtype))
 
 
 def maximum(blocks: Iterable[torch.Tensor]) -> torch.Tensor:

@@ -8,7 +8,7 @@ bits are those of the CPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
@@ -74,10 +74,10 @@ def average_buffers(sources: Sequence[Source], layout: Layout, weights: Sequence
     Values that are the same in all updates keep their bits, also where they are not finite.
     """
 
-    def mean(blocks: Iterator[torch.Tensor]) -> list[torch.Tensor]:
+    def mean(blocks: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         return [mean_of_buffers(blocks, weights)]
 
-    def largest(blocks: Iterator[torch.Tensor]) -> list[torch.Tensor]:
+    def largest(blocks: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         return [fl.maximum(blocks)]
 
     averaged: fl.Tensors = {}

@@ -7,7 +7,7 @@ entry of a centre is computed by itself, so cutting tensors into blocks changes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -34,7 +34,7 @@ from protos.codec import Layout
 BLOCK_ENTRIES = 1 << 13
 """Entries of one update in a block. Distances are summed block by block, so their last bits depend on this number."""
 
-Blocks = Iterator[torch.Tensor]
+Blocks = Iterable[torch.Tensor]
 Reduce = Callable[[torch.Tensor], torch.Tensor]
 """Contributions [clients, entries] -> [entries], both float64."""
 

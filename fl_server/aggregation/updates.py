@@ -7,7 +7,7 @@ with pread: a mapped file would count as resident memory. So memory does not gro
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +26,8 @@ from protos.wire import payload_kind, payload_name
 
 BLOCK_BYTES = 512 << 10
 """Bytes of one update in a block: larger blocks do not fit a CPU's cache, and smaller ones cost more calls."""
+TOGETHER_BYTES = 1 << 20
+"""Of a block of all updates in float64: up to this size, one call for all of them is faster than one for each."""
 DEVICE_BYTES = 256 << 20
 """Of one update in a group of neighbours on another device, where only calls cost."""
 
@@ -64,7 +66,7 @@ def device_of(sources: Sequence[Source]) -> torch.device:
 def by_block(  # noqa: PLR0913, PLR0917 - what is read, and how it is reduced
     sources: Sequence[Source],
     entry: Entry,
-    reduce: Callable[[Iterator[torch.Tensor]], list[torch.Tensor]],
+    reduce: Callable[[Iterable[torch.Tensor]], list[torch.Tensor]],
     entries: int = 0,
     device: torch.device = CPU,
 ) -> list[torch.Tensor]:
@@ -80,22 +82,22 @@ def by_block(  # noqa: PLR0913, PLR0917 - what is read, and how it is reduced
     wholes: list[torch.Tensor] = []
     for start in range(0, max(entry.numel, 1), per_block):
         count = min(per_block, entry.numel - start)
-        pieces = reduce(block.to(device) for block in _blocks(sources, entry, start, count))
+        pieces = reduce(_blocks(sources, entry, start, count, device))
         wholes = wholes or [torch.empty(entry.numel, dtype=piece.dtype) for piece in pieces]
         for whole, piece in zip(wholes, pieces, strict=True):
             whole[start : start + count] = piece
     return [whole.view(entry.shape) for whole in wholes]
 
 
-def _blocks(sources: Sequence[Source], entry: Entry, start: int, count: int) -> Iterator[torch.Tensor]:
-    """A block of each update, in order."""
+def _blocks(  # noqa: PLR0913, PLR0917 - as `by_block`
+    sources: Sequence[Source], entry: Entry, start: int, count: int, device: torch.device
+) -> Iterable[torch.Tensor]:
+    """A block of each update, in order; as one tensor if they are held together and small."""
     first = sources[0] if sources else None
     together = None if first is None or isinstance(first, Path) else first.read_with(sources, entry, start, count)
-    if together is not None:
-        yield from together
-        return
-    for source in sources:
-        yield read_block(source, entry, start, count)
+    if together is None:
+        return (read_block(source, entry, start, count).to(device) for source in sources)
+    return torch.stack(together) if 8 * count * len(together) <= TOGETHER_BYTES else iter(together)
 
 
 def neighbours(entries: Sequence[Entry], device: torch.device = CPU) -> list[list[Entry]]:

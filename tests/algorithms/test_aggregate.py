@@ -41,6 +41,17 @@ def test_each_row_is_a_sum_by_hand() -> None:
     assert [total.item() for total in sums] == [11.0, -1.0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_blocks_in_one_tensor_have_the_bits_of_one_after_the_other(dtype: torch.dtype) -> None:
+    """Also with a negative zero in all of them, and with two rows."""
+    blocks = torch.randn(7, 3, 5, generator=torch.Generator().manual_seed(1)).to(dtype)
+    blocks[:, 0, 0] = -0.0
+    rows = [[0.1, 0.2, 0.3, 0.05, 0.05, 0.1, 0.2], [1.0, -2.0, 0.5, 0.0, 3.0, 1e-3, 7.0]]
+    for together, apart in zip(fl.weighted_sums(blocks, rows), fl.weighted_sums(iter(blocks), rows), strict=True):
+        assert together.dtype == apart.dtype
+        assert torch.equal(tree.bits(together), tree.bits(apart))
+
+
 def test_blocks_are_not_collected() -> None:
     """However many blocks come, no more than three are alive: memory does not grow with the cohort."""
 
