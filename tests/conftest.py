@@ -67,8 +67,9 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     try:
         return (yield)
     finally:
-        gc.enable()
         gc.freeze()
+        gc.enable()
+        gc.set_threshold(10_000, 10, 50)  # as the coordinator's
 
 
 @pytest.hookimpl(trylast=True)

@@ -139,10 +139,18 @@ class Wrong(Tiny):
 @pytest.mark.parametrize(
     ("at_import", "text"),
     [
-        (True, "importing wrong_task for task wrong_task:Wrong raised SystemExit: 0 (wrong_task.py, line 6)"),
-        (False, "the task's train_data() raised FileNotFoundError: [Errno 2] No such file or directory: 'absent.csv'"),
+        pytest.param(
+            True,
+            "importing wrong_task for task wrong_task:Wrong raised SystemExit: 0 (wrong_task.py, line 6)",
+            id="ends-the-process",
+        ),
+        pytest.param(
+            False,
+            "the task's train_data() raised FileNotFoundError: [Errno 2] No such file or directory: 'absent.csv'",
+            id="no-data-file",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["ends-the-process", "no-data-file"],
 )
 def test_a_fault_of_the_task_is_one_line(
     start: Callable[..., subprocess.Popen[str]], tmp_path: Path, at_import: bool, text: str

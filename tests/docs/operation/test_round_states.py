@@ -10,6 +10,7 @@ import pytest
 
 from fl_server.rounds.machine import RULES
 
+pytestmark = pytest.mark.slow
 DOCS = Path(__file__).parents[3] / "docs"
 
 

@@ -95,11 +95,11 @@ def same(first: Snapshot, second: Snapshot, ulps: int = 0) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "parameters", "ulps"),
     [
-        ("fedavg", {}, 0),
-        ("fedcm", {}, 0),
+        pytest.param("fedavg", {}, 0, marks=pytest.mark.slow),
+        pytest.param("fedcm", {}, 0, marks=pytest.mark.slow),
         ("fedcm", {"weights": "examples"}, 1),
-        ("fedavgm", {"weights": "examples"}, 0),
-        ("qg", {}, 1),
+        pytest.param("fedavgm", {"weights": "examples"}, 0, marks=pytest.mark.slow),
+        pytest.param("qg", {}, 1, marks=pytest.mark.slow),
         ("fedadam", {}, 0),
     ],
 )

@@ -133,7 +133,7 @@ def test_differences_are_fewer_bytes_of_the_same_run(fleet: Fleet) -> None:
     assert not any(daemon.events("difference_not_used") for daemon in fleet.daemons.values())
 
 
-@pytest.mark.parametrize("killed", ["server", "edge-1"])
+@pytest.mark.parametrize("killed", slow_except(["server", "edge-1"], "server"))
 def test_a_kill_after_a_difference_ends_with_the_same_models(fleet: Fleet, killed: str) -> None:
     """SIGKILL in the second round, whose bundles all clients fetched as differences. What is lost is fetched whole."""
     run, server = f"fewer-{killed}", fleet.server

@@ -152,7 +152,7 @@ def test_keys_of_another_size_are_refused() -> None:
 
 @every_spec
 @every_dtype
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(data=st.data())
 def test_ranges_have_the_bits_of_the_whole(spec: EncodingSpec, dtype: torch.dtype, data: st.DataObject) -> None:
     """A range of any tensor has the bits that `decode` gives, and only bytes of its own section are read."""
