@@ -1,16 +1,20 @@
 #!/usr/bin/env bash
-# Everything that only a GPU can show, in order of value, for half an hour on a borrowed one.
+# Everything that only a GPU can show, in order of value, in pieces of twelve minutes on a borrowed one.
 # docs/measurements/benchmarks.md explains it.
 #
 #   benchmarks/on_gpu.sh                                     # again after an interruption: finished steps are not repeated
 #   DEVICE=cpu ROUNDS=3 PAIRS=1 LOCKSTEP=1 MINUTES=5 benchmarks/on_gpu.sh   # the script itself, on a machine without a GPU
+#   BEFORE=results.tar.gz DATA_PARTS="cifar.part-0 cifar.part-1" benchmarks/on_gpu.sh   # the next piece, on another machine
 #
 # Nothing comes from the network. It needs torch with CUDA, the packages of pyproject.toml, and CIFAR-10 in IMPETUS_DATA.
 #   PYTHON        python3      the interpreter
 #   WHEELS        (none)       a folder of wheels for packages that are missing; they go into $RESULTS/venv, above the packages of PYTHON
 #   IMPETUS_DATA  ../shared/data  a torchvision folder. "random": noise for the benchmark of simulations, and no tables
-#   DEVICE        cuda         MINUTES  28, for all steps together
+#   DATA_PARTS    (none)       pieces of one tar archive of that folder, in order, where a machine takes only small files
+#   DEVICE        cuda         MINUTES  12, for all steps together
 #   RESULTS       build/on_gpu   STEP.log, STEP.done (seconds) or STEP.failed (exit code), and papers/
+#   ARCHIVE       (none)       RESULTS as one file, written again after each step: a machine may give back few files
+#   BEFORE        (none)       the ARCHIVE of the piece before, from which this one goes on
 #   ROUNDS        1500         of the simulation in lockstep; workers on the CPU run 20 at most
 #   PAIRS         15           of epochs of the local step
 #   LOCKSTEP      5            measurements of each strategy of the engine batched
@@ -18,7 +22,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
-PYTHON=${PYTHON:-python3} DEVICE=${DEVICE:-cuda} MINUTES=${MINUTES:-28} RESULTS=${RESULTS:-build/on_gpu}
+PYTHON=${PYTHON:-python3} DEVICE=${DEVICE:-cuda} MINUTES=${MINUTES:-12} RESULTS=${RESULTS:-build/on_gpu}
 ROUNDS=${ROUNDS:-1500} PAIRS=${PAIRS:-15} LOCKSTEP=${LOCKSTEP:-5} STEPS=${STEPS:-}
 export IMPETUS_DATA=${IMPETUS_DATA:-$PWD/../shared/data}
 END=$(($(date +%s) + MINUTES * 60))
@@ -27,6 +31,19 @@ UNFINISHED=8 # exit code of `fl compare --minutes` when runs are left
 FAILED=0
 mkdir -p "$RESULTS"
 RESULTS=$(realpath "$RESULTS")
+[ -z "${BEFORE:-}" ] || tar -xzf "$BEFORE" -C "$RESULTS" || exit
+if [ -n "${DATA_PARTS:-}" ]; then
+    IMPETUS_DATA=$(mktemp -d)
+    trap 'rm -rf "$IMPETUS_DATA"' EXIT
+    # shellcheck disable=SC2086 - a list of files
+    cat $DATA_PARTS | tar -x -C "$IMPETUS_DATA" || exit
+fi
+
+# The results so far as one file, whole at any time.
+keep() {
+    [ -n "${ARCHIVE:-}" ] || return 0
+    tar -czf "$ARCHIVE.part" -C "$RESULTS" --exclude=./venv . && mv "$ARCHIVE.part" "$ARCHIVE"
+}
 
 left() { echo $((END - $(date +%s))); }
 
@@ -56,6 +73,7 @@ step() {
         FAILED=1
     fi
     tail -n 4 "$RESULTS/$name.log"
+    keep
 }
 
 if [ -n "${WHEELS:-}" ]; then
@@ -83,16 +101,17 @@ cat "$RESULTS/environment.txt"
 FEW=$((ROUNDS < 20 ? ROUNDS : 20))
 local_step() { step "local-$1-$2" "$3" "$PYTHON" -m benchmarks.local_step --device "$DEVICE" --model "$1" --precision "$2" --pairs "$PAIRS"; }
 
-step tests 300 "$PYTHON" -m pytest -q -m "" -k "cuda or gpu" tests/algorithms tests/fl_tasks tests/fl_client/gates \
+step tests 120 "$PYTHON" -m pytest -q -m "" -k "cuda or gpu" tests/algorithms tests/fl_tasks tests/fl_client/gates \
     tests/fl_client/settings tests/fl_client/training tests/fl_client/monitoring tests/fl_ops/simulate tests/fl_ops/compare \
     tests/integration/runs/test_cuda.py
-local_step small-cnn float32 90
-local_step resnet18-gn float32 240
-local_step resnet18-gn bfloat16 180
+step host-time 60 "$PYTHON" -m benchmarks.host_time --device "$DEVICE" --rounds "$FEW"
 simulation=("$PYTHON" -m benchmarks.simulation --device "$DEVICE" --repeats 1)
-step simulation-batched 300 "${simulation[@]}" --only batched --rounds "$ROUNDS"
-step lockstep 240 "$PYTHON" -m benchmarks.lockstep.strategies --device "$DEVICE" --rounds "$LOCKSTEP"
-step simulation-workers 180 "${simulation[@]}" --only workers --rounds "$FEW" # on this machine's processors
+step simulation-batched 180 "${simulation[@]}" --only batched --rounds "$ROUNDS"
+step lockstep 120 "$PYTHON" -m benchmarks.lockstep.strategies --device "$DEVICE" --rounds "$LOCKSTEP"
+local_step small-cnn float32 60
+local_step resnet18-gn float32 150
+local_step resnet18-gn bfloat16 120
+step simulation-workers 120 "${simulation[@]}" --only workers --rounds "$FEW" # on this machine's processors
 
 # The time that is left goes to the papers' tables, in equal shares of what is left at each.
 if [ "$IMPETUS_DATA" != random ]; then

@@ -179,6 +179,7 @@ class AdmissionGate:
         self._check_farthest(norms)
         if self.shape.trains:
             self._check_norm(norms["delta"])
+        if self.shape.has_buffers:
             norms |= self._check_buffers(update, odd)
         self._check_others(norms)
         return norms

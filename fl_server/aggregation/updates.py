@@ -237,10 +237,15 @@ class UpdateShape:
         """All tensors, with offsets from the start of the update."""
         return tuple(entry for shape in self.payloads for entry in shape.placed.entries)
 
-    @property
+    @cached_property
     def trains(self) -> bool:
         """Whether the update has a delta."""
         return any(shape.payload == "delta" for shape in self.payloads)
+
+    @cached_property
+    def has_buffers(self) -> bool:
+        """Whether its delta has buffers."""
+        return self.trains and any(not entry.trainable for entry in self.layout_of("delta").entries)
 
     def only(self, names: Collection[str]) -> UpdateShape:
         """The same update with these tensors only; their offsets stay."""

@@ -58,3 +58,25 @@ def test_no_step_begins_without_time(run: Run, tmp_path: Path) -> None:
     """With MINUTES=0 nothing runs."""
     assert "tests: no time left" in run("echo ran", MINUTES="0").stdout
     assert not (tmp_path / "results" / "tests.log").exists()
+
+
+def test_each_result_is_kept_in_one_file_from_which_another_machine_goes_on(run: Run, tmp_path: Path) -> None:
+    """The archive has the finished step; a start with it in an empty folder does not repeat the step."""
+    archive, other = tmp_path / "results.tar.gz", tmp_path / "other"
+    assert run("echo first", ARCHIVE=str(archive)).returncode == 0
+    again = run("exit 1", BEFORE=str(archive), RESULTS=str(other))
+    assert (again.returncode, "tests: done before" in again.stdout) == (0, True)
+    assert (other / "tests.log").read_text() == "first\n"
+
+
+def test_data_come_in_parts(run: Run, tmp_path: Path) -> None:
+    """The parts of one archive are put together, and the steps read the folder."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "batch").write_text("images" * 1000)
+    subprocess.run(["tar", "-cf", tmp_path / "all.tar", "-C", tmp_path / "data", "."], check=True)
+    whole = (tmp_path / "all.tar").read_bytes()
+    parts = [tmp_path / "part-0", tmp_path / "part-1"]
+    for part, data in zip(parts, (whole[:1000], whole[1000:]), strict=True):
+        part.write_bytes(data)
+    assert run('cat "$IMPETUS_DATA/batch"', DATA_PARTS=" ".join(map(str, parts))).returncode == 0
+    assert (tmp_path / "results" / "tests.log").read_text() == "images" * 1000
