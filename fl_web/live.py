@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fl_web.charts import chart_json
-from fl_web.coordinator.calls import SHARED_S, Unreachable, WebError, login_needed
+from fl_web.coordinator.calls import SHARED_S, Unreachable, WebError, has_failed, login_needed
 from fl_web.coordinator.mailbox import Link, Mailbox, News
 from fl_web.coordinator.reader import Reader
 from fl_web.facts.rounds import Round
@@ -117,7 +117,7 @@ class Readings:
         """A reading that began not before `since`, by the monotonic clock. Raises as the view's context does."""
         key = (id(shown.reader), shown.view.name, shown.params.address())
         kept = self._kept.get(key)
-        if kept is None or kept.began < since or _failed(kept.task):
+        if kept is None or kept.began < since or has_failed(kept.task):
             kept = self._kept[key] = _Kept(shown.reader, time.monotonic(), asyncio.create_task(_read(shown, since)))
             self._kept.move_to_end(key)
             while len(self._kept) > _MOST_KEPT:
@@ -128,11 +128,6 @@ class Readings:
 async def _read(shown: Shown, since: float) -> Reading:
     context = await shown.view.context(shown.reader.since(since), shown.params)
     return Reading(context, {name: rendered(template, context) for name, template in shown.view.parts.items()})
-
-
-def _failed(task: asyncio.Task[Reading]) -> bool:
-    """Whether a reading has failed. The failure is read here, so that asyncio does not log it as never retrieved."""
-    return task.done() and (task.cancelled() or task.exception() is not None)
 
 
 _KEEPALIVE_S = 15.0

@@ -103,7 +103,7 @@ class CountedNumbers:
 
     @classmethod
     def of_seeds(cls, seeds: Sequence[int], device: torch.device) -> CountedNumbers:
-        """From the clients' training seeds, which have 64 bits at most."""
+        """The numbers of the clients' training seeds, which have 64 bits at most."""
         return cls(
             torch.tensor([*map(_signed, seeds)], device=device), torch.zeros(1, dtype=torch.int64, device=device)
         )

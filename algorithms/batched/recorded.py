@@ -83,7 +83,7 @@ class FixedSteps:
         self._graph = graph
 
     def train(self, model: nn.Module, members: Members, rules: Rules) -> tuple[Steps, Tensor]:
-        """As `train_together`, for a group of the same shape. What is returned is overwritten by the next group."""
+        """Do what `train_together` does, for a group of the same shape. The next group overwrites the result."""
         fresh = Steps(model, rules, self._strategy, members)
         self._steps.copy_(fresh)
         for one, other in zip(self._schedule.tensors, _schedule(members, fresh).tensors, strict=True):
@@ -136,7 +136,7 @@ class Recorded:
         return f"steps of {len(self._fixed)} shapes are recorded"
 
     def train(self, model: nn.Module, members: Members, rules: Rules) -> tuple[Steps, Tensor] | None:
-        """As `train_together`; None for steps that are not recorded."""
+        """The result of `train_together`; None for steps that are not recorded."""
         self.impossible = self.impossible or self._why_not(members, rules)
         if self.impossible:
             return None

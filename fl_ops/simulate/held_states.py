@@ -31,7 +31,7 @@ class HeldStates(SimulatedStates):
         self._device = device
         self._limits = [(place, int(MEMORY_SHARE * free_bytes(place))) for place in dict.fromkeys((device, _CPU))]
         self._tables: dict[tuple[str, str], Tensor] | None = None
-        """By symbol and name; empty if they fit nowhere, None before the first state."""
+        """The tables by symbol and name; empty if they fit nowhere, None before the first state."""
         self._rows: set[str] = set()
         """Clients whose state is in the tables."""
         self._files: set[str] = set()

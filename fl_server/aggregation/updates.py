@@ -27,9 +27,9 @@ from protos.wire import payload_kind, payload_name
 BLOCK_BYTES = 512 << 10
 """Bytes of one update in a block: larger blocks do not fit a CPU's cache, and smaller ones cost more calls."""
 TOGETHER_BYTES = 1 << 20
-"""Of a block of all updates in float64: up to this size, one call for all of them is faster than one for each."""
+"""The bytes of a block of all updates in float64: up to this size, one call for all is faster than one for each."""
 DEVICE_BYTES = 256 << 20
-"""Of one update in a group of neighbours on another device, where only calls cost."""
+"""The bytes of one update in a group of neighbours on another device, where only calls cost."""
 
 
 CPU = torch.device("cpu")

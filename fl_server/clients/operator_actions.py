@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -135,9 +134,10 @@ class Denials:
         paths = sorted({*self.config.state_dir.glob("denials*.json"), self.path})
         files = [await self.ledger.do(_read, path) for path in paths if path.exists()]
         for lists in files:
-            for row in self._lacking(lists.revocations):
-                await self._revoke(row)
-                await audit.record(_row(f"{row.kind} {row.value}", row.reason))
+            for row in lists.revocations:
+                if not self.revocations.includes(row):
+                    await self._revoke(row)
+                    await audit.record(_row(f"{row.kind} {row.value}", row.reason))
             for ban in lists.bans:
                 if (known := self.fleet.records.find(ban.client)) is None or not known.banned:
                     await OperatorActions(self.ledger, self.fleet).ban(ban.client, ban.reason, ACTOR)
@@ -146,9 +146,6 @@ class Denials:
         for path in paths:
             if path != self.path:
                 path.unlink()
-
-    def _lacking(self, rows: Iterable[RevocationRecord]) -> list[RevocationRecord]:
-        return [row for row in rows if not self.revocations.includes(row)]
 
     async def _revoke(self, row: RevocationRecord) -> None:
         why = HistoryRecord(

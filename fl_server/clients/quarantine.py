@@ -80,13 +80,10 @@ class Quarantine:
         name, limit = counter
         if not limit:
             return None, None
-        before = self._before(client)
+        before = self._records.get(client) or QuarantineRecord(client, 0, 0.0, "")
         count = getattr(before, name) + 1
         changes: dict[str, Any] = {name: count, "reason": f"{_in_a_row(count, words)}, {what}"}
         return self._judge(replace(before, **changes), count - limit)
-
-    def _before(self, client: str) -> QuarantineRecord:
-        return self._records.get(client) or QuarantineRecord(client, 0, 0.0, "")
 
     def _judge(self, record: QuarantineRecord, beyond: int) -> Verdict:
         """beyond: how far the count is above the one at which a quarantine begins; below 0 there is none yet."""

@@ -159,7 +159,8 @@ class Issuer:
         revoked, of another key and another chain of renewals.
         """
         of_name = await self.ledger.do(self.ledger.store.certificates_with, "name", who.name)
-        valid = [record for record in of_name if record.not_after > signed.issued_at and not self._denies(record)]
+        denied = self.checks.revocations.of_record
+        valid = [record for record in of_name if record.not_after > signed.issued_at and denied(record) is None]
         if any(record.key not in {who.key, signed.key} for record in valid):
             raise NotEnrolled(*_NEEDED[NotSpent.NAME], str(who))
         own, keys = _chain(who.serial, of_name), {who.key, signed.key}
@@ -200,9 +201,6 @@ class Issuer:
             enrollment_id="",
             content=content,
         )
-
-    def _denies(self, record: CertificateRecord) -> bool:
-        return self.checks.revocations.of_record(record) is not None
 
     async def _in_thread(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return await asyncio.get_running_loop().run_in_executor(self.threads, partial(function, *args, **kwargs))

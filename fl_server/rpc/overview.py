@@ -56,7 +56,8 @@ class OverviewCalls(OperatorCalls):
 
         async def read(after: Position | None, count: int) -> Entries[pb.RunOverview]:
             chosen = nlargest(count, (position for position in wanted if after is None or position < after))
-            shown = [_shown(wanted[position]) for position in chosen]
+            runs = [wanted[position] for position in chosen]
+            shown = [_not_loaded(run) if isinstance(run, NotLoaded) else _loaded(run) for run in runs]
             await self._add_points(shown, request.points)
             return list(zip(chosen, shown, strict=True))
 
@@ -130,10 +131,6 @@ def _is_wanted(run: Run | NotLoaded, states: set[str], text: str) -> bool:
         config = run.config
         names = (run.id, config.task.name, config.algorithm.name, config.owner or "")
     return any(text in name.lower() for name in names)
-
-
-def _shown(run: Run | NotLoaded) -> pb.RunOverview:
-    return _not_loaded(run) if isinstance(run, NotLoaded) else _loaded(run)
 
 
 def _not_loaded(run: NotLoaded) -> pb.RunOverview:

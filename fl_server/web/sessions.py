@@ -81,7 +81,7 @@ class WebSessions:
     def __init__(self, revocations: Revocations) -> None:
         self._revocations = revocations
         self.url = ""
-        """Of the page, as browsers reach it."""
+        """The address of the page, as browsers reach it."""
         self.key = new_key()
         """Key of codes and sessions: the web process tells made-up ones by it (`fl_common/own_secrets.py`)."""
         self._links = _Held(self.key, MOST_LINKS, "login links are open")

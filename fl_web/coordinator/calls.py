@@ -152,7 +152,7 @@ class Calls:
         """
         key, now = (method, request.SerializeToString(deterministic=True)), time.monotonic()
         reply = self._replies.get(key)
-        if reply is None or _failed(reply.task) or not reply.serves(now, since):
+        if reply is None or has_failed(reply.task) or not reply.serves(now, since):
             self._drop_old(now)
             reply = self._replies[key] = _Reply(asyncio.create_task(self._made(method, request)), now)
         del response  # only for the type
@@ -185,6 +185,6 @@ class Calls:
             del self._replies[next(iter(self._replies))]
 
 
-def _failed(task: asyncio.Task[Any]) -> bool:
-    """Whether a call has failed. The failure is read here, so that asyncio does not log it as never retrieved."""
+def has_failed(task: asyncio.Task[Any]) -> bool:
+    """Whether a task has failed. The failure is read here, so that asyncio does not log it as never retrieved."""
     return task.done() and (task.cancelled() or task.exception() is not None)

@@ -35,7 +35,7 @@ class HeldInMemory:
     group: Rows
     """The updates of which it is one: their memory is in use as long as it is."""
     number: int
-    """Of its row."""
+    """The number of its row."""
 
     @property
     def data(self) -> Tensor:
