@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
 import structlog
 
@@ -23,7 +23,6 @@ from fl_server.settings.limits import TransfersConfig
 
 log = structlog.get_logger()
 
-T = TypeVar("T")
 Kind = Literal["uploads", "downloads", "queries", "attends"]
 """Kinds of calls. Each has its own limit of calls at once."""
 
@@ -133,17 +132,13 @@ class ClientLimits:
 
     def __init__(self, limits: TransfersConfig) -> None:
         self.allowance = Allowance(limits)
-        self._threads = asyncio.Semaphore(_DISK_THREADS)
+        self.share = asyncio.Semaphore(_DISK_THREADS)
+        """Held for work that needs a thread."""
         self.delayed = 0
         """Refusals that are delayed now."""
         self.refused = 0
         """Refused calls since the last log line."""
         self.logged_at = float("-inf")
-
-    async def in_share(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Run work that needs a thread, once the client's share has one free."""
-        async with self._threads:
-            return await work()
 
     async def pace(self, count: int) -> None:
         """Count transferred bytes, and wait until the next ones may be transferred."""

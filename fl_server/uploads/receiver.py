@@ -223,7 +223,8 @@ class UploadReceiver:
 
     async def _in_io(self, client: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run work on an upload's file in the client's share of the I/O threads."""
-        return await self._transfer_limits.of(client).in_share(lambda: self._services.in_io(function, *args, **kwargs))
+        async with self._transfer_limits.of(client).share:
+            return await self._services.in_io(function, *args, **kwargs)
 
 
 def _late(submission: Submission, error: StoreError) -> UpdateRefused:

@@ -190,7 +190,8 @@ async def test_one_client_uses_at_most_two_threads_of_a_pool() -> None:
         await release.wait()
 
     async def share(name: str) -> None:
-        await limits.of(name[0]).in_share(lambda: work(name))
+        async with limits.of(name[0]).share:
+            await work(name)
 
     tasks = [asyncio.create_task(share(name)) for name in ("a1", "a2", "a3", "b1")]
     await until(lambda: len(started) == 3, "three have started")
