@@ -29,6 +29,7 @@ NUMBERS = {
     FieldDescriptor.TYPE_UINT64: (0, 2**63, 2**64 - 1),
     FieldDescriptor.TYPE_INT32: (-(2**31), -1, 2**31 - 1),
     FieldDescriptor.TYPE_INT64: (-(2**63), -1, 2**63 - 1),
+    FieldDescriptor.TYPE_FIXED32: (0, 2**32 - 1),
     FieldDescriptor.TYPE_FIXED64: (0, 2**64 - 1),
     FieldDescriptor.TYPE_DOUBLE: FLOATS,
     FieldDescriptor.TYPE_FLOAT: FLOATS,

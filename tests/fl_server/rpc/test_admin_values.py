@@ -54,7 +54,7 @@ async def answer(channel: grpc.aio.Channel, method: str, request: Any) -> tuple[
     described = METHODS[method]
     stub = getattr(admin_pb2_grpc.AdminStub(channel), method)
     try:
-        call = stub(request, timeout=TIMEOUT_S)
+        call = stub(iter([request]) if described.client_streaming else request, timeout=TIMEOUT_S)
         if described.server_streaming:
             await call.read()
             call.cancel()

@@ -158,7 +158,7 @@ async def test_a_ledger_without_totals_gets_them_at_the_first_start(tmp_path: Pa
         first = world.store.totals("r")
         assert first is not None
         assert first.rounds in range(40 - 2 * RECENT, 40 - RECENT + 1)
-        world.store.set_metrics("r", 0, {"accuracy": 1.0})
+        world.store.set_metrics("r", 0, {"loss": 0.5})
         assert world.store.totals("r") is None
     async with World(tmp_path) as world:
         totals = world.store.totals("r")
