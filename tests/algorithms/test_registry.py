@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Annotated, Any
 
 import pytest
@@ -11,6 +12,7 @@ import algorithms as fl
 from algorithms.conformance.federation import Federation
 from algorithms.parameters import Range, declared, read_parameters
 from algorithms.registry import OPTIMIZERS
+from tests.marks import slow_except
 
 OF_FEDCM = "Available: alpha, eta_g, gradient, normaliser, order, server_optimizer, weights."
 OPTIONS = {
@@ -97,9 +99,12 @@ def test_memory_of_a_chosen_optimizer_is_prefixed() -> None:
     assert list(state.memory) == ["m", "server_m", "server_v"]
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("gradient", ["plain", "sam"])
-@pytest.mark.parametrize("name", [*CORRECTIONS, "fednova"])
+COMBINATIONS = list(product([*CORRECTIONS, "fednova"], ["plain", "sam"], OPTIMIZERS))
+PAIRS = [parts for parts in COMBINATIONS if parts[0] == "fedcm" or parts[2] == "adam"]
+"""FedCM with every optimizer, and every correction with Adam, each along both gradients."""
+
+
+@pytest.mark.parametrize(("name", "gradient", "optimizer"), slow_except(COMBINATIONS, *PAIRS))
 def test_every_correction_goes_with_every_optimizer_and_gradient(
     federation: Federation, name: str, optimizer: str, gradient: str
 ) -> None:
