@@ -48,14 +48,12 @@ def interruptible(outcome: str) -> Iterator[None]:
 Device = Annotated[
     str | None, typer.Option(metavar="cpu|cuda|cuda:1", help="Device of the engine batched. Default: cpu.")
 ]
-Autocast = Annotated[
-    Literal["bfloat16"] | None,
-    typer.Option(
-        help="Precision of the engine batched for products in training, by torch.autocast. Default: the model's."
-    ),
+Precision = Annotated[
+    Literal["float32", "tf32", "bfloat16"] | None,
+    typer.Option(help="Precision of the engine batched for products in training. Default: float32."),
 ]
 CudaGraph = Annotated[
-    bool, typer.Option("--cuda-graph", help="With --device cuda: record passes of the engine batched as graphs.")
+    bool, typer.Option("--cuda-graph", help="With --device cuda: record steps of the engine batched as graphs.")
 ]
 
 
@@ -87,7 +85,7 @@ class EngineFlags(FlagGroup):
         int | None,
         typer.Option(min=1, help="Most clients in lockstep of the engine batched. Default: as many as memory allows."),
     ] = None
-    autocast: Autocast = None
+    precision: Precision = None
     cuda_graph: CudaGraph = False
 
     def request(self) -> EngineRequest:
@@ -106,7 +104,7 @@ class CellEngineFlags(FlagGroup):
         typer.Option(help="How the clients of a run train: one after the other, or many in lockstep as one model."),
     ] = "sequential"
     device: Device = None
-    autocast: Autocast = None
+    precision: Precision = None
     cuda_graph: CudaGraph = False
 
     def request(self) -> EngineRequest:

@@ -10,7 +10,7 @@ import torch
 
 from algorithms.batched.strategies import Name
 from fl_ops.errors import UsageError
-from fl_ops.simulate.engines.batched import BatchedEngine, BatchedOptions
+from fl_ops.simulate.engines.batched import BatchedEngine, BatchedOptions, LockstepPrecision
 from fl_ops.simulate.engines.client_work import CPU, SequentialEngine
 from fl_ops.simulate.engines.engine import EngineContext, LocalEngine
 from fl_ops.simulate.engines.workers import WorkersEngine
@@ -49,8 +49,8 @@ class EngineOptions:
             **_kind(batched.device),
             "strategy": batched.strategy,
             "group": batched.group,
-            **({"autocast": batched.autocast} if batched.autocast else {}),
-            **({"passes": "recorded"} if batched.captures else {}),
+            "precision": batched.precision,
+            **({"steps": "recorded"} if batched.captures else {}),
             **({"ranks": self.ranks.size} if self.ranks else {}),
         }
 
@@ -67,7 +67,7 @@ class EngineRequest:
     device: str | None = None
     strategy: Name | None = None
     group: int | None = None
-    autocast: Literal["bfloat16"] | None = None
+    precision: LockstepPrecision | None = None
     cuda_graph: bool = False
 
     def options(self, runs: int = 1, *, replays: bool = False) -> EngineOptions:
@@ -82,7 +82,7 @@ class EngineRequest:
             "--device": self.device,
             "--strategy": self.strategy,
             "--group": self.group,
-            "--autocast": self.autocast,
+            "--precision": self.precision,
             "--cuda-graph": self.cuda_graph or None,
         }
         if found := [option for option, value in given.items() if value is not None]:
@@ -101,8 +101,10 @@ class EngineRequest:
         device = _device(self.device or "cpu")
         if self.cuda_graph and device.type != "cuda":
             raise UsageError(f"--cuda-graph: expected --device cuda, got {device}")
+        if self.precision == "tf32" and device.type != "cuda":
+            raise UsageError(f"--precision tf32: expected --device cuda, got {device}")
         return EngineOptions(
-            batched=BatchedOptions(device, self.strategy, self.group or 0, self.autocast, self.cuda_graph)
+            batched=BatchedOptions(device, self.strategy, self.group or 0, self.precision or "float32", self.cuda_graph)
         )
 
 

@@ -38,6 +38,8 @@ from fl_tasks.batches import seed_everything
 from protos.encodings import PLAIN
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
 
+LockstepPrecision = Literal["float32", "tf32", "bfloat16"]
+
 CPU_BYTES = 1 << 30
 """Memory of a group on a CPU."""
 GPU_SHARE = 0.5
@@ -55,10 +57,11 @@ class BatchedOptions:
     """None: the fastest one, measured with the first group."""
     group: int = 0
     """Clients of a group. 0: as many as memory allows, at most MOST_CLIENTS."""
-    autocast: Literal["bfloat16"] | None = None
-    """The precision of products in forward and backward passes, by torch.autocast. None: that of the parameters."""
+    precision: LockstepPrecision = "float32"
+    """The precision of products and convolutions in forward and backward passes. tf32: on CUDA, factors of 10 bits.
+    bfloat16: by torch.autocast; the parameters stay float32."""
     captures: bool = False
-    """Whether passes on CUDA are recorded as graphs where that is possible."""
+    """Whether steps on CUDA are recorded as graphs where that is possible."""
     holds_updates: bool = True
     """Updates stay in the device's memory until they are summed there. False: they become files."""
 
@@ -68,11 +71,14 @@ class BatchedEngine(LocalEngine):
 
     def __init__(self, context: EngineContext, options: BatchedOptions) -> None:
         """Raises TaskError if the task's model cannot be made."""
+        if options.device.type == "cuda":  # by default torch has TF32 for convolutions, and not for products
+            tf32 = options.precision == "tf32"
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
         pool = Pool(context.clients, options.device)
         if options.device.type != "cpu":
             context = replace(context, clients=_OnDevice(context.clients, options.device))
         self._context, self._options = context, options
-        self._work = ClientWork(context, options.device, options.autocast or "float32")
+        self._work = ClientWork(context, options.device, "bfloat16" if options.precision == "bfloat16" else "float32")
         self._bundles: Bundles = {}
         self._choice: Choice | None = None
         self._recorded: Recorded | None = None

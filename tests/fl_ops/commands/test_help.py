@@ -76,14 +76,14 @@ DEFAULTS: dict[tuple[tuple[str, ...], str], bool] = {
     (("fl", "compare"), "out"): True,  # test_compare.py
     (("fl", "compare"), "cells"): True,
     (("fl", "compare"), "device"): BatchedOptions().device.type == "cpu",
-    (("fl", "compare"), "autocast"): BatchedOptions().autocast is None,
+    (("fl", "compare"), "precision"): BatchedOptions().precision == "float32",
     (("fl", "simulate"), "engine"): EngineRequest().options().batched is None,
     (("fl", "simulate"), "workers"): EngineRequest().options(runs=10**6).workers == 1,
     (("fl", "simulate"), "save_every"): SAVE_EVERY_S == 30,
     (("fl", "simulate"), "device"): BatchedOptions().device.type == "cpu",
     (("fl", "simulate"), "strategy"): BatchedOptions().strategy is None,
     (("fl", "simulate"), "group"): BatchedOptions().group == 0,
-    (("fl", "simulate"), "autocast"): BatchedOptions().autocast is None,
+    (("fl", "simulate"), "precision"): BatchedOptions().precision == "float32",
     (("fl", "demo"), "algorithm"): DemoSettings.algorithms == ("fedcm", "fedavg"),
     (("fl-client", "init"), "ca"): True,  # test_init.py
     (("fl-client", "init"), "cert"): True,

@@ -16,7 +16,7 @@ from tests.fl_ops.compare.conftest import Read
 from tests.fl_ops.conftest import Fl
 
 LOCKSTEP = ("--engine", "batched")
-LOWER = (*LOCKSTEP, "--autocast", "bfloat16")
+LOWER = (*LOCKSTEP, "--precision", "bfloat16")
 
 
 @pytest.mark.slow
@@ -40,8 +40,8 @@ def test_precision_makes_other_cells(read: Read, tmp_path: Path, fl: Fl) -> None
 def test_precision_needs_lockstep(read: Read, tmp_path: Path, fl: Fl) -> None:
     """The error names the option and the engine."""
     read()
-    done = fl("compare", tmp_path / "small.toml", "--autocast", "bfloat16")
-    assert (done.exit_code, "--autocast: expected --engine batched" in done.stderr) == (2, True)
+    done = fl("compare", tmp_path / "small.toml", "--precision", "bfloat16")
+    assert (done.exit_code, "--precision: expected --engine batched" in done.stderr) == (2, True)
     done = fl("compare", tmp_path / "small.toml", *LOCKSTEP, "--cuda-graph")
     assert (done.exit_code, "--cuda-graph: expected --device cuda, got cpu" in done.stderr) == (2, True)
 
@@ -54,7 +54,8 @@ def test_gpus_of_one_model_have_the_same_cells(monkeypatch: pytest.MonkeyPatch) 
     first, second, third = (
         EngineRequest("batched", device=f"cuda:{number}").options().arithmetic for number in range(3)
     )
-    assert first == second == {"clients": "in lockstep", "device": "cuda", "gpu": "A", "strategy": None, "group": 0}
+    clients = {"clients": "in lockstep", "strategy": None, "group": 0, "precision": "float32"}
+    assert first == second == {**clients, "device": "cuda", "gpu": "A"}
     assert third["gpu"] == "B"
 
 

@@ -217,7 +217,9 @@ def test_a_cell_in_lockstep_is_another_cell(read: Read) -> None:
     plain, table = read(), replace(read(), engine=options.arithmetic)
     [one, *_], [other, *_] = (Plan(each, nothing_done, ["FedCM"]).missing() for each in (plain, table))
     assert one.digest != other.digest
-    assert other.settings["engine"] == {"clients": "in lockstep", "device": "cpu", "strategy": "grouped", "group": 0}
+    assert other.settings["engine"] == {
+        "clients": "in lockstep", "device": "cpu", "strategy": "grouped", "group": 0, "precision": "float32",
+    }  # fmt: skip
     expected = RunCell()(one, ignore, Means()).accuracies
     assert RunCell(engine=options)(other, ignore, Means()).accuracies == pytest.approx(expected, abs=0.02)
 

@@ -102,17 +102,17 @@ def test_a_measured_run_reports_its_choice(simulated: Simulated) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["grouped", "one_by_one"])
-def test_autocast_changes_the_precision_of_passes(simulated: Simulated, strategy: Name) -> None:
+def test_bfloat16_changes_the_precision_of_passes(simulated: Simulated, strategy: Name) -> None:
     """Models after three rounds differ from those without by the rounding of bfloat16: some 1e-4 of their norm.
 
     Parameters stay float32.
     """
     options = BatchedOptions(strategy=strategy, group=3)
-    lower = replace(options, autocast="bfloat16")
+    lower = replace(options, precision="bfloat16")
     before, after = (run(simulated, EngineOptions(batched=each), **UNEVEN)[1] for each in (options, lower))
     assert 1e-5 < difference(before, after) < 1e-2
     assert {tensor.dtype for tensor in after.values()} == {torch.float32}
-    assert EngineOptions(batched=lower).arithmetic["autocast"] == "bfloat16"
+    assert EngineOptions(batched=lower).arithmetic["precision"] == "bfloat16"
 
 
 def test_personal_parameters_are_refused(simulated: Simulated) -> None:
@@ -161,8 +161,9 @@ def test_a_group_that_runs_out_of_memory_is_halved(simulated: Simulated, monkeyp
     [
         (EngineRequest("sequential", device="cpu"), "--device: expected --engine batched"),
         (EngineRequest("batched", cuda_graph=True), "--cuda-graph: expected --device cuda, got cpu"),
+        (EngineRequest("batched", precision="tf32"), "--precision tf32: expected --device cuda, got cpu"),
         (EngineRequest("sequential", cuda_graph=True), "--cuda-graph: expected --engine batched"),
-        (EngineRequest("workers", autocast="bfloat16"), "--autocast: expected --engine batched"),
+        (EngineRequest("workers", precision="tf32"), "--precision: expected --engine batched"),
         (EngineRequest("workers", group=3), "--group: expected --engine batched"),
         (EngineRequest("batched", workers=2), "leave out --workers"),
         (EngineRequest("sequential", workers=2), "expected --engine workers"),

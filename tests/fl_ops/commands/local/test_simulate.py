@@ -84,7 +84,7 @@ def test_files_of_each_seed(config: WriteConfig, tmp_path: Path) -> None:
 
 def test_results_name_an_engine_with_other_bits(config: WriteConfig, tmp_path: Path) -> None:
     """Lockstep, its device and its precision are among the settings. Other engines have the same bits."""
-    lockstep = ("--engine", "batched", "--strategy", "one_by_one", "--group", "2", "--autocast", "bfloat16")
+    lockstep = ("--engine", "batched", "--strategy", "one_by_one", "--group", "2", "--precision", "bfloat16")
     found = []
     for name, options in {"a": lockstep, "b": ("--engine", "sequential")}.items():
         result = fl(config(), *options, "--out", tmp_path / name)
@@ -92,7 +92,7 @@ def test_results_name_an_engine_with_other_bits(config: WriteConfig, tmp_path: P
         facts = json.loads((tmp_path / name / "seed-4" / "result.json").read_text())
         found.append(facts["settings"].get("engine"))
     clients = {"clients": "in lockstep", "device": "cpu", "strategy": "one_by_one", "group": 2}
-    assert found == [{**clients, "autocast": "bfloat16"}, None]
+    assert found == [{**clients, "precision": "bfloat16"}, None]
 
 
 def test_a_model_with_tied_weights(config: WriteConfig, tmp_path: Path) -> None:
