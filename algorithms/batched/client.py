@@ -115,8 +115,9 @@ def _trained(model: nn.Module, members: Members, steps: Steps, losses: Tensor) -
 
 
 def _epochs(sums: Sequence[float], epoch_steps: int, steps: int) -> tuple[Mapping[str, float], ...]:
-    ends = [*range(0, steps, epoch_steps), steps] if epoch_steps else []
-    return epoch_losses([sums[end] for end in ends], epoch_steps, steps)
+    if not epoch_steps:
+        return ()
+    return epoch_losses([sums[end] for end in (*range(0, steps, epoch_steps), steps)], epoch_steps, steps)
 
 
 def _computed(members: Members, updates: Updates, payload: Payload, model: Tensors) -> Tensors:

@@ -25,7 +25,7 @@ from algorithms.base import Tensors
 from algorithms.batched.batches import Group, StepBatches, real
 from algorithms.batched.modules import Numbers, dropout_by_client, unfolded_convolutions
 from algorithms.batched.stacked import of_client
-from algorithms.batches import Batch, Forward, map_leaves
+from algorithms.batches import Batch, Forward, leaves, map_leaves
 from algorithms.gradients import Loss
 
 Name = Literal["grouped", "unfolded", "one_by_one"]
@@ -160,20 +160,24 @@ class Together:
         if group_.weights is not None:
             weighed: Tensor = vmap(self._weighed)(tensors, group_.batch, group_.weights)
             return weighed
-        sizes = group_.by_size()
-        if len(sizes) == 1:
-            losses: Tensor = vmap(self._one)(tensors, group_.batch)
-            return losses
+        if len(set(group_.sizes)) == 1:
+            # A flat list of tensors: vmap takes as long for a nested structure as for a small network.
+            parts, batch = [*leaves(group_.batch)], group_.batch
+            flat: Tensor = vmap(partial(self._one, [*tensors], batch))(*tensors.values(), *parts)
+            return flat
         outputs = vmap(self._holder.call)(tensors, group_.batch)
-        parts, order = [], []
-        for size, places in sizes:
+        losses, order = [], []
+        for size, places in group_.by_size():
             chosen = map_leaves(partial(_rows, places), outputs)
-            parts.append(vmap(partial(self._loss_of_real, size))(*chosen))
+            losses.append(vmap(partial(self._loss_of_real, size))(*chosen))
             order += places
-        return torch.cat(parts)[torch.tensor(order).argsort().to(parts[0].device)]
+        return torch.cat(losses)[torch.tensor(order).argsort().to(losses[0].device)]
 
-    def _one(self, tensors: Tensors, batch: Batch) -> Tensor:
-        return self._loss(*self._holder.call(tensors, batch))
+    def _one(self, names: Sequence[str], like: Batch, *flat: Tensor) -> Tensor:
+        """The loss of one client. flat: its tensors by these names, and the parts of its batch."""
+        parts = iter(flat[len(names) :])
+        batch = map_leaves(lambda _: next(parts), like)
+        return self._loss(*self._holder.call(dict(zip(names, flat, strict=False)), batch))
 
     def _weighed(self, tensors: Tensors, batch: Batch, weights: Tensor) -> Tensor:
         return (losses_of_examples(self._loss, *self._holder.call(tensors, batch)) * weights).sum()

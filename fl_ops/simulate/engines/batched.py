@@ -147,7 +147,8 @@ class BatchedEngine(LocalEngine):
         if ready is not None and updates is not None:
             seconds = (time.monotonic() - started) / len(ready.clients)
             with one_thread():
-                yield from [*self._delivered(common, ready, updates, seconds)]
+                results = [*self._delivered(common, ready, updates, seconds)]
+            yield from results
 
     def _smaller(self, common: Assignment, group: Sequence[Client]) -> Iterator[Trained | TrainedTogether | Failed]:
         """The group in halves, now and in later exchanges; one client alone reports what it lacks."""
