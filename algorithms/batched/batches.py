@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from algorithms.base import LocalSettings
 from algorithms.batches import Batch, examples_of, leaves, map_leaves, split
 from algorithms.client import LocalData, Work
 from algorithms.parameters import AlgorithmError
@@ -32,17 +31,12 @@ def check_work(data: LocalData, work: Work) -> None:
         raise NotBatched("expected the usual local steps, got a task with a training loop of its own")
     if work.personal:
         raise NotBatched("expected a model without personal parameters, got " + ", ".join(sorted(work.personal)[:5]))
-    check_settings(work.settings)
+    if work.settings.micro_batch_size:
+        raise NotBatched(f"expected whole batches, got micro_batch_size = {work.settings.micro_batch_size}")
+    if work.settings.scaled_loss:
+        raise NotBatched("expected precision = float32 or bfloat16, got float16, whose loss scale is of one client")
     if work.algorithm.exchanges[work.exchange].trains and data.steps < 1:
         raise ValueError(f"expected the number of each client's steps, 1 or more, got {data.steps}")
-
-
-def check_settings(settings: LocalSettings) -> None:
-    """Raises NotBatched for settings that clients in lockstep do not have."""
-    if settings.micro_batch_size:
-        raise NotBatched(f"expected whole batches, got micro_batch_size = {settings.micro_batch_size}")
-    if settings.scaled_loss:
-        raise NotBatched("expected precision = float32 or bfloat16, got float16, whose loss scale is of one client")
 
 
 Signature = tuple[object, ...]

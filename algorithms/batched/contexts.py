@@ -46,7 +46,7 @@ class Contexts:
         states, omegas = [each.state for each in contexts], [each.omega for each in contexts]
         common = replace(contexts[0], state={}, omega=1.0)
         if len({_form(state) for state in states}) > 1:
-            return cls(common, omegas, separate=states)
+            return cls(common, omegas, separate=states, alone="their states differ in their tensors")
         return cls(common, omegas, {symbol: stacked.stack([it[symbol] for it in states]) for symbol in states[0]})
 
     def of(self, position: int) -> ClientContext:

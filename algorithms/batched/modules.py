@@ -46,13 +46,8 @@ class RandomStream:
         try:
             yield
         finally:
-            self.state = state_of_generators(self.device)
-
-
-def state_of_generators(device: torch.device) -> State:
-    """The state of torch's default generators."""
-    other = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    return torch.default_generator.get_state(), other
+            other = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
+            self.state = torch.default_generator.get_state(), other
 
 
 class OwnNumbers:

@@ -4,8 +4,8 @@
     client_work      one client's work, with the daemon's trainer
     sequential       one client after the other, in this process: the oracle
     workers          several clients at once, in forked processes; worker is the program of such a process
-    choice           makes the engine that the user chose
+    batched          many clients in lockstep: groups prepares them, pool has their examples, held their updates
 
-An engine knows nothing of rounds, cohorts and admission. It gets assignments and bundles, and returns updates as files.
-Every engine for the CPU gives the same bits.
+An engine knows nothing of rounds, cohorts and admission. It gets assignments and bundles, and returns updates as files,
+in lockstep as rows in a device's memory. Every engine for one client at a time gives the same bits.
 """

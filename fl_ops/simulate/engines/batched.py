@@ -27,13 +27,12 @@ from algorithms.batched.strategies import Name
 from algorithms.outside_code import is_interrupt
 from fl_client.errors import WorkFailed
 from fl_client.storage.client_state_store import NextState, same
-from fl_client.training.data import LocalTask
 from fl_client.training.payloads import check_finite, check_finite_metrics, encoding_of, header_of, laid_out
 from fl_ops.simulate.engines.client_work import CPU, ClientWork, one_thread
 from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, LocalEngine, Trained
 from fl_ops.simulate.engines.groups import Client, Groups, Ready
 from fl_ops.simulate.engines.held import NO_DIGEST, DeviceMemory, Rows, TrainedTogether
-from fl_ops.simulate.engines.pool import Pool
+from fl_ops.simulate.engines.pool import OnDevice, Pool
 from fl_tasks.batches import seed_everything
 from protos.encodings import PLAIN
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
@@ -76,12 +75,13 @@ class BatchedEngine(LocalEngine):
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
         pool = Pool(context.clients, options.device)
         if options.device.type != "cpu":
-            context = replace(context, clients=_OnDevice(context.clients, options.device))
+            context = replace(context, clients=OnDevice(context.clients, options.device))
         self._context, self._options = context, options
         self._work = ClientWork(context, options.device, "bfloat16" if options.precision == "bfloat16" else "float32")
         self._bundles: Bundles = {}
         self._choice: Choice | None = None
         self._recorded: Recorded | None = None
+        self._by_client = ""
         self._groups = Groups(context, self._work, options.device, pool)
         self._group = options.group
         self._alone = self._in_files = 0
@@ -97,7 +97,8 @@ class BatchedEngine(LocalEngine):
         files = f"; written to files, as {device} has no room for them: {self._in_files} updates"
         graphs = "" if self._recorded is None else f"; {self._recorded}"
         files = files if self._in_files and self._memory is not None else ""
-        return f"lockstep in groups of at most {self._group} clients: {self._choice}{graphs}{alone}{files}"
+        code = f"; the method's code runs client by client ({self._by_client})" if self._by_client else ""
+        return f"lockstep in groups of at most {self._group} clients: {self._choice}{graphs}{code}{alone}{files}"
 
     def begin(self, bundles: Bundles) -> None:
         """See `LocalEngine.begin`."""
@@ -235,7 +236,9 @@ class BatchedEngine(LocalEngine):
         if device.type == "cuda" and not (self._choice.name == "one_by_one" and self._choice.facts.draws):
             numbers = CountedNumbers.of_seeds([seed for _, seed in ready.clients], device)
             members = replace(members, numbers=numbers)
-        return answer_together(ready.work.model, members, self._choice.strategy, self._recorded)
+        updates = answer_together(ready.work.model, members, self._choice.strategy, self._recorded)
+        self._by_client = members.contexts.alone
+        return updates
 
     def _chosen(self, common: Assignment, ready: Ready) -> Choice:
         """The strategy, measured with the clients' first batches."""
@@ -287,24 +290,3 @@ def _of_client(states: Memory | list[Memory], number: int) -> Memory:
     if isinstance(states, list):
         return states[number]
     return {symbol: of_client(tensors, number) for symbol, tensors in states.items()}
-
-
-class _OnDevice(Mapping[str, LocalTask]):
-    """Clients whose data is on a device. It stays there after the client's first work."""
-
-    def __init__(self, clients: Mapping[str, LocalTask], device: torch.device) -> None:
-        self._clients, self._device = clients, device
-        self._moved: dict[str, LocalTask] = {}
-
-    def __getitem__(self, client: str) -> LocalTask:
-        if client not in self._moved:
-            local = self._clients[client]
-            train, held_out = local.train.to(self._device), local.held_out.to(self._device)
-            self._moved[client] = replace(local, train=train, held_out=held_out, device=self._device)
-        return self._moved[client]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._clients)
-
-    def __len__(self) -> int:
-        return len(self._clients)

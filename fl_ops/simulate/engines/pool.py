@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -93,3 +93,24 @@ def _pooled(whole: Examples, rows: Sequence[Rows]) -> Pooled | None:
         return None
     prepare = None if whole.prepare is None else Finish(whole.prepare, None)
     return Pooled(whole.inputs, whole.targets, rows, finish_of(whole), prepare)
+
+
+class OnDevice(Mapping[str, LocalTask]):
+    """Clients whose data is on a device. It stays there after the client's first work."""
+
+    def __init__(self, clients: Mapping[str, LocalTask], device: torch.device) -> None:
+        self._clients, self._device = clients, device
+        self._moved: dict[str, LocalTask] = {}
+
+    def __getitem__(self, client: str) -> LocalTask:
+        if client not in self._moved:
+            local = self._clients[client]
+            train, held_out = local.train.to(self._device), local.held_out.to(self._device)
+            self._moved[client] = replace(local, train=train, held_out=held_out, device=self._device)
+        return self._moved[client]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)

@@ -101,6 +101,14 @@ def test_a_measured_run_reports_its_choice(simulated: Simulated) -> None:
         assert "ms a step" in simulation.federation.engine_report
 
 
+def test_code_that_runs_client_by_client_is_reported(simulated: Simulated) -> None:
+    """Optimizers with a state on the device are objects of each client; the report says it with the reason."""
+    local = {"learning_rate": 0.05, "batch_size": 8, "optimizer": {"name": "adam", "state": "device"}}
+    with simulated(BATCHED, algorithm={"name": "fedavg"}, local=local) as simulation:
+        list(simulation.rounds())
+        assert "the method's code runs client by client (" in simulation.federation.engine_report
+
+
 @pytest.mark.parametrize("strategy", ["grouped", "one_by_one"])
 def test_bfloat16_changes_the_precision_of_passes(simulated: Simulated, strategy: Name) -> None:
     """Models after three rounds differ from those without by the rounding of bfloat16: some 1e-4 of their norm.
