@@ -28,6 +28,8 @@ def main() -> int:
     options = _options()
     first, _, end = options.seeds.partition(":")
     seeds = range(int(first), int(end) if end else int(first) + 1)
+    if options.planted:
+        return _planted(seeds)
     began, all_lives = time.monotonic(), Batch(options.depth)
     for part, batch in _lived(options, seeds):
         all_lives.add(batch)
@@ -41,6 +43,15 @@ def main() -> int:
     return min(len(all_lives.failed), 99)
 
 
+def _planted(seeds: range) -> int:
+    """Print what finds each fault that is planted into the whole system. Returns how many are not found."""
+    from tests.deterministic.planted_system import FOUND_BY, PLANTED, found_by
+
+    found = {name: found_by(name, (FOUND_BY[name], *seeds)) for name in PLANTED}
+    print(json.dumps(found), flush=True)
+    return list(found.values()).count(None)
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.deterministic", description=__doc__)
     parser.add_argument("--depth", type=int, choices=(1, 2), default=2, help="1: the core; 2: the whole system")
@@ -49,6 +60,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=0, help="lives of one batch; 0: about as many as a second has")
     parser.add_argument("--results", type=Path, help="append a line of JSON for each batch of lives to this file")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no batch after this time")
+    parser.add_argument("--planted", action="store_true", help="live with each planted fault until it is found")
     parser.add_argument("--log", action="store_true", help="print what happens, with virtual times")
     return parser.parse_args()
 

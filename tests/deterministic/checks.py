@@ -74,7 +74,10 @@ def _check_rounds(life: Life, store: Store) -> None:
 
 
 def _check_acknowledged(life: Life, store: Store) -> None:
-    """Every acknowledged update of a committed round is in the ledger, admitted, with the acknowledged digest."""
+    """Every acknowledged update of a committed round is in the ledger, admitted, with the acknowledged digest.
+
+    No receipt says that an admitted update was refused.
+    """
     restarted = _rounds_with(life, store, {"round_restarted", "states_restarted", "culprit_dropped"})
     committed = len(store.commits(RUN))
     for (client, round_, exchange), digests in life.seen.acknowledged.items():
@@ -86,6 +89,12 @@ def _check_acknowledged(life: Life, store: Store) -> None:
         assert line is not None, lost
         assert line.admitted, lost
         assert line.digest == digests[-1], f"another update of {client} in round {round_} counts than was acknowledged"
+    for (client, round_, exchange), digests in life.seen.refused.items():
+        if round_ in restarted or round_ >= committed:
+            continue
+        line = store.update_of(RUN, round_, exchange, client)
+        wrong = line is not None and line.admitted and line.digest in digests
+        assert not wrong, f"the update of {client} in round {round_} was admitted, and a receipt says that it was not"
 
 
 def _rounds_with(life: Life, store: Store, events: set[str]) -> set[int]:

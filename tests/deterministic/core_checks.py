@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from fl_server.rounds.state import Phase, RoundState
-from tests.deterministic.core_driver import Driver
+from tests.deterministic.core_driver import DEADLINE_S, Driver
 from tests.deterministic.core_ledger import digest
 
 _RESULTS = (Phase.REDUCING, Phase.STEPPING, Phase.COMMITTING)
@@ -25,7 +25,7 @@ def check_state(driver: Driver) -> None:
         assert len(may_count) <= state.policy.population, "more clients than the population"
     if state.phase is Phase.COLLECTING:
         assert state.working or state.fixed, "a round collects, and no client works"
-        assert driver.deadline, "a round collects without a deadline"
+        assert driver.deadline is not None, "a round collects without a deadline"
     if state.phase is Phase.SELECTING and state.goal and state.settled:
         assert driver.retries, "a round waits for clients, and will not be tried again"
     if state.collects:
@@ -49,6 +49,12 @@ def check_restored(before: RoundState, after: RoundState) -> None:
     for name in same:
         was, now = _plain(getattr(before, name)), _plain(getattr(after, name))
         assert was == now, f"{name} was {was} before a restart in {before.phase.value}, and is {now} after it"
+
+
+def check_deadline(driver: Driver) -> None:
+    """When a deadline passes: the coordinator was up for the whole time that it gives."""
+    used = driver.clock.up - driver.told.opened
+    assert used >= DEADLINE_S, f"a deadline passed after {used:g} of {DEADLINE_S:g} s in which the coordinator was up"
 
 
 def _plain(value: Any) -> Any:

@@ -19,21 +19,26 @@ from fl_server.rounds.restoring import SavedRound
 from fl_server.rounds.state import Phase, RoundPolicy, RoundState
 from fl_server.rounds.stop_rules import Judged
 from tests.deterministic import replacing
-from tests.deterministic.core_ledger import Ledger, Place, Told, digest
+from tests.deterministic.core_ledger import Clock, Ledger, Place, Told, digest
 from tests.deterministic.replacing import replaced
 
 replacing.install()
+
+DEADLINE_S = 500.0
+"""Time of an attempt."""
 
 
 class Driver:
     """One process of the coordinator."""
 
-    def __init__(self, policy: RoundPolicy, ledger: Ledger, told: Told) -> None:
-        self.ledger, self.told = ledger, told
+    def __init__(self, policy: RoundPolicy, ledger: Ledger, told: Told, clock: Clock) -> None:
+        self.ledger, self.told, self.clock = ledger, told, clock
         self.state = RoundState(policy, ledger.rounds)
         self.work: deque[str] = deque()
         """Long work under way: "reduce", "step", "commit", "evaluate 3", "ask 3"."""
-        self.deadline = self.retries = False
+        self.deadline: float | None = None
+        """When the attempt under way is over, by the clock."""
+        self.retries = False
         self.carrying = False
         """Whether the effects of an event are being carried out."""
         self.counted: dict[int, Any] = {}
@@ -76,9 +81,14 @@ class Driver:
             missing.add("clients")
             self.work.append(f"ask {done - 1}")
         self.state = restoring.with_evaluations(state, evaluations, Judged(), missing)
-        self.deadline = self.state.phase is Phase.COLLECTING
+        if self.state.phase is Phase.COLLECTING:
+            self.deadline = self.clock.now + self.time_left()
         yield "restored"
         yield from self.take(ev.RoundRestored())
+
+    def time_left(self) -> float:
+        """Seconds of the attempt under way that are left after a restart."""
+        return self.ledger.seconds_left
 
     def saved(self, round_: int) -> SavedRound:
         """What the ledger has of a round."""
@@ -101,7 +111,7 @@ class Driver:
         before = self.state
         self.state, effects = machine.advance(self.state, event)
         if before.phase is Phase.COLLECTING and self.state.phase is not Phase.COLLECTING:
-            self.deadline = False
+            self.deadline = None
         if before.phase is Phase.SELECTING and self.state.phase is not Phase.SELECTING:
             self.retries = False
         self.carrying = True
@@ -209,6 +219,8 @@ class Driver:
                 assert rows or not ledger.paused, f"round {round_} was begun in a pause"
                 if (exchange, attempt) not in [row[:2] for row in rows]:
                     rows.append((exchange, attempt, cohort))
+                self.deadline = None  # that of the attempt before: its time left is not written any more
+                ledger.seconds_left, self.told.opened = DEADLINE_S, self.clock.up
             case fx.RecordFailure(client, why):
                 self._write_failure(client, why)
             case fx.ReduceExchange(accepted) | fx.ComputeStep(accepted):
@@ -243,7 +255,7 @@ class Driver:
     def act(self, effect: fx.Effect) -> None:
         match effect:
             case fx.OpenAttempt():
-                self.deadline = True
+                self.deadline = self.clock.now + DEADLINE_S
             case fx.RetryLater():
                 self.retries = True
             case fx.ReduceExchange():
@@ -257,7 +269,7 @@ class Driver:
             case fx.Announce(round_, evaluate, ask):
                 self.work.extend([f"evaluate {round_}"] * evaluate + [f"ask {round_}"] * ask)
             case fx.EndRun():
-                self.deadline = self.retries = False
+                self.deadline, self.retries = None, False
                 self._stop_computing()
 
     def _stop_computing(self) -> None:

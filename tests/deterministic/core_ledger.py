@@ -19,6 +19,20 @@ def digest(*parts: object) -> bytes:
 
 
 @dataclass
+class Clock:
+    """Steps of a life as seconds."""
+
+    now: float = 0.0
+    up: float = 0.0
+    """Without the time in which no coordinator ran."""
+
+    def go_on(self, seconds: float) -> None:
+        """Time passes while the coordinator is up."""
+        self.now += seconds
+        self.up += seconds
+
+
+@dataclass
 class Ledger:
     """What is durable."""
 
@@ -43,6 +57,8 @@ class Ledger:
     lost: dict[str, Lost] = field(default_factory=dict)
     """States that wait for a reset."""
     judged_from: int = 0
+    seconds_left: float = 0.0
+    """Until the deadline of the attempt under way, as it was written last."""
     restarts: set[int] = field(default_factory=set)
     """Rounds that were redrawn."""
 
@@ -59,5 +75,7 @@ class Told:
     assigned: dict[str, tuple[int, int, int, bytes]] = field(default_factory=dict)
     """Client -> (round, exchange, epoch, model) of its work."""
     acknowledged: dict[tuple[int, int, str], bytes] = field(default_factory=dict)
+    opened: float = 0.0
+    """`Clock.up` when the attempt under way was written."""
     announced: int = 0
     """Rounds whose outcomes were sent."""

@@ -11,9 +11,9 @@ from fl_server.rounds import events as ev
 from fl_server.rounds.metrics import BY_LOSS
 from fl_server.rounds.state import Phase, RoundPolicy, UnexpectedEvent
 from fl_server.rounds.stop_rules import StopPolicy
-from tests.deterministic.core_checks import check_end, check_restored, check_state
+from tests.deterministic.core_checks import check_deadline, check_end, check_restored, check_state
 from tests.deterministic.core_driver import Driver
-from tests.deterministic.core_ledger import Ledger, Place, Told, digest
+from tests.deterministic.core_ledger import Clock, Ledger, Place, Told, digest
 
 CLIENTS = tuple(f"c{number}" for number in range(8))
 ROUNDS = 10
@@ -21,6 +21,10 @@ MOST_STEPS = 1500
 """Steps of a life with faults. Then they end."""
 MOST_AFTER = 1500
 """Steps within which a run completes after the faults."""
+
+SAVED_EVERY = 5
+"""Steps between two writes of the time that an attempt has left."""
+LONG_DOWN_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ class CoreLife:
         """faults: the steps in which faults may happen; None: all."""
         self.draw = random.Random(f"core {seed}")
         self.policy = policy_of(self.draw)
-        self.ledger, self.told = Ledger(ROUNDS), Told()
+        self.ledger, self.told, self.clock = Ledger(ROUNDS), Told(), Clock()
         self.faulty = self.draw.choice((0.0, 0.02, 0.05, 0.15))
         self.may = faults if faults is None else frozenset(faults)
         self.happened: list[CoreFault] = []
@@ -78,7 +82,7 @@ class CoreLife:
 
     def begin(self) -> None:
         """A process starts."""
-        self.driver = Driver(self.policy, self.ledger, self.told)
+        self.driver = Driver(self.policy, self.ledger, self.told, self.clock)
         self.told.assigned.clear()  # sessions are gone, and what was under way with them
         self.running: Iterator[str] | None = self.driver.restore(frozenset(self.present))
         self.settled = False
@@ -122,6 +126,9 @@ class CoreLife:
         return True
 
     def _step(self) -> None:
+        self.clock.go_on(1.0)
+        if self.driver.deadline is not None and self.step % SAVED_EVERY == 0:
+            self.ledger.seconds_left = self.driver.deadline - self.clock.now
         if self._fault("kill", 0.3):
             self._kill()
         elif self.running is not None:
@@ -136,6 +143,7 @@ class CoreLife:
     def _kill(self) -> None:
         quiet = self.running is None
         before = self.driver.state
+        self.clock.now += LONG_DOWN_S if self.step % 2 else 1.0
         self.begin()
         if quiet and before.phase is not Phase.ENDED:
             assert self.running is not None
@@ -149,6 +157,9 @@ class CoreLife:
     def _next(self) -> None:
         """Something happens: one of what is possible, by the seed."""
         draw, driver, state = self.draw, self.driver, self.driver.state
+        if driver.deadline is not None and driver.deadline <= self.clock.now:
+            self._deadline()
+            return
         if not self.settled or draw.random() < 0.03:
             self._roster()
             return
@@ -159,7 +170,7 @@ class CoreLife:
             possible += ["deliver"] * 4
         if driver.retries:
             possible.append("retry")
-        if driver.deadline and (not self.told.assigned or draw.random() < 0.05):
+        if driver.deadline is not None and (not self.told.assigned or draw.random() < 0.05):
             possible.append("deadline")
         if state.paused and (self.healing or draw.random() < 0.2):
             possible.append("resume")
@@ -224,7 +235,10 @@ class CoreLife:
         self._do(self.driver.take(ev.RetryDue()))
 
     def _deadline(self) -> None:
-        self.driver.deadline = False
+        assert self.driver.deadline is not None
+        self.clock.go_on(max(0.0, self.driver.deadline - self.clock.now))
+        self.driver.deadline = None
+        check_deadline(self.driver)
         self._do(self.driver.take(ev.DeadlinePassed()))
 
     def _resume(self) -> None:

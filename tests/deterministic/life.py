@@ -19,9 +19,10 @@ from tests.deterministic.effects import Effects
 from tests.deterministic.loop import Killed, Process
 from tests.deterministic.network import Network, Server
 from tests.deterministic.operators import RUN
-from tests.deterministic.plan import HEAL_S, SERVER, Fault, Plan
+from tests.deterministic.plan import HEAL_S, LONGEST_S, SERVER, Fault, Plan
 from tests.deterministic.seen import Seen, Violated
 from tests.deterministic.striking import Faults
+from tests.deterministic.uptime import Uptime
 
 EPOCH = 1_700_000_000.0
 WITHIN_S = 900.0
@@ -47,6 +48,9 @@ class Life:
         self.server: CoordinatorProcess | None = None
         self.epochs = dict.fromkeys((SERVER, *plan.clients), EPOCH)
         self.down_s = self.faults.down_s
+        self.uptime = Uptime(loop, self.seen, plan.job.sections["round"]["deadline_s"])
+        self.healed_at = HEAL_S if plan.faults else 0.0
+        """Virtual time after which there are no faults any more."""
         self.over = False
         self.graveyard: list[Any] = []
 
@@ -56,10 +60,10 @@ class Life:
 
     def _answered(self, client: str, response: Any) -> None:
         receipt = getattr(response, "receipt", None)
-        if receipt is not None and receipt.admitted and receipt.HasField("key"):
+        if receipt is not None and receipt.HasField("key"):
             key = (client, receipt.key.round, receipt.key.exchange)
-            digest = receipt.digest.value
-            self.seen.acknowledged.setdefault(key, []).append(digest)
+            answers = self.seen.acknowledged if receipt.admitted else self.seen.refused
+            answers.setdefault(key, []).append(receipt.digest.value)
 
     def _committed(self, round_: int, digest: str) -> None:
         """A round is in the ledger."""
@@ -73,6 +77,7 @@ class Life:
         """Start the coordinator again and again."""
         while not self.over:
             process, died = self._process(SERVER)
+            self.uptime.begins(process)
             task = process.spawn(self._serve(process))
             waiting = asyncio.ensure_future(died.wait())
             await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -90,7 +95,10 @@ class Life:
             self.server = None
             self.seen.kills += 1
             self.graveyard.append(process)
-            await asyncio.sleep(self.down_s.pop(SERVER, 1.0))
+            down_s = self.down_s.pop(SERVER, 1.0)
+            if down_s > LONGEST_S:
+                self.healed_at = max(self.healed_at, self.loop.time() + down_s)
+            await asyncio.sleep(down_s)
             self.seen.restarts += 1
 
     async def _serve(self, process: Process) -> None:
@@ -196,6 +204,7 @@ class Life:
             self.note("the run is created")
             await self._until_ended(working)
             await asyncio.sleep(60.0)
+            self._register_again()
             for _ in range(int(CLEAN_S)):
                 if not files_left(self):
                     break
@@ -207,23 +216,24 @@ class Life:
             await asyncio.gather(*working, return_exceptions=True)
 
     async def _until_ended(self, working: Sequence[asyncio.Future[None]]) -> None:
-        heal = HEAL_S if self.plan.faults else 0.0
+        repaired_at = 0.0
         while True:
-            run = self.run()
+            run, now = self.run(), self.loop.time()
             for task in working:
                 if task.done():
                     task.result()
             if self.seen.violations:
                 return
             over = run is not None and run.ended and run.record.ended_at and run.status != "failed"
-            if over and (self.loop.time() > heal or not self.plan.faults):
+            if over and (now > self.healed_at or not self.plan.faults):
                 return
             if run is not None and run.status == "failed":
                 raise Violated(f"the run failed: {run.state.ending}")
-            if self.loop.time() > heal + WITHIN_S:
+            if now > self.healed_at + WITHIN_S:
                 raise Violated(f"the run has not ended {WITHIN_S:g} s after the faults: {self._describe()}")
             await asyncio.sleep(0.5)
-            if self.plan.faults and self.loop.time() > heal > self.loop.time() - 0.6:
+            if repaired_at < self.healed_at < self.loop.time():
+                repaired_at = self.healed_at
                 await self._repair()
 
     async def _repair(self) -> None:
@@ -234,6 +244,12 @@ class Life:
         run = self.run()
         if run is not None and run.status == "paused":
             await operators.act(self, "resume")
+
+    def _register_again(self) -> None:
+        """A device whose disk was full when it heard of the end removes its files when it registers again."""
+        left = {path.partition("/")[0] for path in files_left(self)}
+        for name in left & {fault.who for fault in self.plan.faults if fault.kind == "full"}:
+            self._kill(name, 1.0)
 
     def loop_errors(self) -> list[str]:
         """Exceptions that reached the event loop, apart from those of dead processes."""

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import structlog
 import torch
 
+from fl_server.run import control
 from tests.deterministic import clocks
 from tests.deterministic.checks import check
 from tests.deterministic.effects import installed
@@ -66,7 +68,8 @@ def _live(plan: Plan) -> Result:
         with virtual_loop(plan.seed) as loop:
             life, error = Life(plan, folder, loop), ""
             structlog.configure(processors=[partial(_keep, life)], cache_logger_on_first_use=False)
-            with installed(life.effects, loop, plan.seed):
+            watched = mock.patch.object(control, "advance", life.uptime.advance)
+            with installed(life.effects, loop, plan.seed), watched:
                 try:
                     loop.run_until_complete(life.live())
                     error = "; ".join(life.seen.violations)

@@ -9,8 +9,10 @@ from typing import Any
 
 SERVER = "server"
 HEAL_S = 90.0
-"""No fault begins after this virtual time, and none lasts longer than `LONGEST_S`."""
+"""No fault begins after this virtual time, and none lasts longer than `LONGEST_S`, but for `LONG_DOWN_S`."""
 LONGEST_S = 40.0
+LONG_DOWN_S = 3600.0
+"""A coordinator may be down for an hour. Then there are no more faults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,8 @@ def jobs() -> list[Job]:
     ]  # fmt: skip
 
 
-_CALLS = ("Register", "Attend", "FetchModel", "SubmitUpdate", "QueryUpload", "ReportStatus")
+_CALLS = ("Register", "Attend", "FetchModel", "SubmitUpdate", "SubmitUpdate", "SubmitUpdate", "QueryUpload",
+          "ReportStatus")  # fmt: skip
 _SERVER_EFFECTS = ("ledger:commit", "file:rename", "file:replace", "file:pwrite", "file:save", "file:fsync",
                    "file:unlink", "file:write", "file:mkdir", "file:open")  # fmt: skip
 _CLIENT_EFFECTS = ("file:replace", "file:write", "file:unlink", "file:fsync", "file:open")
@@ -107,6 +110,7 @@ def _kill_server(draw: random.Random, kind: str, client: str, at: float, short: 
     """At any effect, or at one of a kind: rare kinds are as likely as frequent ones."""
     name = draw.choice(_SERVER_EFFECTS) if draw.random() < 0.6 else ""
     number = int(draw.choice((3, 10, 40 if name else 400)) * draw.random())
+    short = short if draw.random() < 0.95 else LONG_DOWN_S
     return Fault("kill", SERVER, at, name, number, draw.choice(("before", "after", "torn")), short)
 
 

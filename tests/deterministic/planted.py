@@ -13,7 +13,7 @@ from fl_server.rounds import state as states
 from fl_server.rounds.by_client import ByClient
 from fl_server.rounds.machine import RULES
 from fl_server.rounds.state import Phase, RoundState
-from tests.deterministic.core_driver import Driver
+from tests.deterministic.core_driver import DEADLINE_S, Driver
 
 Patch = tuple[Any, str, Any]
 """(module or class, name, what stands in its place)."""
@@ -147,6 +147,13 @@ def _driver(**changes: Any) -> Callable[[], Patch]:
     return lambda: (Driver, name, value)
 
 
+def _deadline_goes_on() -> Patch:
+    def left(driver: Driver) -> float:
+        return max(0.0, driver.told.opened + DEADLINE_S - driver.clock.now)
+
+    return Driver, "time_left", left
+
+
 def _no_deadline() -> Patch:
     act = Driver.act
     return Driver, "act", lambda self, effect: None if isinstance(effect, effects.OpenAttempt) else act(self, effect)
@@ -185,16 +192,21 @@ PLANTED: dict[str, Callable[[], Patch]] = {
     "work is sent before its cohort is written": _driver(order=("send", "write", "act")),
     "an update is acknowledged before it is written": _driver(order_of_uploads=("acknowledge", "write")),
     "an attempt has no deadline": _no_deadline,
+    "a deadline goes on while the coordinator is down": _deadline_goes_on,
 }
 
 FOUND_BY = {
-    "a refused client may deliver again": 88,
-    "a restart forgets refusals": 40,
-    "a restart forgets failures": 35,
-    "a restart lowers the goal to the fixed list": 163,
+    "a deadline closes a round below its quorum": 14,
+    "more updates than the goal are accepted": 15,
+    "a refused client may deliver again": 19,
+    "a redrawn round keeps its updates": 19,
+    "lost states are kept after the reset": 19,
+    "a restart forgets refusals": 10,
+    "a restart lowers the goal to the fixed list": 23,
     "no evaluation is awaited": 486,
-    "clients do not join the population": 40,
-    "an update is acknowledged before it is written": 19,
+    "a pause does not stop new rounds": 30,
+    "a run that waits for clients never tries again": 39,
+    "clients do not join the population": 16,
 }
 """The first seed that finds a fault, where it is over 9."""
 

@@ -1,4 +1,4 @@
-"""`dataclasses.replace` for the core's values in half the time: a life of depth 1 spends a third of its time in it."""
+"""`dataclasses.replace` for the core's values, faster: lives of depth 1 spend much of their time in it."""
 
 from __future__ import annotations
 
@@ -6,30 +6,34 @@ import dataclasses
 import sys
 from collections.abc import Callable
 from functools import cache
-from operator import attrgetter
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
 @cache
-def _slots(kind: type) -> tuple[dict[str, int], Callable[[Any], tuple[Any, ...]], list[Callable[[Any, Any], None]]]:
-    """Of a class: the place of each field, a function that reads all, and one for each that writes it."""
-    names = [field.name for field in dataclasses.fields(kind)]
-    return {name: at for at, name in enumerate(names)}, attrgetter(*names), [getattr(kind, n).__set__ for n in names]
+def _copier(kind: type) -> Callable[[Any], Any]:
+    """A function that copies a value of a frozen class with slots into one whose fields can still be set."""
+    plain = {"__slots__": (), "__setattr__": object.__setattr__, "__delattr__": object.__delattr__}
+    opened = type(kind.__name__, (kind,), plain)
+    lines = [f"    made.{field.name} = value.{field.name}" for field in dataclasses.fields(kind)]
+    names: dict[str, Any] = {"new": object.__new__, "opened": opened}
+    code = "\n".join(["def copied(value):", "    made = new(opened)", *lines, "    return made"])
+    exec(code, names)  # noqa: S102 - as dataclasses does
+    copied: Callable[[Any], Any] = names["copied"]
+    return copied
 
 
 def replaced(value: T, /, **changes: Any) -> T:
-    """As `dataclasses.replace`. The value has slots and several fields, all of them arguments."""
-    places, read, writes = _slots(type(value))  # type: ignore[arg-type]  # a class is hashable
-    fields = list(read(value))
+    """As `dataclasses.replace`. The value has slots, and all of its fields are arguments."""
+    kind = type(value)
+    made = _copier(kind)(value)  # type: ignore[arg-type]  # a class is hashable
     for name, new in changes.items():
-        fields[places[name]] = new
-    made = object.__new__(type(value))
-    for write, new in zip(writes, fields, strict=True):
-        write(made, new)
-    made.__post_init__()  # type: ignore[attr-defined]  # a RoundState has it
-    return made
+        setattr(made, name, new)
+    made.__class__ = kind
+    made.__post_init__()  # a RoundState has it
+    result: T = made
+    return result
 
 
 def _either(value: Any, /, **changes: Any) -> Any:

@@ -17,6 +17,8 @@ class Seen:
 
     acknowledged: dict[tuple[str, int, int], list[bytes]] = field(default_factory=dict)
     """(client, round, exchange) -> digests of the updates with an admitted receipt, in order."""
+    refused: dict[tuple[str, int, int], list[bytes]] = field(default_factory=dict)
+    """The same of the updates with another receipt."""
     fixed: dict[tuple[int, int], Any] = field(default_factory=dict)
     """(round, exchange) -> accepted list, as it was written last."""
     commits: dict[int, str] = field(default_factory=dict)

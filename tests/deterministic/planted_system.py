@@ -1,0 +1,183 @@
+"""Faults planted into the coordinator and the daemon that only lives of the whole system can find."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from fl_client.storage.device_storage import DeviceStorage
+from fl_client.storage.pending_updates import key_of
+from fl_server.clients.attendance import Attendance
+from fl_server.clients.roster import Presence
+from fl_server.run import restore
+from fl_server.run.client_evaluations import ClientEvaluations
+from fl_server.run.models import ModelStore
+from fl_server.runs.outcomes import Outcomes
+from fl_server.store.database.rows import increment
+from fl_server.store.spool.part_file import PartFile
+from fl_server.uploads import verdicts
+from fl_server.uploads.verdicts import Verdicts
+from tests.deterministic.living import live
+from tests.deterministic.plan import plan_of
+
+Patch = tuple[Any, str, Any]
+"""(class, name, what stands in its place)."""
+_LATER_S = 0.5
+
+
+def _later(work: Callable[[], object]) -> None:
+    """Do it in half a second, unless the process is killed before."""
+    asyncio.get_running_loop().call_later(_LATER_S, work)
+
+
+def _acknowledged_before_written() -> Patch:
+    async def enter(self: Any, submission: Any, record: Any) -> Any:
+        write = submission.run.submissions.record_verdict(record, submission.header)
+        _later(lambda: asyncio.ensure_future(write))
+        return verdicts._receipt(submission.header.key, record)
+
+    return Verdicts, "_enter", enter
+
+
+def _acknowledged_before_in_place() -> Patch:
+    seal = PartFile.seal
+
+    def sealed(self: PartFile) -> Path:
+        path = seal(self)
+        later = path.rename(path.with_suffix(".later"))
+        _later(lambda: later.rename(path))
+        return path
+
+    return PartFile, "seal", sealed
+
+
+def _no_receipt_for_a_repeat() -> Patch:
+    async def receipt(self: Any, run: Any, key: Any, client: str) -> None:
+        return None
+
+    return Verdicts, "receipt", receipt
+
+
+def _repeat_counts() -> Patch:
+    repeated = Verdicts.repeated
+
+    async def counted(self: Any, submission: Any) -> Any:
+        first = await repeated(self, submission)
+        if first is not None and first.admitted:
+            store = self._services.ledger.store
+            with store._transaction("count a repeat") as db:
+                increment(db, [submission.client], "updates_counted")
+        return first
+
+    return Verdicts, "repeated", counted
+
+
+def _removed_before_acknowledged() -> Patch:
+    save = DeviceStorage.save
+
+    def saved(self: Any, update: Any, next_state: Any) -> Any:
+        pending = save(self, update, next_state)
+        self.drop(key_of(update.header.key))
+        return pending
+
+    return DeviceStorage, "save", saved
+
+
+def _state_stays() -> Patch:
+    return DeviceStorage, "_promote", lambda self, file, outcome: None
+
+
+def _lost_stream_stays_lost() -> Patch:
+    begun = Attendance.begun
+
+    async def attached(self: Any, client_id: str) -> None:
+        if self._roster.state_of(client_id) in (None, Presence.PRESENT):
+            await begun(self, client_id)
+
+    return Attendance, "begun", attached
+
+
+def _end_not_told() -> Patch:
+    async def told(self: Any) -> None:
+        pass
+
+    return ClientEvaluations, "send_run_ended", told
+
+
+def _outcomes_not_asked() -> Patch:
+    async def decided(self: Any, keys: Any, client: str) -> list[Any]:
+        return []
+
+    return Outcomes, "decided", decided
+
+
+def _commit_before_checkpoint() -> Patch:
+    save = ModelStore._save
+
+    async def saved(self: Any, snapshot: Any, facts: Any) -> Any:
+        _later(lambda: asyncio.ensure_future(save(self, snapshot, facts)))
+        return snapshot
+
+    return ModelStore, "_save", saved
+
+
+def _deadline_goes_on() -> Patch:
+    async def resume(run: Any) -> None:
+        context = run.context
+        attempts = await context.services.ledger.do(context.store.attempts, run.id, run.state.round)
+        run.rounds.began = time.monotonic()
+        run.deadline.start(max(0.1, run.config.round.deadline_s - (time.time() - attempts[-1].opened_at)))
+
+    return restore, "resume_deadline", resume
+
+
+PLANTED: dict[str, Callable[[], Patch]] = {
+    "an update is acknowledged before it is written": _acknowledged_before_written,
+    "an update is acknowledged before its file has its name": _acknowledged_before_in_place,
+    "a repeated update gets no receipt": _no_receipt_for_a_repeat,
+    "a repeated update counts twice": _repeat_counts,
+    "a daemon removes its update before it is acknowledged": _removed_before_acknowledged,
+    "a daemon keeps its client state when an update has counted": _state_stays,
+    "a client whose stream was lost is not drawn again": _lost_stream_stays_lost,
+    "the end of a run is not told to its clients": _end_not_told,
+    "a daemon that was away does not learn its outcomes": _outcomes_not_asked,
+    "a commit is written before its checkpoint": _commit_before_checkpoint,
+    "a deadline goes on while the coordinator is down": _deadline_goes_on,
+}
+
+FOUND_BY = {
+    "an update is acknowledged before it is written": 11,
+    "an update is acknowledged before its file has its name": 0,
+    "a repeated update gets no receipt": 74,
+    "a repeated update counts twice": 24,
+    "a daemon removes its update before it is acknowledged": 10,
+    "a daemon keeps its client state when an update has counted": 10,
+    "a client whose stream was lost is not drawn again": 7,
+    "the end of a run is not told to its clients": 2,
+    "a daemon that was away does not learn its outcomes": 17,
+    "a commit is written before its checkpoint": 13,
+    "a deadline goes on while the coordinator is down": 33,
+}
+"""A seed that finds each fault."""
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """The system with one of the faults."""
+    owner, attribute, replacement = PLANTED[name]()
+    with mock.patch.object(owner, attribute, replacement):
+        yield
+
+
+def found_by(name: str, seeds: Iterable[int]) -> tuple[int, str] | None:
+    """The first of the seeds whose life finds a planted fault, and what it violates. None if none does."""
+    with planted(name):
+        for seed in seeds:
+            if error := live(plan_of(seed)).error:
+                return seed, error
+    return None

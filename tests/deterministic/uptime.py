@@ -1,0 +1,53 @@
+"""Watches deadlines: one passes only after its time, without the time in which the coordinator is down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fl_server.rounds import effects as fx
+from fl_server.rounds import events as ev
+from fl_server.rounds.machine import advance
+from fl_server.rounds.state import RoundState
+from tests.deterministic.loop import Process, VirtualLoop
+from tests.deterministic.seen import Seen
+
+_ROUNDING_S = 0.01
+
+
+class Uptime:
+    """How long the coordinator of a life has been up, over all of its processes."""
+
+    def __init__(self, loop: VirtualLoop, seen: Seen, deadline_s: float) -> None:
+        self._loop, self._seen, self._deadline_s = loop, seen, deadline_s
+        self._before = 0.0
+        self._opened: dict[tuple[int, int, int], float] = {}
+        """(round, exchange, attempt) -> seconds of being up when it was opened."""
+        self._seconds: Callable[[], float] = lambda: self._before
+
+    def begins(self, process: Process) -> None:
+        """A process of the coordinator starts."""
+        before, started = self._before, self._loop.now
+        self._seconds = lambda: before + self._loop.now - started
+
+        def ends() -> None:
+            self._before = self._seconds()
+            self._seconds = lambda: self._before
+
+        process.on_kill.append(ends)
+
+    def advance(self, state: RoundState, event: ev.Event) -> tuple[RoundState, tuple[Any, ...]]:
+        """The core's function of this name."""
+        if isinstance(event, ev.DeadlinePassed):
+            attempt = (state.round, state.exchange, state.attempt)
+            used = self._seconds() - self._opened.get(attempt, 0.0)
+            if used < self._deadline_s - _ROUNDING_S:
+                self._seen.violations.append(
+                    f"the deadline of round {state.round}.{state.attempt} passed after {used:.3f} of"
+                    f" {self._deadline_s:g} s in which the coordinator was up"
+                )
+        after, effects = advance(state, event)
+        for effect in effects:
+            if isinstance(effect, fx.OpenAttempt):
+                self._opened[effect.round, effect.exchange, effect.attempt] = self._seconds()
+        return after, effects
