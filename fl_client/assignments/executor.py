@@ -30,8 +30,8 @@ from fl_client.storage.device_storage import DeviceStorage
 from fl_client.storage.disk import DiskThread
 from fl_client.storage.pending_updates import Key, PendingUpdate, key_of, name_of
 from fl_client.training.own_loop import OnStep
-from fl_client.training.results import TrainingResult
-from fl_client.training.trainer import AnyAssignment, Evaluation, Trainer
+from fl_client.training.results import Evaluation, TrainingResult
+from fl_client.training.trainer import AnyAssignment, Trainer
 from fl_client.training.worker import Worker
 from fl_common.tracing.traces import UNTRACED, Traces
 from fl_tasks.summed_metrics import PlainSum

@@ -1,15 +1,17 @@
-"""What a client keeps for a method or an encoding: error feedback, and the values of personal parameters."""
+"""What a client keeps: its state of a method, error feedback of an encoding, and the values of personal parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from torch import nn
 
 from algorithms import tree
-from algorithms.base import ClientUpdate, Memory, Tensors
-from algorithms.model_state import personal_names, personal_views
+from algorithms.base import Algorithm, ClientUpdate, Memory, Tensors
+from algorithms.model_state import personal_names, personal_views, trainable_views
+from algorithms.optimizers.spec import PREFIX
+from algorithms.optimizers.steps import check_state
 from fl_client.errors import WorkFailed
 from fl_client.storage.client_state_store import NextState
 from protos.encodings import EncodingSpec
@@ -92,3 +94,21 @@ def with_next_personal(next_state: NextState | None, values: Tensors) -> NextSta
         return next_state
     method = NextState({}, {}) if next_state is None else next_state
     return NextState({**method.at_one, PERSONAL: values}, method.at_zero)
+
+
+def state_of(
+    algorithm: Algorithm, model: nn.Module, client_state: Memory | None, personal: Collection[str] = ()
+) -> Memory:
+    """The client state, or the method's initial one. Raises WorkFailed for a state that does not fit the model."""
+    x, trained = trainable_views(model, personal), trainable_views(model)
+    initial = algorithm.client_init(x)
+    if client_state is None or not algorithm.keeps_client_state:
+        return initial
+    try:
+        kept = {symbol: client_state.get(symbol, {}) for symbol in initial}
+        for symbol, tensors in initial.items():
+            tree.check_layout(tensors, kept[symbol], f"client state {symbol}")
+        check_state({symbol: it for symbol, it in client_state.items() if symbol.startswith(PREFIX)}, trained)
+    except ValueError as error:
+        raise WorkFailed(pb.FAILURE_REASON_STATE_LOST, str(error)) from None
+    return {**client_state, **kept}

@@ -1,8 +1,8 @@
-"""What the training for an assignment needs, its result, and the errors that end it."""
+"""What the training for an assignment needs, its result and that of an evaluation, and the errors that end them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -18,6 +18,8 @@ from fl_client.errors import Raised, WorkFailed
 from fl_client.storage.client_state_store import NextState
 from fl_client.storage.pending_updates import Update
 from fl_client.training import client_states, payloads
+from fl_tasks.metrics import AVERAGED_PREFIX
+from fl_tasks.summed_metrics import PlainSum, of_averaged_model
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
 
@@ -132,3 +134,31 @@ def _known_part(assignment: training_pb2.Assignment, work: Work, steps: int) -> 
         return None
     reference = reference_of(work.algorithm, work.exchange, work.context.direction)
     return None if reference is None else KnownPart(reference, reference.scale(work.settings, steps))
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What a device measured on its held-out examples."""
+
+    examples: int
+    metrics: dict[str, float]
+    """Means over the examples, by name; with this device's personal values, if the run has personal parameters."""
+    without_personal: dict[str, float]
+    """The metrics of the same model with the initial values of its personal parameters; empty if it has none."""
+    sums: list[PlainSum] = field(default_factory=list)
+    """The sums of the metrics that are no means."""
+    sums_without_personal: list[PlainSum] = field(default_factory=list)
+
+    def with_averaged(self, averaged: Evaluation) -> Evaluation:
+        """This, with what was measured with the averaged model under names of their own."""
+        return Evaluation(
+            self.examples,
+            {**self.metrics, **_of_averaged_model(averaged.metrics)},
+            {**self.without_personal, **_of_averaged_model(averaged.without_personal)},
+            [*self.sums, *of_averaged_model(averaged.sums)],
+            [*self.sums_without_personal, *of_averaged_model(averaged.sums_without_personal)],
+        )
+
+
+def _of_averaged_model(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {f"{AVERAGED_PREFIX}{name}": value for name, value in metrics.items()}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import structlog
@@ -15,10 +14,7 @@ from torch import nn
 from algorithms import tree
 from algorithms.base import Algorithm, ClientContext, ClientUpdate, Exchange, Memory, Tensors
 from algorithms.client import LocalData, Work, answer
-from algorithms.model_state import trainable_views
 from algorithms.optimizers.classes import NO_CLASSES, Known
-from algorithms.optimizers.spec import PREFIX
-from algorithms.optimizers.steps import check_state
 from fl_client.connection.bundles.expected import Layouts
 from fl_client.errors import WorkFailed
 from fl_client.settings.device import DEFAULT_COMPUTE, Compute
@@ -27,14 +23,13 @@ from fl_client.training.data import LocalTask
 from fl_client.training.local_model import Bundles, LocalModel
 from fl_client.training.methods import settings_of
 from fl_client.training.own_loop import OnStep, OwnTraining, Round, work_of
-from fl_client.training.results import PreparedWork, TrainingResult, result_of, task_failures
+from fl_client.training.results import Evaluation, PreparedWork, TrainingResult, result_of, task_failures
 from fl_tasks.batches import count_steps, ordered_batches, raw_batches, seed_everything
 from fl_tasks.data.forms import forward_of
 from fl_tasks.evaluation import totals
-from fl_tasks.metrics import AVERAGED_PREFIX
 from fl_tasks.new_model import new_model
 from fl_tasks.own_loop import MAX_EPOCHS, own_loop
-from fl_tasks.summed_metrics import PlainSum, finite_values_of, of_averaged_model, plain
+from fl_tasks.summed_metrics import PlainSum, finite_values_of, plain
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
 
@@ -43,34 +38,6 @@ log = structlog.get_logger()
 
 AnyAssignment = training_pb2.Assignment | training_pb2.EvaluationAssignment
 """What both have: the values to load."""
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """What a device measured on its held-out examples."""
-
-    examples: int
-    metrics: dict[str, float]
-    """Means over the examples, by name; with this device's personal values, if the run has personal parameters."""
-    without_personal: dict[str, float]
-    """The metrics of the same model with the initial values of its personal parameters; empty if it has none."""
-    sums: list[PlainSum] = field(default_factory=list)
-    """The sums of the metrics that are no means."""
-    sums_without_personal: list[PlainSum] = field(default_factory=list)
-
-    def with_averaged(self, averaged: Evaluation) -> Evaluation:
-        """This, with what was measured with the averaged model under names of their own."""
-        return Evaluation(
-            self.examples,
-            {**self.metrics, **_of_averaged_model(averaged.metrics)},
-            {**self.without_personal, **_of_averaged_model(averaged.without_personal)},
-            [*self.sums, *of_averaged_model(averaged.sums)],
-            [*self.sums_without_personal, *of_averaged_model(averaged.sums_without_personal)],
-        )
-
-
-def _of_averaged_model(metrics: Mapping[str, float]) -> dict[str, float]:
-    return {f"{AVERAGED_PREFIX}{name}": value for name, value in metrics.items()}
 
 
 class Trainer:
@@ -173,7 +140,7 @@ class Trainer:
         payloads.check_size(assignment, exchange, bundles[tensor_pb2.RESOURCE_KIND_MODEL].layout)
         context = self._context(
             local_model.direction(model, bundles, personal),
-            state_of(algorithm, model, client_states.without_personal(client_state), personal),
+            client_states.state_of(algorithm, model, client_states.without_personal(client_state), personal),
             omega_of(algorithm, training, len(self._local.train)),
             local_model.optimizer_state(model, bundles, personal),
         )
@@ -318,24 +285,6 @@ def omega_of(algorithm: Algorithm, training: training_pb2.LocalTraining, example
             f" 'examples', got {training.population} and {training.population_examples}",
         )
     return training.population * examples / training.population_examples
-
-
-def state_of(
-    algorithm: Algorithm, model: nn.Module, client_state: Memory | None, personal: Collection[str] = ()
-) -> Memory:
-    """The client state, or the method's initial one. Raises WorkFailed for a state that does not fit the model."""
-    x, trained = trainable_views(model, personal), trainable_views(model)
-    initial = algorithm.client_init(x)
-    if client_state is None or not algorithm.keeps_client_state:
-        return initial
-    try:
-        kept = {symbol: client_state.get(symbol, {}) for symbol in initial}
-        for symbol, tensors in initial.items():
-            tree.check_layout(tensors, kept[symbol], f"client state {symbol}")
-        check_state({symbol: it for symbol, it in client_state.items() if symbol.startswith(PREFIX)}, trained)
-    except ValueError as error:
-        raise WorkFailed(pb.FAILURE_REASON_STATE_LOST, str(error)) from None
-    return {**client_state, **kept}
 
 
 def _layouts_key(assignment: AnyAssignment) -> tuple[tuple[str, ...], bool]:

@@ -12,7 +12,7 @@ import algorithms as fl
 from fl_client.connection.bundles.expected import Bundle, ResourceKey
 from fl_client.errors import WorkFailed
 from fl_client.training.data import LocalTask
-from fl_client.training.trainer import Evaluation
+from fl_client.training.results import Evaluation
 from fl_ops.simulate.engines.held import TrainedTogether
 from fl_ops.simulate.run_files import SimulatedStates, UpdateFiles
 from fl_server.admission.reading import UpdateContent

@@ -19,10 +19,11 @@ from algorithms.batched.members import Members
 from algorithms.batched.modules import OwnNumbers, RandomStream
 from algorithms.batched.plans import Plan, Planned, drawn_ahead
 from fl_client.errors import WorkFailed
+from fl_client.training.client_states import state_of
 from fl_client.training.own_loop import work_of
 from fl_client.training.payloads import encoding_of
 from fl_client.training.results import PreparedWork
-from fl_client.training.trainer import omega_of, state_of
+from fl_client.training.trainer import omega_of
 from fl_ops.simulate.engines.client_work import Assigned, ClientWork
 from fl_ops.simulate.engines.engine import Bundles, EngineContext, Failed
 from fl_ops.simulate.engines.pool import Pool, Pooled

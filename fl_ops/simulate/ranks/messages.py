@@ -8,7 +8,7 @@ from pathlib import Path
 
 from algorithms.outside_code import described
 from fl_client.connection.bundles.expected import Bundle, ResourceKey
-from fl_client.training.trainer import Evaluation
+from fl_client.training.results import Evaluation
 from fl_ops.errors import Refused
 from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, Trained
 from fl_ops.simulate.ranks.group import Head, Message, Ranks
