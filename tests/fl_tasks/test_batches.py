@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fl_tasks import Examples, TaskError
-from fl_tasks.batches import batches, count_steps, ordered_batches, raw_batches, seed_everything
+from fl_tasks.batches import batches, count_steps, ordered_batches, plan_batches, raw_batches, seed_everything
 from fl_tasks.built_in.transforms import FlipAndCrop, Normalise
 
 TEN = Examples(torch.arange(10.0), torch.arange(10))
@@ -129,3 +129,26 @@ def test_bytes_are_prepared_batch_by_batch(augment: Any) -> None:
     for expected, other in zip(ordered_batches(floats, 3), ordered_batches(kept, 3), strict=True):
         torch.testing.assert_close(other, expected, rtol=0, atol=0)
     assert (finish is None) == (augment is noisy)
+
+
+@pytest.mark.parametrize("work", [{"epochs": 1}, {"epochs": 3}, {"steps": 7}])
+@pytest.mark.parametrize("batch_size", [1, 10, 50, 64])
+def test_a_plan_has_the_batches_of_each_client(batch_size: int, work: dict[str, int]) -> None:
+    """The same examples in the same order for each seed, also without shuffling; short batches repeat their first."""
+    sizes, seeds = [50, 50, 37, 12, 3], [7, 8, 9, 10, 11]
+    rows = torch.arange(sum(sizes)).split(sizes)
+    clients = [Examples(own, own) for own in rows]
+    shuffled = plan_batches([own.numpy() for own in rows], batch_size, seeds, **work)
+    whole = plan_batches([own.numpy() for own in rows], batch_size, (), epochs=1)
+    for plan, each in (
+        (shuffled, [batches(one, batch_size, seed, **work) for one, seed in zip(clients, seeds, strict=True)]),
+        (whole, [ordered_batches(one, batch_size) for one in clients]),
+    ):
+        for client, expected in enumerate(each):
+            found = list(expected)
+            assert plan.counts[client] == len(found)
+            for number, (inputs, _) in enumerate(found):
+                planned = plan.rows[number, client]
+                assert plan.sizes[number][client] == len(inputs)
+                assert torch.equal(planned[: len(inputs)], inputs)
+                assert bool((planned[len(inputs) :] == inputs[0]).all())
