@@ -56,7 +56,8 @@ class Life:
 
     def note(self, text: str) -> None:
         """A line of the life's own log."""
-        self.seen.note(self.loop.time(), text)
+        # The folder's name is another one each time.
+        self.seen.note(self.loop.time(), text.replace(f"{self.folder}/", ""))
 
     def _answered(self, client: str, response: Any) -> None:
         receipt = getattr(response, "receipt", None)

@@ -24,15 +24,9 @@ def simulated(*arguments: str) -> Any:
 
 def test_lives_of_the_whole_system_keep_every_promise() -> None:
     """Each run is completed among kills, cuts, full disks, lies and operators, with the bits of its replay."""
-    summary = simulated("--depth", "2", "--seeds", "13:21")
-    assert summary["lives"] == 8
+    summary = simulated("--depth", "2", "--seeds", "13:63")
+    assert summary["lives"] == 50
     assert {"kill", "term", "block", "call", "full", "lie", "operator"} <= summary["faults"].keys()
-
-
-@pytest.mark.slow
-def test_more_lives_of_the_whole_system_keep_every_promise() -> None:
-    """42 lives of other seeds."""
-    assert simulated("--depth", "2", "--seeds", "21:63")["lives"] == 42
 
 
 @pytest.mark.slow
@@ -42,8 +36,9 @@ def test_faults_planted_into_the_whole_system_are_found() -> None:
 
 
 def test_a_life_is_the_same_each_time(tmp_path: Path) -> None:
-    """In another process and after other lives, all events of a seed's life have the same virtual times."""
+    """In another process and after other lives, a seed's life has the same events, texts and virtual times."""
     results = tmp_path / "lives.jsonl"
-    both = simulated("--depth", "2", "--seeds", "1:3", "--processes", "2", "--batch", "1", "--results", str(results))
-    assert both["digest"] == simulated("--depth", "2", "--seeds", "1:3")["digest"]
-    assert {tuple(json.loads(line)["seeds"]) for line in results.read_text().splitlines()} == {(1, 2), (2, 3)}
+    apart = simulated("--depth", "2", "--seeds", "13:21", "--processes", "2", "--batch", "1", "--results", str(results))
+    assert apart["digest"] == simulated("--depth", "2", "--seeds", "13:21")["digest"]
+    seeds = {tuple(json.loads(line)["seeds"]) for line in results.read_text().splitlines()}
+    assert seeds == {(seed, seed + 1) for seed in range(13, 21)}

@@ -21,10 +21,9 @@ def test_a_planted_fault_is_found(fault: str) -> None:
         assert any(live_core(seed)[0] for seed in (FOUND_BY.get(fault, 0), *range(SEEDS)))
 
 
-@pytest.mark.parametrize(("first", "end"), [(0, 500), pytest.param(500, 2000, marks=pytest.mark.slow)])
-def test_lives_of_the_core_keep_every_invariant(first: int, end: int) -> None:
+def test_lives_of_the_core_keep_every_invariant() -> None:
     """Without a planted fault no life violates one, and every run is over soon after the faults."""
-    assert [(seed, found) for seed in range(first, end) if (found := live_core(seed)[0])] == []
+    assert [(seed, found) for seed in range(2000) if (found := live_core(seed)[0])] == []
 
 
 @pytest.mark.parametrize("changes", [{}, {"round": 3, "admitted": (("a", b"1"),)}])
