@@ -180,8 +180,8 @@ def _settle(session: pytest.Session, parent: Connection, worker: int) -> None:
     assert isinstance(terminal, TerminalReporter)
     terminal._tw._file = Path(os.devnull).open("w")  # noqa: SIM115 - until the process ends
     config.pluginmanager.register(_Reports(config, parent))
-    # The parent's forkserver serves its forks, too. Only the parent can wait for it, which `ensure_running` would do.
-    forkserver.ensure_running = forkserver._forkserver.ensure_running = lambda: None  # type: ignore[method-assign]
+    # The parent's forkserver, which only the parent could wait for.
+    forkserver._forkserver.ensure_running = lambda: None  # type: ignore[method-assign]
 
 
 def _factory(session: pytest.Session) -> Any:
