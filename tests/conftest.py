@@ -8,19 +8,20 @@ import sys
 from collections.abc import Generator, Iterator
 from itertools import zip_longest
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import structlog
-import torch
 from hypothesis import settings
-from torch import nn
 
-from tests import postgres_server, statements
+from tests import postgres_server
 from tests.postgres_server import PostgresServer
 from tests.processes import forks
 from tests.processes.certificates import Pki
 from tests.processes.process import OPEN_WORKSPACES, Workspace
-from tests.workers import pytest_addoption, pytest_configure  # noqa: F401 - hooks
+
+if TYPE_CHECKING:
+    from torch import nn
 
 TESTS = Path(__file__).parent
 
@@ -53,8 +54,17 @@ WAITING = ("deterministic", "docs", "hostile", "integration", "chaos", "monitori
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Start the forkserver, before a test can start another one, and set torch and SQLAlchemy up."""
+    """In a process that runs tests: start its forkserver, before a test can start another one, and load torch.
+
+    A process that only controls others has no use for it, and they wait for its start.
+    """
+    if session.config.getoption("numprocesses", None):
+        return
     forks.start()
+    import torch  # noqa: PLC0415 - see above
+
+    from tests import statements  # noqa: PLC0415 - not in a process that only controls others
+
     statements.share()
     # Bits are the same for a fixed number of threads only, and the test workers share the cores.
     torch.set_num_threads(1)
@@ -94,6 +104,9 @@ def _environment_of_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def tiny_model() -> nn.Module:
     """[n, 4] -> [n, 2], the same values every time; with float and integer buffers (BatchNorm)."""
+    import torch  # noqa: PLC0415 - not in a process that only controls others
+    from torch import nn  # noqa: PLC0415
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2))

@@ -14,7 +14,6 @@ import pytest
 from tests.images.base import base_name, make
 from tests.images.build import IMAGES, build
 from tests.images.podman import CannotRun, Podman
-from tests.workers import common_folder
 
 TOOLS = ("podman", "debootstrap", "chroot", "tar")
 KEPT = "IMAGES_FOLDER"
@@ -29,7 +28,7 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
     if os.geteuid() != 0:
         pytest.skip("debootstrap, which makes the images' base, needs root")
     kept = os.environ.get(KEPT)
-    folder = Path(kept) if kept else common_folder(tmp_path_factory) / "images"
+    folder = Path(kept) if kept else _session(tmp_path_factory) / "images"
     users = folder.with_name(f"{folder.name}-users")
     mine = users / str(os.getpid())
     podman = Podman(folder)
@@ -66,3 +65,9 @@ def _alone(folder: Path) -> Iterator[None]:
     with folder.with_name(f"{folder.name}.lock").open("w") as lock:
         flock(lock, LOCK_EX)
         yield
+
+
+def _session(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that all workers of pytest-xdist have in common; without them, our own."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
