@@ -17,20 +17,18 @@ from tests.deterministic.network import Call, Network, error
 class Channel:
     """The client's connection: the part of `grpc.aio.Channel` that the daemon uses."""
 
-    _count = 0
-
     def __init__(self, network: Network, client: str, process: Process) -> None:
-        Channel._count += 1
-        self.number = Channel._count % 60000
+        network.channels += 1
+        self.number = network.channels % 60000
         self.network, self.client, self.process = network, client, process
-        self.calls: set[Call] = set()
+        self.calls: dict[Call, None] = {}
         self.closed = False
         process.on_kill.append(self._vanish)
 
     def _vanish(self) -> None:
         for call in list(self.calls):
             call.over = True
-            self.network.calls.discard(call)
+            self.network.calls.pop(call, None)
             call.hang_up()
         self.calls.clear()
 

@@ -153,7 +153,7 @@ class Threads(Executor):
         self.threads, self.name = threads, thread_name_prefix
         self.busy_s = BUSY_S.get(thread_name_prefix, (0.0, 0.002))
         self._free = 0.0
-        self._waiting: set[Any] = set()
+        self._waiting: dict[Any, None] = {}
         self._closed = False
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
@@ -170,11 +170,11 @@ class Threads(Executor):
         when = loop.now + loop.random.uniform(*self.busy_s)
         if self.threads == 1:
             when = self._free = max(self._free + 1e-7, when)
-        self._waiting.add(future)
+        self._waiting[future] = None
         loop.call_at(when, self._run, future, work)
 
     def _run(self, future: Any, work: Callable[[], object]) -> None:
-        self._waiting.discard(future)
+        self._waiting.pop(future, None)
         if future.cancelled():
             return
         try:

@@ -50,7 +50,7 @@ class Server:
 
     def __init__(self, process: Process, handlers: Handlers) -> None:
         self.process, self.handlers = process, handlers
-        self.calls: set[Call] = set()
+        self.calls: dict[Call, None] = {}
         process.on_kill.append(self._end)
 
     def _end(self) -> None:
@@ -64,6 +64,8 @@ class Network:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self.server: Server | None = None
+        self.channels = 0
+        """The number of channels that clients have opened."""
         self.blocked: dict[str, float] = {}
         """Client -> virtual time until which nothing passes."""
         self.trouble: Callable[[str, str, int], Trouble | None] = lambda client, method, number: None
@@ -74,7 +76,7 @@ class Network:
         """Called with each answer that the server sends."""
         self._numbers: dict[tuple[str, str], int] = {}
         self._draws: dict[str, random.Random] = {}
-        self.calls: set[Call] = set()
+        self.calls: dict[Call, None] = {}
 
     def latency(self, client: str) -> float:
         """Seconds that a message takes."""
@@ -123,8 +125,8 @@ class Call:
         self._loop = loop
         self._last = {"up": 0.0, "down": 0.0}
         self._seen = 0
-        network.calls.add(self)
-        channel.calls.add(self)
+        network.calls[self] = None
+        channel.calls[self] = None
 
     # What passes.
 
@@ -193,8 +195,8 @@ class Call:
             self.handler.cancel()
 
     def _forget(self) -> None:
-        self.network.calls.discard(self)
-        self.channel.calls.discard(self)
+        self.network.calls.pop(self, None)
+        self.channel.calls.pop(self, None)
 
     # The server's side.
 
@@ -213,7 +215,7 @@ class Call:
             self.fail_later("failed to connect: Connection refused")
             return
         self.server = server
-        server.calls.add(self)
+        server.calls[self] = None
         self.handler = server.process.spawn(handle(self, server))
 
     def _repeat(self) -> None:
@@ -226,7 +228,7 @@ class Call:
             ghost.requests.put_nowait(message)
         ghost.requests.put_nowait(grpc.aio.EOF)
         ghost.server = server
-        server.calls.add(ghost)
+        server.calls[ghost] = None
         ghost.handler = server.process.spawn(handle(ghost, server))
 
     sent: list[Any] | None = None

@@ -94,4 +94,4 @@ async def handle(call: Call, server: Server) -> None:
     except Exception as failure:  # noqa: BLE001 - as grpc does for an error of a deserializer
         call.later("down", call.fail, repr(failure), grpc.StatusCode.UNKNOWN)
     finally:
-        server.calls.discard(call)
+        server.calls.pop(call, None)

@@ -111,8 +111,7 @@ async def test_a_deleted_directory_is_made_again_without_work(fleet: Fleet, coor
     async with fleet.daemon(**OFTEN) as daemon:
         await coordinator.until_called("Attend")
         shutil.rmtree(fleet.folder)
-        await daemon.until((fleet.folder / "states").is_dir)
-        assert daemon.count("state_dir_usable") == 1
+        await daemon.until(lambda: (fleet.folder / "states").is_dir() and daemon.count("state_dir_usable") == 1)
 
 
 async def test_a_device_steps_back_while_its_directory_cannot_be_made(
