@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections import deque
 from dataclasses import dataclass
 from multiprocessing import connection, forkserver, get_context
@@ -15,6 +16,8 @@ from typing import Self
 from fl_ops.demo import child
 from fl_ops.errors import Refused
 
+_LONGEST_FOLDER = 70
+"""Bytes of a folder in which the name of a socket fits, with the two names that multiprocessing adds."""
 _TAIL_LINES = 12
 _LONGEST_LINE = 400
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1", "PYTHONSAFEPATH": "1"}
@@ -54,11 +57,14 @@ class Processes:
         self._context.set_forkserver_preload(["fl_ops.demo.programs"])
 
     def __enter__(self) -> Self:
-        before = os.environ.copy()
+        before, folder = os.environ.copy(), tempfile.tempdir
         os.environ.update(_ENVIRONMENT)
+        if len(os.fsencode(tempfile.gettempdir())) > _LONGEST_FOLDER:
+            tempfile.tempdir = "/tmp"  # noqa: S108 - multiprocessing makes a folder of its own in it
         try:
             forkserver.ensure_running()
         finally:
+            tempfile.tempdir = folder
             os.environ.clear()
             os.environ.update(before)
         return self

@@ -49,14 +49,18 @@ def _committed(number: int, accuracy: float) -> RoundSummary:
     return RoundSummary(round=number, metrics=metrics, seconds=0.1, accepted=2, bytes_down=1024, bytes_up=512)
 
 
+TEMPORARY = f"temporary-{'x' * 60}"
+"""With this name no path of a socket fits into the folder."""
+
+
 @pytest.fixture
 def demo(tmp_path: Path) -> Iterator[StartDemo]:
     """Starts `fl demo` in an empty folder, with its own folder for temporary files."""
-    (tmp_path / "temporary").mkdir()
+    (tmp_path / TEMPORARY).mkdir()
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str) -> subprocess.Popen[str]:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "temporary"), "COLUMNS": "120"}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / TEMPORARY), "COLUMNS": "120"}
         process = subprocess.Popen(
             # -P, as with the installed script: modules are not searched in the current folder first.
             [sys.executable, "-P", "-m", "fl_ops", "demo", *arguments],

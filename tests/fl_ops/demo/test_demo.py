@@ -17,7 +17,7 @@ from fl_ops.simulate.clients import prepare
 from fl_ops.simulate.settings import parse_simulation
 from fl_ops.simulate.simulation import Simulation
 from tests.fl_ops.conftest import Fl
-from tests.fl_ops.demo.conftest import StartDemo
+from tests.fl_ops.demo.conftest import TEMPORARY, StartDemo
 
 ROOT = Path(__file__).parents[3]
 TIMEOUT_S = 100
@@ -47,7 +47,7 @@ def test_it_trains_compares_and_writes_page_plot_and_numbers(demo: StartDemo, tm
     assert [accuracies(facts, name) for name in ("fedcm", "fedavg")] == [
         in_process(name, facts["algorithms"][name]) for name in ("fedcm", "fedavg")
     ]
-    assert not list((tmp_path / "temporary").iterdir())
+    assert not list((tmp_path / TEMPORARY).iterdir())
 
 
 def accuracies(facts: dict[str, Any], algorithm: str) -> list[dict[str, float]]:
@@ -79,7 +79,7 @@ def test_ctrl_c_in_mid_round_leaves_no_process(demo: StartDemo, tmp_path: Path) 
     assert process.returncode == 130
     assert len(children) == FAMILY
     assert not psutil.wait_procs(children, timeout=TIMEOUT_S)[1]
-    assert not list((tmp_path / "temporary").iterdir())
+    assert not list((tmp_path / TEMPORARY).iterdir())
 
 
 @pytest.mark.slow

@@ -68,7 +68,7 @@ def test_a_process_that_cannot_start_is_no_endless_wait(
     assert eventually(lambda: answer("HEAD"), "an answer without a body comes").text == ""
     pauses = [end["starts_again_in_s"] for end in server.events("web_process_ended")]
     assert pauses[:3] == [0.5, 1.0, 2.0]
-    assert "a file of it is missing" in server.errors()
+    assert "jinja2/__init__.py" in server.errors()  # where the kernel restricts the process, it may not be read
     shutil.rmtree(package)
     ready = 401 if secure else 200
     eventually(lambda: (now := answer()) is not None and now.status == ready, "the page is back")
