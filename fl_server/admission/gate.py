@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fl_server.admission.buffers import BadBuffer, BufferRules, NotFiniteBuffer
-from fl_server.admission.expected_work import Epochs, ExpectedWork, epochs_of, wrong_epochs
+from fl_server.admission.expected_work import Epochs, ExpectedWork, wrong_epochs
 from fl_server.admission.norms import BUFFERS, FARTHEST, FLOOR, NO_LIMIT, RelativeNorm
 from fl_server.admission.reading import UpdateContent, read_update
 from fl_server.aggregation.encoded_update import Decoding, EncodedUpdate, UpdateKeys
@@ -83,7 +83,7 @@ class AdmissionGate:
 
     def check_header(self, header: UpdateHeader) -> None:
         """All checks that need no tensor bytes. Raises UpdateRefused."""
-        self.check_work(header.num_examples, header.num_steps, epochs_of(header))
+        self.check_work(header.num_examples, header.num_steps, [epoch.values for epoch in header.epochs])
         self.check_form(header)
 
     def check_work(self, examples: int, steps: int, epochs: Epochs) -> None:

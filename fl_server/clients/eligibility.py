@@ -102,11 +102,6 @@ class Eligibility:
         record = self._records.get(client_id)
         return record is not None and able(Selection(requires), self._candidate(record))
 
-    def set_workers(self, run_id: str, clients: AbstractSet[str]) -> None:
-        """Let exactly these clients work for the run from now on."""
-        before = self._workers.get(run_id, set())
-        self.change_workers(run_id, clients - before, before - clients)
-
     def change_workers(self, run_id: str, begun: AbstractSet[str], done: AbstractSet[str]) -> None:
         """Some clients have begun to work for the run, and some are done. Takes no longer for a large cohort."""
         workers = self._workers.setdefault(run_id, set())

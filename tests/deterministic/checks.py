@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from tests.deterministic.life import Life
 
 RUN = "r"
-TAKES_AWAY = frozenset({"lie", "wipe", "operator", "block", "full", "call"})
-"""Kinds of faults after which another client may be drawn, or a round may have fewer updates."""
-LONG_S = 15.0
-"""A client that is away for longer may be lost."""
 
 
 def check(life: Life) -> None:

@@ -94,7 +94,6 @@ class Life:
                     self.down_s[SERVER] = 2.0
             await waiting
             self.server = None
-            self.seen.kills += 1
             self.graveyard.append(process)
             down_s = self.down_s.pop(SERVER, 1.0)
             if down_s > LONGEST_S:

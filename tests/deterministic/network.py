@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 WINDOW = 4
 """Messages of a stream that are under way before its sender waits."""
-GONE_S = 45.0
-"""After this time the transport notices that the other side has vanished without a word."""
 
 Handlers = dict[str, Any]
 

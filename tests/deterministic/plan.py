@@ -42,7 +42,6 @@ class Job:
     name: str
     sections: Mapping[str, Any]
     exchanges: int = 1
-    keeps_states: bool = False
     cohort: bool = True
     """Whether the whole cohort closes a round, so that faults that take nothing away change no bit."""
 
@@ -68,14 +67,14 @@ def jobs() -> list[Job]:
     round_ = {"clients_per_round": 3, "quorum": 1, "deadline_s": 60.0}
 
     def job(name: str, algorithm: str, *, round_: Mapping[str, Any] = round_, **more: Any) -> Job:
-        kept = {key: more.pop(key) for key in ("exchanges", "keeps_states", "cohort") if key in more}
+        kept = {key: more.pop(key) for key in ("exchanges", "cohort") if key in more}
         parameters = more.pop("parameters", {})
         sections = {**base, "algorithm": {"name": algorithm, "parameters": parameters}, "round": round_, **more}
         return Job(name, sections, **kept)
 
     return [
         job("fedcm", "fedcm", parameters={"alpha": 0.3}),
-        job("scaffold", "scaffold", keeps_states=True, population=8),
+        job("scaffold", "scaffold", population=8),
         job("mime", "mime", exchanges=2),
         job("first arrivals", "fedcm", cohort=False, round_={**round_, "clients_per_round": 2, "close": "goal",
                                                              "over_selection": 1.5}),

@@ -23,7 +23,6 @@ class Seen:
     """(round, exchange) -> accepted list, as it was written last."""
     commits: dict[int, str] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
-    kills: int = 0
     restarts: int = 0
     happened: Counter[str] = field(default_factory=Counter)
     effects: Counter[str] = field(default_factory=Counter)

@@ -191,10 +191,3 @@ class RunSave:
 def pause(every_s: float, took_s: float) -> float:
     """Seconds until the next save, after one that took so long."""
     return max(every_s, took_s / _SHARE) if every_s else 0.0
-
-
-def continued(simulation: Simulation, save: RunSave) -> Iterator[RoundResult]:
-    """All rounds of a run: those of the save, then the others, saved at times."""
-    earlier = save.restore(simulation)
-    yield from earlier
-    yield from save.rounds(simulation, earlier)

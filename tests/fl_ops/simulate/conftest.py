@@ -12,6 +12,8 @@ import pytest
 from fl_client.training.data import LocalTask
 from fl_ops.simulate.clients import prepare
 from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions
+from fl_ops.simulate.reports import RoundResult
+from fl_ops.simulate.saving.save import RunSave
 from fl_ops.simulate.settings import parse_simulation
 from fl_ops.simulate.simulation import Simulation
 
@@ -27,6 +29,13 @@ RUN: dict[str, Any] = {
 Table = dict[str, Any]
 MakeTable = Callable[..., Table]
 Simulated = Callable[..., AbstractContextManager[Simulation]]
+
+
+def continued(simulation: Simulation, save: RunSave) -> Iterator[RoundResult]:
+    """All rounds of a run: those of the save, then the others, saved at times."""
+    earlier = save.restore(simulation)
+    yield from earlier
+    yield from save.rounds(simulation, earlier)
 
 
 @pytest.fixture(autouse=True)

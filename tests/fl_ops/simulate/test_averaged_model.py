@@ -17,12 +17,12 @@ import algorithms as fl
 from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions
 from fl_ops.simulate.engines.batched import BatchedOptions
 from fl_ops.simulate.reports import RoundResult
-from fl_ops.simulate.saving.save import RunSave, continued
+from fl_ops.simulate.saving.save import RunSave
 from fl_ops.simulate.seeds import Job, simulate
 from fl_ops.simulate.settings import parse_simulation
 from fl_server.errors import InvalidInput
 from fl_tasks.evaluation import estimate_statistics, evaluate
-from tests.fl_ops.simulate.conftest import MakeTable, Simulated
+from tests.fl_ops.simulate.conftest import MakeTable, Simulated, continued
 from tests.marks import slow_except
 from tests.processes.tiny_task import Tiny, batchnorm
 

@@ -15,9 +15,9 @@ import algorithms as fl
 from fl_ops.errors import Refused, UsageError
 from fl_ops.simulate.reports import RoundResult
 from fl_ops.simulate.saving import save as saving
-from fl_ops.simulate.saving.save import RunSave, continued, pause
+from fl_ops.simulate.saving.save import RunSave, pause
 from fl_ops.simulate.simulation import Simulation
-from tests.fl_ops.simulate.conftest import Simulated
+from tests.fl_ops.simulate.conftest import Simulated, continued
 from tests.marks import slow_except
 
 SETTINGS = {"run": {"seed": 0, "rate": 0.1}}
