@@ -55,8 +55,7 @@ class Averaging:
         counts = self._counts(round_)
         if not counts:
             return None
-        name = max(counts, key=lambda each: counts[each])
-        count = counts[name]
+        name, count = max(counts.items(), key=lambda counted: counted[1])
         return Mean(name, 1.0 - self.decay**count if self.method == "ema" else float(count), count)
 
     def _counts(self, round_: int) -> dict[str, int]:

@@ -217,7 +217,7 @@ def _full_gradient(
 
     rule = work.algorithm.gradient
     whole = full_gradient(model, data.whole, data.loss, work.settings, rule, on_batch=counted, forward=data.forward)
-    return {name: each for name, each in whole.items() if name not in work.personal}, count
+    return {name: tensor for name, tensor in whole.items() if name not in work.personal}, count
 
 
 def _basic_payloads(exchange: Exchange, whole: Tensors | None, result: LocalResult | None) -> dict[Payload, Tensors]:

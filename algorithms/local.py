@@ -106,7 +106,7 @@ def train_locally(  # noqa: PLR0913, PLR0917 - five inputs that every training h
         step.ascended,
         step.optimizer_state(),
         tree.map(torch.clone, personal_views(model, personal)),
-        epochs=epoch_losses([each.item() for each in sums] if options.epoch_steps else [], options.epoch_steps, taken),
+        epochs=epoch_losses([loss.item() for loss in sums] if options.epoch_steps else [], options.epoch_steps, taken),
     )
 
 
@@ -166,7 +166,7 @@ class _Step:
         self._gradients, self._rates = gradients, rates
         self._low, self._sent = bool(low_dtypes(trainable_views(model))), x
         self._model = trainable_views(model, personal)
-        self._personal_model = {name: each for name, each in trainable_views(model).items() if name in personal}
+        self._personal_model = {name: tensor for name, tensor in trainable_views(model).items() if name in personal}
         self._personal = widened(self._personal_model)
         """The parameters with plain steps, as y."""
         x = self._x = widened(x)

@@ -41,15 +41,15 @@ def state_views(model: nn.Module, personal: Collection[str] = ()) -> ModelState:
 
     personal: names of the parameters and buffers that are personal.
     """
-    parameters = {name: each.detach() for name, each in model.named_parameters()}
-    shared = {name for name, each in model.named_parameters() if each.requires_grad}.difference(personal)
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    shared = {name for name, parameter in model.named_parameters() if parameter.requires_grad}.difference(personal)
     buffers = _buffers(model)
     return ModelState(
-        {name: each for name, each in parameters.items() if name in shared},
-        {name: each for name, each in buffers.items() if name not in personal},
+        {name: tensor for name, tensor in parameters.items() if name in shared},
+        {name: tensor for name, tensor in buffers.items() if name not in personal},
         {
-            **{name: each for name, each in parameters.items() if name not in shared},
-            **{name: each for name, each in buffers.items() if name in personal},
+            **{name: tensor for name, tensor in parameters.items() if name not in shared},
+            **{name: tensor for name, tensor in buffers.items() if name in personal},
         },
     )
 
@@ -61,7 +61,7 @@ def personal_names(model: nn.Module, patterns: Iterable[str]) -> frozenset[str]:
         ValueError: a pattern matches nothing, only a second name of a shared weight, or together they match all
             trainable parameters.
     """
-    trainable = [name for name, each in model.named_parameters() if each.requires_grad]
+    trainable = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     patterns, known = tuple(patterns), [*trainable, *_buffers(model)]
     personal = {name for name in known if any(fnmatchcase(name, pattern) for pattern in patterns)}
     tied = tied_names(model)
@@ -87,9 +87,9 @@ def read_buffers(model: nn.Module, personal: Collection[str] = ()) -> Tensors:
 
 def tied_names(model: nn.Module) -> dict[str, str]:
     """The further names of shared parameters and persistent buffers in the state_dict -> the name in `ModelState`."""
-    first = {id(each): name for name, each in [*model.named_parameters(), *model.named_buffers()]}
+    first = {id(tensor): name for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
     every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    names = {name: first[id(each)] for name, each in every if first[id(each)] != name}
+    names = {name: first[id(tensor)] for name, tensor in every if first[id(tensor)] != name}
     # Only the state dict shows which buffers are persistent.
     persistent = model.state_dict().keys() if names else ()
     return {name: of for name, of in names.items() if name in persistent}
@@ -120,13 +120,13 @@ def fill(views: ModelState, state: ModelState) -> None:
 
 def trainable_views(model: nn.Module, personal: Collection[str] = ()) -> Tensors:
     """Views of the trainable parameters that are not personal, outside autograd. Writing into one changes the model."""
-    return {name: each.detach() for name, each in trainable_parameters(model).items() if name not in personal}
+    return {name: parameter.detach() for name, parameter in trainable_parameters(model).items() if name not in personal}
 
 
 def personal_views(model: nn.Module, personal: Collection[str]) -> Tensors:
     """Views of the personal parameters and buffers outside autograd. Writing into a view changes the model."""
     values = {**trainable_views(model), **_buffers(model)}
-    return {name: each for name, each in values.items() if name in personal}
+    return {name: tensor for name, tensor in values.items() if name in personal}
 
 
 def trainable_parameters(model: nn.Module) -> Tensors:
@@ -146,7 +146,7 @@ def _buffers(model: nn.Module) -> Tensors:
     # Only the state dict shows which buffers are persistent.
     persistent = model.state_dict().keys() if named else ()
     buffers = [(name, buffer.detach()) for name, buffer in named.items() if name in persistent]
-    return dict(sorted(buffers, key=lambda item: not item[1].is_floating_point()))
+    return dict(sorted(buffers, key=lambda named_buffer: not named_buffer[1].is_floating_point()))
 
 
 def _shown(names: Collection[str], most: int = 20) -> str:

@@ -138,7 +138,7 @@ def _is_kind(kind: Any) -> bool:
     if kind is bool or get_origin(kind) is Literal:
         return kind is bool or all(isinstance(choice, str) for choice in get_args(kind))
     if get_origin(kind) in (UnionType, Union):
-        others = [each for each in get_args(kind) if each is not NoneType]
+        others = [member for member in get_args(kind) if member is not NoneType]
         return len(others) == 1 and _is_kind(others[0])
     number, limits, *_ = (*get_args(kind), None, None)
     return get_origin(kind) is Annotated and number in (float, int) and isinstance(limits, Range)
@@ -173,7 +173,7 @@ def described(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return ", ".join(get_args(kind))
     if get_origin(kind) in (UnionType, Union):
-        return f"{described(next(each for each in get_args(kind) if each is not NoneType))}, or none"
+        return f"{described(next(member for member in get_args(kind) if member is not NoneType))}, or none"
     number, limits, *_ = get_args(kind)
     return f"a {'whole ' if number is int else ''}number {limits}".rstrip()
 
@@ -197,7 +197,7 @@ def _read(kind: Any, value: Any) -> Value:
             raise AlgorithmError(f"expected true or false; got {value!r}")
         return value
     if get_origin(kind) in (UnionType, Union):
-        kind = next(each for each in get_args(kind) if each is not NoneType)
+        kind = next(member for member in get_args(kind) if member is not NoneType)
     number, limits, *_ = get_args(kind)
     if isinstance(value, bool) or not isinstance(value, int | float) or value not in limits or number(value) != value:
         raise AlgorithmError(f"expected a {'whole ' if number is int else ''}number {limits}; got {value!r}")

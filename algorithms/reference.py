@@ -59,7 +59,9 @@ def has_reference(algorithm: Algorithm) -> bool:
     direction = {"any": torch.ones(1)}
     references = (reference_of(algorithm, exchange, direction) for exchange in range(len(algorithm.exchanges)))
     # A client state of zeros gives zeros: then the method has a constant part, which the server does not know.
-    return any(one is not None and any(bool(it.any()) for it in one.tensors.values()) for one in references)
+    return any(
+        reference is not None and any(bool(it.any()) for it in reference.tensors.values()) for reference in references
+    )
 
 
 def _of_rule(rule: LocalRule) -> Reference | None:

@@ -106,14 +106,14 @@ def run_round(  # noqa: PLR0913, PLR0917 - a round has this many inputs
             update = answer(model, client.data(number), Work(algorithm, context, settings, number))
             info = UpdateInfo(client.client_id, client.num_examples, update.steps)
             answers.append(_Answer(info, context, update))
-        sums |= sum_exchange(exchange, [each.sent for each in answers], round_info)
+        sums |= sum_exchange(exchange, [answered.sent for answered in answers], round_info)
     return RoundResult(
         RunState(
             algorithm.server_step(state.server, sums, round_info),
             _next_buffers(algorithm, state.buffers, answers),
             {**state.clients, **_next_client_states(algorithm, answers)},
         ),
-        {each.info.client_id: each.update.loss for each in answers if each.update.loss is not None},
+        {answered.info.client_id: answered.update.loss for answered in answers if answered.update.loss is not None},
     )
 
 
@@ -146,11 +146,13 @@ def _check(participants: Sequence[Participant], settings: LocalSettings, round_i
 def _next_buffers(algorithm: Algorithm, before: Tensors, answers: Sequence[_Answer]) -> Tensors:
     if not before:
         return before
-    weights = algorithm.weights([each.info for each in answers])
-    return average_buffers([each.update.buffers for each in answers], weights)
+    weights = algorithm.weights([answered.info for answered in answers])
+    return average_buffers([answered.update.buffers for answered in answers], weights)
 
 
 def _next_client_states(algorithm: Algorithm, answers: Sequence[_Answer]) -> dict[str, Memory]:
     if not algorithm.keeps_client_state:
         return {}
-    return {each.info.client_id: algorithm.next_client_state(each.context, each.update) for each in answers}
+    return {
+        answered.info.client_id: algorithm.next_client_state(answered.context, answered.update) for answered in answers
+    }

@@ -119,7 +119,7 @@ def check_schedules(algorithm: Algorithm, schedules: Schedules, rounds: int) -> 
 
 
 def _check_name(method: str, name: str, declarations: Parameters) -> None:
-    allowed = [each for each, parameter in declarations.items() if parameter.per_round]
+    allowed = [scheduled for scheduled, parameter in declarations.items() if parameter.per_round]
     if name not in declarations:
         raise AlgorithmError(unknown(f"parameter of {method}", name, allowed))
     if name not in allowed:

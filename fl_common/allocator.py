@@ -52,7 +52,8 @@ def free_what_failed(error: BaseException) -> None:
         cause = errors.pop()
         seen.add(id(cause))
         traceback.clear_frames(cause.__traceback__)
-        errors += [one for one in (cause.__cause__, cause.__context__) if one is not None and id(one) not in seen]
+        linked = (cause.__cause__, cause.__context__)
+        errors += [earlier for earlier in linked if earlier is not None and id(earlier) not in seen]
     gc.collect()
     give_back_freed_memory()
 

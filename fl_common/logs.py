@@ -210,9 +210,9 @@ def _safe(value: Any, depth: int) -> Any:
     if isinstance(value, str):
         return escaped(shortened(value))
     if depth and isinstance(value, Mapping):
-        return {escaped(str(key)): _safe(item, depth - 1) for key, item in value.items()}
+        return {escaped(str(key)): _safe(member, depth - 1) for key, member in value.items()}
     if depth and isinstance(value, list | tuple | set | frozenset):
-        return [_safe(item, depth - 1) for item in value]
+        return [_safe(member, depth - 1) for member in value]
     if value is None or isinstance(value, bool | int | float | BaseException):
         return value
     return escaped(shortened(str(value)))

@@ -181,8 +181,8 @@ class DiskSpace:
 
     def watch(self, folder: Path) -> None:
         """Report the file system of this folder."""
-        self.available.set_function(partial(_bytes, folder, lambda found: found.f_bavail))
-        self.size.set_function(partial(_bytes, folder, lambda found: found.f_blocks))
+        self.available.set_function(partial(_bytes, folder, lambda file_system: file_system.f_bavail))
+        self.size.set_function(partial(_bytes, folder, lambda file_system: file_system.f_blocks))
 
 
 def with_zeros(metric: M, labels: Mapping[str, Values], *first: str) -> M:

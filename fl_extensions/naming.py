@@ -59,8 +59,8 @@ def path_of(kind: Kind, name: str, listed: Collection[str] | None = None) -> str
                 f" listed one ({comma_separated(listed)}), got {name!r}"
             )
         return name
-    if name in (found := installed(kind)):
-        return _only(kind, name, found[name])
+    if name in (paths := installed(kind)):
+        return _only(kind, name, paths[name])
     expected, got = unknown(kind, name)
     raise kind.error(f"expected {expected}, got {got}")
 

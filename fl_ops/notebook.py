@@ -183,10 +183,10 @@ class Run:
 
         Flat dictionaries with "client", "examples" and the task's metrics, in order of client id.
         """
-        found = self._client.runs.list_evaluations(self.id, number)
+        evaluations = self._client.runs.list_evaluations(self.id, number)
         return [
             {"client": row.client_id, "examples": row.num_examples, **dict(sorted(row.metrics.items()))}
-            for row in found.evaluations
+            for row in evaluations.evaluations
         ]
 
     def model(self, which: str | int = "latest", *, averaged: bool = False) -> dict[str, torch.Tensor]:

@@ -80,8 +80,8 @@ def own_options(name: str, listed: Collection[str] | None = None) -> frozenset[s
 
 
 def _annotation(parameter: inspect.Parameter) -> str:
-    found = parameter.annotation
-    return found if isinstance(found, str) else getattr(found, "__name__", repr(found))
+    annotation = parameter.annotation
+    return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", repr(annotation))
 
 
 def load_function(name: str) -> Callable[..., Any]:
@@ -160,9 +160,9 @@ def _methods_missing(holder: object) -> list[str]:
     return [method for method in METHODS if not callable(getattr(holder, method, None))]
 
 
-def _incomplete(name: str, found: object) -> TaskError:
+def _incomplete(name: str, loaded: object) -> TaskError:
     kind, lacks = (
-        (found.__name__, _class_lacks(found)) if isinstance(found, type) else (type(found).__name__, _lacks(found))
+        (loaded.__name__, _class_lacks(loaded)) if isinstance(loaded, type) else (type(loaded).__name__, _lacks(loaded))
     )
     return TaskError(
         f"task {name} is {kind!r} without {comma_separated(lacks)}; a task's class has version, a string, and the"

@@ -111,8 +111,8 @@ def declared_metrics(task: object) -> tuple[Metric, ...]:
 
 def declared_directions(task: object) -> Mapping[str, bool]:
     """Whether a lower value is better, for each metric whose direction the task declares. Raises TaskError."""
-    found = {metric.name: metric.direction for metric in declared_metrics(task)}
-    return {name: lower for name, lower in found.items() if lower is not None}
+    directions = {metric.name: metric.direction for metric in declared_metrics(task)}
+    return {name: lower for name, lower in directions.items() if lower is not None}
 
 
 def _check(metric: Metric) -> None:

@@ -88,8 +88,8 @@ class SummedMetric:
         """The value of sums under the metric's name; several values under NAME/KEY. Raises TaskError."""
         totals = {name: torch.from_numpy(np.array(total)) for name, total in sums.items()}
         with task_code(f"the value of the metric {self.name!r}"), torch.no_grad():
-            found = self._computed(totals) if self._own is not None else self._metric.value(totals)  # type: ignore[misc]
-            values = _named(self.name, found)
+            value = self._computed(totals) if self._own is not None else self._metric.value(totals)  # type: ignore[misc]
+            values = _named(self.name, value)
         checked_names(list(values), f"the metric {self.name!r}")
         return values
 
@@ -111,8 +111,8 @@ class SummedMetric:
         return own.compute()
 
 
-def _is_sum(item: tuple[object, object]) -> bool:
-    name, value = item
+def _is_sum(named: tuple[object, object]) -> bool:
+    name, value = named
     return wrong_name(name) is None and isinstance(value, Tensor) and not value.is_complex()
 
 
@@ -204,4 +204,4 @@ class Pool:
 
     @property
     def _totals(self) -> Mapping[Key, NDArray[np.float64]]:
-        return max(self._kinds.values(), key=lambda each: each[0], default=(0, {}))[1]
+        return max(self._kinds.values(), key=lambda counted: counted[0], default=(0, {}))[1]

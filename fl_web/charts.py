@@ -89,7 +89,7 @@ class Chart:
 
 
 def _first(series: Sequence[Series], of: Round) -> float:
-    return next((value for one in series if (value := one.value(of)) is not None), 0.0)
+    return next((value for line in series if (value := line.value(of)) is not None), 0.0)
 
 
 def _metric(name: str) -> Callable[[Round], float | None]:
@@ -161,7 +161,7 @@ def present_charts(rounds: Sequence[Round]) -> list[Chart]:
     """The charts with at least one value, each with the series that have one."""
     charts = []
     for chart in charts_of(metric_names(rounds)):
-        series = [one for one in chart.series if any(one.value(of) is not None for of in rounds)]
+        series = [line for line in chart.series if any(line.value(of) is not None for of in rounds)]
         if series:
             charts.append(Chart(chart.key, chart.title, chart.unit, chart.about, series))
     return charts

@@ -74,8 +74,8 @@ def _check_value(field: FieldDescriptor, value: Any, path: tuple[str, ...]) -> N
     if field.message_type.full_name == _STRUCT:
         _check_struct_value(value, path)
     elif field.message_type.GetOptions().map_entry:
-        for key, item in value.items():
-            _check_value(field.message_type.fields_by_name["value"], item, (*path, key))
+        for key, member in value.items():
+            _check_value(field.message_type.fields_by_name["value"], member, (*path, key))
     else:
         _check_table(field.message_type, value, path)
 
@@ -83,8 +83,8 @@ def _check_value(field: FieldDescriptor, value: Any, path: tuple[str, ...]) -> N
 def _check_list(field: FieldDescriptor, value: Any, path: tuple[str, ...]) -> None:
     if not isinstance(value, list):
         raise ValueError(f"{'.'.join(path)}: expected a list, got {_describe(value)}")
-    for index, item in enumerate(value):
-        _check_scalar(field, item, (*path, str(index)))
+    for index, member in enumerate(value):
+        _check_scalar(field, member, (*path, str(index)))
 
 
 def _check_scalar(field: FieldDescriptor, value: Any, path: tuple[str, ...]) -> None:
@@ -118,11 +118,11 @@ def _is_finite(value: float) -> bool:
 def _check_struct_value(value: Any, path: tuple[str, ...]) -> None:
     """Raises ValueError for values that a Struct cannot have: dates, times and numbers that are not finite."""
     if isinstance(value, dict):
-        for key, item in value.items():
-            _check_struct_value(item, (*path, key))
+        for key, member in value.items():
+            _check_struct_value(member, (*path, key))
     elif isinstance(value, list):
-        for index, item in enumerate(value):
-            _check_struct_value(item, (*path, str(index)))
+        for index, member in enumerate(value):
+            _check_struct_value(member, (*path, str(index)))
     elif isinstance(value, int) and abs(value) > MOST_WHOLE:
         limit = f"a whole number from -{MOST_WHOLE} to {MOST_WHOLE}, or a larger one as text"
         raise ValueError(f"{'.'.join(path)}: expected {limit}, got {_describe(value)}")

@@ -71,7 +71,7 @@ def parametrize(metafunc: pytest.Metafunc, cases: Mapping[str, Sequence[MethodCa
     """Give each test the cases of the argument that it has."""
     for argument, members in cases.items():
         if argument in metafunc.fixturenames:
-            metafunc.parametrize(argument, members, ids=[each.label for each in members])
+            metafunc.parametrize(argument, members, ids=[member.label for member in members])
 
 
 def skip_exempt(case: MethodCase | ReducerCase, law: Law) -> None:

@@ -91,7 +91,9 @@ class MethodLaws:
 
         def watched(updates: list[fl.Update]) -> list[fl.Update]:
             sent.extend(payloads for _, payloads in updates)
-            copies.extend({p: tree.map(torch.clone, tensors) for p, tensors in each.items()} for _, each in updates)
+            copies.extend(
+                {p: tree.map(torch.clone, tensors) for p, tensors in payloads.items()} for _, payloads in updates
+            )
             return updates
 
         federation.after(algorithm, standing, dataclasses.replace(UNEVEN[2], arrange=watched))
@@ -150,7 +152,7 @@ class MethodLaws:
         skip_exempt(case, "translation")
         algorithm = case.build()
         by = torch.tensor([3.0, -1.0, 2.0], dtype=torch.float64)
-        heres, theres = (each.run(algorithm, UNEVEN) for each in (federation, federation.shifted(by)))
+        heres, theres = (problem.run(algorithm, UNEVEN) for problem in (federation, federation.shifted(by)))
         for here, there in zip(heres, theres, strict=True):
             x = {"head": here.server.x["head"] + by[:2], "tail": here.server.x["tail"] + by[2]}
             assert_close(dataclasses.replace(here, server=here.server.replace(x=x)), there)

@@ -129,7 +129,11 @@ def make_optimizers(
     matrices = {name: tensor for name, tensor in y.items() if name in hidden}
     others = {name: tensor for name, tensor in y.items() if name not in hidden}
     parts = [(kind, {**_MUON, **own}, matrices, 1.0), (torch.optim.AdamW, {**_MUON_REST, **rest}, others, ratio)]
-    return [OptimizedPart(_made(each, spec, values, part), part, rate) for each, values, part, rate in parts if part]
+    return [
+        OptimizedPart(_made(optimizer, spec, values, part), part, rate)
+        for optimizer, values, part, rate in parts
+        if part
+    ]
 
 
 def _hidden_matrices(y: Mapping[str, Tensor], model: nn.Module | None, patterns: Sequence[str] | None) -> set[str]:
@@ -250,7 +254,7 @@ def _check_chosen(spec: OptimizerSpec) -> None:
 def _arguments(kind: type[Optimizer]) -> dict[str, object]:
     """The arguments that a run may give, with their defaults."""
     signature = inspect.signature(kind)
-    return {name: each.default for name, each in signature.parameters.items() if name not in _OURS}
+    return {name: parameter.default for name, parameter in signature.parameters.items() if name not in _OURS}
 
 
 def _as_expected(value: OptimizerValue, default: object) -> OptimizerValue:

@@ -117,7 +117,9 @@ def _averaging(algorithm: Algorithm, spec: OptimizerSpec) -> Algorithm:
         algorithm,
         init=init,
         server_step=server_step,
-        exchanges=tuple(_sending(each, algorithm, symbols) if each.trains else each for each in algorithm.exchanges),
+        exchanges=tuple(
+            _sending(exchange, algorithm, symbols) if exchange.trains else exchange for exchange in algorithm.exchanges
+        ),
         averaged=symbols,
     )
 

@@ -90,9 +90,9 @@ class TemperatureGate:
         self._zones = frozenset(zones)
         self._limits = limits
         self._hot = False
-        found = {read_optional(path / "type") for path in self._paths()}
-        if missing := sorted(self._zones - found):
-            known = ", ".join(sorted(found)) or "none"
+        types = {read_optional(path / "type") for path in self._paths()}
+        if missing := sorted(self._zones - types):
+            known = ", ".join(sorted(types)) or "none"
             raise ConfigError(
                 f"gates.temperature_zones: expected types in {self._folder} ({known}), got {missing[0]!r}"
             )

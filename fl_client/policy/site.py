@@ -95,7 +95,7 @@ def _messages(value: Any) -> Iterable[Message]:
     if isinstance(value, str | bytes | int | float):
         return ()
     items = value.values() if hasattr(value, "values") else value
-    return (item for item in items if isinstance(item, Message))
+    return (member for member in items if isinstance(member, Message))
 
 
 def _model_bytes(assignment: training_pb2.Assignment | training_pb2.EvaluationAssignment) -> int:

@@ -92,10 +92,10 @@ def toml(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, Mapping):
-        inner = ", ".join(f"{_key(name)} = {toml(item)}" for name, item in value.items())
+        inner = ", ".join(f"{_key(name)} = {toml(member)}" for name, member in value.items())
         return f"{{ {inner} }}" if inner else "{}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(toml(item) for item in value)}]"
+        return f"[{', '.join(toml(member) for member in value)}]"
     return _json(str(value) if isinstance(value, Path) else value)
 
 

@@ -95,10 +95,10 @@ def _value(name: str, value: Value) -> OptimizerValue:
         case "string_value" if len(value.string_value) <= MAX_TEXT:
             return value.string_value
         case "list_value" if len(value.list_value.values) <= MAX_LIST and all(
-            item.WhichOneof("kind") == "number_value" and math.isfinite(item.number_value)
-            for item in value.list_value.values
+            member.WhichOneof("kind") == "number_value" and math.isfinite(member.number_value)
+            for member in value.list_value.values
         ):
-            return tuple(item.number_value for item in value.list_value.values)
+            return tuple(member.number_value for member in value.list_value.values)
         case kind:
             raise _unsupported(
                 f"optimizer parameter {log_text(name)!r}: expected a finite number, true, false, a short text or a"

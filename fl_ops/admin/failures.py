@@ -213,7 +213,7 @@ def _not_allowed(failure: FailedCall, detail: errors_pb2.NotAllowed) -> OpsError
 
 def _remedy(detail: errors_pb2.NotAllowed) -> str:
     """How to get a role that is needed; the first one allows least."""
-    role = next((each for each in detail.roles if each in _OPERATORS), "")
+    role = next((possible for possible in detail.roles if possible in _OPERATORS), "")
     if not role:  # a right that no role has
         return "`fl whoami` shows your roles" if detail.roles else _ADMIN_CERTIFICATE
     make = "fl ca issue"  # the role is a command of its own

@@ -192,7 +192,7 @@ def _first(layers: Sequence[Layer], name: str) -> Any:
 
 def _token(layers: Sequence[Layer]) -> Token | None:
     """The token of the strongest layer with an identity; None if that is a certificate, or there is none."""
-    layer = next((each for each in layers if _named(each, *_PAIR, *_TOKENS)), Layer())
+    layer = next((given for given in layers if _named(given, *_PAIR, *_TOKENS)), Layer())
     named = _named(layer, *_PAIR, *_TOKENS)
     if not _named(layer, *_TOKENS):
         return None
@@ -236,7 +236,7 @@ def _boolean(variable: str, text: str) -> bool:
 
 
 def _file_value(path: Path, key: str, value: Any) -> Any:
-    known = [each.name for each in fields(Layer) if each.name != "token"]
+    known = [field.name for field in fields(Layer) if field.name != "token"]
     if key not in known:
         raise UsageError(f"{path}: unknown key {key!r}; known: {', '.join(known)}")
     wanted = bool if key.startswith("insecure") or key == "use_proxy" else str

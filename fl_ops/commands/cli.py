@@ -41,18 +41,18 @@ _SOURCES = {
 def whoami(context: Context) -> None:
     """Show your identity, your roles and the calls that they allow."""
     with context.connect() as client:
-        found = client.access.who_am_i()
-    output.show(found, lambda: _table(found), context.as_json)
+        identity = client.access.who_am_i()
+    output.show(identity, lambda: _table(identity), context.as_json)
 
 
-def _table(found: admin_pb2.WhoAmIResponse) -> Table:
+def _table(identity: admin_pb2.WhoAmIResponse) -> Table:
     grid = Table.grid(padding=(0, 2))
     rows = {
-        "identity": found.identity,
-        "roles": ", ".join(found.roles),
-        "source": _SOURCES.get(found.source, found.source),
-        "until": units.moment(found.ends) if found.HasField("ends") else "",
-        "calls": ", ".join(found.methods),
+        "identity": identity.identity,
+        "roles": ", ".join(identity.roles),
+        "source": _SOURCES.get(identity.source, identity.source),
+        "until": units.moment(identity.ends) if identity.HasField("ends") else "",
+        "calls": ", ".join(identity.methods),
     }
     for name, value in rows.items():
         if value:

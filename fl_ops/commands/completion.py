@@ -29,7 +29,7 @@ def run_names(context: typer.Context, incomplete: str) -> list[str]:
 def client_names(context: typer.Context, incomplete: str) -> list[str]:
     """Ids of clients."""
     return _from_coordinator(
-        context, incomplete, lambda client: [each.client_id for each in client.clients.list_clients()]
+        context, incomplete, lambda client: [row.client_id for row in client.clients.list_clients()]
     )
 
 

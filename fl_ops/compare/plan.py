@@ -133,15 +133,15 @@ class ExperimentPlan:
                 return
             self._answered += self._asked
             last = self._table.spec.report.last
-            scores = [tuning.score(each, last, self.experiment.criterion) for each in known]
+            scores = [tuning.score(result, last, self.experiment.criterion) for result in known]
             try:
                 self._asked = self._search.send(scores)
             except StopIteration as ended:
                 self._choice = ended.value
 
     def _find(self, cell: Cell) -> CellResult | None:
-        found = self._find_all(cell)
-        return found and found.by(self.experiment.criterion.metric)
+        result = self._find_all(cell)
+        return result and result.by(self.experiment.criterion.metric)
 
     def _trial_cell(self, trial: Trial) -> Cell:
         return cell_of(self._table, self.experiment, *trial)
@@ -166,8 +166,8 @@ class Plan:
         self.table = table
         self._load = load
         self._known: dict[str, CellResult] = {}
-        experiments = [each for each in table.experiments() if not only or each.method.label in only]
-        self.experiments = [ExperimentPlan(table, each, self.find) for each in experiments]
+        experiments = [experiment for experiment in table.experiments() if not only or experiment.method.label in only]
+        self.experiments = [ExperimentPlan(table, experiment, self.find) for experiment in experiments]
 
     def missing(self, seconds: Callable[[Cell], float] = rounds_of) -> list[Cell]:
         """The cells that can be run now, the most urgent first: the search, then seed by seed; of these the longest.
@@ -181,8 +181,8 @@ class Plan:
 
     def find(self, cell: Cell) -> CellResult | None:
         """The result of a cell, or None."""
-        if cell.digest not in self._known and (found := self._load(cell)) is not None:
-            self._known[cell.digest] = found
+        if cell.digest not in self._known and (result := self._load(cell)) is not None:
+            self._known[cell.digest] = result
         return self._known.get(cell.digest)
 
     def done(self) -> int:
@@ -191,8 +191,8 @@ class Plan:
 
     def done_once(self) -> list[Done]:
         """All finished cells, each once, with all metrics of their results."""
-        found = {done.cell.digest: done for each in self.experiments for done in each.done()}
-        return [done._replace(result=self._known[digest]) for digest, done in found.items()]
+        done_by_digest = {done.cell.digest: done for planned in self.experiments for done in planned.done()}
+        return [done._replace(result=self._known[digest]) for digest, done in done_by_digest.items()]
 
     def results(self) -> list[tuple[Cell, CellResult]]:
         """All finished cells, each once, with their results."""
@@ -200,13 +200,13 @@ class Plan:
 
     def left(self) -> tuple[int, int]:
         """Expected numbers of (cells, rounds) that are not done."""
-        each = self.left_of_each().values()
-        return sum(cells for cells, _ in each), sum(rounds for _, rounds in each)
+        left = self.left_of_each().values()
+        return sum(cells for cells, _ in left), sum(rounds for _, rounds in left)
 
     def left_of_each(self) -> dict[tuple[str, str], tuple[int, int]]:
         """(label, split) -> expected (cells, rounds). Metrics are expected to need the same runs of a method."""
         left: dict[tuple[str, str], tuple[int, int]] = {}
-        for each in self.experiments:
-            key = each.experiment.method.label, each.experiment.split
-            left[key] = max(left.get(key, (0, 0)), each.left())
+        for planned in self.experiments:
+            key = planned.experiment.method.label, planned.experiment.split
+            left[key] = max(left.get(key, (0, 0)), planned.left())
         return left

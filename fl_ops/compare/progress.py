@@ -120,9 +120,9 @@ class Progress:
 
     def time_left(self) -> str:
         """The expected time of the rest; empty if no round tells."""
-        each = [(rounds, label) for (label, _), (_, rounds) in self._plan.left_of_each().items()]
-        each += [(-one.rounds, one.cell.label) for one in self._running.values()]
-        rest = sum(rounds * self._costs.of_round(label) for rounds, label in each)
+        rest_of_methods = [(rounds, label) for (label, _), (_, rounds) in self._plan.left_of_each().items()]
+        rest_of_methods += [(-running.rounds, running.cell.label) for running in self._running.values()]
+        rest = sum(rounds * self._costs.of_round(label) for rounds, label in rest_of_methods)
         return duration(rest / self._processes) if rest > 0 else ""
 
     def running(self) -> str:

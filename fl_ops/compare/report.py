@@ -70,10 +70,10 @@ def _result(plan: Plan, group: Sequence[Row], criterion: Criterion) -> str:
     return "\n\n".join(filter(None, parts))
 
 
-def _first(found: Sequence[Row], criterion: Criterion) -> str:
+def _first(compared: Sequence[Row], criterion: Criterion) -> str:
     """The sentence about the best row and the next one; empty while a row has no result."""
-    ranks = ranked(found, criterion)
-    if len(ranks) < 2 or any(row.last is None and not row.diverged for row in found):
+    ranks = ranked(compared, criterion)
+    if len(ranks) < 2 or any(row.last is None and not row.diverged for row in compared):
         return ""
     first, second = ranks[:2]
     difference = paired(first, second)
@@ -119,16 +119,18 @@ def _result_row(row: Row, seeds: int, metric: str) -> list[str]:
 
 def _search(plan: Plan, tuning: TuningSection, criterion: Criterion, split: str) -> str:
     metric = criterion.metric
-    experiments = [one for one in plan.experiments if one.experiment[1:] == (split, criterion)]
+    experiments = [experiment for experiment in plan.experiments if experiment.experiment[1:] == (split, criterion)]
     searches = [(experiment, tried(plan, experiment)) for experiment in experiments]
-    rates = sorted({*tuning.learning_rates, *(one.choice.learning_rate for _, group in searches for one in group)})
+    rates = sorted(
+        {*tuning.learning_rates, *(setting.choice.learning_rate for _, group in searches for setting in group)}
+    )
     lines = []
     for experiment, group in searches:
         cells: dict[str, dict[float, str]] = {}
-        for one in group:
-            row = cells.setdefault(parameters_text(one.choice.own), {})
-            row[one.choice.learning_rate] = (
-                f"**{_tried(one, metric)}**" if one.choice == experiment.choice else _tried(one, metric)
+        for setting in group:
+            row = cells.setdefault(parameters_text(setting.choice.own), {})
+            row[setting.choice.learning_rate] = (
+                f"**{_tried(setting, metric)}**" if setting.choice == experiment.choice else _tried(setting, metric)
             )
         label = experiment.experiment.method.label
         lines += [[label, name, *(row.get(rate, "") for rate in rates)] for name, row in cells.items()]
@@ -147,12 +149,12 @@ def _search_text(plan: Plan, tuning: TuningSection) -> str:
     )
 
 
-def _tried(one: Tried, metric: str) -> str:
-    text = _share(one.validation, metric)
-    if not one.judged:
+def _tried(setting: Tried, metric: str) -> str:
+    text = _share(setting.validation, metric)
+    if not setting.judged:
         return text
-    finite = [value for value in one.judged if value is not None]
-    return f"{text} ({_share(fmean(finite) if len(finite) == len(one.judged) else None, metric)})"
+    finite = [value for value in setting.judged if value is not None]
+    return f"{text} ({_share(fmean(finite) if len(finite) == len(setting.judged) else None, metric)})"
 
 
 def _share(value: float | None, metric: str) -> str:

@@ -34,9 +34,9 @@ def results_csv(plan: Plan) -> str:
     report, done = plan.table.spec.report, plan.done_once()
     heads = [report.metric if name == ACCURACY else name for name in _ROUND]
     lines = (
-        [*_cell_values(each), *_round_values(row.by(report.metric)), *_shortened(map(row.metrics.get, report.also))]
-        for each in done
-        for row in each.result.rounds
+        [*_cell_values(finished), *_round_values(row.by(report.metric)), *_shortened(map(row.metrics.get, report.also))]
+        for finished in done
+        for row in finished.result.rounds
     )
     return _csv([*_CELL, *heads, *report.also], lines)
 
@@ -109,8 +109,10 @@ def _spread_values(spread: Spread | None) -> list[Any]:
 
 
 def _tried_values(plan: Plan, experiment: ExperimentPlan) -> list[dict[str, Any]]:
-    found = tried(plan, experiment)
-    return [{**asdict(one.choice), "validation": one.validation, "judged": one.judged} for one in found]
+    settings = tried(plan, experiment)
+    return [
+        {**asdict(setting.choice), "validation": setting.validation, "judged": setting.judged} for setting in settings
+    ]
 
 
 def _short(value: float | None) -> float | None:
@@ -160,8 +162,11 @@ def draw(plan: Plan, of: tuple[str, str], axis: Axis, path: Path) -> bool:
     from matplotlib.figure import Figure
 
     metric, split = of
-    group = (each for each in plan.experiments if (each.experiment.criterion.metric, each.experiment.split) == of)
-    drawn = [each for each in group if _has_accuracies(each)]
+    drawn = [
+        planned
+        for planned in plan.experiments
+        if (planned.experiment.criterion.metric, planned.experiment.split) == of and _has_accuracies(planned)
+    ]
     if not drawn:
         return False
     count = math.ceil(len(drawn) / _COLUMNS)
@@ -170,9 +175,9 @@ def draw(plan: Plan, of: tuple[str, str], axis: Axis, path: Path) -> bool:
     panels = figure.subplots(count, _COLUMNS, sharex=True, sharey=True, squeeze=False).flatten()
     percent = in_percent(metric)
     scale = 100.0 if percent else 1.0
-    curves = [_mean(_finite(each), axis) for each in drawn]
-    for panel, each in zip(panels, drawn, strict=False):
-        _panel(panel, each, curves, (axis, scale))
+    curves = [_mean(_finite(planned), axis) for planned in drawn]
+    for panel, planned in zip(panels, drawn, strict=False):
+        _panel(panel, planned, curves, (axis, scale))
     for panel in panels[len(drawn) :]:
         panel.set_visible(False)
     for panel in panels[max(0, len(drawn) - _COLUMNS) : len(drawn)]:
@@ -198,7 +203,7 @@ def _panel(axes: Any, experiment: ExperimentPlan, curves: Sequence[Curve], drawn
     axes.plot(at, _scaled(values, scale), color=_REFERENCE, linewidth=1.1, linestyle=(0, (3, 2)), zorder=2)
     results = _finite(experiment)
     at, values = _mean(results, axis)
-    low, high = ([choose(each) for each in _by_evaluation(results)] for choose in (min, max))
+    low, high = ([choose(points) for points in _by_evaluation(results)] for choose in (min, max))
     axes.fill_between(at, _scaled(low, scale), _scaled(high, scale), color=_COLOUR, alpha=0.25, linewidth=0, zorder=3)
     axes.plot(at, _scaled(values, scale), color=_COLOUR, linewidth=1.6, zorder=4)
     axes.set_title(_title(experiment, len(results)), loc="left", color=_INK, fontsize=9.5, pad=3)

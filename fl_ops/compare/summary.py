@@ -91,15 +91,15 @@ class Tried:
 
 def rows(plan: Plan) -> list[Row]:
     """A row for every experiment, in the table's order."""
-    found = [_row(plan, experiment) for experiment in plan.experiments]
-    return [row for criterion in plan.table.spec.report.criteria for row in _compared(plan, criterion, found)]
+    own = [_row(plan, experiment) for experiment in plan.experiments]
+    return [row for criterion in plan.table.spec.report.criteria for row in _compared(plan, criterion, own)]
 
 
-def _compared(plan: Plan, criterion: Criterion, found: Sequence[Row]) -> list[Row]:
+def _compared(plan: Plan, criterion: Criterion, own: Sequence[Row]) -> list[Row]:
     """The rows of a metric, in the table's order, with what depends on other rows of their split."""
     compared: list[Row] = []
     for split in plan.table.spec.splits:
-        group = [row for row in found if (row.split, row.metric) == (split, criterion.metric)]
+        group = [row for row in own if (row.split, row.metric) == (split, criterion.metric)]
         best = next(iter(ranked(group, criterion)), None)
         baseline = next((row for row in group if row.label == plan.table.spec.report.baseline), None)
         for row in group:
@@ -113,9 +113,9 @@ def paired(row: Row, other: Row) -> Spread | None:
     return Spread.of([value - other.lasts[seed] for seed, value in row.lasts.items() if seed in other.lasts])
 
 
-def ranked(found: Sequence[Row], criterion: Criterion) -> list[Row]:
+def ranked(compared: Sequence[Row], criterion: Criterion) -> list[Row]:
     """The rows of which no seed diverged, by the mean of `last`, the best one first."""
-    finite = [row for row in found if row.last and math.isfinite(row.last.mean) and not row.diverged]
+    finite = [row for row in compared if row.last and math.isfinite(row.last.mean) and not row.diverged]
     sign = 1.0 if criterion.lower_is_better else -1.0
     return sorted(finite, key=lambda row: sign * row.last.mean if row.last else 0.0)
 
@@ -130,7 +130,7 @@ def tried(plan: Plan, experiment: ExperimentPlan) -> list[Tried]:
         if trial.stage == "tuning":
             settings.append(Tried(trial.choice, accuracy))
         else:
-            next(one for one in settings if one.choice == trial.choice).judged.append(accuracy)
+            next(setting for setting in settings if setting.choice == trial.choice).judged.append(accuracy)
     return settings
 
 
@@ -163,9 +163,9 @@ def _effective_decay(plan: Plan, experiment: ExperimentPlan) -> float | None:
     return decay * algorithm.decay_factor if decay else 0.0
 
 
-def decays_differ(found: Sequence[Row]) -> bool:
+def decays_differ(compared: Sequence[Row]) -> bool:
     """Whether the rows have been trained with different effective weight decays."""
-    known = [row.effective_decay for row in found if row.effective_decay is not None]
+    known = [row.effective_decay for row in compared if row.effective_decay is not None]
     return any(not math.isclose(decay, known[0], rel_tol=1e-6) for decay in known)
 
 

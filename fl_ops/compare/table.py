@@ -57,7 +57,10 @@ class MethodSection(Section):
 
     def variants(self, learning_rate: float) -> list[Choice]:
         """Every combination of the values to search, at this rate; the one of the first values first."""
-        return [self._variant(learning_rate, dict(zip(self.tune, each, strict=True))) for each in self._combinations()]
+        return [
+            self._variant(learning_rate, dict(zip(self.tune, combination, strict=True)))
+            for combination in self._combinations()
+        ]
 
     def _combinations(self) -> Iterator[tuple[Scalar, ...]]:
         return product(*self.tune.values())
@@ -177,8 +180,8 @@ class Table:
     def experiments(self) -> Iterator[Experiment]:
         """Every method on every split by every metric, metric by metric and split by split."""
         for criterion, split in product(self.spec.report.criteria, self.spec.splits):
-            methods = [each for each in self.spec.methods if split in (each.splits or [split])]
-            yield from (Experiment(each, split, criterion) for each in methods)
+            methods = [method for method in self.spec.methods if split in (method.splits or [split])]
+            yield from (Experiment(method, split, criterion) for method in methods)
 
     def simulation(self, split: str, validation_every: int = 0) -> SimulationSection:
         """The clients of a split. validation_every: see TuningSection; 0 withholds nothing."""
@@ -239,7 +242,9 @@ def _check(table: Table) -> None:
     spec = table.spec
     _check_report(spec)
     _check_averaging(table)
-    rows = Counter((each.method.label, each.split, each.criterion) for each in table.experiments())
+    rows = Counter(
+        (experiment.method.label, experiment.split, experiment.criterion) for experiment in table.experiments()
+    )
     if twice := {label for (label, _, _), count in rows.items() if count > 1}:
         raise ValueError(
             f"methods: expected a different label for each method, got {', '.join(sorted(twice))} more than once"

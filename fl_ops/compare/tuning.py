@@ -103,7 +103,7 @@ class _State:
         """
         yield from self.run([variants[0].at(rate) for rate in self._grid][:cells])
         while (left := cells - len(self.scores)) > 0:
-            ranked = sorted(self.scores, key=lambda each: -each[1])  # stable: of equal scores the first one
+            ranked = sorted(self.scores, key=lambda scored: -scored[1])  # stable: of equal scores the first one
             new = next(filter(None, (self._neighbours(choice, variants) for choice, _ in ranked)), [])
             if not new:
                 return
@@ -111,13 +111,13 @@ class _State:
 
     def _neighbours(self, choice: Choice, variants: Sequence[Choice]) -> list[Choice]:
         """The settings that were not tried and differ from this one in one value: the rates beside it first."""
-        known = [each for each, _ in self.scores]
-        rates = sorted({*self._grid, *(each.learning_rate for each in known)})
+        known = [choice for choice, _ in self.scores]
+        rates = sorted({*self._grid, *(tried.learning_rate for tried in known)})
         at = rates.index(choice.learning_rate)
         beside = [choice.at(rate) for rate in (*rates[max(0, at - 1) : at], *rates[at + 1 : at + 2])]
-        own = [each.at(choice.learning_rate) for each in variants if _differences(each, choice) == 1]
+        own = [variant.at(choice.learning_rate) for variant in variants if _differences(variant, choice) == 1]
         further = self._extended(choice, rates)
-        return [each for each in [*beside, *([further] if further else []), *own] if each not in known]
+        return [choice for choice in [*beside, *([further] if further else []), *own] if choice not in known]
 
     def run(self, choices: Sequence[Choice]) -> _Step:
         """Short runs of the settings that have none."""
@@ -139,7 +139,7 @@ class _State:
 
     def score(self, choice: Choice) -> float:
         """The score of a setting's short run."""
-        return next(value for each, value in self.scores if each == choice)
+        return next(value for tried, value in self.scores if tried == choice)
 
     def not_judged(self) -> list[tuple[Choice, float]]:
         """Settings with short runs that did not diverge, and without long ones."""
@@ -152,7 +152,7 @@ class _State:
 
     def beyond(self, choice: Choice) -> Choice | None:
         """The setting with the next rate beyond the edge at which this one is; None inside the grid or at the bound."""
-        return self._extended(choice, _rates(choice, [each for each, _ in self.scores], self._grid))
+        return self._extended(choice, _rates(choice, [tried for tried, _ in self.scores], self._grid))
 
     def _extended(self, choice: Choice, rates: Sequence[float]) -> Choice | None:
         """See `beyond`; rates: those that count as tried, from the lowest."""
@@ -199,12 +199,12 @@ def _best(scores: Sequence[tuple[Choice, float]]) -> Choice:
     """The first one with the highest score. If all diverged, the one with the lowest rate."""
     if all(value == -math.inf for _, value in scores):
         return min((choice for choice, _ in scores), key=lambda choice: choice.learning_rate)
-    return max(scores, key=lambda each: each[1])[0]
+    return max(scores, key=lambda scored: scored[1])[0]
 
 
 def _rates(choice: Choice, tried: Sequence[Choice], grid: Sequence[float]) -> list[float]:
     """The rates of the grid and those that were tried with all else as in this setting, from the lowest."""
-    return sorted({*grid, *(each.learning_rate for each in tried if each.equals_but_rate(choice))})
+    return sorted({*grid, *(other.learning_rate for other in tried if other.equals_but_rate(choice))})
 
 
 def _differences(one: Choice, other: Choice) -> int:

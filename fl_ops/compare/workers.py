@@ -129,7 +129,7 @@ class _Runner:
 
     def _start(self) -> None:
         work, cells = self._work, self._cells_to_start()
-        free = work.processes - sum(each.processes for each in self._running.values())
+        free = work.processes - sum(worker.processes for worker in self._running.values())
         for number, cell in enumerate(cells[:free]):
             share = shares(free, len(cells))[number]
             future = self._executor.submit(_run_one, work.job, cell, share)
@@ -137,7 +137,7 @@ class _Runner:
 
     def _cells_to_start(self) -> list[Cell]:
         """The cells that can be started, each digest once."""
-        known, cells = {each.cell.digest for each in self._running.values()}, list[Cell]()
+        known, cells = {worker.cell.digest for worker in self._running.values()}, list[Cell]()
         for cell in self._work.plan.missing(self._work.costs.of_cell):
             if cell.digest not in known:
                 known.add(cell.digest)
@@ -145,7 +145,7 @@ class _Runner:
         return cells
 
     def _report_rounds(self) -> None:
-        running = {each.cell.digest: each for each in self._running.values()}
+        running = {worker.cell.digest: worker for worker in self._running.values()}
         while not self._rounds.empty():
             digest, row = self._rounds.get()
             cell, processes = running[digest]

@@ -50,7 +50,7 @@ def _latest(first: Result, second: Result) -> str:
 
 
 def _of_each(figure: str, model: str, *results: Result) -> str:
-    return " and ".join(f"{percent(getattr(one.curves[model], figure))} for {one.title}" for one in results)
+    return " and ".join(f"{percent(getattr(result.curves[model], figure))} for {result.title}" for result in results)
 
 
 def _on_other_seeds(other: dict[str, Difference], what: str, grid: dict[str, Any]) -> str:

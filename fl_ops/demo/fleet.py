@@ -94,8 +94,8 @@ class Fleet:
             self._processes.check()
             for line in coordinator.log.read_text(encoding="utf-8").splitlines(keepends=True):
                 if line.endswith("\n") and '"serving"' in line:
-                    found: dict[str, str] = json.loads(line)
-                    return found
+                    addresses: dict[str, str] = json.loads(line)
+                    return addresses
             time.sleep(_POLL_SECONDS)
         raise Refused(f"the coordinator did not serve within {START_SECONDS:g} s; its log is {coordinator.log}")
 
@@ -103,7 +103,7 @@ class Fleet:
         wanted, before, ends = self._settings.clients, -1, time.monotonic() + START_SECONDS
         while time.monotonic() < ends:
             self._processes.check()
-            present = sum(one.state == admin_pb2.CLIENT_STATE_PRESENT for one in client.clients.list_clients())
+            present = sum(row.state == admin_pb2.CLIENT_STATE_PRESENT for row in client.clients.list_clients())
             if present != before:
                 on_progress(f"{present} of {wanted} daemons are present")
             if present == wanted:
@@ -116,5 +116,5 @@ class Fleet:
 def _toml(value: Any) -> str:
     """A value in TOML. JSON strings are valid TOML strings."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_toml(key)} = {_toml(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{_toml(key)} = {_toml(member)}" for key, member in value.items()) + "}"
     return json.dumps(value, ensure_ascii=False)

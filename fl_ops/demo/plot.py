@@ -85,7 +85,7 @@ def _frame(axes: Any) -> None:
 
 
 def _curves(axes: Any, result: Result, colour: str) -> None:
-    rounds = [one.round + 1 for one in result.rounds]
+    rounds = [row.round + 1 for row in result.rounds]
     for model, curve in result.curves.items():
         label = f"{result.label}, {model} model: {percent(curve.mean_last, 1)}"
         values = [100 * accuracy for accuracy in curve.accuracies]

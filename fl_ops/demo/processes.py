@@ -85,24 +85,24 @@ class Processes:
 
     def check(self, wait_s: float = 0.0) -> None:
         """Raises ChildEnded if a child has ended or ends within `wait_s`."""
-        if all(one.process.exitcode is None for one in self._children):
-            connection.wait([one.process.sentinel for one in self._children], wait_s)
-        for one in self._children:
-            if one.process.exitcode is not None:
-                raise _ended(one)
+        if all(started.process.exitcode is None for started in self._children):
+            connection.wait([started.process.sentinel for started in self._children], wait_s)
+        for started in self._children:
+            if started.process.exitcode is not None:
+                raise _ended(started)
 
     def stop(self) -> None:
         """Kill all children. Their state is temporary, and an orderly shutdown would take seconds."""
-        for one in self._children:
-            one.process.kill()
-        for one in self._children:
-            one.process.join()
+        for started in self._children:
+            started.process.kill()
+        for started in self._children:
+            started.process.join()
         self._children.clear()
 
 
-def _ended(one: Child) -> ChildEnded:
-    code = one.process.exitcode or 0
+def _ended(started: Child) -> ChildEnded:
+    code = started.process.exitcode or 0
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    with one.log.open(encoding="utf-8", errors="replace") as lines:
+    with started.log.open(encoding="utf-8", errors="replace") as lines:
         tail = tuple(line.rstrip()[:_LONGEST_LINE] for line in deque(lines, _TAIL_LINES))
-    return ChildEnded(f"{one.name} {how} before the demo was done; its log is {one.log}", tail)
+    return ChildEnded(f"{started.name} {how} before the demo was done; its log is {started.log}", tail)

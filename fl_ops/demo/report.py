@@ -189,7 +189,7 @@ def _without_rate(cell: dict[str, Any]) -> str:
 
 
 def _decays(grid: dict[str, Any]) -> str:
-    return ", ".join(f"{percent(one['mean'])} with {one['decay']:g}" for one in grid["decays"])
+    return ", ".join(f"{percent(decay['mean'])} with {decay['decay']:g}" for decay in grid["decays"])
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -59,7 +59,7 @@ class Curve:
     @property
     def rounds_to_target(self) -> int | None:
         """Number of rounds until the accuracy first reached TARGET; None if it never did."""
-        return next((number for number, one in enumerate(self.accuracies, 1) if one >= TARGET), None)
+        return next((number for number, accuracy in enumerate(self.accuracies, 1) if accuracy >= TARGET), None)
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Result:
     @property
     def curves(self) -> dict[str, Curve]:
         """The curve of each model of METRICS."""
-        return {model: Curve(tuple(one.metrics[metric] for one in self.rounds)) for model, metric in METRICS.items()}
+        return {model: Curve(tuple(row.metrics[metric] for row in self.rounds)) for model, metric in METRICS.items()}
 
     @property
     def averaged(self) -> Curve:
@@ -155,7 +155,7 @@ def _result_as_json(result: Result) -> dict[str, Any]:
         "bytes_down": result.bytes_down,
         "bytes_up": result.bytes_up,
         "seconds": round(result.seconds, 2),
-        "rounds": [_round_as_json(one) for one in result.rounds],
+        "rounds": [_round_as_json(row) for row in result.rounds],
     }
 
 

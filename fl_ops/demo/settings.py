@@ -76,7 +76,7 @@ def at_edge(grid: dict[str, Any], algorithm: str) -> bool:
     tried = [_numbers(cell) for cell in grid["cells"] if cell["algorithm"] == algorithm]
     chosen = _numbers(grid["choice"][algorithm])
     return any(
-        value in (min(one[key] for one in tried), max(one[key] for one in tried)) for key, value in chosen.items()
+        value in (min(cell[key] for cell in tried), max(cell[key] for cell in tried)) for key, value in chosen.items()
     )
 
 

@@ -48,8 +48,8 @@ def frozen_digest(path: Path) -> str:
         metadata = parse_json(text)["__metadata__"]
     except (ValueError, KeyError, TypeError):
         return ""
-    found = metadata.get(FROZEN, "") if isinstance(metadata, dict) else ""
-    return found if isinstance(found, str) else ""
+    digest = metadata.get(FROZEN, "") if isinstance(metadata, dict) else ""
+    return digest if isinstance(digest, str) else ""
 
 
 Parts = Iterator[admin_pb2.ExportModelResponse]

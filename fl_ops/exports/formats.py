@@ -144,15 +144,15 @@ def _peft_tensors(wrapped: nn.Module) -> dict[str, Tensor]:
     """The tensors as `save_pretrained` of peft writes them. The task has imported peft."""
     from peft.utils import get_peft_model_state_dict
 
-    found = get_peft_model_state_dict(wrapped, adapter_name=_NAME, save_embedding_layers=False)
-    return {name if name.startswith(_PREFIX) else _PREFIX + name: tensor for name, tensor in found.items()}
+    tensors = get_peft_model_state_dict(wrapped, adapter_name=_NAME, save_embedding_layers=False)
+    return {name if name.startswith(_PREFIX) else _PREFIX + name: tensor for name, tensor in tensors.items()}
 
 
 def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {
-        _PREFIX + name.replace(f".{_NAME}.", "."): each.detach()
-        for name, each in module.named_parameters()
-        if each.requires_grad or "lora_" in name
+        _PREFIX + name.replace(f".{_NAME}.", "."): parameter.detach()
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad or "lora_" in name
     }
 
 
@@ -195,7 +195,7 @@ def write_trained(exported: Path, to: Path, task: Task) -> None:
     """Write what the run changes of the exported model: trainable parameters and buffers. Raises OpsError."""
     module = load_exported(task, exported)
     names = trained_names(module)
-    _save({name: each for name, each in module.state_dict().items() if name in names}, to)
+    _save({name: tensor for name, tensor in module.state_dict().items() if name in names}, to)
 
 
 def write_adapter(model: Path, target: Target, task: Task) -> Path:

@@ -192,11 +192,10 @@ def certificates_table(certificates: Sequence[admin_pb2.CertificateStatus]) -> R
     table = FittedTable(
         ("Name", "Serial", "Ends", "Issued", "Revoked", "Why", "Key"), optional=("Key", "Issued", "Why", "Revoked")
     )
-    for one in certificates:
-        table.add_row(
-            plain(one.name or NOTHING), plain(one.serial or NOTHING), units.moment(one.not_after),
-            units.moment(one.issued), units.moment(one.revoked), plain(one.reason), plain(one.key or NOTHING),
-        )  # fmt: skip
+    for certificate in certificates:
+        ends, issued, revoked = map(units.moment, (certificate.not_after, certificate.issued, certificate.revoked))
+        name, serial, key = (plain(text or NOTHING) for text in (certificate.name, certificate.serial, certificate.key))
+        table.add_row(name, serial, ends, issued, revoked, plain(certificate.reason), key)
     return table if certificates else Text("no certificates: devices get them with tokens of `fl enroll create`")
 
 

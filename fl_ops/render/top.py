@@ -70,16 +70,16 @@ _KEYS = {
 
 def keys(typed: str) -> list[str]:
     """The names of the keys in what a terminal sent; unknown ones are left out."""
-    found, rest = [], typed
+    names, rest = [], typed
     while rest:
         known = max((code for code in _KEYS if rest.startswith(code)), key=len, default="")
         if known == "\x1b" and len(rest) > 1 and rest[1] in "[O":
             known, name = rest, ""  # an escape sequence of another key
         else:
             name = _KEYS.get(known, "")
-        found += [name] if name else []
+        names += [name] if name else []
         rest = rest[max(1, len(known)) :]
-    return found
+    return names
 
 
 POINTS = 16
@@ -107,7 +107,11 @@ class Federation:
 
     def names(self, of: str) -> list[str]:
         """The names of a list, "runs" or "clients"."""
-        return [run.run_id for run in self.overview.runs] if of == "runs" else [one.client_id for one in self.clients]
+        return (
+            [run.run_id for run in self.overview.runs]
+            if of == "runs"
+            else [client.client_id for client in self.clients]
+        )
 
 
 @dataclass(frozen=True)
@@ -138,21 +142,21 @@ class TopView:
         return [title, _counts("runs", runs, (*RUN_STATES, NOT_LOADED)), clients, Text()]
 
     def _body(self, console: Console, options: ConsoleOptions, room: int) -> list[Text]:
-        found, chosen = self.federation, self.selection
-        if chosen.open and chosen.name == found.details_of and found.details is not None:
-            return _lines(console, options, found.details)
+        federation, chosen = self.federation, self.selection
+        if chosen.open and chosen.name == federation.details_of and federation.details is not None:
+            return _lines(console, options, federation.details)
         waiting = self._waiting()
         room -= len(waiting) + (1 if waiting else 0) + 1  # and the blank line between the lists
         share = room // 2
-        runs = min(len(found.overview.runs) + 2, max(share, room - len(found.clients) - 2))
+        runs = min(len(federation.overview.runs) + 2, max(share, room - len(federation.clients) - 2))
+        shown_runs = _lines(console, options, self._runs())
+        shown_clients = _lines(console, options, self._clients())
         return [
-            *_window(_lines(console, options, self._runs()), found.names("runs"), self._at("runs"), runs, self.whole),
-            *waiting, *([Text()] if waiting else []), *([] if waiting else [Text()]),
-            *_window(
-                _lines(console, options, self._clients()), found.names("clients"), self._at("clients"), room - runs,
-                self.whole,
-            ),
-        ]  # fmt: skip
+            *_window(shown_runs, federation.names("runs"), self._at("runs"), runs, self.whole),
+            *waiting,
+            Text(),
+            *_window(shown_clients, federation.names("clients"), self._at("clients"), room - runs, self.whole),
+        ]
 
     def _at(self, of: str) -> int:
         return self.selection.at(self.federation.names(of)) if self.selection.list == of else 0
@@ -213,14 +217,14 @@ def _counts(of: str, counts: Mapping[str, int], order: Sequence[str]) -> Text:
 
 def _lines(console: Console, options: ConsoleOptions, shown: RenderableType) -> list[Text]:
     """A rendering as lines with their styles."""
-    found = []
+    lines = []
     for segments in console.render_lines(shown, options.update(height=None), pad=False):
         line = Text()
         for segment in Segment.simplify(segments):
             line.append(segment.text, segment.style)
         line.rstrip()
-        found.append(line)
-    return found
+        lines.append(line)
+    return lines
 
 
 def _window(lines: Sequence[Text], names: Sequence[str], at: int, room: int, whole: bool) -> list[Text]:

@@ -43,13 +43,13 @@ class EndFacts:
 
 def dotted(values: Mapping[str, Any], before: str = "") -> dict[str, str]:
     """Nested settings as one level: {"stop": {"rounds": 3}} as {"stop.rounds": "3"}. Unset ones are left out."""
-    found: dict[str, str] = {}
+    flat: dict[str, str] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
-            found.update(dotted(value, f"{before}{name}."))
+            flat.update(dotted(value, f"{before}{name}."))
         elif value not in (None, "", [], ()):
-            found[f"{before}{name}"] = _text(value)
-    return found
+            flat[f"{before}{name}"] = _text(value)
+    return flat
 
 
 def _text(value: Any) -> str:

@@ -105,9 +105,9 @@ class MlflowRun:
     def _find_or_make(self) -> Entry:
         experiment = self._experiment()
         escaped = self._run.identity.replace("'", "")
-        found = self._client.search_runs([experiment], f"tags.`{IDENTITY}` = '{escaped}'", max_results=1)
-        if found:
-            entry: Entry = self._client.get_run(found[0].info.run_id)
+        runs = self._client.search_runs([experiment], f"tags.`{IDENTITY}` = '{escaped}'", max_results=1)
+        if runs:
+            entry: Entry = self._client.get_run(runs[0].info.run_id)
             return entry
         began = None if self._run.began is None else round(1000 * self._run.began)
         tags = {NAME: self._run.name, IDENTITY: escaped}
@@ -115,8 +115,8 @@ class MlflowRun:
 
     def _experiment(self) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
-        found = self._client.get_experiment_by_name(name)
-        return str(found.experiment_id if found else self._client.create_experiment(name))
+        experiment = self._client.get_experiment_by_name(name)
+        return str(experiment.experiment_id if experiment else self._client.create_experiment(name))
 
     def _values_there(self) -> set[tuple[str, int]]:
         names = self._entry.data.metrics

@@ -88,10 +88,10 @@ class TensorBoardRun:
         path = self.folder / IDENTITY
         if not path.exists():
             path.write_text(self._run.identity + "\n", encoding="utf-8")
-        found = path.read_text(encoding="utf-8").strip()
-        if found != self._run.identity:
+        identity = path.read_text(encoding="utf-8").strip()
+        if identity != self._run.identity:
             raise UsageError(
-                f"{self.folder} has another run of this name: expected {self._run.identity!r}, found {found!r}; "
+                f"{self.folder} has another run of this name: expected {self._run.identity!r}, found {identity!r}; "
                 "choose another folder for --tensorboard"
             )
 

@@ -84,7 +84,7 @@ def checked_shard(result: Any) -> Shard:
 def _as_indices(result: Any) -> Tensor | None:
     """Whole numbers in a list, tuple, range, array or tensor, in order; None for anything else."""
     if isinstance(result, list | tuple | range):
-        whole = len(result) > 0 and all(isinstance(item, int) and not isinstance(item, bool) for item in result)
+        whole = len(result) > 0 and all(isinstance(index, int) and not isinstance(index, bool) for index in result)
         return torch.tensor(list(result), dtype=torch.int64) if whole else None
     if not isinstance(result, Tensor):
         if type(result).__module__ != "numpy" or not hasattr(result, "dtype") or result.dtype.kind not in "iu":

@@ -80,7 +80,7 @@ def facts(details: pb.GetClientResponse) -> list[Fact]:
         fact("note", client.note),
         fact("works on", details.work),
         fact("refuses", "; ".join(f"{run_id}, by policy: {why}" for run_id, why in sorted(refusals.items()))),
-        *(fact(f"not drawn by {one.run_id}", f"{one.why}; {one.remedy}") for one in details.not_drawn),
+        *(fact(f"not drawn by {verdict.run_id}", f"{verdict.why}; {verdict.remedy}") for verdict in details.not_drawn),
         *_daemons(details),
         fact("standing", details.standing.reason if details.HasField("standing") else ""),
         *(fact(f"task {offer.name}", _offer(offer)) for offer in client.tasks),

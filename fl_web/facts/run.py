@@ -226,7 +226,7 @@ def _left_out(states: pb.StateMembers) -> str:
 def _below_due(run: pb.RunStatus) -> str:
     if not run.below_due:
         return ""
-    names = [f"{one.client_id} ({one.counted} counted, {one.due:.1f} due)" for one in run.first_below_due]
+    names = [f"{client.client_id} ({client.counted} counted, {client.due:.1f} due)" for client in run.first_below_due]
     return f"{first_of(names, run.below_due)}; the model learns little of their data"
 
 

@@ -32,7 +32,7 @@ def fact(name: str, *parts: Part) -> Fact:
 
 def known(facts: Iterable[Fact]) -> list[Fact]:
     """The facts that have something to tell."""
-    return [one for one in facts if one.known]
+    return [fact_ for fact_ in facts if fact_.known]
 
 
 RUN_STATES = ("running", "waiting", "paused", "completed", "stopped", "failed")

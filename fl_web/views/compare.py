@@ -86,7 +86,7 @@ async def _context(reader: Reader, params: Params) -> Context:
     (chosen_runs, metrics), overview = await asyncio.gather(
         compared(reader, params), reader.overview(RunsWanted(_OFFERED, search=params.text("q")))
     )
-    chosen = [one.run.run_id for one in chosen_runs]
+    chosen = [run.run.run_id for run in chosen_runs]
     return {
         "title": "Compare",
         "compared": chosen_runs,
@@ -107,12 +107,12 @@ async def _context(reader: Reader, params: Params) -> Context:
 def compare_json(runs: list[Compared], most: int) -> dict[str, Any]:
     """The curves for the browser."""
     curves = []
-    for one in runs:
-        kept = one.curve(most)
+    for run in runs:
+        kept = run.curve(most)
         curves.append({
-            "run": one.run.run_id,
-            "x": [one.position(of) for of in kept],
-            "values": [finite(one.value(of)) for of in kept],
+            "run": run.run.run_id,
+            "x": [run.position(of) for of in kept],
+            "values": [finite(run.value(of)) for of in kept],
         })  # fmt: skip
     unit = "share" if runs and base_metric(runs[0].metric) == ACCURACY else "number"
     return {"unit": unit, "curves": curves}

@@ -42,7 +42,7 @@ def _text(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(_text, value)) if value else "none"
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_text(item)}" for name, item in value.items())
+        return ", ".join(f"{name} {_text(member)}" for name, member in value.items())
     return str(value)
 
 

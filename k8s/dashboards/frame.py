@@ -110,6 +110,6 @@ def _source() -> DatasourceVariable:
 
 def _window() -> IntervalVariable:
     chosen = models.VariableOption(selected=True, text="15m", value="15m")
-    options = [models.VariableOption(selected=each == "15m", text=each, value=each) for each in WINDOWS]
+    options = [models.VariableOption(selected=window == "15m", text=window, value=window) for window in WINDOWS]
     variable = IntervalVariable("window").label("Over").values(",".join(WINDOWS)).options(options).current(chosen)
     return variable.description("How far back each point of a rate, a share or a mean looks: several rounds' time.")

@@ -30,7 +30,7 @@ def main() -> None:
     packages = Path(sysconfig.get_path("purelib"))
     for path in (*dispensable(packages), *shell_scripts(Path(sys.prefix))):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    if tools := BUILD_TOOLS & {each.name for each in distributions(path=[str(packages)])}:
+    if tools := BUILD_TOOLS & {package.name for package in distributions(path=[str(packages)])}:
         sys.exit(f"expected an environment without build tools, got {', '.join(sorted(tools))}")
     # Unchecked hashes in place of times: a copy or a builder that sets other times would make Python compile everything
     # at every start, without a message. Files that only newer versions of Python can compile are left as they are.

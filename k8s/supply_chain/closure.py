@@ -20,8 +20,8 @@ TORCH = ("torch", "torchvision")
 
 def wanted(extra: str | None = None) -> list[str]:
     """The requirements of pyproject.toml: those of all programs, or those of an extra."""
-    found: list[str] = PROJECT["dependencies"] if extra is None else PROJECT["optional-dependencies"][extra]
-    return found
+    requirements: list[str] = PROJECT["dependencies"] if extra is None else PROJECT["optional-dependencies"][extra]
+    return requirements
 
 
 def closure(requirements: Iterable[str]) -> set[str]:
@@ -29,20 +29,20 @@ def closure(requirements: Iterable[str]) -> set[str]:
 
     Raises PackageNotFoundError for a package that is not installed.
     """
-    found: set[tuple[str, str]] = set()
+    visited: set[tuple[str, str]] = set()
     waiting = [Requirement(text) for text in requirements]
     while waiting:
         requirement = waiting.pop()
         name = canonicalize_name(requirement.name)
         for extra in {"", *requirement.extras}:
-            if (name, extra) in found:
+            if (name, extra) in visited:
                 continue
-            found.add((name, extra))
+            visited.add((name, extra))
             for text in requires(name) or ():
                 needed = Requirement(text)
                 if needed.marker is None or needed.marker.evaluate({"extra": extra}):
                     waiting.append(needed)
-    return {name for name, _ in found}
+    return {name for name, _ in visited}
 
 
 def runtime() -> set[str]:

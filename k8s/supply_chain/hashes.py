@@ -38,7 +38,7 @@ Entries = dict[str, str]
 
 def entries(text: str) -> Entries:
     """The packages of a requirements file with hashes."""
-    return {canonicalize_name(found[1]): found[0].rstrip() for found in _ENTRY.finditer(text)}
+    return {canonicalize_name(match[1]): match[0].rstrip() for match in _ENTRY.finditer(text)}
 
 
 def compiled(requirements: Iterable[str]) -> Entries:
@@ -62,18 +62,18 @@ def torch_for_cpus(version: str, index: str | None) -> str:
         *(sys.executable, "-P", "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--no-deps"),
         *("--report", "-", *(("--extra-index-url", index) if index else ()), wheel),
     )
-    (found,) = json.loads(report)["install"]
-    return f"torch=={version}+cpu \\\n    --hash=sha256:{found['download_info']['archive_info']['hashes']['sha256']}"
+    (torch,) = json.loads(report)["install"]
+    return f"torch=={version}+cpu \\\n    --hash=sha256:{torch['download_info']['archive_info']['hashes']['sha256']}"
 
 
-def split(found: Entries) -> dict[str, Entries]:
+def split(hashed: Entries) -> dict[str, Entries]:
     """The files by name: torch for GPUs, the packages of every image, what each extra adds, the tools of the build."""
-    gpu = {name for name in found if _FOR_GPUS.fullmatch(name)} - {"nvidia-ml-py"}
+    gpu = {name for name in hashed if _FOR_GPUS.fullmatch(name)} - {"nvidia-ml-py"}
     base = (closure(wanted()) | {"setuptools"}) - gpu
     names = {"torch-cuda": gpu, "packages": base, "tools": closure(TOOLS) - {"pip"}}
     for extra in EXTRAS:
         names[f"extra-{extra}"] = closure(wanted(extra)) - base
-    return {file: {name: found[name] for name in sorted(each)} for file, each in names.items()}
+    return {file: {name: hashed[name] for name in sorted(names_of_file)} for file, names_of_file in names.items()}
 
 
 def kept(pins: Mapping[str, str]) -> Entries:
@@ -81,9 +81,9 @@ def kept(pins: Mapping[str, str]) -> Entries:
     files = {path.stem: entries(path.read_text()) for path in FOLDER.glob("*.txt") if path.stem != "torch-cpu"}
     cuda = files.pop("torch-cuda", {})
     same = cuda.get("torch", "").startswith(f"torch==={pins['torch']} ")
-    found = {name: lines for each in files.values() for name, lines in each.items()}
-    found = {name: lines for name, lines in found.items() if lines.partition(" ")[0].endswith(f"=={pins[name]}")}
-    return {**found, **(cuda if same else {})}
+    hashed = {name: lines for packages in files.values() for name, lines in packages.items()}
+    hashed = {name: lines for name, lines in hashed.items() if lines.partition(" ")[0].endswith(f"=={pins[name]}")}
+    return {**hashed, **(cuda if same else {})}
 
 
 def main() -> None:
@@ -96,13 +96,13 @@ def main() -> None:
     pins: dict[str, str] = {
         canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)
     }
-    found = {} if given.all else kept(pins)
-    missing = (runtime() | closure(TOOLS) | {"setuptools"}) - {*found, "pip"}
+    hashed = {} if given.all else kept(pins)
+    missing = (runtime() | closure(TOOLS) | {"setuptools"}) - {*hashed, "pip"}
     # "===" excludes local versions such as 2.13.0+cpu.
-    found |= compiled(f"{name}=={'=' * (name == 'torch')}{pins[name]}" for name in missing) if missing else {}
-    files = split(found)
+    hashed |= compiled(f"{name}=={'=' * (name == 'torch')}{pins[name]}" for name in missing) if missing else {}
+    files = split(hashed)
     cpu = torch_for_cpus(pins["torch"], given.cpu_index)
-    files["torch-cpu"] = {"torch": cpu, "torchvision": found["torchvision"]}
+    files["torch-cpu"] = {"torch": cpu, "torchvision": hashed["torchvision"]}
     FOLDER.mkdir(exist_ok=True)
     for name, packages in files.items():
         (FOLDER / f"{name}.txt").write_text(_HEADER + "\n".join(packages.values()) + "\n")

@@ -24,12 +24,16 @@ _IDENTIFIERS = {
 
 def licence(package: Distribution) -> str:
     """The licence of a package: its expression, else its classifiers, else its text in one line."""
-    found = cast(Message, package.metadata)
-    if expression := found.get("License-Expression"):
+    metadata = cast(Message, package.metadata)
+    if expression := metadata.get("License-Expression"):
         return str(expression)
-    classifiers = [str(each).rpartition(" :: ")[2] for each in found.get_all("Classifier", ()) if "License ::" in each]
-    named = classifiers or [str(found.get("License", "unknown")).splitlines()[0]]
-    return " OR ".join(_IDENTIFIERS.get(each, each) for each in named)
+    classifiers = [
+        str(classifier).rpartition(" :: ")[2]
+        for classifier in metadata.get_all("Classifier", ())
+        if "License ::" in classifier
+    ]
+    named = classifiers or [str(metadata.get("License", "unknown")).splitlines()[0]]
+    return " OR ".join(_IDENTIFIERS.get(name, name) for name in named)
 
 
 def page() -> str:

@@ -38,28 +38,31 @@ def bill_of(python: Path) -> Bill:
     )
     if done.returncode:
         sys.exit(f"cyclonedx-py failed with exit code {done.returncode}: see its message above")
-    found: Bill = json.loads(done.stdout)
-    return found
+    bill: Bill = json.loads(done.stdout)
+    return bill
 
 
 def with_licences(bill: Bill, packages: dict[str, Distribution]) -> Bill:
     """The bill with the licences of older metadata too, which cyclonedx-py leaves out. packages: by canonical name."""
     components = [
-        each if each.get("licenses") else {**each, "licenses": [{"license": {"name": licence(package)}}]}
-        for each in bill["components"]
-        for package in [packages[canonicalize_name(each["name"])]]
+        component if component.get("licenses") else {**component, "licenses": [{"license": {"name": licence(package)}}]}
+        for component in bill["components"]
+        for package in [packages[canonicalize_name(component["name"])]]
     ]
     return {**bill, "components": components}
 
 
 def restricted(bill: Bill, names: set[str]) -> Bill:
     """The bill with these packages alone. names: canonical."""
-    kept = [each for each in bill["components"] if canonicalize_name(each["name"]) in names]
-    references = {each["bom-ref"] for each in (bill["metadata"]["component"], *kept)}
+    kept = [component for component in bill["components"] if canonicalize_name(component["name"]) in names]
+    references = {component["bom-ref"] for component in (bill["metadata"]["component"], *kept)}
     dependencies = [
-        {"ref": each["ref"], "dependsOn": [other for other in each.get("dependsOn", ()) if other in references]}
-        for each in bill["dependencies"]
-        if each["ref"] in references
+        {
+            "ref": dependency["ref"],
+            "dependsOn": [other for other in dependency.get("dependsOn", ()) if other in references],
+        }
+        for dependency in bill["dependencies"]
+        if dependency["ref"] in references
     ]
     return {**bill, "components": kept, "dependencies": dependencies}
 
@@ -76,8 +79,8 @@ def of_environment(folder: Path) -> Bill:
 
 
 def _by_name(folder: Path | None) -> dict[str, Distribution]:
-    found = distributions() if folder is None else distributions(path=[str(folder)])
-    return {canonicalize_name(each.name): each for each in found}
+    installed = distributions() if folder is None else distributions(path=[str(folder)])
+    return {canonicalize_name(package.name): package for package in installed}
 
 
 def main() -> None:

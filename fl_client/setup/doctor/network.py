@@ -84,7 +84,7 @@ def check_clock(config: ClientConfig) -> Finding:
             if certificate := read(path):
                 earliest[f"{path} was made"] = certificate.not_valid_before_utc
     now = datetime.now(UTC)
-    what, when = max(earliest.items(), key=lambda item: item[1])
+    what, when = max(earliest.items(), key=lambda named: named[1])
     if now < when:
         return fail(
             "clock",

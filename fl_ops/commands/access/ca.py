@@ -48,12 +48,11 @@ def init(
     issued = pki.init(directory, name, days)
     leaves = [pki.LeafRequest(directory, "server", "coordinator", 90, force=False, hosts=tuple(host))] if host else []
     leaves += [pki.LeafRequest(directory, "admin", admin, 90, force=False)] if admin else []
-    more = {each.role: pki.issue(each) for each in leaves}
+    made = {leaf.role: pki.issue(leaf) for leaf in leaves}
     advice = "" if host else f"next: `fl ca issue server --dir {directory} --host HOST`; "
-    hint = "\n".join(
-        [*(each.text("") for each in more.values()), f"{advice}keep {issued.pair.key} secret and off the devices"]
-    )
-    facts = issued.facts() | {role: each.facts() for role, each in more.items()}
+    advice += f"keep {issued.pair.key} secret and off the devices"
+    hint = "\n".join([*(certificate.text("") for certificate in made.values()), advice])
+    facts = issued.facts() | {role: certificate.facts() for role, certificate in made.items()}
     output.show(facts, issued.text(hint), context.as_json)
 
 
@@ -177,9 +176,12 @@ def renew(
     from fl_ops.certificates import pki
 
     renewed = pki.renew(directory, pki.RenewalRequest(source or directory, tuple(holder or ()), within, days))
-    lines = [f"made {each.pair.certificate} and {each.pair.key}, until {each.not_after[:10]}" for each in renewed]
+    lines = [
+        f"made {certificate.pair.certificate} and {certificate.pair.key}, until {certificate.not_after[:10]}"
+        for certificate in renewed
+    ]
     text = "\n".join(lines) or f"no certificate ends within {within} days"
-    output.show({"renewed": [each.facts() for each in renewed]}, text, context.as_json)
+    output.show({"renewed": [certificate.facts() for certificate in renewed]}, text, context.as_json)
 
 
 def _section(name: str, **files: Path) -> str:

@@ -108,7 +108,7 @@ def create(
         with written_whole(Target(out, PRIVATE)) as file:
             file.write(_lines(made).encode())
     facts = {
-        "tokens": [{"name": _name(each), "token": each.token} for each in made.created] if out is None else str(out),
+        "tokens": [{"name": _name(token), "token": token.token} for token in made.created] if out is None else str(out),
         "expires": made.created[0].enrollment.expires.ToJsonString(),
         "ca_fingerprint": made.fingerprint,
         "command": made.command(f"--token {made.created[0].token}" if len(specs) == 1 and out is None else "--token T"),
@@ -134,8 +134,8 @@ def revoke(
 ) -> None:
     """Make a token useless. Certificates that were issued for it stay valid."""
     with context.connect() as client:
-        found = client.access.revoke_enrollment(token.partition(".")[0], reason)
-    output.show(found, tables.tokens_table([found]), context.as_json)
+        enrollment = client.access.revoke_enrollment(token.partition(".")[0], reason)
+    output.show(enrollment, tables.tokens_table([enrollment]), context.as_json)
 
 
 @certificates_app.command("list", **examples("fl certificates list", "fl certificates list --name edge-7"))
@@ -145,8 +145,8 @@ def list_certificates(
 ) -> None:
     """List the certificates that the coordinator issued or revoked, the newest first."""
     with context.connect() as client:
-        found = client.access.list_certificates(name)
-    output.show(found, lambda: tables.certificates_table(found), context.as_json)
+        certificates = client.access.list_certificates(name)
+    output.show(certificates, lambda: tables.certificates_table(certificates), context.as_json)
 
 
 def _read(path: Path) -> list[admin_pb2.EnrollmentSpec]:
@@ -161,7 +161,7 @@ def _read(path: Path) -> list[admin_pb2.EnrollmentSpec]:
             continue
         if len(cells) > 2 or not cells[0].strip():
             raise UsageError(f"--csv: expected NAME,KEY=VALUE;KEY=VALUE in line {number} of {path}, got {cells!r}")
-        texts = [each.strip() for each in cells[1].split(";") if each.strip()] if len(cells) > 1 else []
+        texts = [label.strip() for label in cells[1].split(";") if label.strip()] if len(cells) > 1 else []
         labels = _labels(texts, f"--csv, line {number}")
         specs.append(admin_pb2.EnrollmentSpec(name=cells[0].strip(), labels=labels))
     if len({spec.name for spec in specs}) != len(specs) or not specs:

@@ -213,8 +213,8 @@ def delete(
     """
     with context.connect() as client:
         if not yes:
-            found = client.runs.get_run(run, 0).run
-            confirm(f"Delete run {run}, with {found.rounds_done:,} rounds and all its models?", "--yes")
+            summary = client.runs.get_run(run, 0).run
+            confirm(f"Delete run {run}, with {summary.rounds_done:,} rounds and all its models?", "--yes")
         finished = client.runs.delete_run(run, reason)
     more = "" if finished else "; the coordinator is still removing its data, also after a restart"
     output.show({"run_id": run, "finished": finished}, f"deleted {run}{more}", context.as_json)

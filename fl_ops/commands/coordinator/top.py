@@ -48,8 +48,8 @@ def top(context: Context) -> None:
             _Screen(client, first).run()
 
 
-def _as_json(found: Federation) -> dict[str, object]:
-    return {"overview": output.to_json(found.overview), "clients": output.to_json(list(found.clients))}
+def _as_json(federation: Federation) -> dict[str, object]:
+    return {"overview": output.to_json(federation.overview), "clients": output.to_json(list(federation.clients))}
 
 
 class _Screen:
@@ -90,9 +90,9 @@ class _Screen:
                 self._selection = self._selection.fitting(names)
         self._feed.choose(self._selection)
 
-    def _on_state(self, found: Federation) -> None:
+    def _on_state(self, federation: Federation) -> None:
         with self._lock:
-            self._new, self._lost = found, ""
+            self._new, self._lost = federation, ""
         os.write(self._wake_in, b".")
 
     def _on_lost(self, why: str) -> None:

@@ -40,8 +40,8 @@ def plot(
     with written_whole(target) as file:
         if not draw(drawn, by, file):
             raise Refused(f"no round of {', '.join(drawn)} has an evaluation or a loss yet: nothing is drawn")
-    facts = {"path": str(out), "runs": {run: len(each.rounds) for run, each in drawn.items()}, "by": by}
-    counts = ", ".join(f"{run} ({len(each.rounds)} rounds)" for run, each in drawn.items())
+    facts = {"path": str(out), "runs": {run: len(curves.rounds) for run, curves in drawn.items()}, "by": by}
+    counts = ", ".join(f"{run} ({len(curves.rounds)} rounds)" for run, curves in drawn.items())
     output.show(facts, f"{out}: {counts}", context.as_json)
 
 

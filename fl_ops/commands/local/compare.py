@@ -178,9 +178,9 @@ def _warn_of_decays(plan: Plan) -> None:
     from fl_ops.compare.report import DECAYS_DIFFER
     from fl_ops.compare.summary import decays_differ, rows
 
-    if decays_differ(found := rows(plan)):
-        each = (f"{row.label} {row.effective_decay:g}" for row in found if row.effective_decay is not None)
-        print(f"warning: {DECAYS_DIFFER} They are: {', '.join(dict.fromkeys(each))}", file=sys.stderr)
+    if decays_differ(compared := rows(plan)):
+        decays = (f"{row.label} {row.effective_decay:g}" for row in compared if row.effective_decay is not None)
+        print(f"warning: {DECAYS_DIFFER} They are: {', '.join(dict.fromkeys(decays))}", file=sys.stderr)
 
 
 def _page_with_tables(path: Path, plan: Plan) -> str:

@@ -36,8 +36,8 @@ def methods(
     Installed packages add theirs by entry points. A coordinator has those of its own machine.
     """
     if name is None:
-        found = _installed()
-        output.show({"methods": found}, lambda: _list(found), context.as_json)
+        rows = _installed()
+        output.show({"methods": rows}, lambda: _list(rows), context.as_json)
         return
     facts = _described(name)
     output.show(facts, lambda: _table(facts), context.as_json)

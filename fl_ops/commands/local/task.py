@@ -44,9 +44,9 @@ def check(
     It makes the checks of a coordinator that creates a run and of a device that trains, on this machine's data.
     """
     findings = list(_findings(task, _options(option or [])))
-    table = "\n".join(f"{each['result']:6} {each['check']}: {each['text']}" for each in findings)
+    table = "\n".join(f"{finding['result']:6} {finding['check']}: {finding['text']}" for finding in findings)
     output.show({"task": task, "findings": findings}, table, context.as_json)
-    if failed := [each for each in findings if each["result"] == "FAIL"]:
+    if failed := [finding for finding in findings if finding["result"] == "FAIL"]:
         raise Refused(f"task {task}: {failed[0]['check']} failed")
 
 
@@ -55,10 +55,10 @@ def _options(given: list[str]) -> dict[str, object]:
     import tomllib
 
     options: dict[str, object] = {}
-    for each in given:
-        name, equals, text = each.partition("=")
+    for option in given:
+        name, equals, text = option.partition("=")
         if not name or not equals:
-            raise UsageError(f"--option: expected KEY=VALUE, got {each!r}")
+            raise UsageError(f"--option: expected KEY=VALUE, got {option!r}")
         try:
             options[name] = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
@@ -107,7 +107,7 @@ def _model(task: Task) -> str:
 
     model = TaskModel(task, seed=0)
     with model.first() as values:
-        frozen = sum(each.nbytes for each in values.frozen.values())
+        frozen = sum(tensor.nbytes for tensor in values.frozen.values())
     trained, sent = model.trainable_layout.size_bytes, model.layout.size_bytes
     return f"{size(trained)} trained, {size(sent - trained)} in buffers, {size(frozen)} frozen"
 
