@@ -9,13 +9,13 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from fl_server.clients.draw_rules import policy_rule
-from fl_server.clients.draw_texts import counted, described, labels_text
 from fl_server.metrics.runs import RunFigures
 from fl_server.rounds.state import Phase, RoundState
 from fl_server.run.client_evaluations import ClientEvaluations
 from fl_server.run.context import RunContext
 from fl_server.run.control import RunControl
 from fl_server.run.deadline import Deadline
+from fl_server.run.eligible import counted, described, labels_text
 from fl_server.run.round_statistics import ClientTransfer, ClientTransfers
 from fl_server.run.totals import criteria
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fl_server.clients import able_clients as module
-from fl_server.clients.able_clients import AbleClients
+from fl_server.clients import eligibility as module
 from fl_server.clients.draw_rules import Requirements, rule_for
+from fl_server.clients.eligibility import AbleClients
 from fl_server.clients.fleet import Fleet
 from protos.fl.v1 import coordinator_pb2 as pb
 from tests.fl_server.devices import Device
@@ -22,16 +22,24 @@ NORTH = {"site": "north"}
 NOTHING = Requirements({}, {})
 
 
+class _Fleet:
+    """The clients that are here, and which of them were checked."""
+
+    def __init__(self, here: Iterable[str]) -> None:
+        self.here, self.checked = list(here), list[str]()
+
+    def present(self) -> tuple[str, ...]:
+        return tuple(self.here)
+
+    def is_able(self, client: str, requires: Requirements) -> bool:
+        self.checked.append(client)
+        return client in requires.task.get("clients", self.here)
+
+
 def test_only_changed_clients_are_checked() -> None:
     """All of them when the task is new, then one."""
-    here, checked = [f"client-{number:03d}" for number in range(500)], list[str]()
-
-    def check(client: str, requires: Requirements) -> bool:
-        del requires
-        checked.append(client)
-        return client in here
-
-    clients = AbleClients(lambda: tuple(here), check)
+    fleet = _Fleet(f"client-{number:03d}" for number in range(500))
+    here, checked, clients = fleet.here, fleet.checked, AbleClients(fleet, fleet)  # type: ignore[arg-type]  # a double
     assert clients.of(NOTHING) == tuple(here)
     assert len(checked) == 500
     here.remove("client-007")
@@ -44,7 +52,8 @@ def test_only_changed_clients_are_checked() -> None:
 def test_few_tasks_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that was asked for longest ago is found again."""
     monkeypatch.setattr(module, "MOST_KINDS", 2)
-    clients = AbleClients(lambda: ("a", "b"), lambda client, requires: client in requires.task["clients"])
+    fleet = _Fleet("ab")
+    clients = AbleClients(fleet, fleet)  # type: ignore[arg-type]  # a double
     for wanted in ("a", "b", "ab", "a"):
         assert clients.of(Requirements({"clients": wanted}, {})) == tuple(wanted)
 

@@ -21,7 +21,7 @@ from fl_server.clients.draw_rules import (
     able,
     rule_for,
 )
-from fl_server.clients.draw_texts import described, explained
+from fl_server.run.eligible import described, explained
 from fl_server.run.status import why_waiting
 from fl_server.store.records import ClientRecord
 from fl_web.facts.client import facts
