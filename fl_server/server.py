@@ -25,7 +25,7 @@ from fl_server.audit.log import AuditLog
 from fl_server.clients.fleet import Fleet
 from fl_server.clients.operator_actions import Denials
 from fl_server.enrollment.authority import Authority
-from fl_server.enrollment.devices import CertificatesService, EnrollmentService
+from fl_server.enrollment.calls import CertificatesService, EnrollmentService
 from fl_server.enrollment.issuing import Checks, Issuer
 from fl_server.enrollment.revocations import Revocations
 from fl_server.metrics import Metrics

@@ -125,7 +125,7 @@ KNOW_GRPC = (
     "fl_server.errors",
     "fl_server.rpc",
     "fl_server.statuses",
-    "fl_server.enrollment.devices",
+    "fl_server.enrollment.calls",
     "fl_server.web.page",
     "fl_client.connection",
     "fl_client.errors",

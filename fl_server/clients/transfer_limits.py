@@ -19,7 +19,7 @@ import structlog
 from fl_common.rate_limits import TokenBucket
 from fl_server.errors import LimitExceeded
 from fl_server.metrics import Metrics
-from fl_server.settings.limits import TransfersConfig
+from fl_server.settings.sections import TransfersConfig
 
 log = structlog.get_logger()
 

@@ -22,7 +22,7 @@ from fl_common.certificates.names import Holder
 from fl_common.certificates.pem import Pem, PemChange, PemFiles, PemWatcher
 from fl_common.settings import SettingsError
 from fl_server.errors import InvalidInput, NotConfigured, NotEnrolled
-from fl_server.settings.security import EnrollmentConfig
+from fl_server.settings.sections import EnrollmentConfig
 
 log = structlog.get_logger()
 

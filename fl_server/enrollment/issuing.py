@@ -20,7 +20,7 @@ from fl_server.enrollment.revocations import Revocations
 from fl_server.enrollment.tokens import parse_token
 from fl_server.errors import InvalidInput, NotEnrolled, short
 from fl_server.identity import Identity
-from fl_server.settings.security import EnrollmentConfig
+from fl_server.settings.sections import EnrollmentConfig
 from fl_server.store.certificates import CertificateRecord, EnrollmentRecord, NotSpent
 from fl_server.store.ledger import Ledger
 from fl_server.store.records import ClientRecord, HistoryRecord

@@ -25,7 +25,7 @@ from jwt.exceptions import PyJWTError
 
 from fl_common.settings import SettingsError, is_loopback
 from fl_server.errors import NotNow, one_line
-from fl_server.settings.security import OidcConfig
+from fl_server.settings.sections import OidcConfig
 
 log = structlog.get_logger()
 

@@ -21,7 +21,7 @@ from fl_common.certificates.names import OPERATOR_ROLES
 from fl_server.errors import Forbidden, Unauthenticated
 from fl_server.identity import Identity
 from fl_server.oidc.keys import SigningKeys
-from fl_server.settings.security import OidcConfig
+from fl_server.settings.sections import OidcConfig
 
 MOST_BYTES = 8000
 """Longest token; the headers of a call have little more room."""

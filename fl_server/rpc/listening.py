@@ -25,7 +25,7 @@ from fl_server.rpc.methods import METHODS, WEB_METHODS
 from fl_server.rpc.open_calls import CallLimits
 from fl_server.rpc.ports import EXTRA_CALLS, WEB_CALLS, Port, web_options
 from fl_server.services import Services
-from fl_server.settings.security import TlsConfig
+from fl_server.settings.sections import TlsConfig
 from fl_server.web.sessions import WebSessions
 
 log = structlog.get_logger()

@@ -18,7 +18,7 @@ import structlog
 
 from fl_server.rpc.methods import ADMIN, largest_request
 from fl_server.settings.config import ServerConfig
-from fl_server.settings.limits import ConnectionsConfig
+from fl_server.settings.sections import ConnectionsConfig
 from protos.wire import AHEAD_BYTES, MAX_MESSAGE_BYTES, ChannelOptions, server_options
 
 log = structlog.get_logger()

@@ -9,8 +9,15 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from fl_common.settings import Address, Section, is_loopback, split_address
-from fl_server.settings.limits import ConnectionsConfig, LimitsConfig, TransfersConfig
-from fl_server.settings.security import EnrollmentConfig, OidcConfig, TlsConfig, WebTlsConfig
+from fl_server.settings.sections import (
+    ConnectionsConfig,
+    EnrollmentConfig,
+    LimitsConfig,
+    OidcConfig,
+    TlsConfig,
+    TransfersConfig,
+    WebTlsConfig,
+)
 
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 LEAST_ROUNDS = 20

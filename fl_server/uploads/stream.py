@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from fl_server.errors import InvalidInput
-from fl_server.settings.limits import LimitsConfig
+from fl_server.settings.sections import LimitsConfig
 from fl_server.timeouts import TimeLimit
 from protos.chunks import ReadChunk
 from protos.fl.v1 import coordinator_pb2 as pb

@@ -28,7 +28,7 @@ from prometheus_client import Counter
 from fl_common.certificates.pem import Pem, PemChange, PemFiles, PemWatcher
 from fl_common.settings import SettingsError, split_address
 from fl_server.settings.config import ServerConfig
-from fl_server.settings.security import TlsConfig, WebTlsConfig
+from fl_server.settings.sections import TlsConfig, WebTlsConfig
 
 log = structlog.get_logger()
 

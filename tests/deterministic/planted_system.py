@@ -17,7 +17,7 @@ from fl_server.clients.roster import Presence
 from fl_server.run import restore
 from fl_server.run.client_evaluations import ClientEvaluations
 from fl_server.run.models import ModelStore
-from fl_server.runs.outcomes import Outcomes
+from fl_server.runs.coordinator import Outcomes
 from fl_server.store.database.rows import increment
 from fl_server.store.spool.part_file import PartFile
 from fl_server.uploads import verdicts

@@ -32,7 +32,7 @@ from fl_server.run_settings.spec import from_values
 from fl_server.runs.coordinator import Coordinator
 from fl_server.services import Services
 from fl_server.settings.config import QuarantineConfig, ServerConfig, StatesConfig
-from fl_server.settings.limits import LimitsConfig, TransfersConfig
+from fl_server.settings.sections import LimitsConfig, TransfersConfig
 from fl_server.store.checkpoints import Checkpoints
 from fl_server.store.database.store import open_sqlite
 from fl_server.store.files import Durability

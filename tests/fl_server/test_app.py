@@ -15,7 +15,7 @@ from fl_server.rpc.methods import ADMIN, largest_request
 from fl_server.rpc.ports import Connections
 from fl_server.server import Server
 from fl_server.settings.config import ServerConfig
-from fl_server.settings.security import TlsConfig
+from fl_server.settings.sections import TlsConfig
 from protos.wire import MAX_MESSAGE_BYTES, server_options
 
 CONNECTIONS = Connections(clients=300, admin=20, health=10, metrics=5)

@@ -23,7 +23,7 @@ from fl_server.aggregation.bundles import packed
 from fl_server.aggregation.outside_task.child import Closed, layout_of, layout_text, receive, receive_bundle, send
 from fl_server.aggregation.outside_task.forking import ForkServer
 from fl_server.errors import InvalidInput
-from fl_server.settings.limits import LimitsConfig
+from fl_server.settings.sections import LimitsConfig
 from fl_tasks import TaskError
 from fl_tasks.errors import TaskFault, TaskTimedOut
 from fl_tasks.evaluation import EvaluationLeft

@@ -13,7 +13,7 @@ from fl_server.clients import transfer_limits as module
 from fl_server.clients.transfer_limits import Allowance, Kind, TransferLimits
 from fl_server.errors import LimitExceeded
 from fl_server.metrics import Metrics
-from fl_server.settings.limits import TransfersConfig
+from fl_server.settings.sections import TransfersConfig
 from tests.fl_server.harness import until
 
 MIB = 1 << 20

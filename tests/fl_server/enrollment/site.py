@@ -15,7 +15,7 @@ from fl_server.enrollment.revocations import Revocations
 from fl_server.enrollment.tokens import TokenActions, TokenSpec
 from fl_server.errors import Forbidden
 from fl_server.identity import Identity
-from fl_server.settings.security import EnrollmentConfig
+from fl_server.settings.sections import EnrollmentConfig
 from fl_server.store.database.store import open_sqlite
 from fl_server.store.ledger import Ledger
 from fl_server.store.records import ClientRecord

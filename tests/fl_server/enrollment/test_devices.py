@@ -12,10 +12,10 @@ from prometheus_client import CollectorRegistry
 
 from fl_server import identity
 from fl_server.audit.writer import AuditRecord
-from fl_server.enrollment.devices import CertificatesService, EnrollmentService
+from fl_server.enrollment.calls import CertificatesService, EnrollmentService
 from fl_server.errors import Forbidden, InvalidInput, LimitExceeded, NotConfigured, NotEnrolled, TooMany
 from fl_server.metrics import Metrics
-from fl_server.settings.security import EnrollmentConfig
+from fl_server.settings.sections import EnrollmentConfig
 from protos.fl.v1 import enrollment_pb2 as pb
 from tests.fl_server.enrollment.site import Site, holder
 from tests.processes.enrollment import csr_of, new_key

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from fl_common.rate_limits import network_of
-from fl_server.enrollment.devices import HOLD_S, MOST_ADDRESSES, EnrollmentRates
+from fl_server.enrollment.calls import HOLD_S, MOST_ADDRESSES, EnrollmentRates
 from fl_server.errors import TooMany
-from fl_server.settings.security import EnrollmentConfig
+from fl_server.settings.sections import EnrollmentConfig
 from protos.fl.v1.errors_pb2 import RetryLater
 
 HERE, THERE = "192.0.2.7:5000", "192.0.2.8:5000"

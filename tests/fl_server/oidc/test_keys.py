@@ -14,7 +14,7 @@ from fl_common.settings import SettingsError
 from fl_server.errors import NotNow
 from fl_server.oidc import keys as keys_module
 from fl_server.oidc.keys import LEAST_WAIT_S, MOST_AGE_S, SigningKeys, usable_keys
-from fl_server.settings.security import OidcConfig
+from fl_server.settings.sections import OidcConfig
 from tests.fl_server.harness import until
 from tests.processes.certificates import Pki
 from tests.processes.http_proxy import http_proxy

@@ -15,7 +15,7 @@ import pytest
 
 from fl_server.rpc.ports import METADATA_BYTES, Connections, Port, ports, share
 from fl_server.settings.config import ServerConfig
-from fl_server.settings.limits import ConnectionsConfig, TransfersConfig
+from fl_server.settings.sections import ConnectionsConfig, TransfersConfig
 from protos.wire import MAX_MESSAGE_BYTES
 from tests.fl_server.harness import TIMEOUT_S
 

@@ -14,7 +14,7 @@ import pytest
 from grpc_reflection.v1alpha import reflection
 from structlog.testing import capture_logs
 
-from fl_server.enrollment.devices import CertificatesService
+from fl_server.enrollment.calls import CertificatesService
 from fl_server.rpc import service
 from fl_server.rpc.admin import AdminService
 from fl_server.rpc.health import Health

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from fl_server.rpc.ports import allow_open_files
-from fl_server.settings.limits import ConnectionsConfig
+from fl_server.settings.sections import ConnectionsConfig
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from fl_server.rpc.connections import SETTLED_S, ConnectionWatch
 from fl_server.rpc.interceptors import CallInterceptor
 from fl_server.rpc.listening import Certificates
 from fl_server.rpc.open_calls import ExpiringCalls
-from fl_server.settings.security import TlsConfig
+from fl_server.settings.sections import TlsConfig
 from protos.status import detail_of
 from tests.fl_server.echo import Credentials, calling, echo_policy
 from tests.fl_server.harness import TIMEOUT_S

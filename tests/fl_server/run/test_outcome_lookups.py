@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import event
 
 from fl_server.run.rounds import RECENT
-from fl_server.runs.outcomes import LISTS_KEPT, MOST_LOOKED_UP, OutcomeLookup
+from fl_server.runs.coordinator import LISTS_KEPT, MOST_LOOKED_UP, OutcomeLookup
 from fl_server.store.records import HistoryRecord
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import ExchangeKey

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from fl_server.settings.limits import LimitsConfig
+from fl_server.settings.sections import LimitsConfig
 from fl_server.uploads.stream import StallTimeout
 
 

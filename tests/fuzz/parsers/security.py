@@ -24,7 +24,7 @@ from fl_server.errors import Forbidden, InvalidInput, NotEnrolled, NotNow, Unaut
 from fl_server.identity import of_certificate
 from fl_server.oidc.keys import SigningKeys, usable_keys
 from fl_server.oidc.tokens import TokenVerifier
-from fl_server.settings.security import OidcConfig
+from fl_server.settings.sections import OidcConfig
 from protos.fl.v1.enrollment_pb2 import IssuedCertificate
 from tests.fuzz.parser import Parser
 from tests.fuzz.parsers.certificates import pem_of
