@@ -15,6 +15,8 @@ from docs.source.keys import ROOT
 from fl_client.monitoring.metrics import Metrics as ClientMetrics
 from fl_common.metrics import Declaration
 from fl_server.metrics import Metrics as ServerMetrics
+from fl_server.runs.gauges import RunsCollector
+from fl_server.runs.table import RunTable
 
 PAGE = ROOT / "docs/operation/metrics.md"
 
@@ -123,9 +125,16 @@ The scrape target identifies the device."""
 _PROCESS = "## Both processes"
 
 
+def server_metrics() -> ServerMetrics:
+    """The metrics of a coordinator without runs, with the gauges of runs."""
+    metrics = ServerMetrics(CollectorRegistry())
+    RunsCollector(metrics, RunTable())
+    return metrics
+
+
 def page() -> str:
     """The whole page."""
-    server, client = ServerMetrics(CollectorRegistry()).factory.declared, ClientMetrics().factory.declared
+    server, client = server_metrics().factory.declared, ClientMetrics().factory.declared
     runs = [each for each in server if "run" in each.labels or each.name == "fl_runs"]
     own = [each for each in server if each not in runs and each.name.startswith("fl_")]
     daemon = [each for each in client if each.name.startswith("fl_")]

@@ -14,14 +14,12 @@ from itertools import chain
 import structlog
 
 from fl_server.aggregation.broadcast import Broadcast
-from fl_server.metrics.runs import RunFigures
 from fl_server.rounds import effects
 from fl_server.rounds.state import Phase
 from fl_server.run import deadline
 from fl_server.run.context import RunContext, RunDependencies
 from fl_server.run.control import RunControl
 from fl_server.run.effects import Effects, RunParts
-from fl_server.run.status import run_figures
 from fl_server.run_settings.config import RunConfig
 from fl_server.services import Services
 from fl_server.store.records import RunRecord
@@ -48,11 +46,6 @@ class Run(RunControl):
         await self._effects.handle(effect)
 
     @property
-    def stored_state(self) -> str:
-        """The status in the ledger."""
-        return self.record.state
-
-    @property
     def task(self) -> Mapping[str, str]:
         """Name, version and source of the task that clients must have."""
         return self.context.task
@@ -61,10 +54,6 @@ class Run(RunControl):
     def computing(self) -> bool:
         """Whether a reduction, server step or commit is under way. A stopping coordinator waits for it."""
         return self.state.phase in (Phase.REDUCING, Phase.STEPPING, Phase.COMMITTING)
-
-    def figures(self) -> RunFigures:
-        """The values of the run's gauges; also for a scraper's thread."""
-        return run_figures(self.context, self)
 
     # Its life.
 

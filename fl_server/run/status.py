@@ -1,4 +1,4 @@
-"""A run as operators see it: why it waits and for whom, the clients of its round, and the values of its gauges."""
+"""A run as operators see it: why it waits and for whom, and the clients of its round."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from fl_server.clients.draw_rules import policy_rule
-from fl_server.metrics.runs import RunFigures
 from fl_server.rounds.state import Phase, RoundState
 from fl_server.run.client_evaluations import ClientEvaluations
 from fl_server.run.context import RunContext
@@ -17,7 +16,6 @@ from fl_server.run.control import RunControl
 from fl_server.run.deadline import Deadline
 from fl_server.run.eligible import counted, described, labels_text
 from fl_server.run.round_statistics import ClientTransfer, ClientTransfers
-from fl_server.run.totals import criteria
 
 
 def why_waiting(context: RunContext, control: RunControl) -> str:
@@ -90,44 +88,6 @@ def _away(context: RunContext, control: RunControl) -> str:
     rules = control.eligible.not_drawn(records, selection)
     away = next((clients for rule, clients in rules.items() if rule.reason == "lost"), [])
     return f"; {len(away)} with the task and labels away, first {away[0].record.client_id}" if away else ""
-
-
-def run_figures(context: RunContext, control: RunControl) -> RunFigures:
-    """The values of a run's gauges. Also called in a scraper's thread: it reads only values that are never changed."""
-    config, state, rounds, status = control.config, control.state, context.rounds, control.run_status
-    latest, section = rounds.latest, config.round
-    statistics, summed = rounds.latest_statistics, context.algorithm.needs_population and not control.ended
-    return RunFigures(
-        name=config.name or config.base_id(),
-        algorithm=config.algorithm.name,
-        task=config.task.name,
-        state=status.current,
-        state_since=control.record.ended_at or status.since,
-        cannot_write=bool(status.write_failure or status.upload_failure),
-        rounds=rounds.committed,
-        planned_rounds=state.rounds,
-        clients_per_round=section.clients_per_round if section.sampling == "fixed" else None,
-        eligible=0 if control.ended else sum(not state.barred(client) for client in state.eligible),
-        over_selection=state.draws_per_update,
-        deadline_s=section.deadline_s,
-        last_commit=latest.committed_at if latest else None,
-        training_loss=latest.training_loss if latest else None,
-        newest_metrics=rounds.newest_metrics(),
-        best_metrics={
-            (criterion.metric, "lower" if criterion.lower_is_better else "higher"): values[criterion.metric].value
-            for values in [rounds.best_values()]
-            for criterion in criteria(rounds.criterion)
-            if criterion.metric in values
-        },
-        state_members=len(context.client_states.members) if summed else 0,
-        missing_members=len(context.client_states.missing),
-        left_out=0 if control.ended else len(context.client_states.left_out),
-        refusing=0 if control.ended else len(context.fleet.eligibility.policy.of(context.run_id)),
-        below_due=len(rounds.shares.too_low),
-        shares=rounds.shares.spread,
-        norms=statistics.norms,
-        cosine=statistics.cosine,
-    )
 
 
 _OUT, _TRANSFERS = "out", ("downloading", "uploading")

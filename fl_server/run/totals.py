@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
-from fl_server.metrics.runs import SHARE_STATISTICS
 from fl_server.rounds.metrics import BY_ACCURACY, BY_LOSS, Criterion, has_evaluation
 from fl_server.rounds.stop_rules import Best, Judged
 from fl_server.run.round_statistics import RoundStatistics
@@ -16,16 +15,11 @@ from fl_server.store.records import CommitRecord
 
 FEWEST_DUE = 5.0
 """Updates that a client must be due before its share says anything."""
-
-
+SHARE_STATISTICS = ("lowest", "worst_decile", "median", "highest")
 _BELOW = 0.5
 """Share of its due below which operators are told of a client."""
-
-
 _CERTAIN = 4.0
 """Standard deviations of a fair draw by which such a client must be below its due."""
-
-
 _DIGITS = 4
 
 

@@ -16,6 +16,7 @@ from fl_server.run.run import Run
 from fl_server.runs.actions import RunActions
 from fl_server.runs.creation import RunCreation
 from fl_server.runs.deletion import Deletions, Retention
+from fl_server.runs.gauges import RunsCollector
 from fl_server.runs.loading import RunLoading
 from fl_server.runs.restoration import Restoration
 from fl_server.runs.table import Audit, RunTable
@@ -49,7 +50,7 @@ class Coordinator:
         self.outcomes = Outcomes(services.ledger, self.table)
         self.retention = Retention(services.config.retention, services.ledger, self.table, self.deletions)
         self._retaining: asyncio.Task[None] | None = None
-        services.metrics.watch_runs(self.runs)
+        RunsCollector(services.metrics, self.table)
 
     async def start(self) -> None:
         """Restore every run, and continue those that had not ended. Some may still be loaded when it returns."""

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 import fl_client.monitoring.metrics
-import fl_server.metrics
+from docs.source.metrics import server_metrics
 from fl_common.metrics import Declaration
 from k8s.dashboards.files import committed, texts
 from k8s.dashboards.frame import OVERVIEW, RUN_DETAIL, WINDOWS
@@ -31,7 +30,7 @@ MODELS = committed()
 def known(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Declaration]:
     """Every metric of a coordinator or a daemon."""
     loop = asyncio.new_event_loop()
-    server = fl_server.metrics.Metrics(CollectorRegistry())
+    server = server_metrics()
     server.watch(loop, tmp_path_factory.mktemp("state"))
     loop.close()
     client = fl_client.monitoring.metrics.Metrics()

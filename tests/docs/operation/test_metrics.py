@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from docs.source import metrics
 from docs.source.keys import ROOT
@@ -15,7 +14,7 @@ from fl_server.metrics import Metrics as ServerMetrics
 BASE_UNITS = {"seconds", "bytes", "rounds"}
 NOT_BASE = {"milliseconds", "ms", "minutes", "hours", "kilobytes", "megabytes", "mib", "percent", "ratio100"}
 KINDS: dict[str, ServerMetrics | ClientMetrics] = {
-    "server": ServerMetrics(CollectorRegistry()),
+    "server": metrics.server_metrics(),
     "client": ClientMetrics(),
 }
 each_registry = pytest.mark.parametrize("kind", KINDS)

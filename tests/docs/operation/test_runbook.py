@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fl_server.metrics.coordinator import REASONS
+from fl_server.metrics import REASONS
 from tests.docs.pages import check_fl_command, read_page
 from tests.monitoring.alert_files import RULES, alerts
 from tests.monitoring.programs import needed

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from fl_server.metrics import Metrics, per_run
+from fl_server.metrics import Metrics
 from fl_server.run import deadline
 from fl_server.run.run import Run
 from tests.fl_server.devices import Device
@@ -54,7 +54,7 @@ def runs_with_metrics(world: World) -> set[str]:
 
 async def test_metrics_are_kept_for_the_runs_that_ended_last(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one kept: for the second ended run and for the waiting one; before that, for all three."""
-    monkeypatch.setattr(per_run, "RUNS_KEPT", 1)
+    monkeypatch.setattr("fl_server.metrics.RUNS_KEPT", 1)
     runs = [await world.create(name=name) for name in ("first", "second", "third")]
     for run in runs:
         world.services.metrics.rounds.labels(run.id, "committed").inc()
@@ -68,7 +68,7 @@ async def test_metrics_are_kept_for_the_runs_that_ended_last(world: World, monke
 
 def test_metrics_of_a_run_that_was_extended_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """An extended run does not count as an ended one when another run ends."""
-    monkeypatch.setattr(per_run, "RUNS_KEPT", 1)
+    monkeypatch.setattr("fl_server.metrics.RUNS_KEPT", 1)
     metrics = Metrics(CollectorRegistry())
     for run in "ab":
         metrics.reported.started(run)
@@ -81,7 +81,7 @@ def test_metrics_of_a_run_that_was_extended_stay(monkeypatch: pytest.MonkeyPatch
 
 def test_the_runs_with_metrics_do_not_depend_on_the_order_of_restore(monkeypatch: pytest.MonkeyPatch) -> None:
     """A coordinator restores runs by their creation; metrics are kept for those that ended last."""
-    monkeypatch.setattr(per_run, "RUNS_KEPT", 1)
+    monkeypatch.setattr("fl_server.metrics.RUNS_KEPT", 1)
     metrics = Metrics(CollectorRegistry())
     metrics.reported.ended("created first, ended last", ended_at=9.0)
     metrics.reported.ended("created last", ended_at=5.0)

@@ -78,7 +78,7 @@ async def test_operators_see_who_refuses_and_by_which_rule(world: World) -> None
     await until(lambda: run.run_status.waiting_reason, "the run waits")
     assert "; 3 refuse this run by the policy of their site (1 other, 2 tasks), first " in why_waiting(run.context, run)
     assert "3 refuse this run by the policy of their site" in lacking(run.context, run)
-    assert run.figures().refusing == 3
+    assert world.metric("fl_clients_refusing", run=run.id) == 3
 
 
 async def test_a_new_session_may_be_drawn_again(world: World) -> None:
