@@ -36,7 +36,7 @@ from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import keeps_client_state, optimizer_spec
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.rounds.metrics import ClientMetrics, as_averaged, with_own
-from fl_server.rounds.sampling import training_seed
+from fl_server.rounds.sampling import training_seeds
 from fl_server.run.assignments import RoundPosition, RoundWork, common_assignment
 from fl_server.run.evaluation_metrics import check_metric, directions_of, needs_metric, with_direction
 from fl_server.run_settings.config import RunConfig
@@ -137,7 +137,7 @@ class Federation:
     ) -> Generator[list[Contribution | NotDelivered], None, None]:
         """The same; results that are there at the same time come together."""
         self.traffic.download_by(clients, self.bundles)
-        seeds = [training_seed(self.config.seed, place.round, client) for client in clients]
+        seeds = training_seeds(self.config.seed, place.round, clients)
         collecting = Collecting(self.snapshot, place.exchange, self.state_epoch, self._norms)
         for done in self.profile.waiting("clients", self._engine.train(self._assignment(place), clients, seeds)):
             if isinstance(done, Failed):
@@ -285,12 +285,12 @@ class Federation:
     def point(self) -> FederationPoint:
         """The federation between two rounds, apart from `states`."""
         traffic = self.traffic
-        return FederationPoint(self.snapshot, self.state_epoch, self._norms.to_text(), traffic.held, traffic.offers)
+        return FederationPoint(self.snapshot, self.state_epoch, self._norms, traffic.held, traffic.offers)
 
     def continue_from(self, point: FederationPoint) -> None:
         """Put a new federation where another one was. The caller restores `states`."""
         self.snapshot, self.state_epoch = point.snapshot, point.state_epoch
-        self._norms.put_back(point.norms)
+        self._norms = point.norms
         self.traffic.put_back(point.held, point.offers)
         self._prepare_bundles(0)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import algorithms as fl
@@ -99,27 +99,42 @@ def admit_together(engine: Engine, collecting: Collecting, done: TrainedTogether
 
     Clients with as much data have one gate: what else it knows of a client is needed to decode files.
     """
-    gates: dict[RegisteredData, AdmissionGate] = {}
-    results: list[Contribution | NotDelivered] = []
-    digest = bytes(done.header.digest.value)
-    for number, client in enumerate(done.clients):
-        examples, steps, update = done.examples[number], done.steps[number], done.held.update(number)
-        registered = RegisteredData(examples, done.own_batches[number])
-        gate, sent = gates.get(registered) or build_gate(engine, collecting, client, registered), False
+    alike: dict[RegisteredData, list[int]] = {}
+    for number, registered in enumerate(zip(done.examples, done.own_batches, strict=True)):
+        alike.setdefault(RegisteredData(*registered), []).append(number)
+    results: dict[int, Contribution | NotDelivered] = {}
+    for registered, numbers in alike.items():
+        gate = build_gate(engine, collecting, done.clients[numbers[0]], registered)
+        results.update(zip(numbers, _admitted(gate, done, numbers), strict=True))
+    return [results[number] for number in range(len(done.clients))]
+
+
+def _admitted(
+    gate: AdmissionGate, done: TrainedTogether, numbers: Sequence[int]
+) -> Iterator[Contribution | NotDelivered]:
+    """The results of clients with one gate."""
+    digest, formed = bytes(done.header.digest.value), False
+    same_work: tuple[int, Epochs] | None = None
+    """Steps and epochs of the client before: those of the next are mostly equal."""
+    for number, norms in zip(numbers, gate.usual_norms([done.squares[number] for number in numbers]), strict=True):
+        client, examples, steps, epochs = (
+            done.clients[number], done.examples[number], done.steps[number], done.epochs[number]
+        )  # fmt: skip
+        update, sent = done.held.update(number), False
         try:
-            gate.check_work(examples, steps, done.epochs[number])
-            if registered not in gates:
+            if (steps, epochs) != same_work:
+                gate.check_work(examples, steps, epochs)
+                same_work = steps, epochs
+            if not formed:
                 gate.check_form(done.header)
-                gates[registered] = gate
+                formed = True
             sent = True
-            norms = gate.check_values(update, update.squares)
-            clip_factor = gate.clip_factor(next(iter(norms.values())))
+            found = gate.check_values(update, done.squares[number]) if norms is None else norms
         except UpdateRefused as refusal:
-            results.append(_refused(client, refusal, sent=sent))
-        else:
-            info = fl.UpdateInfo(client, examples, steps, clip_factor)
-            results.append(Contribution(info, digest, done.losses[number], update, norms, done.epochs[number]))
-    return results
+            yield _refused(client, refusal, sent=sent)
+            continue
+        info = fl.UpdateInfo(client, examples, steps, gate.clip_factor(next(iter(found.values()))))
+        yield Contribution(info, digest, done.losses[number], update, found, epochs)
 
 
 def _refused(client: str, refusal: UpdateRefused, *, sent: bool) -> NotDelivered:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+
+import numpy as np
 
 from fl_server.admission.buffers import BadBuffer, BufferRules, NotFiniteBuffer
 from fl_server.admission.expected_work import Epochs, ExpectedWork, wrong_epochs
-from fl_server.admission.norms import BUFFERS, FARTHEST, FLOOR, NO_LIMIT, RelativeNorm
+from fl_server.admission.norms import BUFFERS, DELTA, FARTHEST, FLOOR, NO_LIMIT, RelativeNorm
 from fl_server.admission.reading import UpdateContent, read_update
 from fl_server.aggregation.encoded_update import Decoding, EncodedUpdate, UpdateKeys
 from fl_server.aggregation.updates import PayloadShape, Source, UpdateShape
@@ -58,7 +61,7 @@ class WrongDigest(UpdateRefused):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AdmissionGate:
     """The rules for one client's update of an exchange."""
 
@@ -145,9 +148,14 @@ class AdmissionGate:
 
     def clip_factor(self, norm: float) -> float:
         """The factor for a delta of this norm."""
+        return min(1.0, self._clipped_to / norm) if norm > self._clipped_to else 1.0
+
+    @cached_property
+    def _clipped_to(self) -> float:
+        """The norm to which a longer delta is scaled down."""
         clips = self.relative.clips and self.shape.trains
-        limits = [limit for limit in (self.clip_norm, self.relative.limit if clips else 0.0) if limit]
-        return min(1.0, min(limits) / norm) if limits and norm else 1.0
+        limits = (self.clip_norm, self.relative.limit if clips else 0.0)
+        return min((limit for limit in limits if limit), default=math.inf)
 
     def check_file(self, path: Path, digest: bytes, steps: int = 0) -> dict[str, float]:
         """Check a whole update on disk; returns the L2 norms of its vectors, the first payload's first.
@@ -183,6 +191,36 @@ class AdmissionGate:
             norms |= self._check_buffers(update, odd)
         self._check_others(norms)
         return norms
+
+    def usual_norms(self, squares: Sequence[Sequence[float]]) -> list[dict[str, float] | None]:
+        """For each of several updates what `check_values` returns, if no rule speaks against it; None: it decides.
+
+        squares: [updates][tensors]. Buffers have rules for their values too, so updates with buffers get None.
+        """
+        if self.shape.has_buffers:
+            return [None] * len(squares)
+        lengths, place = list[np.ndarray](), 0
+        rows = np.asarray(squares, np.float64)
+        usual: np.ndarray = np.isfinite(rows).all(axis=1)
+        for shape in self.shape.payloads:
+            total = np.zeros(len(rows))
+            for square in rows.T[place : (place := place + len(shape.layout.entries))]:
+                total += square  # one after the other, as `_norm` adds them
+            lengths.append(np.sqrt(total))
+            usual &= lengths[-1] <= self._most(shape.payload)
+        names = [shape.payload for shape in self.shape.payloads]
+        found = zip(*(length.tolist() for length in lengths), strict=True)
+        return [
+            dict(zip(names, norms, strict=True)) if ok else None
+            for norms, ok in zip(found, usual.tolist(), strict=True)
+        ]
+
+    def _most(self, vector: str) -> float:
+        """The largest norm of a payload that no rule refuses."""
+        limits = [self.others[vector].limit] if vector in self.others else []
+        if vector == DELTA:
+            limits += [self.max_norm, 0.0 if self.relative.clips else self.relative.limit]
+        return min([self.farthest.get(vector, math.inf), *(limit for limit in limits if limit)])
 
     def _check_buffers(self, update: Source, odd: Collection[str]) -> dict[str, float]:
         try:

@@ -189,7 +189,7 @@ class Engine:
         return made.measured().with_average(self.config.averaging, snapshot.averaged), replace(
             stats,
             left_out=left_out(accepted.cohort, selected.cohort),
-            capped=lighter(cohort, self.algorithm.weights(cohort), weights),
+            capped=() if accepted.cohort is cohort else lighter(cohort, self.algorithm.weights(cohort), weights),
             largest=max(zip(weights, (info.client_id for info in accepted.cohort), strict=True))[::-1],
         )
 

@@ -47,8 +47,8 @@ class HeldUpdate(Protocol):
         """`count` elements of a tensor from element `start` on, flat, on the device. They are not to be changed."""
         ...
 
-    def read_with(self, others: Sequence[object], entry: Entry, start: int, count: int) -> list[torch.Tensor] | None:
-        """The same of each of some updates, if they can be read at once with this one; else None."""
+    def read_with(self, others: Sequence[object], entry: Entry, start: int, count: int) -> torch.Tensor | None:
+        """The same of some updates in memory of its own, [updates, count], if they can be read at once; else None."""
         del others, entry, start, count
         return None
 
@@ -72,10 +72,10 @@ def by_block(  # noqa: PLR0913, PLR0917 - what is read, and how it is reduced
 ) -> list[torch.Tensor]:
     """Apply `reduce` to each block of a tensor over all updates; returns as many whole tensors as it returns blocks.
 
-    An empty tensor has one empty block. The whole tensors are on the CPU.
+    An empty tensor has one empty block.
 
     entries: of a block; 0: BLOCK_BYTES of them, and on another device than a CPU all.
-    device: of the blocks.
+    device: of the blocks and of the whole tensors.
     """
     usual = max(1, BLOCK_BYTES // entry.dtype.itemsize) if device.type == "cpu" else max(1, entry.numel)
     per_block = entries or usual
@@ -83,7 +83,9 @@ def by_block(  # noqa: PLR0913, PLR0917 - what is read, and how it is reduced
     for start in range(0, max(entry.numel, 1), per_block):
         count = min(per_block, entry.numel - start)
         pieces = reduce(_blocks(sources, entry, start, count, device))
-        wholes = wholes or [torch.empty(entry.numel, dtype=piece.dtype) for piece in pieces]
+        if count == entry.numel:
+            return [piece.view(entry.shape) for piece in pieces]
+        wholes = wholes or [torch.empty(entry.numel, dtype=piece.dtype, device=device) for piece in pieces]
         for whole, piece in zip(wholes, pieces, strict=True):
             whole[start : start + count] = piece
     return [whole.view(entry.shape) for whole in wholes]
@@ -93,11 +95,12 @@ def _blocks(  # noqa: PLR0913, PLR0917 - as `by_block`
     sources: Sequence[Source], entry: Entry, start: int, count: int, device: torch.device
 ) -> Iterable[torch.Tensor]:
     """A block of each update, in order; as one tensor if they are held together and small."""
-    first = sources[0] if sources else None
-    together = None if first is None or isinstance(first, Path) else first.read_with(sources, entry, start, count)
-    if together is None:
-        return (read_block(source, entry, start, count).to(device) for source in sources)
-    return torch.stack(together) if 8 * count * len(together) <= TOGETHER_BYTES else iter(together)
+    first, most = sources[0] if sources else None, TOGETHER_BYTES if device.type == "cpu" else DEVICE_BYTES
+    if first is not None and not isinstance(first, Path) and 8 * count * len(sources) <= most:
+        together = first.read_with(sources, entry, start, count)
+        if together is not None:
+            return together
+    return (read_block(source, entry, start, count).to(device) for source in sources)
 
 
 def neighbours(entries: Sequence[Entry], device: torch.device = CPU) -> list[list[Entry]]:

@@ -53,7 +53,8 @@ def tickets(kind: str, *parts: object) -> Callable[[str], int]:
 def draw_fixed(pool: Iterable[str], size: int, draw: Draw) -> tuple[str, ...]:
     """`size` clients of the pool, uniformly without replacement; the whole pool if it is smaller (ALGORITHMS 7.2)."""
     of = tickets("fixed", draw.seed, draw.round, draw.attempt)
-    ranked = sorted((of(client), client) for client in pool)
+    clients = list(pool)
+    ranked = sorted(zip(map(of, clients), clients, strict=True))
     return by_id(client for _, client in ranked[:size])
 
 
@@ -85,6 +86,11 @@ def draw_evaluators(pool: Iterable[str], size: int, seed: int, round: int) -> tu
 def training_seed(seed: int, round: int, client: str) -> int:
     """Seed of a client's batch order, augmentation and dropout; independent of attempt, process and time."""
     return ticket("training", seed, round, client)
+
+
+def training_seeds(seed: int, round: int, clients: Iterable[str]) -> list[int]:
+    """`training_seed` of each client."""
+    return list(map(tickets("training", seed, round), clients))
 
 
 def initial_model_seed(seed: int) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from weakref import WeakSet
 
 import torch
@@ -56,14 +57,15 @@ class HeldInMemory:
         """See `HeldUpdate.read`."""
         return _values(self.data, entry, start, count)
 
-    def read_with(self, others: Sequence[object], entry: Entry, start: int, count: int) -> list[Tensor] | None:
+    def read_with(self, others: Sequence[object], entry: Entry, start: int, count: int) -> Tensor | None:
         """See `HeldUpdate.read_with`. Each group is read at once."""
         held = [other for other in others if isinstance(other, HeldInMemory)]
         if len(held) < len(others):
             return None
-        groups = {id(each.group): each.group for each in held}
-        rows = {key: _values(group.data, entry, start, count).unbind() for key, group in groups.items()}
-        return [rows[id(each.group)][each.number] for each in held]
+        groups = {id(update.group): update.group for update in held}
+        firsts = dict(zip(groups, accumulate((len(group.data) for group in groups.values()), initial=0), strict=False))
+        rows = [_values(group.data, entry, start, count) for group in groups.values()]
+        return torch.cat(rows)[[firsts[id(update.group)] + update.number for update in held]]
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

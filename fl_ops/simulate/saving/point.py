@@ -11,6 +11,7 @@ from typing import Any
 
 from fl_ops.simulate.system.clock import ClockPoint
 from fl_ops.simulate.traffic import Name, Names, Offers
+from fl_server.admission.norms import NormHistory
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.rounds.state import Phase, RoundState
 
@@ -21,8 +22,7 @@ class FederationPoint:
 
     snapshot: Snapshot
     state_epoch: int
-    norms: str
-    """What the limits of norms follow from, as `NormHistory.to_text` writes it."""
+    norms: NormHistory
     held: Mapping[str, Names]
     """The bundles that each client holds."""
     offers: Offers
@@ -77,7 +77,7 @@ def facts_of(point: RunPoint) -> dict[str, Any]:
         "seconds": point.seconds,
         "clock": None if point.clock is None else asdict(point.clock),
         "state_epoch": federation.state_epoch,
-        "norms": federation.norms,
+        "norms": federation.norms.to_text(),
         "held": _held_facts(federation.held),
         "offers": [[_name_facts(name), _name_facts(base), size] for name, (base, size) in federation.offers.items()],
     }
@@ -97,7 +97,9 @@ def point_of(facts: Mapping[str, Any], snapshot: Snapshot, first: RoundState) ->
         failed_by=values["failed_by"],
     )
     offers = {_name(name): (_name(base), size) for name, base, size in facts["offers"]}
-    federation = FederationPoint(snapshot, facts["state_epoch"], facts["norms"], _held(facts["held"]), offers)
+    norms = NormHistory()
+    norms.put_back(facts["norms"])
+    federation = FederationPoint(snapshot, facts["state_epoch"], norms, _held(facts["held"]), offers)
     clock = None if facts["clock"] is None else ClockPoint(**facts["clock"])
     return RunPoint(federation, state, facts["failures"], facts["seconds"], clock)
 

@@ -12,6 +12,7 @@ import torch
 
 from fl_server.admission import reading as module
 from fl_server.admission.gate import AdmissionGate, UpdateRefused, WrongDigest
+from fl_server.admission.norms import RelativeNorm
 from fl_server.aggregation.updates import PayloadShape, UpdateShape
 from protos.codec import Layout, digest_message, digest_of, pack
 from protos.fl.v1 import training_pb2 as pb
@@ -194,3 +195,23 @@ def test_a_byte_that_is_no_bool_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UpdateRefused, match="'flag': expected bytes 0 and 1 for bool, got 2") as refused:
         gate(shape=shape).check_file(tmp_path / "x", digest_of(data))
     assert refused.value.reason == pb.REFUSAL_REASON_LAYOUT
+
+
+def test_updates_of_a_group_pass_the_rules_of_one() -> None:
+    """Several updates at once: each has the norms of one alone, or is left to the rules that refuse it alone."""
+    shape = UpdateShape.of(["delta", "gradient"], TRAINABLE, TRAINABLE)
+    limited = gate(
+        shape=shape, max_norm=9.0, relative=RelativeNorm(2.0, 3.0), farthest={"gradient": 1e3},
+        others={"gradient": RelativeNorm(3.0, 4.0)},
+    )  # fmt: skip
+    squares = [[first, 0.0, second, 0.1] for first in (0.3, 36.0, 37.0, 82.0) for second in (0.7, 143.0, 144.0, 1e7)]
+    squares += [[math.nan, 0.0, 1.0, 0.0], [1.0, 0.0, math.inf, 0.0], [0.1 + 0.2, 0.3, 1e-30, 0.0]]
+    refused = 0
+    for row, found in zip(squares, limited.usual_norms(squares), strict=True):
+        if found is None:
+            refused += 1
+            with pytest.raises(UpdateRefused):
+                limited.check_values(Path("unread"), row)
+        else:
+            assert found == limited.check_values(Path("unread"), row)
+    assert refused == len(squares) - 5

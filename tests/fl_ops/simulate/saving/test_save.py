@@ -98,7 +98,7 @@ def same(one: Simulation, other: Simulation) -> bool:
     return (
         (one.ending, one.failures, states[0]) == (other.ending, other.failures, states[1])
         and one.federation.digest == other.federation.digest
-        and one.federation.point.norms == other.federation.point.norms
+        and one.federation.point.norms.to_text() == other.federation.point.norms.to_text()
         and one.federation.point.held == other.federation.point.held
     )
 
