@@ -12,13 +12,10 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import structlog
 
-from fl_client.assignments.availability import AvailabilityMonitor
 from fl_client.assignments.executor import Services
-from fl_client.assignments.state_directory import StateDirectory
 from fl_client.audit.log import DeviceAudit, note_certificate, note_registered
 from fl_client.connection.bundles.cache import BundleCache
 from fl_client.connection.certificates import Certificates
@@ -30,8 +27,10 @@ from fl_client.daemon import Daemon
 from fl_client.enrollment.folder import CertificateFolder
 from fl_client.enrollment.renewal import CertificateRenewal, Means
 from fl_client.errors import StartError, TransportError
+from fl_client.gates.availability import AvailabilityMonitor
 from fl_client.gates.conditions import HostState, make_gates
 from fl_client.gates.gate_set import GateSet
+from fl_client.gates.state_directory import StateDirectory
 from fl_client.monitoring.logs import Progress
 from fl_client.monitoring.metrics import Metrics
 from fl_client.policy.budget import FILE, Budget, DailyUsage
@@ -133,8 +132,7 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
     availability = AvailabilityMonitor(gates, config.gates, metrics, instruments.clock)
     state_directory = StateDirectory(state, disk, availability, config.gates.check_s)
     usage = DailyUsage(state.path / FILE, instruments.clock)
-    budget = Budget(usage, partial(_write_usage, state_directory, usage), lambda: file.now.policy)
-    site = SitePolicy(file, budget, metrics, availability)
+    site = SitePolicy(file, Budget(usage, state_directory, file), metrics, availability)
     services = Services(
         link=link,
         bundles=BundleCache(link, config.max_bundle_bytes, site.received),
@@ -145,30 +143,14 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
         storage=DeviceStorage(state.pending, state.states, limits),
         availability=availability,
         policy=site,
-        audit=DeviceAudit(state.path, metrics.audit_rows.labels, config.server),
+        audit=DeviceAudit(state.path, metrics.audit_rows, config.server),
         metrics=metrics,
         progress=instruments.progress,
         traces=instruments.traces,
         limits=config.limits,
     )
-    registration = partial(_request, _registration(config, local), services, site)
-    certificates = _certificates(config, instruments)
-    endpoint = _endpoint(config, certificates, services, instruments.transport)
-    return Daemon(SessionManager(registration, endpoint, link), services, _renewal(config, certificates, services))
-
-
-def _request(constant: pb.RegisterRequest, services: Services, site: SitePolicy) -> pb.RegisterRequest:
-    """A registration request with what the daemon has and may do now."""
-    availability = services.availability.availability_for_registration()
-    request = pb.RegisterRequest(availability=availability, held=services.bundles.held())
-    request.MergeFrom(constant)
-    return site.registration(request)
-
-
-async def _write_usage(state: StateDirectory, usage: DailyUsage, content: bytes, *, durable: bool) -> None:
-    """Write the day's counts. Durable ones are written before work begins, which is not done without them."""
-    run = state.required if durable else state.run
-    await run(usage.write, content, durable=durable)
+    endpoint = DaemonEndpoint(config, local, services, instruments)
+    return Daemon(SessionManager(endpoint, link), services, _renewal(config, endpoint.certificates, services))
 
 
 async def _until_signal(build: Callable[[], Daemon]) -> bool:
@@ -186,36 +168,36 @@ async def _until_signal(build: Callable[[], Daemon]) -> bool:
     return await build().run(stop)
 
 
-def _certificates(config: ClientConfig, instruments: Instruments) -> Certificates | None:
-    """Raises ConfigError at the start, not at the first connection, for unusable TLS files."""
-    if config.tls is None:
-        return None
-    return Certificates(config.tls, identity_of(config), instruments.metrics, instruments.delays)
+class DaemonEndpoint(Endpoint):
+    """The coordinator of the settings, for this device's certificates and its site's policy."""
 
+    def __init__(self, config: ClientConfig, local: LocalTask, services: Services, instruments: Instruments) -> None:
+        """Raises ConfigError at the start, not at the first connection, for unusable TLS files."""
+        super().__init__(config.server)
+        self._config, self._services, self._transport = config, services, instruments.transport
+        self._constant = _registration(config, local)
+        self.certificates: Certificates | None = None
+        """None: the connection is in plain text."""
+        if config.tls is not None:
+            self.certificates = Certificates(config.tls, identity_of(config), instruments.metrics, instruments.delays)
 
-def _endpoint(
-    config: ClientConfig, certificates: Certificates | None, services: Services, transport: Callable[..., Connection]
-) -> Endpoint:
-    """The address of the coordinator, and how the daemon connects to it."""
-    site, audit, traces = services.policy, services.audit, services.traces
-    if certificates is None:
-
-        def connect_plain() -> Connection:
+    def connect(self) -> Connection:
+        """See Endpoint."""
+        pem, site = None, self._services.policy
+        if self.certificates is None:
             site.trusted_ca(None)
-            return transport(config.server, traces=traces, proxy=proxy_for(config.server, config.use_proxy))
+        else:
+            pem = self.certificates.current()
+            note_certificate(self._services.audit, pem.cert)
+            pem = replace(pem, ca=site.trusted_ca(pem.ca))
+        return self._transport(self.server, pem, self._services.traces, proxy_for(self.server, self._config.use_proxy))
 
-        accept_plain = _accept(site, audit, lambda: b"")
-        return Endpoint(config.server, connect_plain, site.until_changed, accept=accept_plain)
-
-    def connect() -> Connection:
-        pem = certificates.current()
-        note_certificate(audit, pem.cert)
-        pem = replace(pem, ca=site.trusted_ca(pem.ca))
-        return transport(config.server, pem, traces, proxy_for(config.server, config.use_proxy))
-
-    async def renewed() -> None:
+    async def renewed(self) -> None:
         """Wait for new certificates, or another policy, which raises."""
-        waits = [asyncio.ensure_future(until_changed()) for until_changed in (certificates.renewed, site.until_changed)]
+        causes = [self._services.policy.until_changed()]
+        if self.certificates is not None:
+            causes.append(self.certificates.renewed())
+        waits = [asyncio.ensure_future(cause) for cause in causes]
         try:
             for done in (await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED))[0]:
                 await done
@@ -223,22 +205,26 @@ def _endpoint(
             for waiting in waits:
                 waiting.cancel()
 
-    accept = _accept(site, audit, lambda: certificates.current().ca or b"")
-    return Endpoint(config.server, connect, renewed, certificates.explained, accept)
+    def explained(self, error: TransportError) -> TransportError:
+        """See Endpoint."""
+        return error if self.certificates is None else self.certificates.explained(error)
 
-
-def _accept(site: SitePolicy, audit: DeviceAudit, ca: Callable[[], bytes]) -> Callable[[pb.RegisterResponse], None]:
-    """Accept a coordinator that the policy allows, with a row of the audit log. ca: the trusted CAs in PEM."""
-
-    def accept(response: pb.RegisterResponse) -> None:
+    def accept(self, response: pb.RegisterResponse) -> None:
+        """Accept a coordinator that the policy allows, with a row of the audit log."""
+        audit = self._services.audit
         try:
-            site.check_coordinator(response)
+            self._services.policy.check_coordinator(response)
         except TransportError as error:
             audit.note("coordinator_refused", response.coordinator_id, "policy", str(error))
             raise
-        note_registered(audit, response, ca())
+        note_registered(audit, response, b"" if self.certificates is None else self.certificates.current().ca or b"")
 
-    return accept
+    def registration(self) -> pb.RegisterRequest:
+        """A registration request with what the daemon has and may do now."""
+        availability = self._services.availability.availability_for_registration()
+        request = pb.RegisterRequest(availability=availability, held=self._services.bundles.held())
+        request.MergeFrom(self._constant)
+        return self._services.policy.registration(request)
 
 
 def _renewal(config: ClientConfig, certificates: Certificates | None, services: Services) -> CertificateRenewal | None:

@@ -69,6 +69,25 @@ class _IdleAssignments:
         return []
 
 
+class _IdleEndpoint(Endpoint):
+    """The coordinator for one client."""
+
+    def __init__(self, crowd: Crowd, name: str) -> None:
+        super().__init__(crowd.server)
+        self._crowd, self._name = crowd, name
+
+    def connect(self) -> GrpcTransport:
+        return GrpcTransport(self.server, self._crowd.tls.get(self._name))
+
+    def registration(self) -> pb.RegisterRequest:
+        return pb.RegisterRequest(
+            client_id=self._name,
+            instance_id=self._name,
+            protocol=pb.ProtocolRange(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
+            tasks=[pb.TaskOffer.FromString(self._crowd.offer)],
+        )
+
+
 @dataclass
 class _Counts:
     attached: int
@@ -106,14 +125,5 @@ async def _live(pipe: Pipe, crowd: Crowd) -> None:
 
 async def _client(crowd: Crowd, name: str, delay: float, counts: _Counts) -> None:
     await asyncio.sleep(delay)
-    hello = pb.RegisterRequest(
-        client_id=name,
-        instance_id=name,
-        protocol=pb.ProtocolRange(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
-        tasks=[pb.TaskOffer.FromString(crowd.offer)],
-    )
-    endpoint = Endpoint(crowd.server, lambda: GrpcTransport(crowd.server, crowd.tls.get(name)))
-    sessions = SessionManager(
-        lambda: pb.RegisterRequest.FromString(hello.SerializeToString()), endpoint, Link(RetryDelays())
-    )
+    sessions = SessionManager(_IdleEndpoint(crowd, name), Link(RetryDelays()))
     await sessions.run(_IdleAssignments(counts))

@@ -7,9 +7,9 @@ from types import TracebackType
 
 import structlog
 
-from fl_client.assignments.availability import AvailabilityMonitor
 from fl_client.connection.messages import seconds_of
 from fl_client.errors import WorkFailed
+from fl_client.gates.availability import AvailabilityMonitor
 from fl_client.training.worker import Worker
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2

@@ -9,17 +9,17 @@ from typing import TypeVar
 
 import structlog
 
-from fl_client.assignments.availability import AvailabilityMonitor
 from fl_client.assignments.checks import check_amount, check_assignment, check_evaluation
 from fl_client.assignments.deadline import DeadlineTimer
 from fl_client.assignments.reports import FailureReports, submit
-from fl_client.assignments.state_directory import StateDirectory
 from fl_client.audit.log import DeviceAudit, note_assigned, note_evaluation, subject_of
 from fl_client.connection.bundles.cache import BundleCache
 from fl_client.connection.bundles.expected import Layouts
 from fl_client.connection.link import Link, Session
 from fl_client.connection.messages import log_text
 from fl_client.errors import GivenUp, ResourceGone, TransportError, WorkFailed
+from fl_client.gates.availability import AvailabilityMonitor
+from fl_client.gates.state_directory import StateDirectory
 from fl_client.monitoring.logs import Progress
 from fl_client.monitoring.metrics import Metrics
 from fl_client.policy.rules import Shard

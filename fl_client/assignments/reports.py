@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import structlog
 
-from fl_client.assignments.availability import AvailabilityMonitor
 from fl_client.connection.link import Backoff, Link, Session
 from fl_client.connection.messages import log_text
 from fl_client.errors import WorkFailed
+from fl_client.gates.availability import AvailabilityMonitor
 from fl_client.policy.site import SitePolicy
 from fl_client.storage.disk import DiskThread
 from fl_client.storage.pending_updates import Key, PendingUpdate, message_of

@@ -38,10 +38,8 @@ CLOSE_S = 1.0
 class DeviceAudit:
     """The daemon's audit log. `note` is called on the event loop."""
 
-    def __init__(
-        self, folder: Path, counter: Callable[[str], Counter], server: str, clock: Callable[[], float] = time.time
-    ) -> None:
-        """counter: counts rows that were "written" or "left_out". server: address of the coordinator."""
+    def __init__(self, folder: Path, counter: Counter, server: str, clock: Callable[[], float] = time.time) -> None:
+        """counter: by its label, of rows that were "written" or "left_out". server: address of the coordinator."""
         self._file, self._counter, self._server, self._clock = AuditFile(folder), counter, server, clock
         self.coordinator = "coordinator"
         """Who asks: with its id once this device has registered."""
@@ -59,7 +57,7 @@ class DeviceAudit:
         fields |= {"actor": self.coordinator, "address": self._server}
         if len(self._waiting) >= MOST_WAITING or not self._rate.try_acquire():
             self._left_out += 1
-            self._counter("left_out").inc()
+            self._counter.labels("left_out").inc()
             return
         self._waiting.append(Entry(int(self._clock() * 1e6), fields))
         try:
@@ -92,7 +90,7 @@ class DeviceAudit:
             self._failed = True
         else:
             self._failed = False
-            self._counter("written").inc(len(entries))
+            self._counter.labels("written").inc(len(entries))
 
 
 def subject_of(key: tuple[str, int, int]) -> str:

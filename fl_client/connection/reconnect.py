@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from dataclasses import replace
 
 import structlog
 
 from fl_client.connection.link import Backoff, RetryDelays
-from fl_client.connection.transport import Connect
+from fl_client.connection.transport import Connection
 from fl_client.errors import (
     ClientError,
     Contested,
@@ -27,33 +27,35 @@ from fl_client.errors import (
 from fl_common.rate_limits import RateLimiter
 from protos.fl.v1 import coordinator_pb2 as pb
 
-WaitForRenewal = Callable[[], Awaitable[None]]
-"""Waits until a new connection is needed although the current one works. Raises PolicyChanged for a new session."""
 
+class Endpoint(ABC):
+    """The coordinator's address, how to connect to it, and what a registration there says."""
 
-async def _never() -> None:
-    await asyncio.get_running_loop().create_future()
+    def __init__(self, server: str) -> None:
+        self.server = server
 
+    @abstractmethod
+    def connect(self) -> Connection:
+        """A new connection. Nothing is sent before its first call."""
 
-def _any(response: pb.RegisterResponse) -> None:
-    """Accept every coordinator."""
+    @abstractmethod
+    def registration(self) -> pb.RegisterRequest:
+        """This daemon's registration as it is now, without updates and states."""
 
+    async def renewed(self) -> None:
+        """Wait until a new connection is needed although the current one works.
 
-def _unchanged(error: TransportError) -> TransportError:
-    return error
+        Raises PolicyChanged for a new session.
+        """
+        await asyncio.get_running_loop().create_future()
 
+    def explained(self, error: TransportError) -> TransportError:
+        """The error of a connection without an answer, or the cause of it that this device knows."""
+        return error
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """The coordinator's address, and how to connect to it."""
-
-    server: str
-    connect: Connect
-    renewed: WaitForRenewal = _never
-    explained: Callable[[TransportError], TransportError] = _unchanged
-    """The error of a connection without an answer, or the cause of it that this device knows."""
-    accept: Callable[[pb.RegisterResponse], None] = _any
-    """Raises Untrusted for a coordinator that this device must not work for."""
+    def accept(self, response: pb.RegisterResponse) -> None:
+        """Raises Untrusted for a coordinator that this device must not work for."""
+        del response
 
 
 log = structlog.get_logger()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from fl_client.connection.link import Session
 from fl_client.connection.transport import Connection, GrpcTransport
 from fl_client.errors import ProtocolMismatch, SessionLost, Unreachable
 from fl_common.certificates.pem import Pem
 from fl_common.proxies import proxy_for
+from fl_common.rate_limits import RateLimiter
 from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1 import training_pb2
 from protos.wire import CHUNK_BYTES, MAX_CHUNK_BYTES
 
 MIN_CHUNK_BYTES = 16 << 10
@@ -81,19 +83,44 @@ FIRST_EVENT_S = 60.0
 """Longest wait for the first event of a stream."""
 
 
-async def _at_once() -> None:
-    """Wait for nothing."""
+class EventHandler(Protocol):
+    """Takes the events of a session, and knows what a registration has to list."""
+
+    def attached(self) -> None:
+        """The coordinator's stream is open."""
+        ...
+
+    def disconnected(self, *, refused: bool) -> None:
+        """The stream is closed. refused: the coordinator refuses this device."""
+        ...
+
+    def handle(self, event: pb.AttendResponse) -> None:
+        """Act on one event."""
+        ...
+
+    async def ready(self) -> None:
+        """Wait until the next event can be handled."""
+        ...
+
+    async def pending_updates(self) -> list[training_pb2.ExchangeKey]:
+        """Keys of the updates with an unknown outcome."""
+        ...
+
+    async def client_states(self) -> list[pb.HeldState]:
+        """The runs with a client state."""
+        ...
 
 
 class EventStream:
-    """An Attend stream and its connection."""
+    """An Attend stream and its connection.
 
-    def __init__(self, session: Session, ready: Callable[[], Awaitable[None]] = _at_once) -> None:
-        """ready: waits until the next event may be requested. The coordinator's send blocks meanwhile."""
-        self.session = session
+    Events are requested at a limited rate, and only while the handler is ready; else the coordinator's send blocks.
+    """
+
+    def __init__(self, session: Session, handler: EventHandler, rate: RateLimiter) -> None:
+        self.session, self._handler, self._rate = session, handler, rate
         self.attached = False
         """Whether its first event has been taken."""
-        self._ready = ready
         self._events = session.connection.attend(session.id)
         self._next_event: asyncio.Task[pb.AttendResponse | None] | None = None
 
@@ -141,5 +168,7 @@ class EventStream:
         await self.session.connection.close()
 
     async def _request(self) -> pb.AttendResponse | None:
-        await self._ready()
+        if delay := self._rate.delay():
+            await asyncio.sleep(delay)
+        await self._handler.ready()
         return await anext(self._events, None)

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
-from fl_client.connection.link import ActiveCalls, Link, Session
+from fl_client.connection.link import ActiveCalls, Link
 from fl_client.connection.messages import log_text, seconds_of
-from fl_client.connection.reconnect import NEEDS_A_PERSON, Endpoint, ReconnectPolicy, WaitForRenewal
-from fl_client.connection.session import EventStream, check_registration, requested_events, session_of
+from fl_client.connection.reconnect import NEEDS_A_PERSON, Endpoint, ReconnectPolicy
+from fl_client.connection.session import EventHandler, EventStream, check_registration, requested_events, session_of
 from fl_client.connection.transport import Connection
 from fl_client.errors import (
     Fenced,
@@ -32,7 +30,6 @@ from fl_client.errors import (
 )
 from fl_common.rate_limits import RateLimiter
 from protos.fl.v1 import coordinator_pb2 as pb
-from protos.fl.v1 import training_pb2
 
 log = structlog.get_logger()
 
@@ -46,42 +43,12 @@ NOTICES_PER_S, NOTICE_BURST = 0.1, 10
 """Limit of an operator's notices in the log. Others are dropped."""
 
 
-class EventHandler(Protocol):
-    """Takes the events of a session, and knows what a registration has to list."""
-
-    def attached(self) -> None:
-        """The coordinator's stream is open."""
-        ...
-
-    def disconnected(self, *, refused: bool) -> None:
-        """The stream is closed. refused: the coordinator refuses this device."""
-        ...
-
-    def handle(self, event: pb.AttendResponse) -> None:
-        """Act on one event."""
-        ...
-
-    async def ready(self) -> None:
-        """Wait until the next event can be handled."""
-        ...
-
-    async def pending_updates(self) -> list[training_pb2.ExchangeKey]:
-        """Keys of the updates with an unknown outcome."""
-        ...
-
-    async def client_states(self) -> list[pb.HeldState]:
-        """The runs with a client state."""
-        ...
-
-
 class SessionManager:
     """Keeps one attended session open, and gives it to the link."""
 
-    def __init__(self, request: Callable[[], pb.RegisterRequest], endpoint: Endpoint, link: Link) -> None:
-        """request: returns this daemon's registration as it is now, without updates and states."""
-        self._request = request
-        self._endpoint = endpoint
-        self._link = link
+    def __init__(self, endpoint: Endpoint, link: Link) -> None:
+        self._endpoint, self._link = endpoint, link
+        self._handler: EventHandler
         self._session: pb.RegisterResponse | None = None
         self._reconnect = ReconnectPolicy(link.delays)
         self._events = RateLimiter(EVENTS_PER_S, EVENT_BURST)
@@ -98,14 +65,15 @@ class SessionManager:
 
     async def run(self, handler: EventHandler) -> None:
         """Attend until cancelled, and give every event to `handler`."""
+        self._handler = handler
         try:
             while True:
-                wait, reason = await self._attend_once(handler)
+                wait, reason = await self._attend_once()
                 wait = self._reconnect.limit(wait)
                 log.warning(
                     "disconnected", server=self._endpoint.server, reason=reason, next_try_seconds=round(wait, 1)
                 )
-                handler.disconnected(refused=self._is_refused)
+                self._handler.disconnected(refused=self._is_refused)
                 await self._sleep(wait)
         finally:
             for task in self._leaving:
@@ -121,12 +89,12 @@ class SessionManager:
             async with asyncio.timeout(seconds):
                 await self._endpoint.renewed()
 
-    async def _attend_once(self, handler: EventHandler) -> tuple[float, str]:
+    async def _attend_once(self) -> tuple[float, str]:
         """Attend one session until it ends. Returns the seconds before the next try, and why it ended."""
         known, began = self._session is not None, time.monotonic()
         self._needs_renewal = self._is_refused = False
         try:
-            await self._attend(handler)
+            await self._attend()
         except (TransportError, StartError) as failed:
             error = self._endpoint.explained(failed) if isinstance(failed, Unreachable) else failed
             self._needs_renewal = isinstance(error, (InvalidCertificate, *NEEDS_A_PERSON))
@@ -140,34 +108,37 @@ class SessionManager:
             return self._reconnect.after_fault(), f"{type(error).__name__}: {log_text(str(error))}"
         return self._reconnect.after_end(self._wait), self._reason
 
-    async def _attend(self, handler: EventHandler) -> None:
+    async def _attend(self) -> None:
         """Attend on one connection, or on several in turn when the session moves."""
         self._wait, self._reason = None, "the coordinator ended the stream"
         connection = self._endpoint.connect()
         try:
-            stream = await self._open_stream(connection, handler)
+            stream = await self._open_stream(connection)
         except BaseException:
             await connection.close()
             raise
         renewal = asyncio.ensure_future(self._endpoint.renewed())
         try:
             await stream.wait_for_first()
-            while await self._take_until(stream, renewal, handler):
+            while await self._take_until(stream, renewal):
                 await renewal  # raises PolicyChanged
-                stream, until = await self._move(stream, handler)
-                renewal = asyncio.ensure_future(until())
+                before, stream = stream, await self._move(stream)
+                has_moved = stream is not before
+                renewal = asyncio.ensure_future(
+                    self._endpoint.renewed() if has_moved else asyncio.sleep(self._link.delays.longest)
+                )
         finally:
             renewal.cancel()
             self._link.close()
             await stream.close()
 
-    async def _open_stream(self, connection: Connection, handler: EventHandler) -> EventStream:
+    async def _open_stream(self, connection: Connection) -> EventStream:
         """The session's stream. A session that the coordinator no longer knows is replaced on the same connection.
 
         After a restart of the coordinator this is the case for every daemon, and saves each a connection.
         """
         if self._session is not None:
-            stream = self._stream_of(session_of(self._session, connection), handler)
+            stream = EventStream(session_of(self._session, connection), self._handler, self._events)
             try:
                 if not await stream.session_is_lost():
                     return stream
@@ -176,43 +147,30 @@ class SessionManager:
                 raise
             log.info("session_lost", server=self._endpoint.server)
             self._session = None  # also if the registration below is deferred: the next try must not ask for it again
-        self._session = await self._register(connection, handler)
-        return self._stream_of(session_of(self._session, connection), handler)
+        self._session = await self._register(connection)
+        return EventStream(session_of(self._session, connection), self._handler, self._events)
 
-    def _stream_of(self, session: Session, handler: EventHandler) -> EventStream:
-        """A stream whose events are requested at a limited rate, and only while the handler is ready."""
-
-        async def ready() -> None:
-            if delay := self._events.delay():
-                await asyncio.sleep(delay)
-            await handler.ready()
-
-        return EventStream(session, ready)
-
-    async def _move(self, old: EventStream, handler: EventHandler) -> tuple[EventStream, WaitForRenewal]:
-        """Move the session to a new connection. Returns the old stream if the new connection fails.
-
-        The second value waits for the next move.
-        """
+    async def _move(self, old: EventStream) -> EventStream:
+        """Move the session to a new connection. Returns the old stream if the new connection fails."""
         session = replace(old.session, connection=self._endpoint.connect(), calls=ActiveCalls())
-        new = self._stream_of(session, handler)
+        new = EventStream(session, self._handler, self._events)
         try:
-            old_is_open = await self._take_until(old, new.next_event, handler)
+            old_is_open = await self._take_until(old, new.next_event)
             first = await self._first_event(new, old_is_open)
             if first is None:
                 await new.close()
-                return old, partial(asyncio.sleep, self._link.delays.longest)
+                return old
             if old_is_open:
-                await self._take_last_events(old, handler)
+                await self._take_last_events(old)
         except BaseException:
             await new.close()
             raise
-        self._take(first, new, handler)
+        self._take(first, new)
         log.info("moved", server=self._endpoint.server)
         leaving = asyncio.create_task(old.close_after_calls())
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
-        return new, self._endpoint.renewed
+        return new
 
     async def _first_event(self, new: EventStream, old_is_open: bool) -> pb.AttendResponse | None:
         """The first event of the new stream. None if the new connection is refused and the old one still works."""
@@ -227,14 +185,14 @@ class SessionManager:
             log.warning("not_moved", server=self._endpoint.server, reason=str(error), todo=todo)
             return None
 
-    async def _take_last_events(self, old: EventStream, handler: EventHandler) -> None:
+    async def _take_last_events(self, old: EventStream) -> None:
         """The coordinator has ended the old stream. Its events come before those of the new one."""
         with suppress(TransportError, TimeoutError):
             async with asyncio.timeout(LAST_EVENTS_S):
                 while (event := await old.next()) is not None:
-                    self._take(event, old, handler)
+                    self._take(event, old)
 
-    async def _take_until(self, stream: EventStream, other: asyncio.Future[Any], handler: EventHandler) -> bool:
+    async def _take_until(self, stream: EventStream, other: asyncio.Future[Any]) -> bool:
         """Take events until `other` is done. Returns False if the stream ended before."""
         while True:
             await asyncio.wait({stream.next_event, other}, return_when=asyncio.FIRST_COMPLETED)
@@ -242,9 +200,9 @@ class SessionManager:
                 return True
             if (event := stream.take()) is None:
                 return False
-            self._take(event, stream, handler)
+            self._take(event, stream)
 
-    def _take(self, event: pb.AttendResponse, stream: EventStream, handler: EventHandler) -> None:
+    def _take(self, event: pb.AttendResponse, stream: EventStream) -> None:
         kind = event.WhichOneof("event")
         if not stream.attached:
             if kind != "attached":
@@ -252,7 +210,7 @@ class SessionManager:
             stream.attached = True
             self._reconnect.attached()
             self._link.open(stream.session)
-            handler.attached()
+            self._handler.attached()
             return
         match kind:
             case "attached":
@@ -266,17 +224,17 @@ class SessionManager:
                 if self._notices.try_acquire():
                     log.warning("notice", text=log_text(event.notice.text))
             case _:
-                handler.handle(event)
+                self._handler.handle(event)
 
-    async def _register(self, connection: Connection, handler: EventHandler) -> pb.RegisterResponse:
-        request = self._request()
-        request.pending.extend(await handler.pending_updates())
-        request.states.extend(await handler.client_states())
+    async def _register(self, connection: Connection) -> pb.RegisterResponse:
+        request = self._endpoint.registration()
+        request.pending.extend(await self._handler.pending_updates())
+        request.states.extend(await self._handler.client_states())
         response = await connection.register(request)
         check_registration(response, request)
         self._endpoint.accept(response)
         coordinator = log_text(response.coordinator_id)
         log.info("registered", client=request.client_id, protocol=response.protocol, coordinator=coordinator)
         for event in requested_events(response, request):
-            handler.handle(event)
+            self._handler.handle(event)
         return response

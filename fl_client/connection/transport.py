@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, cast
 
@@ -12,7 +12,7 @@ import grpc.aio
 import structlog
 from google.protobuf.message import Message
 
-from fl_client.connection.messages import InvalidMessage, log_text, parse
+from fl_client.connection.messages import InvalidMessage, M, log_text, parse
 from fl_client.connection.transport_errors import error_of
 from fl_client.errors import BrokenTransfer, Refused, TransportError, Unreachable
 from fl_common.certificates.pem import Pem
@@ -27,38 +27,25 @@ SECONDS = 30.0
 """Timeout of one call."""
 
 
-class EnrollmentCalls(Protocol):
-    """The service Enrollment. Every call raises a TransportError when it fails."""
-
-    async def enroll(self, request: enrollment_pb2.EnrollRequest) -> enrollment_pb2.IssuedCertificate:
-        """A certificate for a token."""
-        ...
-
-    async def reenroll(self, request: enrollment_pb2.ReenrollRequest) -> enrollment_pb2.IssuedCertificate:
-        """A certificate for an expired one."""
-        ...
-
-
 class GrpcEnrollment:
-    """Each call has a connection of its own, because a device makes few of them."""
+    """The coordinator's service Enrollment. Every call has a connection of its own, because a device makes few of them.
+
+    Every call raises a TransportError when it fails.
+    """
 
     def __init__(self, address: str, authority: bytes, proxy: Proxy | None = None) -> None:
         """authority: trusted roots, PEM."""
         self._address, self._authority, self._proxy = address, authority, proxy
 
     async def enroll(self, request: enrollment_pb2.EnrollRequest) -> enrollment_pb2.IssuedCertificate:
-        """See EnrollmentCalls."""
-        response: enrollment_pb2.EnrollResponse = await self._call("Enroll", request, enrollment_pb2.EnrollResponse)
-        return response.issued
+        """A certificate for a token."""
+        return (await self._call("Enroll", request, enrollment_pb2.EnrollResponse)).issued
 
     async def reenroll(self, request: enrollment_pb2.ReenrollRequest) -> enrollment_pb2.IssuedCertificate:
-        """See EnrollmentCalls."""
-        response: enrollment_pb2.ReenrollResponse = await self._call(
-            "Reenroll", request, enrollment_pb2.ReenrollResponse
-        )
-        return response.issued
+        """A certificate for an expired one."""
+        return (await self._call("Reenroll", request, enrollment_pb2.ReenrollResponse)).issued
 
-    async def _call(self, method: str, request: Message, response: type[Message]) -> Any:
+    async def _call(self, method: str, request: Message, response: type[M]) -> M:
         credentials = grpc.ssl_channel_credentials(self._authority)
         options = list({**dict(client_options()), **channel_options(self._proxy)}.items())
         async with grpc.aio.secure_channel(self._address, credentials, options=options) as channel:
@@ -128,10 +115,6 @@ class Connection(Protocol):
         ...
 
 
-Connect = Callable[[], Connection]
-"""Makes a new connection. Nothing is sent before its first call."""
-
-
 class GrpcTransport:
     """One TCP connection, a new one for each try. The daemon waits between tries, not grpc."""
 
@@ -151,8 +134,7 @@ class GrpcTransport:
 
     async def register(self, request: pb.RegisterRequest) -> pb.RegisterResponse:
         """See Connection."""
-        response: pb.RegisterResponse = await self._call("Register", request, pb.RegisterResponse)
-        return response
+        return await self._call("Register", request, pb.RegisterResponse)
 
     async def attend(self, session_id: str) -> AsyncGenerator[pb.AttendResponse, None]:
         """See Connection."""
@@ -174,8 +156,7 @@ class GrpcTransport:
 
     async def query_upload(self, request: pb.QueryUploadRequest) -> pb.QueryUploadResponse:
         """See Connection."""
-        response: pb.QueryUploadResponse = await self._call("QueryUpload", request, pb.QueryUploadResponse)
-        return response
+        return await self._call("QueryUpload", request, pb.QueryUploadResponse)
 
     async def report_status(self, request: pb.ReportStatusRequest) -> None:
         """See Connection."""
@@ -187,15 +168,13 @@ class GrpcTransport:
 
     async def renew(self, request: enrollment_pb2.RenewRequest) -> enrollment_pb2.RenewResponse:
         """See Connection."""
-        response: enrollment_pb2.RenewResponse
-        response = await self._call("Renew", request, enrollment_pb2.RenewResponse, "Certificates")
-        return response
+        return await self._call("Renew", request, enrollment_pb2.RenewResponse, "Certificates")
 
     async def close(self) -> None:
         """See Connection."""
         await self._channel.close()
 
-    async def _call(self, method: str, request: Message, response: type[Message], service: str = "Coordinator") -> Any:
+    async def _call(self, method: str, request: Message, response: type[M], service: str = "Coordinator") -> M:
         # grpc logs a traceback for every error of a deserializer, so the bytes are parsed here.
         rpc: grpc.aio.UnaryUnaryMultiCallable[Message, bytes]
         rpc = self._channel.unary_unary(_path(method, service), _serialized, None)

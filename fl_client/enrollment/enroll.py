@@ -29,7 +29,7 @@ from fl_common.settings import split_address
 from protos.fl.v1.enrollment_pb2 import EnrollRequest, IssuedCertificate
 
 if TYPE_CHECKING:
-    from fl_client.connection.transport import EnrollmentCalls
+    from fl_client.connection.transport import GrpcEnrollment
 
 SECONDS = 20.0
 """Time limit of connection and handshake."""
@@ -207,7 +207,7 @@ class Enrollment:
             raise UsageError(f"{self.address}: {error}") from None
         return issued
 
-    def _issued(self, calls: EnrollmentCalls, folder: CertificateFolder) -> Issued:
+    def _issued(self, calls: GrpcEnrollment, folder: CertificateFolder) -> Issued:
         """The answer for the pending key. A refused key of a certificate, which may be revoked, is replaced once."""
         request, reused = folder.pending(), folder.reuses_key()
         try:
@@ -219,7 +219,7 @@ class Enrollment:
             answer = asyncio.run(self._call(calls, request))
         return checked(answer, request.key, self.name)
 
-    async def _call(self, calls: EnrollmentCalls, request: KeyRequest) -> IssuedCertificate:
+    async def _call(self, calls: GrpcEnrollment, request: KeyRequest) -> IssuedCertificate:
         """The answer. Where the coordinator asks for a later call, the call is repeated."""
         message = EnrollRequest(token=self.token, csr=request.csr, name=self.name)
         for _ in range(TRIES - 1):

@@ -16,7 +16,7 @@ import structlog
 
 from fl_client.connection.certificates import Certificates
 from fl_client.connection.link import Backoff, Link, RetryDelays, Session
-from fl_client.connection.transport import EnrollmentCalls
+from fl_client.connection.transport import GrpcEnrollment
 from fl_client.enrollment.folder import CertificateFolder, Issued, KeyRequest, checked, new_request, renew_time, signed
 from fl_client.errors import ClientError, NotAllowed, TransportError, Unreachable
 from fl_client.monitoring.metrics import Metrics
@@ -48,7 +48,7 @@ class Means:
     link: Link
     disk: DiskThread
     metrics: Metrics
-    reenrollment: Callable[[bytes], EnrollmentCalls] | None = None
+    reenrollment: Callable[[bytes], GrpcEnrollment] | None = None
     """Trusted authorities -> calls at the port for enrollment, for an expired certificate. None: not possible."""
 
 

@@ -6,22 +6,25 @@ import json
 import math
 import threading
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from datetime import date, datetime, timedelta, tzinfo
 from datetime import time as time_of_day
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 import structlog
 
 from fl_client.errors import StateError
 from fl_client.gates.gate_set import ClosedGate
-from fl_client.policy.config import Policy
 from fl_common.files import atomic_writer
 from protos.fl.v1.coordinator_pb2 import UNAVAILABLE_REASON_OWNER
+
+if TYPE_CHECKING:  # `fl-client policy` reads the counts, and is quick without torch and grpc
+    from fl_client.gates.state_directory import StateDirectory
+    from fl_client.policy.file import PolicyFile
 
 log = structlog.get_logger()
 
@@ -122,14 +125,6 @@ GATE = "policy_day"
 """Name of the used-up budget among the reasons for which the device takes no work."""
 
 
-class Write(Protocol):
-    """Writes the counts on the disk's thread. Raises OSError, or WorkFailed if it is durable."""
-
-    def __call__(self, content: bytes, *, durable: bool) -> Awaitable[None]:
-        """Write the content of the file."""
-        ...
-
-
 class OverBudget(Exception):
     """The work does not fit the day's budget. `str()` names the key, the limit and the need."""
 
@@ -137,10 +132,9 @@ class OverBudget(Exception):
 class Budget:
     """Counts the work of the day against [day]. Lives on the event loop; `computing` belongs to the worker's thread."""
 
-    def __init__(self, usage: DailyUsage, write: Write, policy: Callable[[], Policy]) -> None:
-        """policy: returns the one in force."""
-        self._usage, self._write, self._policy = usage, write, policy
-        usage.set_zone(policy().hours.timezone)
+    def __init__(self, usage: DailyUsage, state: StateDirectory, file: PolicyFile) -> None:
+        self._usage, self._state, self._file = usage, state, file
+        usage.set_zone(file.now.policy.hours.timezone)
         self._full_for = ""
         """The amount that did not fit today: smaller work is not tried, because the coordinator chooses its size."""
         self._written = usage.content()
@@ -182,7 +176,7 @@ class Budget:
     def received(self, count: int) -> None:
         """Count tensor bytes that arrived. Raises OverBudget beyond the limit."""
         self._usage.add(Amounts(bytes_down=count))
-        limit = self._policy().day.max_bytes_down
+        limit = self._file.now.policy.day.max_bytes_down
         if limit is not None and self._usage.used.bytes_down > limit:
             self._full_for = "bytes_down"
             raise OverBudget(f"day.max_bytes_down is {limit}, and more has arrived")
@@ -193,7 +187,7 @@ class Budget:
 
     def seconds_left(self) -> float:
         """Seconds of computing that are left of the day."""
-        limit = self._policy().day.max_seconds
+        limit = self._file.now.policy.day.max_seconds
         return math.inf if limit is None else max(0.0, limit - self._usage.used.seconds - self._watch.running())
 
     @contextmanager
@@ -229,11 +223,12 @@ class Budget:
     def rules_changed(self) -> None:
         """What did not fit may fit now, and the day may end at another time."""
         self._full_for = ""
-        self._usage.set_zone(self._policy().hours.timezone)
+        self._usage.set_zone(self._file.now.policy.hours.timezone)
 
     async def _save(self, *, durable: bool) -> None:
-        content = self._usage.content()
-        await self._write(content, durable=durable)
+        """Durable counts are written before work begins, which is not done without them."""
+        content, write = self._usage.content(), self._state.required if durable else self._state.run
+        await write(self._usage.write, content, durable=durable)
         self._written = content
 
     def _roll(self) -> None:
@@ -241,7 +236,7 @@ class Budget:
             self._full_for = ""
 
     def _limits(self) -> Iterator[tuple[str, float | None]]:
-        rules = self._policy().day
+        rules = self._file.now.policy.day
         return ((name, getattr(rules, f"max_{name}")) for name in NAMES)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 from google.protobuf.message import Message
@@ -12,7 +12,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from algorithms.base import Exchange
 from fl_client.errors import PolicyChanged, PolicyRefused, Untrusted, WorkFailed
-from fl_client.gates.gate_set import ClosedGate
+from fl_client.gates.availability import AvailabilityMonitor
 from fl_client.monitoring.metrics import Metrics
 from fl_client.policy.budget import NAMES, Amounts, Budget, OverBudget
 from fl_client.policy.config import Policy, fingerprints, trusted_certificates
@@ -107,22 +107,10 @@ def _model_bytes(assignment: training_pb2.Assignment | training_pb2.EvaluationAs
 log = structlog.get_logger()
 
 
-class Availability(Protocol):
-    """What the rest of the daemon knows of when it may train."""
-
-    def set_budget(self, closed: ClosedGate | None) -> None:
-        """The day's budget is used up, or not any more."""
-        ...
-
-    async def check(self) -> None:
-        """Check the gates once."""
-        ...
-
-
 class SitePolicy:
     """The rules of a site and the day's budget. Lives on the event loop."""
 
-    def __init__(self, file: PolicyFile, budget: Budget, metrics: Metrics, availability: Availability) -> None:
+    def __init__(self, file: PolicyFile, budget: Budget, metrics: Metrics, availability: AvailabilityMonitor) -> None:
         self._file, self.budget, self._metrics, self._availability = file, budget, metrics, availability
         self._version = self._told = file.now.version
         """Version that the daemon follows; and the one that the coordinator was last judged or registered with by."""

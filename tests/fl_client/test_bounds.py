@@ -17,7 +17,6 @@ import structlog
 from structlog.testing import capture_logs
 
 from fl_client.assignments import reports
-from fl_client.assignments.availability import AvailabilityMonitor
 from fl_client.assignments.deadline import DeadlineTimer, seconds_for
 from fl_client.assignments.reports import MAX_CHUNKS, FailureReports, Upload
 from fl_client.connection import reconnect, session
@@ -25,6 +24,7 @@ from fl_client.connection.link import Backoff, Link, RetryDelays, Session
 from fl_client.connection.session import MIN_CHUNK_BYTES, session_of
 from fl_client.connection.transport import Connection, GrpcTransport
 from fl_client.errors import WorkFailed
+from fl_client.gates.availability import AvailabilityMonitor
 from fl_client.monitoring.logs import LogRate
 from fl_client.storage.disk import DiskThread, StorageLimits
 from fl_client.storage.pending_updates import PendingUpdate

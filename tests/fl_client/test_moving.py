@@ -13,7 +13,6 @@ from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from fl_client import app
-from fl_client.connection.reconnect import Endpoint
 from fl_client.connection.transport import GrpcTransport
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import errors_pb2, training_pb2
@@ -63,19 +62,20 @@ def endpoint(coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch) -> S
             self.closed = True
             await super().close()
 
-    def connect() -> GrpcTransport:
-        port = state.ports.pop(0) if state.ports else coordinator.port
-        connection = Counted(f"127.0.0.1:{port}")
-        state.connections.append(connection)
-        return connection
+    class Moving(app.DaemonEndpoint):
+        def connect(self) -> GrpcTransport:
+            port = state.ports.pop(0) if state.ports else coordinator.port
+            connection = Counted(f"127.0.0.1:{port}")
+            state.connections.append(connection)
+            return connection
 
-    async def renewed() -> None:
-        await state.reason.wait()
-        state.reason.clear()
+        async def renewed(self) -> None:
+            await state.reason.wait()
+            state.reason.clear()
 
     state.renew = state.reason.set
     state.open = lambda: sum(not connection.closed for connection in state.connections)
-    monkeypatch.setattr(app, "_endpoint", lambda *_: Endpoint("here", connect, renewed))
+    monkeypatch.setattr(app, "DaemonEndpoint", Moving)
     return state
 
 

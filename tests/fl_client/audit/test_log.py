@@ -26,7 +26,7 @@ class Site:
         self.folder = folder
         counter = Counter("rows", "Rows.", ["outcome"], registry=CollectorRegistry())
         self.count = counter.labels
-        self.log = DeviceAudit(folder, counter.labels, "fl.example.org:7070")
+        self.log = DeviceAudit(folder, counter, "fl.example.org:7070")
 
     async def rows(self) -> list[tuple[str, str]]:
         """Method and detail of all rows, when all are written."""

@@ -15,7 +15,7 @@ from fl_client import app
 from fl_client.connection import certificates
 from fl_client.connection.certificates import Certificates
 from fl_client.connection.link import RetryDelays
-from fl_client.connection.reconnect import Endpoint, ReconnectPolicy
+from fl_client.connection.reconnect import ReconnectPolicy
 from fl_client.connection.transport import GrpcTransport
 from fl_client.errors import InvalidCertificate, TransportError, Unreachable
 from fl_client.monitoring.metrics import Metrics
@@ -119,18 +119,19 @@ async def test_a_renewed_certificate_ends_the_wait(
     renewal, renewals = asyncio.Event(), []
     fleet.delays = RetryDelays(first=0.01, longest=0.05, blocked=3600)
 
-    def explained(error: TransportError) -> TransportError:
-        return InvalidCertificate(f"ended ({error})", "renew it", ended=True)
+    class Ended(app.DaemonEndpoint):
+        def explained(self, error: TransportError) -> TransportError:
+            return InvalidCertificate(f"ended ({error})", "renew it", ended=True)
 
-    async def renewed() -> None:
-        await renewal.wait()
-        renewal.clear()
-        renewals.append(True)
+        async def renewed(self) -> None:
+            await renewal.wait()
+            renewal.clear()
+            renewals.append(True)
 
-    def connect() -> GrpcTransport:
-        return GrpcTransport(f"127.0.0.1:{coordinator.port if renewals else 1}")
+        def connect(self) -> GrpcTransport:
+            return GrpcTransport(f"127.0.0.1:{coordinator.port if renewals else 1}")
 
-    monkeypatch.setattr(app, "_endpoint", lambda *_: Endpoint("here", connect, renewed, explained))
+    monkeypatch.setattr(app, "DaemonEndpoint", Ended)
     async with fleet.daemon() as daemon:
         await daemon.until(lambda: any(line["event"] == "disconnected" for line in logs))
         renewal.set()

@@ -17,7 +17,7 @@ from structlog.typing import EventDict
 
 from fl_client.connection.certificates import Certificates
 from fl_client.connection.link import Link, RetryDelays, Session
-from fl_client.connection.transport import Connection
+from fl_client.connection.transport import Connection, GrpcEnrollment
 from fl_client.enrollment import renewal
 from fl_client.enrollment.folder import CertificateFolder, checked, new_request
 from fl_client.enrollment.renewal import CertificateRenewal, Means
@@ -33,7 +33,7 @@ FAST = RetryDelays(first=0.01, longest=0.05, certificate_check=0.01)
 
 
 @dataclass
-class Coordinator:
+class Coordinator(GrpcEnrollment):
     """Both services without a network: answers from the authority, or the next error."""
 
     authority: FakeAuthority
@@ -48,12 +48,8 @@ class Coordinator:
             raise self.errors.pop(0)
         return pb.RenewResponse(issued=self.authority.issued(request.csr))
 
-    async def enroll(self, request: pb.EnrollRequest) -> pb.IssuedCertificate:
-        """Not called by a daemon."""
-        raise NotImplementedError
-
     async def reenroll(self, request: pb.ReenrollRequest) -> pb.IssuedCertificate:
-        """See EnrollmentCalls."""
+        """See GrpcEnrollment."""
         self.reenrolled.append(request)
         if self.errors:
             raise self.errors.pop(0)

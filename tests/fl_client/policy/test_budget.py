@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -13,8 +14,10 @@ from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from fl_client.errors import StateError
+from fl_client.gates.state_directory import StateDirectory
 from fl_client.policy.budget import Amounts, Budget, DailyUsage, OverBudget, Stopwatch
 from fl_client.policy.config import Policy
+from fl_client.policy.file import InForce
 
 ZURICH = ZoneInfo("Europe/Zurich")
 
@@ -43,13 +46,19 @@ def logs() -> Iterator[list[EventDict]]:
 
 def budget(path: Path, clock: Clock, **day: Any) -> Budget:
     """The budget of a daemon that starts now."""
-    usage = DailyUsage(path, clock)
-
-    async def write(content: bytes, *, durable: bool) -> None:
-        usage.write(content, durable=durable)
-
     policy = Policy.model_validate({"day": day, "hours": {"timezone": "Europe/Zurich"}})
-    return Budget(usage, write, lambda: policy)
+    file: Any = SimpleNamespace(now=InForce(policy))
+    return Budget(DailyUsage(path, clock), cast(StateDirectory, DirectState()), file)
+
+
+class DirectState:
+    """A state directory without a thread."""
+
+    async def run(self, function: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """See StateDirectory."""
+        function(*args, **kwargs)
+
+    required = run
 
 
 async def test_work_is_charged_before_it_begins_and_survives_the_process(tmp_path: Path) -> None:

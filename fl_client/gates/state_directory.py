@@ -12,8 +12,8 @@ from typing import ParamSpec, TypeVar
 
 import structlog
 
-from fl_client.assignments.availability import AvailabilityMonitor
 from fl_client.errors import WorkFailed
+from fl_client.gates.availability import AvailabilityMonitor
 from fl_client.storage.disk import DiskThread
 from fl_client.storage.state import Examination, StateDir, examine
 from protos.fl.v1 import coordinator_pb2 as pb

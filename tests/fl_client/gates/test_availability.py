@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from fl_client.assignments.availability import availability_of
 from fl_client.errors import ConfigError
+from fl_client.gates.availability import availability_of
 from fl_client.gates.gate_set import ClosedGate
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.coordinator_pb2 import UnavailableReason
