@@ -1,13 +1,14 @@
 """The strategy for a model: which ones can compute it, and which one is the fastest here; the memory of one client.
 
 The fastest one depends on model, device, batch size and number of clients, so it is measured with the clients' own
-first batches. Strategies differ in the last bits of their sums. So a run with a measured choice has the same bits again
-only if the choice is the same; a named strategy is always the same.
+first batches, on CUDA as it is recorded. Strategies differ in the last bits of their sums. So a run with a measured
+choice has the same bits again only if the choice is the same; a named strategy is always the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -15,16 +16,22 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from algorithms.batched import stacked
-from algorithms.batched.batches import NotBatched, Separate, copies_of_first, fillable
-from algorithms.batched.modules import OwnNumbers, RandomStream, has_convolutions
+from algorithms.batched.batches import StepBatches, copies_of_first, fillable
+from algorithms.batched.modules import CountedNumbers, Numbers, OwnNumbers, RandomStream, has_convolutions
+from algorithms.batched.recording import NotRecorded, Step, record
 from algorithms.batched.strategies import Holder, Inputs, Name, OneByOne, Strategy, Together, losses_of_examples
 from algorithms.batches import Batch, examples_of, leaves, to_device
 from algorithms.client import LocalData
 from algorithms.model_state import trainable_views
 from algorithms.outside_code import is_interrupt
+from algorithms.parameters import AlgorithmError
 
 NAMES: tuple[Name, ...] = ("grouped", "unfolded", "one_by_one")
 REPEATS = 3
+
+
+class WrongStrategy(AlgorithmError):
+    """The wanted strategy cannot compute the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,34 +64,31 @@ class Choice:
         return "; ".join(part for part in (f"{self.name}", times, reasons) if part)
 
 
-def choose(  # noqa: PLR0913, PLR0917 - model, data and batches are one client's view of a task
+def choose(  # noqa: PLR0913, PLR0917 - model, data and batches are one view of a task
     model: nn.Module,
     data: LocalData,
-    batches: Sequence[Batch],
+    batches: StepBatches,
     clock: Callable[[], float],
     wanted: Name | None = None,
 ) -> Choice:
     """The wanted strategy, or the fastest one for these batches.
 
-    data: of any of the clients, for its loss and forward pass; its batches are not read. batches: the first batch of
-    each client of a group. clock: seconds, after all work of the device is done. torch's default generators and the
-    model's mode are changed.
+    data: of any of the clients, for its loss and forward pass; its batches are not read. batches: the first ones of a
+    group, on the model's device. clock: seconds, after all work of the device is done. torch's default generators and
+    the model's mode are changed. On CUDA a strategy's time is that of its recorded pass, where it can be recorded.
 
     Raises:
-        NotBatched: the wanted strategy cannot compute the model.
+        WrongStrategy: the wanted strategy cannot compute the model.
         Exception: no strategy can, because the task's code raised this error.
     """
-    device = next(model.parameters()).device
-    batches = [to_device(batch, device) for batch in batches]
     model.train()
     holder = Holder(model, data.forward)
-    facts = _facts(model, holder, data, max(batches, key=examples_of))
+    facts = _facts(model, holder, data, batches.of_client(batches.sizes.index(max(batches.sizes))))
     strategies = {name: _make(name, holder, data, fills=facts.fills) for name in _candidates(model, wanted)}
-    trial, possible, errors = _Trial(model, batches, clock), list[Name](), dict[str, BaseException]()
+    trial, possible, errors = _Trial(model, batches), dict[Name, Step](), dict[str, BaseException]()
     for name, strategy in strategies.items():
         try:
-            trial.seconds(strategy)
-            possible.append(name)
+            possible[name] = trial.pass_of(strategy)
         except torch.OutOfMemoryError:
             raise
         except BaseException as error:  # torch has no type for what vmap cannot do, and the task may raise anything
@@ -97,35 +101,50 @@ def choose(  # noqa: PLR0913, PLR0917 - model, data and batches are one client's
     if not possible and "one_by_one" in errors:
         raise errors["one_by_one"]
     if not possible:
-        raise NotBatched(
-            f"expected a model that {' or '.join(strategies)} can compute: {'; '.join(impossible.values())}"
-        )
+        why = "; ".join(impossible.values())
+        raise WrongStrategy(f"--strategy {wanted}: expected a model that it can compute, got {why}")
     if len(possible) == 1:
-        return Choice(possible[0], strategies[possible[0]], facts, {}, impossible)
+        name = next(iter(possible))
+        return Choice(name, strategies[name], facts, {}, impossible)
     # Alternating, so that other work of the machine slows down all of them.
-    found = [{name: trial.seconds(strategies[name]) for name in possible} for _ in range(REPEATS)]
+    found = [{name: _seconds(play, clock) for name, play in possible.items()} for _ in range(REPEATS)]
     seconds = {name: min(each[name] for each in found) for name in possible}
     fastest = min(possible, key=lambda name: seconds[name])
     return Choice(fastest, strategies[fastest], facts, seconds, impossible)
 
 
 class _Trial:
-    """Steps of all clients from the model's values, which change nothing."""
+    """Passes of all clients from the model's values, which change nothing."""
 
-    def __init__(self, model: nn.Module, batches: Sequence[Batch], clock: Callable[[], float]) -> None:
-        views = trainable_views(model)
-        self._parameters = {name: each.requires_grad_() for name, each in stacked.repeated(views, len(batches)).items()}
+    def __init__(self, model: nn.Module, batches: StepBatches) -> None:
+        views, clients = trainable_views(model), len(batches.sizes)
+        self._parameters = {name: each.requires_grad_() for name, each in stacked.repeated(views, clients).items()}
         self._buffers = {name: each.detach() for name, each in model.named_buffers()}
-        device = next(iter(views.values())).device
-        self._numbers = OwnNumbers([RandomStream(device, 0) for _ in batches])
-        self._batches, self._clock = Separate(batches), clock
+        self._device, self._batches = next(iter(views.values())).device, batches
+        self._numbers: Numbers = (
+            CountedNumbers.of_seeds(range(clients), self._device)
+            if self._device.type == "cuda"
+            else OwnNumbers([RandomStream(self._device, 0) for _ in range(clients)])
+        )
 
-    def seconds(self, strategy: Strategy) -> float:
-        """Seconds of one step."""
-        buffers = stacked.repeated(self._buffers, len(self._batches.batches))
-        before = self._clock()
-        strategy.compute(Inputs(self._parameters, buffers, self._batches, self._numbers))
-        return self._clock() - before
+    def pass_of(self, strategy: Strategy) -> Step:
+        """A pass that was made once, recorded on CUDA if that is possible. Raises what the pass raises."""
+        buffers = stacked.repeated(self._buffers, len(self._batches.sizes))
+        inputs = Inputs(self._parameters, buffers, self._batches, self._numbers)
+
+        def make() -> None:
+            strategy.compute(inputs)
+
+        make()
+        with suppress(NotRecorded):
+            return record(make, [], self._device) if self._device.type == "cuda" else make
+        return make
+
+
+def _seconds(play: Step, clock: Callable[[], float]) -> float:
+    before = clock()
+    play()
+    return clock() - before
 
 
 def _candidates(model: nn.Module, wanted: Name | None) -> tuple[Name, ...]:

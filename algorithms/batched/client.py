@@ -13,10 +13,10 @@ from algorithms.base import ClientContext, ClientUpdate, Memory, Payload, Tensor
 from algorithms.batched import stacked
 from algorithms.batched.contexts import in_order, rules_of
 from algorithms.batched.gradients import Settings, StackedGradients
-from algorithms.batched.local import Steps, train_together
+from algorithms.batched.local import Steps
 from algorithms.batched.members import Members
-from algorithms.batched.recorded import Recorded
 from algorithms.batched.strategies import Strategy
+from algorithms.batched.training import Training
 from algorithms.local import epoch_losses
 from algorithms.model_state import read_buffers, trainable_views
 from algorithms.parameters import AlgorithmError
@@ -54,17 +54,14 @@ class Updates:
         )
 
 
-def answer_together(
-    model: nn.Module, members: Members, strategy: Strategy, recorded: Recorded | None = None
-) -> Updates:
+def answer_together(model: nn.Module, members: Members, training: Training) -> Updates:
     """Compute the payloads of one exchange for clients that start from the model's values, which stay.
 
     Each client's update equals that of `answer` up to the rounding of sums. torch's default generators are changed.
 
-    recorded: makes the local steps where it can.
-
     Raises:
         NotBatched: the work is possible only for one client after the other.
+        OutOfMemoryError: there is no memory for the group.
         AlgorithmError, ValueError: as `answer`.
     """
     work, views = members.work, trainable_views(model)
@@ -74,11 +71,10 @@ def answer_together(
     nothing: list[tuple[Mapping[str, float], ...]] = [()] * clients
     updates = Updates({}, {}, [0] * clients, work.settings.learning_rate, [None] * clients, nothing)
     if exchange.passes:
-        basic["full_gradient"], passes = _full_gradients(model, members, strategy)
+        basic["full_gradient"], passes = _full_gradients(model, members, training.strategy)
         updates = replace(updates, steps=passes)
     if rules is not None:
-        made = None if recorded is None else recorded.train(model, members, rules)
-        steps, losses = made or train_together(model, members, rules, strategy)
+        steps, losses = training.train(model, members, rules)
         basic["delta"] = rounded_like(views, tree.map(lambda y, x: y - x, steps.y, steps.x))
         if steps.v is not None:
             basic["client_momentum"] = rounded_like(views, tree.map(torch.clone, steps.v))
@@ -172,7 +168,7 @@ def _full_gradients(model: nn.Module, members: Members, strategy: Strategy) -> t
         point = {name: each.expand(len(positions), *each.shape) for name, each in wide.items()}
         buffers = stacked.repeated({name: each.detach() for name, each in model.named_buffers()}, len(positions))
         g, _ = StackedGradients(strategy, settings, buffers, numbers.of(positions)).compute(point, batches)
-        sizes = batches.counts()
+        sizes = batches.sizes
         weighed = stacked.scale(g, stacked.factor_of([float(size) for size in sizes], next(iter(g.values()))))
         rows = torch.tensor(positions, device=next(iter(g.values())).device)
         for name, total in totals.items():

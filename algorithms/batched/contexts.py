@@ -157,7 +157,7 @@ def rules_of(algorithm: Algorithm, contexts: Contexts, x: Tensors) -> Rules:
         for rule, (_, found) in zip((rules[positions[0]] for positions, _ in parts), parts, strict=True)
     }
     if len(terms) > 1:
-        raise NotBatched("expected local rules with the same terms for all clients, got different ones")
+        raise NotBatched("the clients' local rules have different terms")
     found = in_order(parts)
     for name, tensors in found.items():
         tree.check_layout(x, stacked.of_client(tensors, 0), f"direction {name} of the local rule")

@@ -11,10 +11,10 @@ from torch import Tensor
 from algorithms import tree
 from algorithms.base import GradientRule, InputAscent, LocalSettings, Tensors
 from algorithms.batched import stacked
-from algorithms.batched.batches import NotBatched, Separate, StepBatches
+from algorithms.batched.batches import NotBatched, StepBatches, stacked_batches
 from algorithms.batched.modules import Numbers
 from algorithms.batched.strategies import Inputs, Outputs, Strategy
-from algorithms.batches import is_pair
+from algorithms.batches import is_pair, map_leaves
 from algorithms.precision import rounded, widened
 
 
@@ -51,7 +51,7 @@ class StackedGradients:
     def compute(self, y: Tensors, batches: StepBatches) -> tuple[Tensors, Tensor]:
         """(g at y, the losses there [clients]). y: [clients, ...] of the first clients; batches: one for each.
 
-        Raises NotBatched: a rule transforms the inputs, and a batch is not a pair of tensors.
+        Raises NotBatched: the method transforms inputs, and a batch is not a pair of tensors.
         """
         self._batches = batches
         if self._settings.replays:
@@ -95,18 +95,19 @@ class StackedGradients:
         for position in range(len(next(iter(y.values())))):
             batch, ascent = self._batches.of_client(position), self._ascents[position]
             if not is_pair(batch):
-                raise NotBatched("expected batches (inputs, targets), because the method transforms the inputs")
+                raise NotBatched("the method transforms inputs, and batches are no pairs (inputs, targets)")
             inputs, targets = batch
             start = self.ascended[position] or ascent.start(inputs)
             parameters = {name: each.to(inputs.device).detach().requires_grad_() for name, each in start.items()}
             mapped.append((ascent.apply(inputs, parameters), targets))
             leaves.append(parameters)
-        outputs = self._pass(y, Separate(mapped), [leaf for each in leaves for leaf in each.values()])
+        batches = stacked_batches(mapped)
+        outputs = self._pass(y, batches, [leaf for each in leaves for leaf in each.values()])
         slopes = iter(outputs.also)
         for position, parameters in enumerate(leaves):
             slope = {name: next(slopes) for name in parameters}
             self.ascended[position] = self._ascents[position].ascend(tree.map(torch.detach, parameters), slope)
-        self._batches = Separate([(inputs.detach(), targets) for inputs, targets in mapped])
+        self._batches = replace(batches, batch=map_leaves(torch.detach, batches.batch))
         return replace(outputs, also=[])
 
 

@@ -1,8 +1,7 @@
-"""Local training in lockstep: step k of all clients that have one, then step k + 1.
+"""A local step of many clients: gradients of all, and the local rule on tensors with a client dimension.
 
 The clients are sorted by their number of steps, the most first. So those that still train are the first of the stack,
-and a step reads and writes views of their tensors: the others are neither computed nor masked. A step in fixed memory
-(algorithms.batched.recorded) has all clients, and keeps the values of those that are done.
+and a step reads and writes views of their tensors.
 """
 
 from __future__ import annotations
@@ -62,21 +61,13 @@ class Steps:
         self._anchor = tree.map(torch.clone, x) if self._u is None else stacked.add(x, self._u, -1.0 / mu)
         self._u = None
 
-    def copy_(self, other: Steps) -> None:
-        """Begin where the steps of another group with the same terms begin."""
-        for mine, theirs in (
-            (self.x, other.x), (self.y, other.y), (self.v, other.v), (self.buffers, other.buffers),
-            (self._u, other._u), (self._anchor, other._anchor),
-        ):  # fmt: skip
-            for name, tensor in (mine or {}).items():
-                tensor.copy_((theirs or {})[name])
-        for factor, value in zip(self._factors, other._factors, strict=True):
-            factor.copy_(value)
-
     @property
-    def _factors(self) -> list[Tensor]:
+    def memory(self) -> list[Tensor]:
+        """All tensors with the values of a group."""
         rule = self._rule
-        return [factor for factor in (rule.a, rule.mu, rule.gamma) if isinstance(factor, Tensor)]
+        named = (self.x, self.y, self.v, self.buffers, self._u, self._anchor)
+        factors = [factor for factor in (rule.a, rule.mu, rule.gamma) if isinstance(factor, Tensor)]
+        return [*(tensor for tensors in named for tensor in (tensors or {}).values()), *factors]
 
     def take(self, batches: StepBatches, active: int, rate: Factor, rates: Sequence[float] = ()) -> Tensor:
         """Make the step of these batches, one for each of the first clients. Returns the losses before it.
@@ -134,28 +125,3 @@ def rates_by_step(settings: LocalSettings, steps: Sequence[int]) -> list[list[fl
         return [[settings.learning_rate] * sum(count > step for count in steps) for step in range(steps[0])]
     rates = [rates_of(settings, count) for count in steps]
     return [[next(rates[i]) for i in range(sum(count > step for count in steps))] for step in range(steps[0])]
-
-
-def train_together(model: nn.Module, members: Members, rules: Rules, strategy: Strategy) -> tuple[Steps, Tensor]:
-    """Train all members from the model's current values. The model itself is not changed.
-
-    Returns the steps with their final tensors, and the losses before each step, [steps, clients]; 0 after a client's
-    last step.
-
-    Raises:
-        NotBatched: a batch is not made of tensors.
-        ValueError: a client has fewer batches than steps, or a tensor of a rule has another layout than the model.
-    """
-    steps = Steps(model, rules, strategy, members)
-    losses: list[Tensor] = []
-    model.train()
-    for step, rates in enumerate(rates_by_step(members.work.settings, members.steps)):
-        active = len(rates)
-        batches = members.batches.at(step, active)
-        rate = stacked.factor_of(rates, next(iter(steps.y.values())))
-        found = steps.take(batches, active, rate, rates)
-        members.numbers.next_step()
-        losses.append(
-            found if active == len(members.steps) else torch.cat([found, found.new_zeros(len(members.steps) - active)])
-        )
-    return steps, torch.stack(losses)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from algorithms.batched.batches import check_work
+from algorithms.batched.batches import Drawn, Planned, check_work
 from algorithms.batched.contexts import Contexts
 from algorithms.batched.modules import Numbers, OwnNumbers, RandomStream
-from algorithms.batched.plans import Drawn, Planned
 from algorithms.client import LocalData, Work
 
 

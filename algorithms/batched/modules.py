@@ -107,6 +107,11 @@ class CountedNumbers:
         """The same numbers, in memory of their own."""
         return CountedNumbers(self._seeds.clone(), self.step.clone())
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What a group has of its own."""
+        return [self._seeds, self.step]
+
     def copy_(self, other: CountedNumbers) -> None:
         """Draw the other's numbers from now on."""
         self._seeds.copy_(other._seeds)

@@ -22,7 +22,7 @@ from torch.func import vmap
 
 from algorithms import tree
 from algorithms.base import Tensors
-from algorithms.batched.batches import Group, StepBatches, real
+from algorithms.batched.batches import StepBatches, real
 from algorithms.batched.modules import Numbers, dropout_by_client, unfolded_convolutions
 from algorithms.batched.stacked import of_client
 from algorithms.batches import Batch, Forward, leaves, map_leaves
@@ -108,8 +108,12 @@ class OneByOne:
             with inputs.numbers.of_client(position):
                 tensors = {**mine, **of_client(inputs.constants, position)}
                 made = self._holder.call(tensors, inputs.batches.of_client(position))
-                weights = inputs.batches.weights_of(position)
-                loss = self._loss(*made) if weights is None else (losses_of_examples(self._loss, *made) * weights).sum()
+                weights = inputs.batches.weights
+                loss = (
+                    self._loss(*made)
+                    if weights is None
+                    else (losses_of_examples(self._loss, *made) * weights[position]).sum()
+                )
             slopes = _slopes(loss, [*mine.values(), *inputs.also])
             for name, slope in zip(mine, slopes, strict=False):
                 gradients[name][position] = slope
@@ -130,23 +134,24 @@ class Together:
 
     def compute(self, inputs: Inputs) -> Outputs:
         """Do what Strategy says. Raises RuntimeError or another error of torch for what it cannot map."""
-        groups = inputs.batches.groups(fill=self._fill)
-        losses: list[tuple[int, Tensor]] = []
-        for each in groups:
-            whole = len(groups) == 1
-            parameters = inputs.parameters if whole else _of(inputs.parameters, each.positions)
-            constants = inputs.constants if whole else _of(inputs.constants, each.positions)
-            with self._changed(inputs.numbers.of(each.positions)):
-                found = self._losses(each, parameters, constants)
-            if not whole:
-                for name, tensor in constants.items():
-                    inputs.constants[name][list(each.positions)] = tensor
-                losses += zip(each.positions, found.unbind(), strict=True)
-        ordered = found if whole else torch.stack([loss for _, loss in sorted(losses, key=lambda one: one[0])])
+        batches, tensors = inputs.batches, {**inputs.parameters, **inputs.constants}
+        parts = batches.by_size()
+        if len(parts) == 1 or self._fill:
+            with self._changed(inputs.numbers):
+                losses = self._losses_of_all(tensors, batches)
+        else:
+            found = []
+            for size, positions in parts:
+                some = {name: tensor[positions] for name, tensor in tensors.items()}
+                with self._changed(inputs.numbers.of(positions)):
+                    found.append(self._losses(some, batches.of_size(size, positions)))
+                for name, tensor in inputs.constants.items():
+                    tensor[positions] = some[name]
+            losses = _in_order(found, parts)
         # No loss depends on another client's tensors, so the gradients of the sum are those of each loss.
-        slopes = _slopes(ordered.sum(), [*inputs.parameters.values(), *inputs.also])
+        slopes = _slopes(losses.sum(), [*inputs.parameters.values(), *inputs.also])
         gradients = dict(zip(inputs.parameters, slopes, strict=False))
-        return Outputs(ordered.detach(), gradients, slopes[len(gradients) :])
+        return Outputs(losses.detach(), gradients, slopes[len(gradients) :])
 
     @contextmanager
     def _changed(self, numbers: Numbers) -> Iterator[None]:
@@ -154,24 +159,25 @@ class Together:
         with dropout_by_client(self._holder.dropouts, numbers), unfolded:
             yield
 
-    def _losses(self, group_: Group, parameters: Tensors, constants: Tensors) -> Tensor:
-        """The losses of a group, [clients]."""
-        tensors = {**parameters, **constants}
-        if group_.weights is not None:
-            weighed: Tensor = vmap(self._weighed)(tensors, group_.batch, group_.weights)
+    def _losses_of_all(self, tensors: Tensors, batches: StepBatches) -> Tensor:
+        """The losses of all clients by one pass, [clients]. No loss depends on the copies that fill a batch."""
+        if batches.weights is not None:
+            weighed: Tensor = vmap(self._weighed)(tensors, batches.batch, batches.weights)
             return weighed
-        if len(set(group_.sizes)) == 1:
-            # A flat list of tensors: vmap takes as long for a nested structure as for a small network.
-            parts, batch = [*leaves(group_.batch)], group_.batch
-            flat: Tensor = vmap(partial(self._one, [*tensors], batch))(*tensors.values(), *parts)
-            return flat
-        outputs = vmap(self._holder.call)(tensors, group_.batch)
-        losses, order = [], []
-        for size, places in group_.by_size():
-            chosen = map_leaves(partial(_rows, places), outputs)
-            losses.append(vmap(partial(self._loss_of_real, size))(*chosen))
-            order += places
-        return torch.cat(losses)[torch.tensor(order).argsort().to(losses[0].device)]
+        parts = batches.by_size()
+        if len(parts) == 1:
+            return self._losses(tensors, batches.batch)
+        outputs = vmap(self._holder.call)(tensors, batches.batch)
+        found = []
+        for size, positions in parts:
+            chosen = map_leaves(partial(_rows, positions), outputs)
+            found.append(vmap(partial(self._loss_of_real, size))(*chosen))
+        return _in_order(found, parts)
+
+    def _losses(self, tensors: Tensors, batch: Batch) -> Tensor:
+        # A flat list of tensors: vmap takes as long for a nested structure as for a small network.
+        losses: Tensor = vmap(partial(self._one, [*tensors], batch))(*tensors.values(), *leaves(batch))
+        return losses
 
     def _one(self, names: Sequence[str], like: Batch, *flat: Tensor) -> Tensor:
         """The loss of one client. flat: its tensors by these names, and the parts of its batch."""
@@ -200,6 +206,12 @@ def _rows(places: list[int], leaf: Tensor) -> Tensor:
     return leaf[places]
 
 
+def _in_order(losses: Sequence[Tensor], parts: Sequence[tuple[int, list[int]]]) -> Tensor:
+    """The losses of the parts' clients by their positions, [clients]."""
+    order = torch.tensor([position for _, positions in parts for position in positions]).argsort()
+    return torch.cat([*losses])[order.to(losses[0].device)]
+
+
 def _slopes(value: Tensor, leaves: list[Tensor]) -> list[Tensor]:
     """The gradients of the leaves, dense; zero for a leaf that the value does not depend on."""
     slopes = torch.autograd.grad(value, leaves, allow_unused=True)
@@ -207,7 +219,3 @@ def _slopes(value: Tensor, leaves: list[Tensor]) -> list[Tensor]:
         torch.zeros_like(leaf) if slope is None else slope if slope.layout is torch.strided else slope.to_dense()
         for leaf, slope in zip(leaves, slopes, strict=True)
     ]
-
-
-def _of(tensors: Tensors, positions: Sequence[int]) -> Tensors:
-    return {name: tensor[list(positions)] for name, tensor in tensors.items()}

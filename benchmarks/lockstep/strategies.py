@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import algorithms as fl
-from algorithms.batched.choice import NAMES
+from algorithms.batched.choice import NAMES, Facts
 from algorithms.batched.client import answer_together
 from algorithms.batched.members import Members
 from algorithms.batched.modules import RandomStream
 from algorithms.batched.strategies import Holder, Name, OneByOne, Strategy, Together
+from algorithms.batched.training import Training
 from algorithms.batches import forward_pair
 from fl_common.allocator import keep_freed_memory
 from fl_tasks import Examples
@@ -89,11 +90,14 @@ class Cohort:
     def together(self, name: Name, group: int) -> None:
         """In groups of so many clients."""
         fl.load_state(self._model, self._start)
-        members, strategy = [*self._members()], self._strategy(name)
+        members, training = (
+            [*self._members()],
+            Training(self._strategy(name), Facts(False, True, True), time.thread_time),
+        )
         for start in range(0, len(members), group):
             some = members[start : start + group]
             streams = [RandomStream(self._device, start + number) for number in range(len(some))]
-            answer_together(self._model, Members.drawn(some, [self._work] * len(some), streams), strategy)
+            answer_together(self._model, Members.drawn(some, [self._work] * len(some), streams), training)
 
     def _strategy(self, name: Name) -> Strategy:
         holder = Holder(self._model, forward_pair)

@@ -52,9 +52,6 @@ Precision = Annotated[
     Literal["float32", "tf32", "bfloat16"] | None,
     typer.Option(help="Precision of the engine batched for products in training. Default: float32."),
 ]
-CudaGraph = Annotated[
-    bool, typer.Option("--cuda-graph", help="With --device cuda: record steps of the engine batched as graphs.")
-]
 
 
 @dataclass(frozen=True)
@@ -86,7 +83,6 @@ class EngineFlags(FlagGroup):
         typer.Option(min=1, help="Most clients in lockstep of the engine batched. Default: as many as memory allows."),
     ] = None
     precision: Precision = None
-    cuda_graph: CudaGraph = False
 
     def request(self) -> EngineRequest:
         """The engine that is asked for."""
@@ -105,7 +101,6 @@ class CellEngineFlags(FlagGroup):
     ] = "sequential"
     device: Device = None
     precision: Precision = None
-    cuda_graph: CudaGraph = False
 
     def request(self) -> EngineRequest:
         """The engine that is asked for."""

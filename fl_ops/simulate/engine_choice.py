@@ -50,7 +50,6 @@ class EngineOptions:
             "strategy": batched.strategy,
             "group": batched.group,
             "precision": batched.precision,
-            **({"steps": "recorded"} if batched.captures else {}),
             **({"ranks": self.ranks.size} if self.ranks else {}),
         }
 
@@ -68,7 +67,6 @@ class EngineRequest:
     strategy: Name | None = None
     group: int | None = None
     precision: LockstepPrecision | None = None
-    cuda_graph: bool = False
 
     def options(self, runs: int = 1, *, replays: bool = False) -> EngineOptions:
         """The engine of each of so many parallel runs. Raises UsageError for options that do not go together.
@@ -83,7 +81,6 @@ class EngineRequest:
             "--strategy": self.strategy,
             "--group": self.group,
             "--precision": self.precision,
-            "--cuda-graph": self.cuda_graph or None,
         }
         if found := [option for option, value in given.items() if value is not None]:
             raise UsageError(f"{', '.join(found)}: expected --engine batched, which has this option")
@@ -99,12 +96,10 @@ class EngineRequest:
         if self.workers not in (None, 1):
             raise UsageError(f"--workers {self.workers}: the engine batched trains in one process; leave out --workers")
         device = _device(self.device or "cpu")
-        if self.cuda_graph and device.type != "cuda":
-            raise UsageError(f"--cuda-graph: expected --device cuda, got {device}")
         if self.precision == "tf32" and device.type != "cuda":
             raise UsageError(f"--precision tf32: expected --device cuda, got {device}")
         return EngineOptions(
-            batched=BatchedOptions(device, self.strategy, self.group or 0, self.precision or "float32", self.cuda_graph)
+            batched=BatchedOptions(device, self.strategy, self.group or 0, self.precision or "float32")
         )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from algorithms import AlgorithmError
-from algorithms.batched.batches import NotBatched
+from algorithms.batched.choice import WrongStrategy
 from fl_common.allocator import keep_freed_memory
 from fl_ops.errors import OpsError, Refused, UsageError, traceback_of
 from fl_ops.simulate.clients import prepare
@@ -118,7 +118,7 @@ def _opened(job: Job, result: SeedResult, simulation: Simulation, stack: ExitSta
 def _rounds(simulation: Simulation, save: RunSave | None, result: SeedResult) -> Generator[RoundResult]:
     try:
         yield from save.rounds(simulation, result.rounds) if save else simulation.rounds()
-    except NotBatched as error:
+    except WrongStrategy as error:
         raise UsageError(str(error)) from error
     except TaskError as error:
         raise Refused(str(error)) from error

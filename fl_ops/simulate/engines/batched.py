@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -17,13 +18,14 @@ from typing import Literal
 import torch
 
 from algorithms.base import Memory, Tensors
-from algorithms.batched.batches import NotBatched
-from algorithms.batched.choice import Choice, bytes_of_client, choose
+from algorithms.batched.batches import NotBatched, Planned, StepBatches, stacked_batches
+from algorithms.batched.choice import Choice, WrongStrategy, bytes_of_client, choose
 from algorithms.batched.client import Updates, answer_together, next_states
 from algorithms.batched.modules import CountedNumbers
-from algorithms.batched.recorded import Recorded
 from algorithms.batched.stacked import of_client
 from algorithms.batched.strategies import Name
+from algorithms.batched.training import Training
+from algorithms.batches import to_device
 from algorithms.outside_code import is_interrupt
 from fl_client.errors import WorkFailed
 from fl_client.storage.client_state_store import NextState, same
@@ -31,7 +33,7 @@ from fl_client.training.payloads import check_finite, check_finite_metrics, enco
 from fl_ops.simulate.engines.client_work import CPU, ClientWork, one_thread
 from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, LocalEngine, Trained
 from fl_ops.simulate.engines.groups import Client, Groups, Ready
-from fl_ops.simulate.engines.held import NO_DIGEST, DeviceMemory, Rows, TrainedTogether
+from fl_ops.simulate.engines.held import NO_DIGEST, DeviceMemory, Rows, TrainedTogether, free_bytes
 from fl_ops.simulate.engines.pool import OnDevice, Pool
 from fl_tasks.batches import seed_everything
 from protos.encodings import PLAIN
@@ -59,8 +61,6 @@ class BatchedOptions:
     precision: LockstepPrecision = "float32"
     """The precision of products and convolutions in forward and backward passes. tf32: on CUDA, factors of 10 bits.
     bfloat16: by torch.autocast; the parameters stay float32."""
-    captures: bool = False
-    """Whether steps on CUDA are recorded as graphs where that is possible."""
     holds_updates: bool = True
     """Updates stay in the device's memory until they are summed there. False: they become files."""
 
@@ -80,25 +80,27 @@ class BatchedEngine(LocalEngine):
         self._work = ClientWork(context, options.device, "bfloat16" if options.precision == "bfloat16" else "float32")
         self._bundles: Bundles = {}
         self._choice: Choice | None = None
-        self._recorded: Recorded | None = None
+        self._training: Training | None = None
         self._by_client = ""
         self._groups = Groups(context, self._work, options.device, pool)
         self._group = options.group
-        self._alone = self._in_files = 0
+        self._alone: Counter[str] = Counter()
+        """Clients that trained one after the other, by reason."""
+        self._in_files = self._client_bytes = 0
         self._memory = DeviceMemory(options.device) if options.holds_updates else None
 
     @property
     def report(self) -> str:
-        """See `LocalEngine.report`: the strategy, and the size of groups."""
-        if self._choice is None:
-            return ""
-        alone = f"; one after the other, after an error in their group: {self._alone} clients" if self._alone else ""
-        device = self._options.device
-        files = f"; written to files, as {device} has no room for them: {self._in_files} updates"
-        graphs = "" if self._recorded is None else f"; {self._recorded}"
-        files = files if self._in_files and self._memory is not None else ""
-        code = f"; the method's code runs client by client ({self._by_client})" if self._by_client else ""
-        return f"lockstep in groups of at most {self._group} clients: {self._choice}{graphs}{code}{alone}{files}"
+        """See `LocalEngine.report`: the strategy, the size of groups, and what is not done in lockstep."""
+        parts = [f"{count} clients trained one after the other ({why})" for why, count in self._alone.items()]
+        if self._in_files and self._memory is not None:
+            device = self._options.device
+            parts.append(f"written to files, as {device} has no room for them: {self._in_files} updates")
+        if self._by_client:
+            parts.insert(0, f"the method's code runs client by client ({self._by_client})")
+        if self._choice is not None:
+            parts[:0] = [f"groups of at most {self._group} clients: {self._choice}", str(self._training)]
+        return "lockstep: " + "; ".join(parts) if parts else ""
 
     def begin(self, bundles: Bundles) -> None:
         """See `LocalEngine.begin`."""
@@ -110,7 +112,7 @@ class BatchedEngine(LocalEngine):
         """See `LocalEngine.train`. A group works when its first result is fetched.
 
         Raises:
-            NotBatched: the run's work is possible only for one client after the other.
+            WrongStrategy: the wanted strategy cannot compute the model.
         """
         # By size, so that the clients of a group have about as many steps; by id, so that arrival changes no group.
         order = sorted(
@@ -132,17 +134,18 @@ class BatchedEngine(LocalEngine):
             with one_thread():
                 ready, failures = self._groups.ready(common, group, self._bundles)
                 updates = None if ready is None else self._answers(common, ready)
-        except NotBatched:
+        except WrongStrategy:
             raise
+        except NotBatched as error:
+            yield from self._one_by_one(common, group, str(error))
+            return
         except (MemoryError, torch.OutOfMemoryError):
             yield from self._smaller(common, group)
             return
         except BaseException as error:  # an error of one client's data or of the task's code, of any type
             if is_interrupt(error):
                 raise
-            self._alone += len(group)
-            for client, seed in group:
-                yield self._work.train(common, client, seed, self._bundles)
+            yield from self._one_by_one(common, group, "an error in their group")
             return
         yield from failures
         if ready is not None and updates is not None:
@@ -150,6 +153,11 @@ class BatchedEngine(LocalEngine):
             with one_thread():
                 results = [*self._delivered(common, ready, updates, seconds)]
             yield from results
+
+    def _one_by_one(self, common: Assignment, group: Sequence[Client], why: str) -> Iterator[Trained | Failed]:
+        self._alone[why] += len(group)
+        for client, seed in group:
+            yield self._work.train(common, client, seed, self._bundles)
 
     def _smaller(self, common: Assignment, group: Sequence[Client]) -> Iterator[Trained | TrainedTogether | Failed]:
         """The group in halves, now and in later exchanges; one client alone reports what it lacks."""
@@ -227,29 +235,45 @@ class BatchedEngine(LocalEngine):
             self._context.states.put_next(ready.clients[number][0], both)
 
     def _answers(self, common: Assignment, ready: Ready) -> Updates:
-        if self._choice is None:
+        if self._choice is None or self._training is None:
             self._choice = self._chosen(common, ready)
-            if self._options.captures:
-                self._recorded = Recorded(self._choice)
+            masks = self._options.device.type == "cuda"
+            self._training = Training(self._choice.strategy, self._choice.facts, time.thread_time, masks=masks)
         members, device = ready.members, self._options.device
-        # Without streams a step can be recorded. A pass of one client alone draws from torch's generators.
+        # A pass of one client alone draws from torch's generators.
         if device.type == "cuda" and not (self._choice.name == "one_by_one" and self._choice.facts.draws):
             numbers = CountedNumbers.of_seeds([seed for _, seed in ready.clients], device)
             members = replace(members, numbers=numbers)
-        updates = answer_together(ready.work.model, members, self._choice.strategy, self._recorded)
+        updates = answer_together(ready.work.model, members, self._training)
         self._by_client = members.contexts.alone
+        self._fit_recorded(self._training.client_bytes, len(ready.clients))
         return updates
+
+    def _fit_recorded(self, client_bytes: int, clients: int) -> None:
+        """Choose the size of groups by the memory of a recorded step, which was measured, in place of the estimate."""
+        if client_bytes > self._client_bytes and not self._options.group:
+            free = free_bytes(self._options.device) + client_bytes * clients
+            self._group = _clients_of(GPU_SHARE * free, client_bytes)
+        self._client_bytes = client_bytes
 
     def _chosen(self, common: Assignment, ready: Ready) -> Choice:
         """The strategy, measured with the clients' first batches."""
-        batches = [self._first_batch(common, client) for client, _ in ready.clients]
+        batches = self._first_batches(common, ready)
         return choose(ready.work.model, ready.work.data, batches, self._clock, self._options.strategy)
 
-    def _first_batch(self, common: Assignment, client: str) -> object:
-        """A batch of a client, of work of its own: reading it takes nothing from the client's batches."""
-        seed_everything(0)
-        data = self._work.assigned(common, client, 0).prepare(self._bundles).data
-        return next(iter(data.complete))
+    def _first_batches(self, common: Assignment, ready: Ready) -> StepBatches:
+        """The clients' first batches, which stay their first ones."""
+        planned, clients = ready.members.batches, len(ready.clients)
+        if isinstance(planned, Planned):
+            mark = ready.members.numbers.mark()
+            batches = planned.at(0, clients)
+            ready.members.numbers.go_back(mark)
+            return batches
+        drawn = []
+        for client, _ in ready.clients:
+            seed_everything(0)
+            drawn.append(next(iter(self._work.assigned(common, client, 0).prepare(self._bundles).data.complete)))
+        return stacked_batches([to_device(batch, self._options.device) for batch in drawn])
 
     def _group_size(self, common: Assignment, first: Client) -> int:
         """Clients of a group, by the memory that the first one needs."""
@@ -264,14 +288,19 @@ class BatchedEngine(LocalEngine):
             if is_interrupt(error):
                 raise
             return 1
-        free = CPU_BYTES if device.type == "cpu" else GPU_SHARE * torch.cuda.mem_get_info(device)[0]
-        self._group = max(1, min(MOST_CLIENTS, int(free // client_bytes)))
+        free = CPU_BYTES if device.type == "cpu" else GPU_SHARE * free_bytes(device)
+        self._group = _clients_of(free, client_bytes)
         return self._group
 
     def _clock(self) -> float:
         if self._options.device.type == "cuda":
             torch.cuda.synchronize(self._options.device)
         return time.perf_counter()
+
+
+def _clients_of(free: float, client_bytes: int) -> int:
+    """Clients of a group whose memory is so large."""
+    return max(1, min(MOST_CLIENTS, int(free // client_bytes)))
 
 
 def _check_finite(updates: Updates, number: int, held: Rows, buffers: Tensors) -> None:

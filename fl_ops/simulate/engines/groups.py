@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from algorithms.base import Memory
-from algorithms.batched.batches import check_work
+from algorithms.batched.batches import Plan, Planned, check_work, drawn_ahead
 from algorithms.batched.contexts import Contexts
 from algorithms.batched.members import Members
 from algorithms.batched.modules import OwnNumbers, RandomStream
-from algorithms.batched.plans import Plan, Planned, drawn_ahead
 from fl_client.errors import WorkFailed
 from fl_client.training.client_states import state_of
 from fl_client.training.own_loop import work_of
@@ -115,8 +114,9 @@ class Groups:
         if pooled.draw is not None and self._device.type == "cuda":  # a recorded step draws nothing there
             drawn = drawn_ahead(pooled.draw, pooled.inputs, plan.rows, seeds)
         batches = Planned(
-            pooled.inputs, pooled.targets, plan, once, pooled.finish, pooled.prepare, streams, drawn, pooled.draw
-        )
+            pooled.inputs, pooled.targets, plan, once, pooled.finish, pooled.prepare, streams, drawn, pooled.draw,
+            pooled.stays,
+        )  # fmt: skip
         # With several epochs each one's loss is measured.
         epoch_steps = [-(-size // training.batch_size) if work.data.epoch_steps else 0 for size in sizes]
         contexts = self._contexts(work, common, [client for client, _ in group], sizes)

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from fl_client.training.data import LocalTask
+from fl_ops.errors import Refused
 from fl_ops.simulate.clients import SimulatedClients
+from fl_ops.simulate.engines.held import free_bytes
 from fl_tasks import Examples
 from fl_tasks.batches import Finish, Rows, finish_of
 from fl_tasks.data.examples import Augmentation
@@ -28,10 +30,12 @@ class Pooled:
     """The last step of a batch of local steps."""
     prepare: Finish | None
     """That of a batch of the whole local set."""
+    stays: bool
+    """Inputs and targets are the same tensors for all groups."""
 
     @property
     def draw(self) -> Callable[[Tensor], tuple[Tensor, ...]] | None:
-        """See `algorithms.batched.plans.Planned.draw`."""
+        """See `algorithms.batched.batches.Planned.draw`."""
         return None if self.finish is None or self.finish.augment is None else self.finish.augment.draw
 
 
@@ -44,26 +48,37 @@ class Pool:
         self._rows: dict[str, Rows] = {}
         self._joins_all = device.type != "cpu"
         if isinstance(clients, SimulatedClients) and clients.whole is not None:
-            self._whole, self._joins_all = clients.whole.to(device), False
+            self._whole, self._joins_all = _moved(clients.whole, device), False
 
     def of(self, group: Sequence[str]) -> Pooled | None:
         """A group's examples; None unless all are Examples with the same last steps, of the same code and shapes."""
         if self._joins_all:
             self._joins_all = False
             if (found := _joined({client: self._clients[client] for client in self._clients})) is not None:
-                self._whole, self._rows = found[0].to(self._device), found[1]
+                self._whole, self._rows = _moved(found[0], self._device), found[1]
         if self._whole is not None:
             rows = [self._rows_of(client) for client in group]
-            return _pooled(self._whole, rows) if all(map(len, rows)) else None
+            return _pooled(self._whole, rows, stays=True) if all(map(len, rows)) else None
         if self._device.type != "cpu":
             return None
         found = _joined({client: self._clients[client] for client in group})
-        return None if found is None else _pooled(found[0], [found[1][client] for client in group])
+        return None if found is None else _pooled(found[0], [found[1][client] for client in group], stays=False)
 
     def _rows_of(self, client: str) -> Rows:
         if isinstance(self._clients, SimulatedClients) and not self._rows:
             return self._clients.rows(client).numpy()
         return self._rows[client]
+
+
+def _moved(examples: Examples, device: torch.device) -> Examples:
+    """The examples on the device. Raises Refused if it has no room for them."""
+    needed, free = examples.inputs.nbytes + examples.targets.nbytes, free_bytes(device)
+    if device.type != "cpu" and needed > free:
+        raise Refused(
+            f"--device {device}: expected room for the examples of all clients, {needed / 2**30:.1f} GiB, got "
+            f"{free / 2**30:.1f} GiB free: end what else uses the GPU, take one with more memory, or --engine workers"
+        )
+    return examples.to(device)
 
 
 def _joined(clients: Mapping[str, LocalTask]) -> tuple[Examples, dict[str, Rows]] | None:
@@ -87,12 +102,12 @@ def _kind(examples: Examples) -> tuple[object, ...]:
     return examples.augment, examples.prepare, *tensors
 
 
-def _pooled(whole: Examples, rows: Sequence[Rows]) -> Pooled | None:
+def _pooled(whole: Examples, rows: Sequence[Rows], *, stays: bool) -> Pooled | None:
     """None for an augmentation that draws its numbers while it changes a batch, and so client by client."""
     if whole.augment is not None and not isinstance(whole.augment, Augmentation):
         return None
     prepare = None if whole.prepare is None else Finish(whole.prepare, None)
-    return Pooled(whole.inputs, whole.targets, rows, finish_of(whole), prepare)
+    return Pooled(whole.inputs, whole.targets, rows, finish_of(whole), prepare, stays)
 
 
 class OnDevice(Mapping[str, LocalTask]):

@@ -15,7 +15,7 @@ from algorithms import tree
 from algorithms.batched.client import answer_together
 from algorithms.batched.members import Members
 from algorithms.batched.modules import RandomStream
-from algorithms.batched.strategies import Strategy
+from algorithms.batched.training import Training
 
 CPU = torch.device("cpu")
 
@@ -75,7 +75,7 @@ class Run:
     model: nn.Module
     clients: Sequence[Small]
     settings: fl.LocalSettings
-    strategy: Strategy | None = None
+    training: Training | None = None
     """None: one after the other."""
     kept: dict[str, fl.Memory] = field(default_factory=dict)
     updates: list[fl.ClientUpdate] = field(default_factory=list)
@@ -114,8 +114,8 @@ class Run:
 
     def _answer(self, works: list[fl.Work]) -> list[fl.ClientUpdate]:
         fl.load_state(self.model, fl.ModelState(self.state.x, self.buffers, self.frozen))
-        if self.strategy is not None:
-            return self._answer_together(works, self.strategy)
+        if self.training is not None:
+            return self._answer_together(works, self.training)
         updates = []
         for number, (client, work) in enumerate(zip(self.clients, works, strict=True)):
             fl.load_state(self.model, fl.ModelState(self.state.x, self.buffers, self.frozen))
@@ -123,12 +123,12 @@ class Run:
             updates.append(fl.answer(self.model, client.data(), work))
         return updates
 
-    def _answer_together(self, works: list[fl.Work], strategy: Strategy) -> list[fl.ClientUpdate]:
+    def _answer_together(self, works: list[fl.Work], training: Training) -> list[fl.ClientUpdate]:
         data = [client.data() for client in self.clients]
         order = sorted(range(len(data)), key=lambda i: -data[i].steps)
         streams = [RandomStream(CPU, 100 + i) for i in order]
         members = Members.drawn([data[i] for i in order], [works[i] for i in order], streams)
-        found = answer_together(self.model, members, strategy)
+        found = answer_together(self.model, members, training)
         return [found.of_client(order.index(i)) for i in range(len(data))]
 
     def values(self) -> dict[str, fl.Tensors]:

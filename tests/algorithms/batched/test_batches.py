@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import thread_time
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import algorithms as fl
-from algorithms.batched.batches import finished
+from algorithms.batched.batches import NotBatched, StepBatches, stacked_batches
 from algorithms.batched.choice import NAMES, choose
 from algorithms.batched.strategies import Name
+from algorithms.batched.training import Training
 from algorithms.optimizers.federated import with_optimizer
 from algorithms.optimizers.spec import OptimizerSpec
 from tests.algorithms.batched.clients import Run, Small, clients, difference, make, small_cnn
@@ -65,13 +67,14 @@ def pair(
     runs = []
     for together in (False, True):
         module, people = make(0, model, torch.float64), clients(**changes)
-        chosen = choose(module, people[0].data(), _first(people), _clock(), strategy).strategy if together else None
-        runs.append(Run(algorithm, module, people, SETTINGS, chosen))
+        chosen = choose(module, people[0].data(), _first(people), _clock(), strategy)
+        training = Training(chosen.strategy, chosen.facts, thread_time) if together else None
+        runs.append(Run(algorithm, module, people, SETTINGS, training))
     return runs[0], runs[1]
 
 
-def _first(people: list[Small]) -> list[tuple[Tensor, Tensor]]:
-    return [next(iter(client.data().whole)) for client in people]
+def _first(people: list[Small]) -> StepBatches:
+    return stacked_batches([next(iter(client.data().whole)) for client in people])
 
 
 def _clock() -> Callable[[], float]:
@@ -160,20 +163,14 @@ def test_what_vmap_cannot_do_is_done_one_by_one() -> None:
     assert_equal(pair(small_cnn, loss=reading))
 
 
-def test_batches_are_completed_as_one() -> None:
-    """One call for clients with the same last step, whatever their sizes; one for each client otherwise."""
-    calls = []
-
-    def double(batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        inputs, targets, drawn = batch
-        calls.append(len(inputs))
-        return inputs.float() * 2 + drawn, targets
-
-    raw = [(torch.full((size, 2), size).byte(), torch.arange(size), torch.rand(size, 1)) for size in (3, 1, 2)]
-    expected = [double(batch) for batch in raw]
-    calls.clear()
-    torch.testing.assert_close(finished(raw, [double] * 3), expected, rtol=0, atol=0)
-    assert calls == [6]
-    calls.clear()
-    torch.testing.assert_close(finished([*raw[:2], expected[2]], [double, double, None]), expected, rtol=0, atol=0)
-    assert calls == [3, 1]
+@pytest.mark.parametrize(
+    ("batches", "why"),
+    [
+        ([(torch.zeros(2, 3), ["a", "b"])], "parts that are no tensors"),
+        ([torch.zeros(2, 3), torch.zeros(2, 4)], "other parts or shapes"),
+    ],
+)
+def test_batches_that_are_not_alike_are_refused(batches: list[Any], why: str) -> None:
+    """Clients with such batches train one after the other, and the reason is named."""
+    with pytest.raises(NotBatched, match=why):
+        stacked_batches(batches)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from time import thread_time
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ import torch
 from torch.nn import functional
 
 import algorithms as fl
-from algorithms.batched.choice import NAMES
+from algorithms.batched.choice import NAMES, Facts
 from algorithms.batched.strategies import Holder, Name, OneByOne, Strategy, Together
+from algorithms.batched.training import Training
 from algorithms.batches import forward_pair
 from algorithms.optimizers.spec import RateSchedule
 from tests.algorithms.batched.clients import Run, clients, difference, make, small_cnn
@@ -39,9 +41,14 @@ def both(label: str, dtype: torch.dtype, strategy: Name, settings: fl.LocalSetti
     algorithm, runs = fl.build(name, **parameters), []
     for together in (False, True):
         model = make(0, small_cnn, dtype)
-        chosen = strategy_of(strategy, model, fill=fill) if together else None
-        runs.append(Run(algorithm, model, clients(dtype), settings, chosen))
+        training = training_of(strategy_of(strategy, model, fill=fill)) if together else None
+        runs.append(Run(algorithm, model, clients(dtype), settings, training))
     return runs
+
+
+def training_of(strategy: Strategy, *, means: bool = True) -> Training:
+    """For a model whose examples are independent, or are not."""
+    return Training(strategy, Facts(False, means, means), thread_time)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -86,7 +93,8 @@ def test_the_same_group_has_the_same_bits_twice(label: str, strategy: Name) -> N
     found: list[dict[str, Any]] = []
     for _ in range(2):
         model = make(0, small_cnn, torch.float32)
-        run = Run(fl.build(name, **parameters), model, clients(torch.float32), FULL, strategy_of(strategy, model))
+        training = training_of(strategy_of(strategy, model))
+        run = Run(fl.build(name, **parameters), model, clients(torch.float32), FULL, training)
         run.round(0)
         found.append(run.values())
     torch.testing.assert_close(*found, rtol=0, atol=0)

@@ -42,8 +42,6 @@ def test_precision_needs_lockstep(read: Read, tmp_path: Path, fl: Fl) -> None:
     read()
     done = fl("compare", tmp_path / "small.toml", "--precision", "bfloat16")
     assert (done.exit_code, "--precision: expected --engine batched" in done.stderr) == (2, True)
-    done = fl("compare", tmp_path / "small.toml", *LOCKSTEP, "--cuda-graph")
-    assert (done.exit_code, "--cuda-graph: expected --device cuda, got cpu" in done.stderr) == (2, True)
 
 
 def test_gpus_of_one_model_have_the_same_cells(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import algorithms as fl
-from algorithms.batched.batches import NotBatched
+from algorithms.batched.choice import WrongStrategy
 from algorithms.batched.client import Updates, answer_together
 from algorithms.batched.members import Members
-from algorithms.batched.recorded import Recorded
-from algorithms.batched.strategies import Name, Strategy
+from algorithms.batched.strategies import Name
+from algorithms.batched.training import Training
 from fl_ops.errors import UsageError
 from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions, EngineRequest
 from fl_ops.simulate.engines import batched
@@ -123,9 +123,21 @@ def test_bfloat16_changes_the_precision_of_passes(simulated: Simulated, strategy
     assert EngineOptions(batched=lower).arithmetic["precision"] == "bfloat16"
 
 
-def test_personal_parameters_are_refused(simulated: Simulated) -> None:
-    """One sentence names what cannot be done in lockstep, and the engine that can."""
-    with simulated(BATCHED, personal=["bias"]) as simulation, pytest.raises(NotBatched, match="personal.*--engine seq"):
+def test_work_that_cannot_be_grouped_is_done_one_by_one(simulated: Simulated) -> None:
+    """Personal parameters: the bits are those of the sequential engine, and the report names the reason."""
+    alone, _ = run(simulated, SEQUENTIAL, personal=["bias"])
+    with simulated(BATCHED, personal=["bias"]) as simulation:
+        together = list(simulation.rounds())
+        assert "trained one after the other (personal parameters: bias)" in simulation.federation.engine_report
+    assert [each.digest for each in alone] == [each.digest for each in together]
+
+
+def test_a_strategy_that_cannot_compute_the_model_is_refused(simulated: Simulated) -> None:
+    """A strategy by name is not replaced by another one; the error names it, and the reason."""
+    with (
+        simulated(BATCHED, task={"name": "points:ReadPoints"}) as simulation,
+        pytest.raises(WrongStrategy, match="--strategy grouped: .*item"),
+    ):
         list(simulation.rounds())
 
 
@@ -151,11 +163,11 @@ def test_a_group_that_runs_out_of_memory_is_halved(simulated: Simulated, monkeyp
     """Groups of more than two clients fail here. All clients count, and later groups are small from the start."""
     sizes = []
 
-    def limited(model: torch.nn.Module, members: Members, strategy: Strategy, recorded: Recorded | None) -> Updates:
+    def limited(model: torch.nn.Module, members: Members, training: Training) -> Updates:
         sizes.append(len(members.steps))
         if len(members.steps) > 2:
             raise torch.OutOfMemoryError("no memory for more than two clients")
-        return answer_together(model, members, strategy, recorded)
+        return answer_together(model, members, training)
 
     monkeypatch.setattr(batched, "answer_together", limited)
     engine = EngineOptions(batched=BatchedOptions(strategy="grouped", group=4))
@@ -168,9 +180,7 @@ def test_a_group_that_runs_out_of_memory_is_halved(simulated: Simulated, monkeyp
     ("request_", "message"),
     [
         (EngineRequest("sequential", device="cpu"), "--device: expected --engine batched"),
-        (EngineRequest("batched", cuda_graph=True), "--cuda-graph: expected --device cuda, got cpu"),
         (EngineRequest("batched", precision="tf32"), "--precision tf32: expected --device cuda, got cpu"),
-        (EngineRequest("sequential", cuda_graph=True), "--cuda-graph: expected --engine batched"),
         (EngineRequest("workers", precision="tf32"), "--precision: expected --engine batched"),
         (EngineRequest("workers", group=3), "--group: expected --engine batched"),
         (EngineRequest("batched", workers=2), "leave out --workers"),

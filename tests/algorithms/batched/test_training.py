@@ -1,25 +1,28 @@
-"""Steps in fixed memory, recorded or called: the same as the steps of a group, for every term of a rule."""
+"""Recorded steps: the same as the called steps of a group, for every term of a rule."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from time import thread_time
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import algorithms as fl
-from algorithms.batched.batches import Finish
-from algorithms.batched.choice import Choice, Facts
+from algorithms.batched import training as training_module
+from algorithms.batched.batches import Finish, Plan, Planned, drawn_ahead
+from algorithms.batched.choice import Facts
 from algorithms.batched.client import answer_together
 from algorithms.batched.contexts import Contexts
 from algorithms.batched.members import Members
 from algorithms.batched.modules import CountedNumbers, OwnNumbers, RandomStream
-from algorithms.batched.plans import Plan, Planned, drawn_ahead
-from algorithms.batched.recorded import SEEN, Recorded
+from algorithms.batched.recording import NotRecorded, record
 from algorithms.batched.strategies import Name, Strategy
+from algorithms.batched.training import SEEN, Training
 from tests.algorithms.batched.clients import CPU, make, small_cnn
 from tests.algorithms.batched.test_batches import batch_norms, dropouts
 from tests.algorithms.batched.test_methods import FULL, strategy_of
@@ -86,31 +89,33 @@ def group(
     )
 
 
-def answers(
-    model: nn.Module, members: Members, strategy: Strategy, recorded: Recorded | None = None
-) -> dict[str, Tensor]:
+def answers(model: nn.Module, members: Members, training: Training) -> dict[str, Tensor]:
     """All numbers of the updates."""
-    found = answer_together(model, members, strategy, recorded)
+    found = answer_together(model, members, training)
     named = {f"{payload} {name}": it for payload, values in found.payloads.items() for name, it in values.items()}
     losses = torch.tensor([[loss or 0.0] for loss in found.losses], dtype=torch.float64)
     epochs = torch.tensor([each["loss"] for epochs in found.epochs for each in epochs], dtype=torch.float64)
     return {**named, **found.buffers, "losses": losses, "epochs": epochs}
 
 
-def recorder(strategy: Strategy, *, means: bool = True, records: bool = False) -> Recorded:
-    """For a strategy of a model whose examples are independent, or are not."""
-    return Recorded(Choice("grouped", strategy, Facts(False, means, means), {}, {}), records=records)
+def training_of(strategy: Strategy, *, masks: bool = False, means: bool = True) -> Training:
+    """For a model whose examples are independent, or are not."""
+    return Training(strategy, Facts(False, means, means), thread_time, masks=masks)
+
+
+@pytest.fixture(autouse=True)
+def _long_steps_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_module, "SHORT_S", math.inf)
 
 
 @pytest.mark.parametrize("label", LABELS)
-def test_steps_in_fixed_memory_are_those_of_the_group(label: str) -> None:
+def test_recorded_steps_are_those_of_the_group(label: str) -> None:
     """Groups of other values, rates and states use the memory of the first one: short batches, 8, 6, 4 and 2 steps."""
     model = make(0, small_cnn, torch.float64)
     strategy = strategy_of("grouped", model)
-    recorded = recorder(strategy)
+    recorded, called = training_of(strategy, masks=True), training_of(strategy)
     for seed in range(SEEN + 2):
-        expected = answers(model, group(label, model, seed), strategy)
-        found = answers(model, group(label, model, seed), strategy, recorded)
+        expected, found = (answers(model, group(label, model, seed), each) for each in (called, recorded))
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
     assert str(recorded) == "steps of 1 shapes are recorded"
 
@@ -122,24 +127,62 @@ def test_running_statistics_and_masks_of_clients_that_are_done(
     """Buffers stay after a client's last step, and the masks are those of the same step and client."""
     module = make(0, model, torch.float64)
     strategy = strategy_of("grouped", module, fill=False)
-    recorded = recorder(strategy, means=False)
+    recorded, called = training_of(strategy, masks=True, means=False), training_of(strategy, means=False)
     for seed in range(SEEN + 2):
-        expected = answers(module, group("fedsam", module, seed, sizes), strategy)
-        found = answers(module, group("fedsam", module, seed, sizes), strategy, recorded)
+        expected, found = (answers(module, group("fedsam", module, seed, sizes), each) for each in (called, recorded))
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
     assert str(recorded) == "steps of 1 shapes are recorded"
 
 
+@pytest.mark.parametrize("label", LABELS)
+def test_a_recording_changes_no_bit(label: str) -> None:
+    """Groups of as many steps have the bits of the groups before the recording: a process that starts later, too."""
+    model = make(0, small_cnn, torch.float32)
+    strategy = strategy_of("grouped", model)
+    recorded = training_of(strategy)
+    for seed in range(SEEN + 2):
+        found = answers(model, group(label, model, seed, (8, 8, 8)), recorded)
+        expected = answers(model, group(label, model, seed, (8, 8, 8)), training_of(strategy))
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert str(recorded) == "steps of 1 shapes are recorded"
+
+
 def test_what_is_not_recorded_says_why() -> None:
-    """Short batches whose loss is no mean over examples, and numbers that clients draw one after the other."""
+    """Other steps on a CPU, a loss that is no mean, random numbers of clients, and long steps."""
     model = make(0, small_cnn, torch.float64)
     strategy, members = strategy_of("grouped", model), group("fedavg", model, 0)
-    recorded = recorder(strategy, means=False)
-    answers(model, members, strategy, recorded)
-    assert str(recorded).startswith("no step is recorded (batches have several sizes")
-    recorded = recorder(strategy)
-    answers(model, replace(members, numbers=OwnNumbers([RandomStream(CPU, 0)] * 4)), strategy, recorded)
-    assert str(recorded).startswith("no step is recorded (the clients draw random numbers")
+    own = replace(members, numbers=OwnNumbers([RandomStream(CPU, 0)] * 4))
+    for training, some, why in (
+        (training_of(strategy), members, "some clients have fewer steps"),
+        (training_of(strategy, masks=True, means=False), members, "batches have several sizes"),
+        (Training(strategy, Facts(True, True, True), thread_time, masks=True), own, "the clients draw random numbers"),
+    ):
+        answers(model, some, training)
+        assert str(training).startswith(f"no step is recorded ({why}")
+
+
+def test_steps_that_take_long_are_not_recorded_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Next to nothing of their time is Python, and a recording takes time."""
+    monkeypatch.setattr(training_module, "SHORT_S", 0.0)
+    model = make(0, small_cnn, torch.float64)
+    training = training_of(strategy_of("grouped", model))
+    for seed in range(SEEN + 1):
+        answers(model, group("fedavg", model, seed, (8, 8)), training)
+    assert str(training).startswith("no step is recorded (one takes ")
+
+
+@pytest.mark.parametrize(
+    ("step", "why"),
+    [
+        (lambda tensor: tensor.add_(1.0 if tensor.sum().item() > 0 else 2.0), "data-dependent"),
+        (lambda tensor: tensor.add_(torch.rand(3)), "random numbers"),
+    ],
+)
+def test_code_that_cannot_be_recorded_is_refused(step: Callable[[Tensor], object], why: str) -> None:
+    """A number of a tensor that decides, and a random number, would be those of the recording in every step."""
+    memory = torch.ones(3)
+    with pytest.raises(NotRecorded, match=why):
+        record(lambda: step(memory), [memory], CPU)
 
 
 def test_masks_by_counter_depend_on_seed_step_and_place_alone() -> None:
@@ -180,13 +223,13 @@ def test_recorded_steps_have_the_bits_of_called_ones(label: str, model: Callable
     sizes = SIZES if means else (8, 8, 4)
     module = make(0, model, torch.float32).to(CUDA)
     strategy = strategy_of("grouped", module, fill=means)
-    replayed, called = (recorder(strategy, means=means, records=records) for records in (True, False))
+    replayed = training_of(strategy, masks=True, means=means)
     for seed in range(SEEN + 3):
-        found, expected = (
-            answers(module, group(label, module, seed, sizes), strategy, each) for each in (replayed, called)
-        )
+        called = training_of(strategy, masks=True, means=means)
+        found, expected = (answers(module, group(label, module, seed, sizes), each) for each in (replayed, called))
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
     assert str(replayed) == "steps of 1 shapes are recorded", str(replayed)
+    assert replayed.client_bytes > 0
 
 
 @NEEDS_CUDA
@@ -195,10 +238,8 @@ def test_every_strategy_is_recorded(name: Name) -> None:
     """Products of matrices, and a pass for each client, which is one graph then."""
     module = make(0, small_cnn, torch.float32).to(CUDA)
     strategy = strategy_of(name, module)
-    recorded = recorder(strategy, records=True)
+    recorded, called = training_of(strategy, masks=True), training_of(strategy)
     for seed in range(SEEN + 2):
-        found = answers(module, group("fedcm-0.1", module, seed), strategy, recorded)
-        torch.testing.assert_close(
-            found, answers(module, group("fedcm-0.1", module, seed), strategy), rtol=1e-4, atol=1e-5
-        )
+        found, expected = (answers(module, group("fedcm-0.1", module, seed), each) for each in (recorded, called))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert str(recorded) == "steps of 1 shapes are recorded", str(recorded)

@@ -1,0 +1,313 @@
+"""The local steps of groups: recorded once and played where that is possible, else made one operation after the other.
+
+A recorded step works in fixed memory. It reads its number from the device, and with it which examples are in its
+batches, rates, weights and random numbers: nothing of it comes from the host. All clients of the group make it. Those
+that are done keep their values, and a short batch is filled: the losses of its examples are weighed. Before a shape is
+recorded, and where it is rare, the same step is called, so no bit depends on the recording.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from algorithms import tree
+from algorithms.batched import stacked
+from algorithms.batched.batches import Planned, StepBatches, completed
+from algorithms.batched.choice import Facts
+from algorithms.batched.contexts import Rules
+from algorithms.batched.local import Steps, rates_by_step
+from algorithms.batched.members import Members
+from algorithms.batched.modules import CountedNumbers, OwnNumbers
+from algorithms.batched.recording import NotRecorded, Step, record
+from algorithms.batched.strategies import Strategy
+from algorithms.model_state import trainable_views
+from algorithms.precision import widened
+
+SEEN = 2
+"""Groups of a shape before its step is recorded: rare shapes are not."""
+MOST_RECORDED = 4
+"""Each keeps the memory of its step."""
+SHORT_S = 0.003
+"""On a CPU longer steps are not recorded: next to none of their time is Python."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Schedule:
+    """What the steps of a group read by their number: tensors [steps, ...]."""
+
+    rows: Tensor
+    """[steps, clients, examples]."""
+    rates: Tensor
+    """[steps, clients]; 0 where a client is done."""
+    active: Tensor | None
+    """[steps, clients], bool. None: all clients make all steps."""
+    weights: Tensor | None
+    """[steps, clients, examples], of the losses. None: all batches are full."""
+    drawn: Sequence[Tensor]
+    """Random numbers for the last step of the batches, [steps, clients, examples, ...]."""
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All of them."""
+        return [each for each in (self.rows, self.rates, self.active, self.weights, *self.drawn) if each is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A group whose steps can be made in fixed memory."""
+
+    members: Members
+    planned: Planned
+    rules: Rules
+    ones: Tensor
+    """[clients], of the dtype that y has."""
+    short: bool
+    """Some batches are short."""
+
+    @property
+    def uneven(self) -> bool:
+        """Some clients have fewer steps."""
+        return self.members.steps[0] != self.members.steps[-1]
+
+    def shape(self, model: nn.Module) -> object:
+        """What decides whether the fixed memory and the operations of a step fit."""
+        rules, planned, settings = self.rules, self.planned, self.members.work.settings
+        steps, clients, examples = planned.steps.rows.shape
+        return (
+            (id(model), planned.finish, type(self.members.numbers), self.uneven, self.short),
+            (clients, examples, _capacity(steps), planned.inputs.data_ptr(), planned.targets.data_ptr()),
+            (settings.weight_decay, settings.max_gradient_norm),
+            (rules.terms.gradient, rules.terms.anchored, rules.u is None, rules.v is None),
+            tuple(isinstance(factor, Tensor) for factor in (rules.a, rules.mu, rules.gamma)),
+        )
+
+
+class _FixedSteps:
+    """The steps of groups of one shape."""
+
+    def __init__(self, model: nn.Module, group: _Group, strategy: Strategy) -> None:
+        """group: the first one, whose steps may be made at once."""
+        rules, numbers = group.rules, group.members.numbers
+        self._planned, self._strategy = group.planned, strategy
+        self._numbers = numbers.copy() if isinstance(numbers, CountedNumbers) else numbers
+        self._number = torch.zeros(1, dtype=torch.int64, device=group.planned.inputs.device)
+        if isinstance(self._numbers, CountedNumbers):
+            self._number = self._numbers.step
+        # One direction for all clients is not copied for each of them, but the next group may have several.
+        own = rules if rules.u is None else replace(rules, u=tree.map(torch.clone, rules.u))
+        self._steps = Steps(model, own, strategy, replace(group.members, numbers=self._numbers))
+        self._schedule = _schedule(group)
+        self._losses = torch.zeros_like(self._schedule.rates)
+        self._play: Step = self._step
+
+    @property
+    def _memory(self) -> list[Tensor]:
+        """All that changes between two steps, or between two groups."""
+        counted = self._numbers.tensors if isinstance(self._numbers, CountedNumbers) else [self._number]
+        return [*self._steps.memory, *self._schedule.tensors, self._losses, *counted]
+
+    def record(self) -> None:
+        """Record the step, which changes the values. Raises NotRecorded, and OutOfMemoryError."""
+        self._play = record(self._step, self._memory, self._number.device)
+
+    def load(self, model: nn.Module, group: _Group) -> None:
+        """Take the values of another group of the shape."""
+        fresh = Steps(model, group.rules, self._strategy, group.members)
+        for one, other in zip(
+            [*self._steps.memory, *self._schedule.tensors], [*fresh.memory, *_schedule(group).tensors], strict=True
+        ):
+            one.copy_(other)
+        self._number.zero_()
+        if isinstance(self._numbers, CountedNumbers) and isinstance(group.members.numbers, CountedNumbers):
+            self._numbers.copy_(group.members.numbers)
+
+    def train(self, count: int) -> tuple[Steps, Tensor]:
+        """Make so many steps; see `Training.train`. The next group overwrites the result."""
+        for _ in range(count):
+            self._play()
+        return self._steps, self._losses[:count]
+
+    def _step(self) -> None:
+        schedule, planned, number = self._schedule, self._planned, self._number
+        rows, rates = _at(schedule.rows, number), _at(schedule.rates, number)
+        inputs, targets = planned.inputs[rows], planned.targets[rows]
+        if planned.finish is not None:
+            inputs, targets = completed(planned.finish, inputs, targets, [_at(it, number) for it in schedule.drawn])
+        weights = None if schedule.weights is None else _at(schedule.weights, number)
+        batches = StepBatches((inputs, targets), [rows.shape[1]] * len(rows), weights)
+        kept = [tensors for tensors in (self._steps.y, self._steps.v, self._steps.buffers) if tensors]
+        before = [] if schedule.active is None else [tree.map(torch.clone, tensors) for tensors in kept]
+        losses = self._steps.take(batches, len(rows), rates)
+        if schedule.active is not None:
+            active = _at(schedule.active, number)
+            losses = losses.where(active, losses.new_zeros(()))
+            for tensors, values in zip(kept, before, strict=True):
+                for name, tensor in tensors.items():
+                    tensor.copy_(tensor.where(active.view(-1, *(1 for _ in tensor.shape[1:])), values[name]))
+        self._losses.index_copy_(0, number, losses[None].to(self._losses.dtype))
+        number.add_(1)
+
+
+class Training:
+    """Makes the local steps of a run's groups."""
+
+    def __init__(self, strategy: Strategy, facts: Facts, clock: Callable[[], float], *, masks: bool = False) -> None:
+        """clock: seconds of this thread's work.
+
+        masks: groups with fewer steps or examples of some clients have fixed memory too, which CUDA needs.
+
+        It costs the arithmetic of all clients in all steps. A CPU computes only what is needed.
+        """
+        self.strategy, self._facts, self._clock, self._masks = strategy, facts, clock, masks
+        self._seen: Counter[object] = Counter()
+        self._recorded: dict[object, _FixedSteps] = {}
+        self._shortest = math.inf
+        self.client_bytes = 0
+        """The largest memory of a recorded step on CUDA, for each client of its group; 0 before the first."""
+        self._why_not = ""
+
+    def __str__(self) -> str:
+        shapes = f"steps of {len(self._recorded)} shapes are recorded" if self._recorded else "no step is recorded"
+        return f"{shapes} ({self._why_not})" if self._why_not else shapes
+
+    def train(self, model: nn.Module, members: Members, rules: Rules) -> tuple[Steps, Tensor]:
+        """Train all members from the model's current values. The model itself is not changed.
+
+        Returns the steps with their final tensors, valid until the next group, and the losses before each step,
+        [steps, clients]; 0 after a client's last step.
+
+        Raises:
+            NotBatched: the clients' batches of a step are not alike.
+            OutOfMemoryError: there is no memory for the group.
+            ValueError: a client has fewer batches than steps, or a tensor of a rule has another layout than the model.
+        """
+        planned, short = members.batches, _has_short_batches(members)
+        if why := self._not_fixed(members, rules, short=short):
+            self._why_not = why
+        if why or not isinstance(planned, Planned):
+            return _called(model, members, rules, self.strategy)
+        model.train()
+        ones = next(iter(widened(trainable_views(model)).values())).new_ones(len(members.steps))
+        group = _Group(members, planned, _with_factors_on_device(rules, ones), ones, short)
+        shape = group.shape(model)
+        fixed = self._recorded.get(shape)
+        if fixed is None:
+            fixed = _FixedSteps(model, group, self.strategy)
+            if self._pays(shape, ones.device):
+                self._record(shape, fixed, ones.device, len(members.steps))
+                fixed.load(model, group)
+        else:
+            fixed.load(model, group)
+        before = self._clock()
+        found = fixed.train(members.steps[0])
+        self._shortest = min(self._shortest, (self._clock() - before) / members.steps[0])
+        return found
+
+    def _pays(self, shape: object, device: torch.device) -> bool:
+        self._seen[shape] += 1
+        if self._seen[shape] <= SEEN or len(self._recorded) == MOST_RECORDED or self._why_not:
+            return False
+        if device.type == "cpu" and self._shortest > SHORT_S:
+            self._why_not = f"one takes {1000 * self._shortest:.0f} ms"
+        return not self._why_not
+
+    def _record(self, shape: object, fixed: _FixedSteps, device: torch.device, clients: int) -> None:
+        before = reserved_bytes(device)
+        try:
+            fixed.record()
+        except NotRecorded as error:
+            self._why_not = str(error)
+            return
+        self._recorded[shape] = fixed
+        self.client_bytes = max(self.client_bytes, -(-(reserved_bytes(device) - before) // clients))
+
+    def _not_fixed(self, members: Members, rules: Rules, *, short: bool) -> str:
+        """Why the steps of a group cannot be made in fixed memory; empty if they can."""
+        planned = members.batches
+        if not isinstance(planned, Planned) or not planned.stays:
+            return "the batches are not those of one tensor of examples"
+        if rules.ascents or rules.optimizers:
+            return "the method transforms the inputs, or an optimizer of torch makes the steps"
+        if isinstance(members.numbers, OwnNumbers) and (self._facts.draws or planned.draw is not None):
+            return "the clients draw random numbers one after the other"
+        if not self._masks and (short or members.steps[0] != members.steps[-1]):
+            return "some clients have fewer steps or examples than others"
+        if short and not self._facts.means:
+            return "batches have several sizes, and the loss is no mean over examples that do not influence each other"
+        return ""
+
+
+def reserved_bytes(device: torch.device) -> int:
+    """Memory that torch holds on a GPU, that of recorded steps included; 0 for a CPU."""
+    return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
+
+
+def _called(model: nn.Module, members: Members, rules: Rules, strategy: Strategy) -> tuple[Steps, Tensor]:
+    """Step k of all clients that have one, then step k + 1: each step works on views of the first clients' tensors."""
+    steps = Steps(model, rules, strategy, members)
+    losses: list[Tensor] = []
+    model.train()
+    for number, rates in enumerate(rates_by_step(members.work.settings, members.steps)):
+        active = len(rates)
+        batches = members.batches.at(number, active)
+        found = steps.take(batches, active, stacked.factor_of(rates, next(iter(steps.y.values()))), rates)
+        members.numbers.next_step()
+        losses.append(torch.cat([found, found.new_zeros(len(members.steps) - active)]))
+    return steps, torch.stack(losses)
+
+
+def _with_factors_on_device(rules: Rules, ones: Tensor) -> Rules:
+    """The rules with factors as tensors [clients], so that a recorded step reads them. Neutral ones stay numbers."""
+
+    def placed(factor: stacked.Factor, neutral: float) -> stacked.Factor:
+        return factor if stacked.equals(factor, neutral) else ones * factor
+
+    return replace(rules, a=placed(rules.a, 1.0), mu=placed(rules.mu, 0.0), gamma=placed(rules.gamma, 0.0))
+
+
+def _has_short_batches(members: Members) -> bool:
+    if not isinstance(members.batches, Planned):
+        return False
+    plan, last = members.batches.steps, members.steps[-1]
+    width = plan.rows.shape[2]
+    return any(min(sizes) < width for sizes in plan.sizes[:last]) or any(
+        size < width
+        for number, sizes in enumerate(plan.sizes[last:], last)
+        for size, count in zip(sizes, members.steps, strict=True)
+        if number < count
+    )
+
+
+def _capacity(steps: int) -> int:
+    return 1 << (steps - 1).bit_length()
+
+
+def _schedule(group: _Group) -> _Schedule:
+    """The schedule of a group, with room for more steps than it has."""
+    planned, steps, ones = group.planned, group.members.steps, group.ones
+    rows = planned.steps.rows
+    more = _capacity(len(rows)) - len(rows)
+
+    def with_room(tensor: Tensor) -> Tensor:
+        return torch.cat([tensor, tensor.new_zeros(more, *tensor.shape[1:])]) if more else tensor.clone()
+
+    rates = [row + [0.0] * (len(steps) - len(row)) for row in rates_by_step(group.members.work.settings, steps)]
+    active = weights = None
+    if group.short or group.uneven:
+        sizes = torch.tensor(planned.steps.sizes, device=ones.device)
+        real = torch.arange(rows.shape[2], device=ones.device) < sizes[..., None]
+        active = with_room(sizes > 0) if group.uneven else None
+        weights = with_room(real / sizes.clamp(min=1)[..., None].to(ones.dtype)) if group.short else None
+    rates_ = torch.tensor(rates, dtype=ones.dtype, device=ones.device)
+    return _Schedule(with_room(rows), with_room(rates_), active, weights, [with_room(it) for it in planned.drawn])
+
+
+def _at(tensor: Tensor, number: Tensor) -> Tensor:
+    """tensor[number], without reading the number on the host."""
+    return tensor.index_select(0, number).squeeze(0)
