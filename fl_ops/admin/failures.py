@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from google.protobuf.message import Message
 
@@ -174,41 +172,60 @@ class FailedCall:
     proxy: Proxy | None = None
 
 
-def explain(failure: FailedCall) -> OpsError:
+def explain(failure: FailedCall) -> OpsError:  # noqa: PLR0911 - one for each code
     """The error for the operator: what happened and what to do."""
-    by_detail = _BY_DETAIL.get(type(failure.detail))
-    if by_detail is not None:
-        return by_detail(failure, failure.detail)
-    return _BY_CODE.get(failure.code, _refused)(failure)
+    if failure.detail is not None and (explained := _by_detail(failure)) is not None:
+        return explained
+    server, text = failure.server, failure.text
+    match failure.code:
+        case "UNAVAILABLE" | "CANCELLED":
+            why = why_unreachable(server, text, failure.security)
+            if failure.proxy is not None:
+                why = failure.proxy.explained(why, text, "FL_USE_PROXY=0 or --no-proxy")
+            return Unreachable(why)
+        case "DEADLINE_EXCEEDED":
+            return Unreachable(
+                f"{server} did not answer in time: check that it is the admin address of a coordinator, and its logs"
+            )
+        case "PERMISSION_DENIED" | "UNAUTHENTICATED":
+            return NotAllowed(f"{server} does not allow this: {text} ({_ADMIN_CERTIFICATE})")
+        case "UNIMPLEMENTED":
+            return Refused(
+                f"{server} does not know this call: expected the admin address of a coordinator of this version "
+                f"({text})"
+            )
+        case "NOT_FOUND":
+            return NotFound(f"{server}: {text}")
+        case "INVALID_ARGUMENT":
+            return UsageError(f"{server}: {text}")
+        case code:
+            return Refused(f"{server}: {text or 'no reason was given'} ({code})")
 
 
-# The coordinator's text is a complete sentence. The sentences below are for a call that failed without a text.
+def _by_detail(failure: FailedCall) -> OpsError | None:  # noqa: PLR0911 - one for each message
+    """The error by its message of errors.proto; None for another message.
 
-
-def _invalid_field(failure: FailedCall, detail: errors_pb2.InvalidField) -> OpsError:
-    return UsageError(failure.text or f"{detail.field}: expected {detail.expected}, got {detail.came}")
-
-
-def _run(failure: FailedCall, detail: errors_pb2.UnknownRun) -> OpsError:
-    if failure.code == "ALREADY_EXISTS":
-        return Refused(failure.text or f"there is a run {detail.run_id!r} already: choose another --name")
-    return NotFound(failure.text or f"no run {detail.run_id!r} at {failure.server}: `fl run list` lists the runs")
-
-
-def _unknown_client(failure: FailedCall, detail: errors_pb2.UnknownClient) -> OpsError:
-    own = f"no client {detail.client_id!r} at {failure.server}: `fl clients list` lists the clients"
-    return NotFound(failure.text or own)
-
-
-def _wrong_run_state(failure: FailedCall, detail: errors_pb2.WrongRunState) -> OpsError:
-    own = f"run {detail.run_id!r} is {detail.state}; the call needs it to be {' or '.join(detail.allowed_states)}"
-    return Refused(failure.text or own)
-
-
-def _not_allowed(failure: FailedCall, detail: errors_pb2.NotAllowed) -> OpsError:
-    caller = repr(detail.identity) if detail.identity else "a caller without a certificate"
-    own = f"{failure.server} does not allow {caller} to do this; needed: {detail.needed}"
-    return NotAllowed(f"{failure.text or own} ({_remedy(detail)})")
+    The coordinator's text is a complete sentence. The sentences here are for a call that failed without a text.
+    """
+    server, text = failure.server, failure.text
+    match failure.detail:
+        case errors_pb2.InvalidField(field=field, expected=expected, came=came):
+            return UsageError(text or f"{field}: expected {expected}, got {came}")
+        case errors_pb2.UnknownRun(run_id=run_id) if failure.code == "ALREADY_EXISTS":
+            return Refused(text or f"there is a run {run_id!r} already: choose another --name")
+        case errors_pb2.UnknownRun(run_id=run_id):
+            return NotFound(text or f"no run {run_id!r} at {server}: `fl run list` lists the runs")
+        case errors_pb2.UnknownClient(client_id=client_id):
+            return NotFound(text or f"no client {client_id!r} at {server}: `fl clients list` lists the clients")
+        case errors_pb2.WrongRunState(run_id=run_id, state=state, allowed_states=allowed):
+            return Refused(text or f"run {run_id!r} is {state}; the call needs it to be {' or '.join(allowed)}")
+        case errors_pb2.NotAllowed() as detail:
+            caller = repr(detail.identity) if detail.identity else "a caller without a certificate"
+            own = f"{server} does not allow {caller} to do this; needed: {detail.needed}"
+            return NotAllowed(f"{text or own} ({_remedy(detail)})")
+        case errors_pb2.RetryLater(wait=wait):
+            return Refused(text or f"{server} is busy: try again in {wait.ToTimedelta().total_seconds():g} s")
+    return None
 
 
 def _remedy(detail: errors_pb2.NotAllowed) -> str:
@@ -221,58 +238,3 @@ def _remedy(detail: errors_pb2.NotAllowed) -> str:
         f"`{make} {role} NAME` makes a certificate with the role {role}, or a group of your token gives it; `fl whoami`"
         " shows your roles"
     )
-
-
-def _retry_later(failure: FailedCall, detail: errors_pb2.RetryLater) -> OpsError:
-    seconds = detail.wait.ToTimedelta().total_seconds()
-    return Refused(failure.text or f"{failure.server} is busy: try again in {seconds:g} s")
-
-
-_BY_DETAIL: dict[type[Any], Callable[[FailedCall, Any], OpsError]] = {
-    errors_pb2.InvalidField: _invalid_field,
-    errors_pb2.UnknownRun: _run,
-    errors_pb2.UnknownClient: _unknown_client,
-    errors_pb2.WrongRunState: _wrong_run_state,
-    errors_pb2.NotAllowed: _not_allowed,
-    errors_pb2.RetryLater: _retry_later,
-}
-
-
-def _unavailable(failure: FailedCall) -> OpsError:
-    why = why_unreachable(failure.server, failure.text, failure.security)
-    if failure.proxy is not None:
-        why = failure.proxy.explained(why, failure.text, "FL_USE_PROXY=0 or --no-proxy")
-    return Unreachable(why)
-
-
-def _no_answer_in_time(failure: FailedCall) -> OpsError:
-    return Unreachable(
-        f"{failure.server} did not answer in time: check that it is the admin address of a coordinator, and its logs"
-    )
-
-
-def _forbidden(failure: FailedCall) -> OpsError:
-    return NotAllowed(f"{failure.server} does not allow this: {failure.text} ({_ADMIN_CERTIFICATE})")
-
-
-def _unknown_call(failure: FailedCall) -> OpsError:
-    return Refused(
-        f"{failure.server} does not know this call: expected the admin address of a coordinator of this version "
-        f"({failure.text})"
-    )
-
-
-def _refused(failure: FailedCall) -> OpsError:
-    return Refused(f"{failure.server}: {failure.text or 'no reason was given'} ({failure.code})")
-
-
-_BY_CODE: dict[str, Callable[[FailedCall], OpsError]] = {
-    "UNAVAILABLE": _unavailable,
-    "CANCELLED": _unavailable,
-    "DEADLINE_EXCEEDED": _no_answer_in_time,
-    "PERMISSION_DENIED": _forbidden,
-    "UNAUTHENTICATED": _forbidden,
-    "UNIMPLEMENTED": _unknown_call,
-    "NOT_FOUND": lambda failure: NotFound(f"{failure.server}: {failure.text}"),
-    "INVALID_ARGUMENT": lambda failure: UsageError(f"{failure.server}: {failure.text}"),
-}

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 
 from rich.console import RenderableType
 
 from fl_ops.admin.client import AdminClient
 from fl_ops.errors import NotFound, OpsError, Unreachable
+from fl_ops.render.rounds import MOST_NAMED
 from fl_ops.render.tables import client_details, run_details
 from fl_ops.render.top import POINTS, Federation, Selection
 from fl_ops.render.watching import Lost, RunProgress, exit_code
@@ -21,18 +22,16 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 10.0
 
 
 def watch(
-    follow: Callable[[], Iterator[admin_pb2.WatchRunResponse]],
-    wait: Callable[[float], None] = time.sleep,
-    *,
-    connected: bool = False,
+    client: AdminClient, run_id: str, wait: Callable[[float], None] = time.sleep, *, connected: bool = False
 ) -> Iterator[admin_pb2.WatchRunResponse | Lost]:
     """Events of a run until it ends, with one `Lost` for each time without a connection.
 
     The first event after it is a snapshot. There is no limit: the operator ends the wait.
 
     Args:
-        follow: opens the stream, which begins with a snapshot of the run.
-        wait: waits for so many seconds before it is opened again.
+        client: of the coordinator. Its stream begins with a snapshot of the run.
+        run_id: the run.
+        wait: waits for so many seconds before the stream is opened again.
         connected: the coordinator has answered another call already, so its absence is waited for.
 
     Raises:
@@ -43,7 +42,7 @@ def watch(
     while True:
         ended, why = False, "the coordinator closed the connection"
         try:
-            for event in follow():
+            for event in client.runs.watch_run(run_id):
                 connected, attempts = True, 0
                 yield event
                 # An event just before the end may already have the ended run's status: the one with the reason follows.
@@ -69,18 +68,15 @@ _END_S = 1.0
 
 
 @contextmanager
-def cohort_read(read: Callable[[], admin_pb2.ListCohortResponse], progress: RunProgress) -> Iterator[None]:
-    """Keep `progress.cohort` up to date while the run collects, in a thread, for as long as the block lasts.
-
-    read: the clients of the round; raises OpsError.
-    """
+def cohort_read(client: AdminClient, run_id: str, progress: RunProgress) -> Iterator[None]:
+    """Keep `progress.cohort` up to date while the run collects, in a thread, for as long as the block lasts."""
     ended = threading.Event()
 
     def read_on() -> None:
         while not ended.is_set():
             if progress.run.phase == "collecting":
                 try:
-                    progress.cohort = read()
+                    progress.cohort = client.runs.list_cohort(run_id, MOST_NAMED)
                 except OpsError:
                     progress.cohort = None  # the watch of the run reports a lost connection
             ended.wait(EVERY_S)
@@ -140,19 +136,14 @@ def _run(client: AdminClient, run_id: str) -> admin_pb2.RunStatus | None:
 
 
 class Feed:
-    """Reads the coordinator again after each change, in threads of its own, until `close`.
+    """Reads the coordinator again after each change, in threads of its own, until `close`."""
 
-    on_state gets each new state and on_lost the reason when there is no connection; both are called in a thread.
-    """
-
-    def __init__(
-        self,
-        client: AdminClient,
-        server: str,
-        on_state: Callable[[Federation], None],
-        on_lost: Callable[[str], None],
-    ) -> None:
-        self._client, self._server, self._on_state, self._on_lost = client, server, on_state, on_lost
+    def __init__(self, client: AdminClient, first: Federation) -> None:
+        self._client = client
+        self.federation, self.lost = first, ""
+        """The newest state; and why there is no connection, empty if there is one."""
+        self.news, self._wake = os.pipe()
+        """A pipe that can be read after each change of these two."""
         self._changed, self._closed = threading.Event(), threading.Event()
         self._chosen = Selection()
         self._watched: set[str] = set()
@@ -170,7 +161,7 @@ class Feed:
                 self._changed.set()
 
     def close(self) -> None:
-        """Stop calling back. The threads end with the connection."""
+        """Stop. The threads end with the connection."""
         self._closed.set()
         self._changed.set()
 
@@ -178,20 +169,21 @@ class Feed:
         while not self._closed.is_set():
             self._changed.clear()
             try:
-                federation = read(self._client, self._server, self._chosen)
+                federation = read(self._client, self.federation.server, self._chosen)
             except OpsError as error:
-                self._tell(partial(self._on_lost, str(error)))
+                self._tell(self.federation, str(error))
             else:
-                self._tell(partial(self._on_state, federation))
+                self._tell(federation)
                 for run_id in federation.active.keys() - self._watched:
                     self._watched.add(run_id)
                     threading.Thread(target=self._watch_run, args=(run_id,), daemon=True).start()
             self._closed.wait(_SHORTEST_S)  # many changes at once are one
             self._changed.wait(_OPEN_RUN_S if self._chosen.open and self._chosen.list == "runs" else _IDLE_S)
 
-    def _tell(self, call: Callable[[], None]) -> None:
+    def _tell(self, federation: Federation, lost: str = "") -> None:
         if not self._closed.is_set():
-            call()
+            self.federation, self.lost = federation, lost and f"no connection: {lost}"
+            os.write(self._wake, b".")
 
     def _watch_history(self) -> None:
         """Note a change for each entry of the history."""
@@ -200,7 +192,7 @@ class Feed:
             try:
                 seconds = self._follow(self._client.history.watch_history()) or seconds
             except OpsError as error:
-                self._tell(partial(self._on_lost, str(error)))
+                self._tell(self.federation, str(error))
             self._closed.wait(seconds)
             self._changed.set()
             seconds = min(2 * seconds, _LONGEST_WAIT_S)

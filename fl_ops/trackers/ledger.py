@@ -113,7 +113,7 @@ class LedgerTracking:
         return Tracked(self.run_id, run_state(response.run.state), len(response.rounds), self._values, places)
 
     def _follow(self) -> None:
-        for event in watching.watch(lambda: self.client.runs.watch_run(self.run_id), self.wait, connected=True):
+        for event in watching.watch(self.client, self.run_id, self.wait, connected=True):
             if isinstance(event, Lost):
                 self.report("connection lost, waiting for the coordinator; Ctrl-C ends the tracking, not the run")
             elif event.event == "snapshot":

@@ -20,7 +20,7 @@ from fl_ops.errors import UsageError
 from fl_ops.exports.download import opened_model
 from fl_ops.files import read_run
 from fl_ops.render import output, tables
-from fl_ops.render.rounds import MOST_NAMED, TargetCost, evaluations_table
+from fl_ops.render.rounds import TargetCost, evaluations_table
 from fl_ops.render.watching import KEPT_VALUES, show_until_end
 from protos.fl.v1 import admin_pb2
 
@@ -67,9 +67,8 @@ def create(
         for remark in created.remarks:
             typer.echo(f"fl: remark: {plain(remark)}", err=True)
         if watch:
-            events = watching.watch(lambda: client.runs.watch_run(run.run_id))
-            beside = partial(cohort_read, partial(client.runs.list_cohort, run.run_id, MOST_NAMED))
-            raise typer.Exit(show_until_end(events, context.as_json, beside=beside))
+            beside = partial(cohort_read, client, run.run_id)
+            raise typer.Exit(show_until_end(watching.watch(client, run.run_id), context.as_json, beside=beside))
     _show_run(context, run)
 
 
@@ -137,9 +136,8 @@ def watch(context: Context, run: Run) -> None:
     If the connection is lost, for example because the coordinator restarts, it waits and continues.
     """
     with context.connect() as client:
-        events = watching.watch(lambda: client.runs.watch_run(run))
-        earlier = partial(client.runs.get_run, run, KEPT_VALUES)
-        beside = partial(cohort_read, partial(client.runs.list_cohort, run, MOST_NAMED))
+        events = watching.watch(client, run)
+        earlier, beside = partial(client.runs.get_run, run, KEPT_VALUES), partial(cohort_read, client, run)
         raise typer.Exit(show_until_end(events, context.as_json, earlier=earlier, beside=beside))
 
 

@@ -6,7 +6,6 @@ import os
 import select
 import sys
 import termios
-import threading
 import tty
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -56,11 +55,8 @@ class _Screen:
     """The loop of keys, changes and drawings. All drawing is in one thread."""
 
     def __init__(self, client: AdminClient, first: Federation) -> None:
-        self._found, self._selection, self._lost = first, Selection().fitting(first.names("runs")), ""
-        self._new: Federation | None = None
-        self._lock = threading.Lock()
-        self._wake_out, self._wake_in = os.pipe()
-        self._feed = Feed(client, first.server, self._on_state, self._on_lost)
+        self._selection = Selection().fitting(first.names("runs"))
+        self._feed = Feed(client, first)
 
     def run(self) -> None:
         """Show the view until q. The terminal is as before afterwards, whatever happens."""
@@ -69,36 +65,25 @@ class _Screen:
             self._feed.start()
             try:
                 while not self._selection.left:
-                    live.update(TopView(self._found, self._selection, self._lost), refresh=True)
+                    live.update(TopView(self._feed.federation, self._selection, self._feed.lost), refresh=True)
                     self._wait()
             finally:
                 self._feed.close()
 
     def _wait(self) -> None:
-        ready, _, _ = select.select([sys.stdin.fileno(), self._wake_out], [], [], _TICK_S)
-        if self._wake_out in ready:
-            os.read(self._wake_out, 1024)
-            with self._lock:
-                self._found = self._new or self._found
-        names = self._found.names(self._selection.list)
+        ready, _, _ = select.select([sys.stdin.fileno(), self._feed.news], [], [], _TICK_S)
+        if self._feed.news in ready:
+            os.read(self._feed.news, 1024)
+        federation = self._feed.federation
+        names = federation.names(self._selection.list)
         self._selection = self._selection.fitting(names)
         if sys.stdin.fileno() in ready:
             typed = os.read(sys.stdin.fileno(), 1024).decode(errors="replace")
             for key in keys(typed) if typed else ["q"]:  # nothing: the terminal was closed
                 self._selection = self._selection.after(key, names, _PAGE)
-                names = self._found.names(self._selection.list)
+                names = federation.names(self._selection.list)
                 self._selection = self._selection.fitting(names)
         self._feed.choose(self._selection)
-
-    def _on_state(self, federation: Federation) -> None:
-        with self._lock:
-            self._new, self._lost = federation, ""
-        os.write(self._wake_in, b".")
-
-    def _on_lost(self, why: str) -> None:
-        with self._lock:
-            self._lost = f"no connection: {why}"
-        os.write(self._wake_in, b".")
 
 
 @contextmanager

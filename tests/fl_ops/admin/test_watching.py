@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,25 +18,26 @@ DONE = admin_pb2.WatchRunResponse(event="state", run=admin_pb2.RunStatus(state=a
 Call = list[admin_pb2.WatchRunResponse | OpsError]
 
 
-def calls(*streams: Call) -> Callable[[], Iterator[admin_pb2.WatchRunResponse]]:
+def client(*streams: Call) -> Any:
     """Opens one stream after the other; an error in a stream is raised there."""
     left = iter(streams)
 
-    def follow() -> Iterator[admin_pb2.WatchRunResponse]:
-        for each in next(left):
-            if isinstance(each, OpsError):
-                raise each
-            yield each
+    def watch_run(run_id: str) -> Iterator[admin_pb2.WatchRunResponse]:
+        assert run_id == "digits-1"
+        for event in next(left):
+            if isinstance(event, OpsError):
+                raise event
+            yield event
 
-    return follow
+    return SimpleNamespace(runs=SimpleNamespace(watch_run=watch_run))
 
 
 def test_it_goes_on_after_outages() -> None:
     """Each outage is noted once, however often the address is tried; waits grow to ten seconds and start again."""
     waits: list[float] = []
     down: list[Call] = [[Unreachable("down")] for _ in range(6)]
-    follow = calls([RUNNING, Unreachable("cut")], *down, [RUNNING], [RUNNING, DONE])
-    seen = list(watch(follow, waits.append))
+    coordinator = client([RUNNING, Unreachable("cut")], *down, [RUNNING], [RUNNING, DONE])
+    seen = list(watch(coordinator, "digits-1", waits.append))
     assert seen == [RUNNING, Lost("cut"), RUNNING, Lost("the coordinator closed the connection"), RUNNING, DONE]
     assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 0.5]
 
@@ -42,22 +45,24 @@ def test_it_goes_on_after_outages() -> None:
 def test_a_wrong_address_is_reported_at_once() -> None:
     """Nothing has answered there before, so the address is probably wrong."""
     with pytest.raises(Unreachable, match="nobody"):
-        list(watch(calls([Unreachable("nobody")])))
+        list(watch(client([Unreachable("nobody")]), "digits-1"))
 
 
 def test_a_coordinator_that_answered_before_is_waited_for() -> None:
     """Another call succeeded, and the coordinator is away when the watch begins."""
-    assert list(watch(calls([Unreachable("nobody")], [DONE]), lambda _seconds: None, connected=True))[1:] == [DONE]
+    assert list(watch(client([Unreachable("nobody")], [DONE]), "digits-1", lambda _seconds: None, connected=True))[
+        1:
+    ] == [DONE]
 
 
 def test_a_refusal_ends_the_wait() -> None:
     """A coordinator that answers otherwise is no outage: for example its state directory is another one."""
     with pytest.raises(NotFound):
-        list(watch(calls([RUNNING], [NotFound("no run")]), lambda _seconds: None))
+        list(watch(client([RUNNING], [NotFound("no run")]), "digits-1", lambda _seconds: None))
 
 
 def test_the_event_with_the_reason_of_the_end_is_not_missed() -> None:
     """An event before it already has the status of the ended run. Without the event the end of the stream counts."""
     evaluated = admin_pb2.WatchRunResponse(event="evaluated", run=DONE.run)
-    assert list(watch(calls([RUNNING, evaluated, DONE]))) == [RUNNING, evaluated, DONE]
-    assert list(watch(calls([RUNNING, evaluated]))) == [RUNNING, evaluated]
+    assert list(watch(client([RUNNING, evaluated, DONE]), "digits-1")) == [RUNNING, evaluated, DONE]
+    assert list(watch(client([RUNNING, evaluated]), "digits-1")) == [RUNNING, evaluated]
