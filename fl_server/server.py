@@ -18,7 +18,6 @@ from fl_common.metrics import serve_metrics
 from fl_common.metrics_server import ServerLimits
 from fl_common.settings import SettingsError, split_address
 from fl_common.tracing.opening import open_traces
-from fl_server.aggregation.evaluation_slots import EvaluationSlots
 from fl_server.aggregation.outside_task.forking import ForkServer
 from fl_server.aggregation.outside_task.remote_task import TaskProcesses
 from fl_server.audit.log import AuditLog
@@ -38,7 +37,7 @@ from fl_server.rpc.health import Health
 from fl_server.rpc.listening import Callers, Certificates, Listeners
 from fl_server.rpc.ports import Connections, ports
 from fl_server.runs.coordinator import Coordinator
-from fl_server.services import Services
+from fl_server.services import EvaluationSlots, Services
 from fl_server.settings.config import ServerConfig
 from fl_server.store.checkpoints import Checkpoints
 from fl_server.store.database.store import open_ledger
@@ -48,8 +47,7 @@ from fl_server.store.spool.spool import Spool, UnfinishedLimit
 from fl_server.store.state_directory import DirectoryLock, lock_directory
 from fl_server.store.uploaded_models import UploadedModels
 from fl_server.uploads.receiver import UploadReceiver
-from fl_server.web.page import WebPage
-from fl_server.web.sessions import WebSessions
+from fl_server.web.page import WebPage, WebSessions
 from protos.fl.v1 import admin_pb2_grpc, enrollment_pb2_grpc
 from protos.fl.v1 import coordinator_pb2 as pb
 

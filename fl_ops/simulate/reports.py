@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Literal, TypeVar
 
-from fl_server.admission.expected_work import Epochs
+from fl_server.admission.client_rules import Epochs
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from fl_ops.simulate.saving.point import RunPoint, before_draw
 from fl_ops.simulate.system.devices import Devices
 from fl_ops.simulate.system.simulated_time import SimulatedTime
 from fl_ops.simulate.updates import Contribution
-from fl_server.admission.expected_work import mean_epochs
+from fl_server.admission.client_rules import mean_epochs
 from fl_server.aggregation.server_update import Diverged
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.rounds import effects

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import algorithms as fl
 from fl_ops.simulate.engines.engine import Failed, Trained
 from fl_ops.simulate.engines.held import TrainedTogether
-from fl_server.admission.expected_work import Epochs, RegisteredData, epochs_of
-from fl_server.admission.gate import AdmissionGate, UpdateRefused, fault_of
+from fl_server.admission.client_rules import Epochs, RegisteredData, UpdateRefused, epochs_of
+from fl_server.admission.gate import AdmissionGate, fault_of
 from fl_server.admission.norms import Measured
 from fl_server.admission.round_gate import Collecting, build_gate
 from fl_server.aggregation.engine import Engine

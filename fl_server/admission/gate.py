@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_server.admission.buffers import BadBuffer, BufferRules, NotFiniteBuffer
-from fl_server.admission.expected_work import Epochs, ExpectedWork, wrong_epochs
+from fl_server.admission.client_rules import BufferRules, Epochs, ExpectedWork, UpdateRefused, wrong_work
 from fl_server.admission.norms import BUFFERS, DELTA, FARTHEST, FLOOR, NO_LIMIT, RelativeNorm
 from fl_server.admission.reading import UpdateContent, read_update
 from fl_server.aggregation.encoded_update import Decoding, EncodedUpdate, UpdateKeys
@@ -30,25 +29,14 @@ _FAULTS: Mapping[str, Fault] = {
 }
 _TIMES_TENSORS = 10
 """A manifest with this multiple of the model's tensors is refused without parsing them."""
-_MAX_EXAMPLES = 2**53
-"""Largest count that float64 represents exactly; weights are computed in it."""
 _MOST_SHOWN = 16
 """Payloads of a wrong update that the refusal lists."""
-_ANY_SIZE = 2**62
 _KEEP = "; parameters and buffers keep their shapes and types in training"
 
 
 def fault_of(reason: str) -> Fault:
     """The fault that several clients may have in common. reason: the name of a RefusalReason."""
     return _FAULTS.get(reason, "")
-
-
-class UpdateRefused(Exception):
-    """The update will never count. `reason` is the wire's, the text says what was expected and what came."""
-
-    def __init__(self, reason: RefusalReason, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
 
 
 class WrongDigest(UpdateRefused):
@@ -91,14 +79,7 @@ class AdmissionGate:
 
     def check_work(self, examples: int, steps: int, epochs: Epochs) -> None:
         """Check what an update says of its client's work: n_i, K_i and metrics. Raises UpdateRefused."""
-        if not 1 <= examples <= _MAX_EXAMPLES or steps < 1:
-            raise UpdateRefused(
-                RefusalReason.REFUSAL_REASON_HEADER,
-                f"expected 1 to {_MAX_EXAMPLES} examples and at least one step, got {examples} and {steps}",
-            )
-        if self.ordered is not None and (difference := self.ordered.difference(examples, steps)):
-            raise UpdateRefused(RefusalReason.REFUSAL_REASON_HEADER, difference)
-        if wrong := wrong_epochs(epochs):
+        if wrong := wrong_work(self.ordered, examples, steps, epochs):
             raise UpdateRefused(RefusalReason.REFUSAL_REASON_HEADER, wrong)
 
     def check_form(self, header: UpdateHeader) -> None:
@@ -140,7 +121,7 @@ class AdmissionGate:
                     f"{shape.payload}: expected {len(shape.layout.entries)} tensors, got {count}",
                 )
             try:
-                layout = Layout.from_manifest(payload.manifest, _ANY_SIZE)  # the difference is named, at any size
+                layout = Layout.from_manifest(payload.manifest, 2**62)  # the difference is named, at any size
             except LayoutError as error:
                 raise UpdateRefused(RefusalReason.REFUSAL_REASON_LAYOUT, str(error)) from error
             if difference := shape.layout.difference(layout):
@@ -225,11 +206,6 @@ class AdmissionGate:
     def _check_buffers(self, update: Source, odd: Collection[str]) -> dict[str, float]:
         try:
             distance = self.buffers.check(update, self.shape.layout_of("delta").entries, odd)
-        except NotFiniteBuffer as error:
-            raise UpdateRefused(RefusalReason.REFUSAL_REASON_NOT_FINITE, f"delta, {error}") from error
-        except BadBuffer as error:
-            relative, reason = RefusalReason.REFUSAL_REASON_RELATIVE_NORM, RefusalReason.REFUSAL_REASON_NORM
-            raise UpdateRefused(relative if error.relative else reason, str(error)) from error
         except LayoutError as error:  # a byte that is no bool, which the reducer could not read
             raise UpdateRefused(RefusalReason.REFUSAL_REASON_LAYOUT, str(error)) from error
         return {} if distance is None else {BUFFERS: distance}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fl_server.admission.buffers import BufferRules, most_counted
-from fl_server.admission.expected_work import ExpectedWork, RegisteredData
+from fl_server.admission.client_rules import BufferRules, ExpectedWork, RegisteredData, most_counted
 from fl_server.admission.gate import AdmissionGate
 from fl_server.admission.norms import BUFFERS, DELTA, FARTHEST, FLOOR, NO_LIMIT, NormHistory
 from fl_server.aggregation.engine import Engine
@@ -29,13 +28,11 @@ class Collecting:
 def build_gate(engine: Engine, collecting: Collecting, client: str, registered: RegisteredData) -> AdmissionGate:
     """The gate for a client with this registered data."""
     section, local, exchange = engine.config.round, engine.config.local, collecting.exchange
-    shape = engine.shape(exchange)
-    trains = engine.algorithm.exchanges[exchange].trains
+    shape, trains = engine.shape(exchange), engine.algorithm.exchanges[exchange].trains
     ordered = ExpectedWork(registered.examples, local, trains, registered.own_batches, engine.own_loop)
     steps = ordered.steps(max(1, registered.examples))
-    model_norm = collecting.snapshot.norm
     # The other payloads are as long as gradients: K_i steps with one move a model as far as a delta.
-    rate = learning_rate_in(engine.config, collecting.snapshot.round + 1)
+    model_norm, rate = collecting.snapshot.norm, learning_rate_in(engine.config, collecting.snapshot.round + 1)
     others = collecting.history.others(section, FLOOR * model_norm / (rate * steps) if rate else 0.0)
     # A batch that the task makes may have any number of the examples.
     largest_batch = registered.examples if registered.own_batches else local.batch_size

@@ -1,5 +1,5 @@
 """Makes the next model of accepted update files: reduction, server update, bundles for clients, server evaluation.
 
-Everything blocks and is called from worker threads; only `evaluation_slots` lives on the event loop. It may use
-`algorithms`, `fl_tasks`, checkpoints and files of the store; it must not import the ledger, runs or rpc.
+Everything blocks and is called from worker threads. It may use `algorithms`, `fl_tasks`, checkpoints and files of
+the store; it must not import the ledger, runs or rpc.
 """

@@ -15,7 +15,7 @@ from algorithms.precision import master_dtype
 from fl_server.aggregation.bundles import blank, laid_out, master_layout
 from fl_server.aggregation.task_model import other_frozen
 from fl_server.run_settings.config import AveragingSection
-from fl_server.store.averaged_model import AveragedModel
+from fl_server.store.checkpoint_files import AveragedModel
 from fl_server.store.checkpoints import FROZEN, Checkpoint
 from fl_tasks import TaskError
 from protos.codec import Layout, digest_of, pieces_of

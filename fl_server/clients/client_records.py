@@ -6,10 +6,11 @@ A restarted coordinator knows them again.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
@@ -24,21 +25,26 @@ PAUSE_A_CLIENT_S = 20e-6
 a few times, not ten thousand times."""
 
 
-class FleetListener(Protocol):
+class FleetListener(ABC):
     """Is informed when clients come and go."""
 
+    @abstractmethod
     def client_attached(self, client_id: str) -> None:
         """The client can be reached; push its outstanding work."""
 
+    @abstractmethod
     def client_available(self, client_id: str) -> None:
         """The client may train again; offer it again the work that it gave up and that is still wanted."""
 
+    @abstractmethod
     def client_released(self, client_id: str) -> None:
         """An operator lets the client take part again."""
 
+    @abstractmethod
     def client_gone(self, client_id: str, reason: str) -> None:
         """The client is lost, banned or forgotten; do not wait for it."""
 
+    @abstractmethod
     def fleet_changed(self) -> None:
         """Other clients may be eligible now."""
 

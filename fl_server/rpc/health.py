@@ -16,9 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from fl_server.errors import NoSuchService
 from fl_server.metrics import Metrics
 from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
-from fl_server.rpc.lasting_server import LastingServer
 from fl_server.rpc.open_calls import CallLimits
-from fl_server.rpc.ports import Port
+from fl_server.rpc.ports import LastingServer, Port
 
 Status: TypeAlias = int
 """A HealthCheckResponse.ServingStatus."""

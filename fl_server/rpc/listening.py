@@ -20,13 +20,12 @@ from fl_common.certificates.tls_version import check_oldest_tls
 from fl_server.metrics import Metrics
 from fl_server.rpc.health import Health
 from fl_server.rpc.interceptors import CallInterceptor, CallPolicy, Tokens
-from fl_server.rpc.lasting_server import LastingServer
 from fl_server.rpc.methods import METHODS, WEB_METHODS
 from fl_server.rpc.open_calls import CallLimits
-from fl_server.rpc.ports import EXTRA_CALLS, WEB_CALLS, Port, web_options
+from fl_server.rpc.ports import EXTRA_CALLS, WEB_CALLS, LastingServer, Port, web_options
 from fl_server.services import Services
 from fl_server.settings.sections import TlsConfig
-from fl_server.web.sessions import WebSessions
+from fl_server.web.page import WebSessions
 
 log = structlog.get_logger()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import structlog
 
-from fl_server.admission.expected_work import mean_epochs
+from fl_server.admission.client_rules import mean_epochs
 from fl_server.admission.norms import Culprits, Measured, norms_in_ledger, norms_of, outliers, overflow_culprit
 from fl_server.aggregation.server_update import Diverged, ServerUpdateStats
 from fl_server.rounds import effects

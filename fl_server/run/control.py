@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
@@ -29,13 +29,11 @@ from fl_server.run.record import RunStatus
 from fl_server.run.tasks import RunTasks
 from fl_server.run_settings.config import RunConfig
 from fl_server.store.errors import StoreTakenOver
-from fl_server.store.ledger import write_when_possible
 from fl_server.store.records import HistoryRecord, RunRecord
 from fl_tasks import TaskError
 
 log = structlog.get_logger()
 
-P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
@@ -44,7 +42,7 @@ class RunControl(RunTasks):
     """A run as its parts see it. Lives on the event loop."""
 
     def __init__(self, context: RunContext, record: RunRecord, config: RunConfig) -> None:
-        super().__init__()
+        super().__init__(context.services.ledger)
         self.context = context
         self.config = config
         """The current configuration. Extending or resuming a run replaces it, so it is read at each use."""
@@ -257,19 +255,9 @@ class RunControl(RunTasks):
             self.stop_timer(ev.RetryDue)
         self.context.watchers.publish(Progress("phase", self.state.phase.value))
 
-    # Writes to the ledger.
-
-    async def write(self, method: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call a writing method of the store. Retries while the disk is full or the database is away."""
-        return await self.retry(lambda: self.context.services.ledger.do(method, *args, **kwargs))
-
-    async def read(self, method: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call a reading method of the store, with the same retries."""
-        return await self.write(method, *args, **kwargs)
-
-    async def retry(self, work: Callable[[], Awaitable[R]]) -> R:
-        """Await any other work that needs the disk or the ledger, with the same retries."""
-        return await write_when_possible(self.run_status.writing_failed, work)
+    def writing_failed(self, why: str) -> None:
+        """Show operators why the run waits, or that it goes on."""
+        self.run_status.writing_failed(why)
 
 
 def _first_state(context: RunContext, record: RunRecord, config: RunConfig) -> RoundState:

@@ -23,11 +23,11 @@ from fl_server.aggregation.snapshot import Snapshot
 from fl_server.errors import InvalidInput
 from fl_server.outside_calls import OutsideCode
 from fl_server.run.rounds import RunRounds
+from fl_server.run.tasks import RunTasks
 from fl_server.run_settings.config import RunConfig
 from fl_server.services import Services
 from fl_server.store.checkpoints import INITIAL
 from fl_server.store.errors import StoreError
-from fl_server.store.ledger import RetriedCalls
 from fl_server.store.records import CommitRecord, HistoryRecord, UpdateRecord
 from fl_tasks import Task
 from protos.digests import digest_text
@@ -213,7 +213,7 @@ class ModelStore:
         self._next = await self._computed(self.engine.server_update, self.snapshot, _cohort(updates), paths, before)
         return self._next[1]
 
-    async def commit(self, record: CommitRecord, why: HistoryRecord, calls: RetriedCalls) -> CommitRecord:
+    async def commit(self, record: CommitRecord, why: HistoryRecord, run: RunTasks) -> CommitRecord:
         """Make the computed model the latest one: write the checkpoint first, then the ledger's row.
 
         Until both are written the previous model stays.
@@ -224,9 +224,9 @@ class ModelStore:
         record = replace(record, model_digest=digest_text(broadcasts[0].values_digest))
         facts: dict[str, object] = {"commit": asdict(record), "left_out": norms.left_out}
         began = time.monotonic()
-        snapshot = await calls.retry(lambda: self._save(computed, facts))
+        snapshot = await run.retry(lambda: self._save(computed, facts))
         record = await self._with_averaged_digest(record, snapshot)
-        await calls.write(self._services.ledger.store.commit, record, why, norms.left_out)
+        await run.write(self._services.ledger.store.commit, record, why, norms.left_out)
         self._services.outside.forget_ends(self._run_id)
         self._services.metrics.commit_write_seconds.observe(time.monotonic() - began)
         self._snapshot, self._next, self.broadcasts = snapshot, None, broadcasts

@@ -2,44 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Coroutine
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
 from fl_server.rounds.effects import RestartRound
-from fl_server.rounds.state import Phase, RoundState
+from fl_server.rounds.state import Phase
 from fl_server.run.context import RunContext
 from fl_server.run.progress import Progress
+from fl_server.run.tasks import RunTasks
 from fl_server.store.errors import StoreError
-from fl_server.store.ledger import RetriedCalls
 from fl_server.store.records import HistoryRecord, RunRecord
 
 log = structlog.get_logger()
 
 
-class Described(RetriedCalls, Protocol):
-    """The run that the status is of."""
-
-    @property
-    def state(self) -> RoundState:
-        """The state of the round state machine."""
-
-    @property
-    def end_reason(self) -> str:
-        """Why the run has ended, and how to go on; empty before its end."""
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a task of the run."""
-
-
 class RunStatus:
     """Follows the run's state, and what cannot be written. Lives on the event loop."""
 
-    def __init__(self, context: RunContext, run: Described, record: RunRecord) -> None:
+    def __init__(self, context: RunContext, run: RunTasks, record: RunRecord) -> None:
         self._context, self._run = context, run
         self.record = record
         """The run's row in the ledger, as it is written next."""

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 import structlog
 
 from fl_server.aggregation.engine import Engine
-from fl_server.aggregation.evaluation_slots import Place
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.rounds import events as ev
 from fl_server.run.context import RunContext
 from fl_server.run.control import RunControl
 from fl_server.run.progress import Progress
+from fl_server.services import Place
 from fl_server.store.records import CommitRecord
 from fl_tasks import TaskError
 from fl_tasks.evaluation import EvaluationLeft

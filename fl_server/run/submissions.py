@@ -14,7 +14,7 @@ from itertools import islice
 
 import structlog
 
-from fl_server.admission.expected_work import registered_data
+from fl_server.admission.client_rules import registered_data
 from fl_server.admission.gate import AdmissionGate, fault_of
 from fl_server.admission.round_gate import Collecting, build_gate
 from fl_server.rounds import effects

@@ -1,21 +1,28 @@
-"""The tasks and timers of one run. None of them is left when the run is closed."""
+"""The tasks, the timers and the ledger calls of one run. No task or timer is left when the run is closed."""
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
 
 from fl_server.rounds import events as ev
+from fl_server.rounds.state import RoundState
+from fl_server.store.ledger import Ledger, write_when_possible
 
+P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class RunTasks(ABC):
-    """A run's work that goes on beside its events. Lives on the event loop."""
+    """A run's work that goes on beside its events, and its calls of the ledger. Lives on the event loop."""
 
-    def __init__(self) -> None:
+    state: RoundState
+    """The state of the round state machine."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
         self._tasks: set[asyncio.Task[Any]] = set()
         self._running: dict[str, asyncio.Task[None]] = {}
         self._timers: dict[type[ev.Event], asyncio.TimerHandle] = {}
@@ -27,6 +34,27 @@ class RunTasks(ABC):
     @abstractmethod
     def task_failed(self, error: Exception) -> None:
         """A task has ended with an exception."""
+
+    @property
+    @abstractmethod
+    def end_reason(self) -> str:
+        """Why the run has ended, and how to go on; empty before its end."""
+
+    @abstractmethod
+    def writing_failed(self, why: str) -> None:
+        """A write failed for this reason and will be tried again; "" when a later attempt succeeds."""
+
+    async def write(self, method: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call a writing method of the store. Retries while the disk is full or the database is away."""
+        return await self.retry(lambda: self._ledger.do(method, *args, **kwargs))
+
+    async def read(self, method: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call a reading method of the store, with the same retries."""
+        return await self.write(method, *args, **kwargs)
+
+    async def retry(self, work: Callable[[], Awaitable[R]]) -> R:
+        """Await any other work that needs the disk or the ledger, with the same retries."""
+        return await write_when_possible(self.writing_failed, work)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start a task that runs until the run closes. An exception in it fails the run."""

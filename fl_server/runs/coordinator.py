@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 import structlog
 
 from fl_server.aggregation.broadcast import Broadcast
+from fl_server.clients.client_records import FleetListener
 from fl_server.errors import InvalidInput, NoBestRound, NoSuchModel, NoSuchResource, NoSuchRun
 from fl_server.rounds import events as ev
 from fl_server.run.client_states import accepted_outcome, not_needed_outcome, uncounted_outcome
@@ -35,7 +36,7 @@ _DIGITS = 9
 _PERMANENT = ("banned", "forgotten")
 
 
-class Coordinator:
+class Coordinator(FleetListener):
     """The runs, by id. Lives on the event loop; the fleet's listener."""
 
     def __init__(self, services: Services) -> None:

@@ -30,8 +30,8 @@ from blake3 import blake3
 
 from algorithms.averaging import Averaging
 from fl_common.files import atomic_writer, fsync_path, make_folders
-from fl_server.store.averaged_model import AveragedModel
-from fl_server.store.bundle_files import (
+from fl_server.store.checkpoint_files import (
+    AveragedModel,
     Damaged,
     check_file,
     read_meta,

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from threading import Lock
-from typing import ParamSpec, Protocol, TypeVar
+from typing import ParamSpec, TypeVar
 
 from fl_server.store.database.store import Store
 from fl_server.store.errors import StoreFull, StoreTakenOver
@@ -40,19 +40,6 @@ async def write_when_possible(cannot_write: Callable[[str], None], write: Callab
             if failed:
                 cannot_write("")
             return written
-
-
-class RetriedCalls(Protocol):
-    """Calls of the store and other work that are tried again while they cannot be done."""
-
-    async def write(self, method: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call a writing method of the store. Retries while the disk is full or the database is away."""
-
-    async def read(self, method: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call a reading method of the store, with the same retries."""
-
-    async def retry(self, work: Callable[[], Awaitable[R]]) -> R:
-        """Await any other work that needs the disk or the ledger, with the same retries."""
 
 
 MOST_CLIENTS = 1000

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from fl_server.admission.expected_work import epochs_of
-from fl_server.admission.gate import UpdateRefused
+from fl_server.admission.client_rules import UpdateRefused, epochs_of
 from fl_server.run.run import Run
 from fl_server.services import Services
 from fl_server.store.records import UpdateRecord

@@ -11,7 +11,6 @@ import grpc
 from prometheus_client import CollectorRegistry
 
 from fl_server import timeouts
-from fl_server.aggregation.evaluation_slots import EvaluationSlots
 from fl_server.audit.log import AuditLog
 from fl_server.clients.fleet import Fleet
 from fl_server.clients.operator_actions import OperatorActions
@@ -22,7 +21,7 @@ from fl_server.rpc import service
 from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
 from fl_server.rpc.open_calls import CallLimits
 from fl_server.runs.coordinator import Coordinator
-from fl_server.services import Services
+from fl_server.services import EvaluationSlots, Services
 from fl_server.settings.config import ServerConfig
 from fl_server.store.checkpoints import Checkpoints
 from fl_server.store.database.store import Store
@@ -32,7 +31,7 @@ from fl_server.store.spool.spool import Spool, UnfinishedLimit
 from fl_server.store.state_directory import lock_directory
 from fl_server.store.uploaded_models import UploadedModels
 from fl_server.uploads.receiver import UploadReceiver
-from fl_server.web.sessions import WebSessions
+from fl_server.web.page import WebSessions
 from tests.deterministic.effects import Effects, ledger_engine
 from tests.deterministic.loop import AtOnce, Process, Threads
 from tests.deterministic.network import Handlers

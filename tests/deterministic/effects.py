@@ -25,7 +25,7 @@ from sqlalchemy import Engine, event
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.util import LRUCache
 
-from fl_server.store import bundle_files
+from fl_server.store import checkpoint_files
 from fl_server.store.database.transactions import sqlite_engine
 from fl_server.store.errors import StoreUnavailable
 from tests.deterministic.clocks import VIRTUAL
@@ -229,7 +229,7 @@ def installed(effects: Effects, loop: VirtualLoop, seed: int) -> Iterator[None]:
     changed: list[tuple[Any, str, Any]] = [
         *((os, name, _calling(effects, name, getattr(os, name))) for name in _OS),
         *((module, name, _opening(effects, getattr(module, name))) for module, name in _OPENERS),
-        (bundle_files, "save_file", _saving(effects, safetensors.torch.save_file)),
+        (checkpoint_files, "save_file", _saving(effects, safetensors.torch.save_file)),
         (secrets, "token_hex", lambda count=16: draw.randbytes(count).hex()),
         (uuid, "uuid4", lambda: uuid.UUID(int=draw.getrandbits(128), version=4)),
     ]

@@ -18,7 +18,6 @@ from typing import Any, Self, TypeVar, cast
 
 from prometheus_client import CollectorRegistry
 
-from fl_server.aggregation.evaluation_slots import EvaluationSlots
 from fl_server.audit.log import AuditLog
 from fl_server.clients.fleet import Fleet
 from fl_server.clients.operator_actions import OperatorActions
@@ -30,7 +29,7 @@ from fl_server.run.run import Run
 from fl_server.run_settings.config import RunConfig
 from fl_server.run_settings.spec import from_values
 from fl_server.runs.coordinator import Coordinator
-from fl_server.services import Services
+from fl_server.services import EvaluationSlots, Services
 from fl_server.settings.config import QuarantineConfig, ServerConfig, StatesConfig
 from fl_server.settings.sections import LimitsConfig, TransfersConfig
 from fl_server.store.checkpoints import Checkpoints
@@ -41,7 +40,7 @@ from fl_server.store.spool.part_file import PartFile
 from fl_server.store.spool.spool import Spool, UnfinishedLimit
 from fl_server.store.uploaded_models import UploadedModels
 from fl_server.uploads.receiver import UploadReceiver
-from fl_server.web.sessions import WebSessions
+from fl_server.web.page import WebSessions
 
 T = TypeVar("T")
 

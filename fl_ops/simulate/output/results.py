@@ -21,7 +21,7 @@ from fl_ops.simulate.reports import RoundResult
 from fl_ops.simulate.settings import SimulationConfig
 from fl_ops.simulate.simulation import Simulation
 from fl_server.rounds.metrics import Criterion
-from fl_server.store.bundle_files import separate
+from fl_server.store.checkpoint_files import separate
 from fl_server.store.checkpoints import AVERAGED, COMMITTED, HOLDS
 
 ROUNDS, RESULT, MODEL = "rounds.csv", "result.json", "model.safetensors"

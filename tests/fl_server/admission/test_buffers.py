@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from fl_server.admission import buffers
-from fl_server.admission.buffers import BadBuffer, BufferRules, NotFiniteBuffer, most_counted
+from fl_server.admission import client_rules
+from fl_server.admission.client_rules import BufferRules, UpdateRefused, most_counted
 from fl_server.admission.norms import RelativeNorm
 from protos.codec import Layout, pack
+from protos.fl.v1.training_pb2 import RefusalReason
 
 SENT = {
     "w": torch.zeros(2),
@@ -33,7 +34,7 @@ def check(tmp_path: Path, rules: BufferRules = BOUNDED, **changes: torch.Tensor)
 @pytest.mark.parametrize("block", [1, 1 << 16])
 def test_the_distance_is_from_the_buffers_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     """|(3, 4)| = 5 for any trained values and any block size; 0 for unchanged buffers."""
-    monkeypatch.setattr(buffers, "_BLOCK", block)
+    monkeypatch.setattr(client_rules, "_BLOCK", block)
     assert check(tmp_path, norm_of_running_mean=torch.tensor([4.0, 6.0]), w=torch.ones(2)) == 5.0
     assert check(tmp_path) == 0.0
 
@@ -50,7 +51,7 @@ def test_a_variance_is_not_negative(tmp_path: Path) -> None:
     assert distance is not None
     assert distance > 0
     for rules in (BOUNDED, BufferRules(SENT)):
-        with pytest.raises(BadBuffer, match=r"'norm.running_var': expected a variance of 0 or more, got -0.5"):
+        with pytest.raises(UpdateRefused, match=r"'norm.running_var': expected a variance of 0 or more, got -0.5"):
             check(tmp_path, rules, norm_of_running_var=torch.tensor([1.0, -0.5]))
 
 
@@ -64,15 +65,18 @@ def test_a_mask_of_minus_infinity_must_come_back_as_it_was_sent(tmp_path: Path) 
     assert rules.check(path, LAYOUT.entries, odd) == 0.0
     for values in (mask - 1, torch.zeros(2), torch.tensor([0.0, torch.nan])):
         path.write_bytes(pack({**sent, "norm.running_mean": values}, LAYOUT))
-        with pytest.raises(NotFiniteBuffer, match=r"buffer 'norm.running_mean': expected the values that were sent"):
+        with pytest.raises(
+            UpdateRefused, match=r"buffer 'norm.running_mean': expected the values that were sent"
+        ) as no:
             rules.check(path, LAYOUT.entries, odd)
+        assert no.value.reason == RefusalReason.REFUSAL_REASON_NOT_FINITE
 
 
 def test_a_distance_is_limited_by_committed_rounds(tmp_path: Path) -> None:
     """At most 100 times their median; without limits any distance passes."""
     far = torch.tensor([1.0, 103.0])
     limited = BufferRules(SENT, bounded=True, limit=RelativeNorm(100.0, 1.0))
-    with pytest.raises(BadBuffer, match=r"distance of 100 at most \(100 times the largest median .*, got 101"):
+    with pytest.raises(UpdateRefused, match=r"distance of 100 at most \(100 times the largest median .*, got 101"):
         check(tmp_path, limited, norm_of_running_mean=far)
     assert check(tmp_path, BOUNDED, norm_of_running_mean=far) == 101.0
 
@@ -80,7 +84,7 @@ def test_a_distance_is_limited_by_committed_rounds(tmp_path: Path) -> None:
 def test_a_distance_is_limited_before_rounds_are_committed(tmp_path: Path) -> None:
     """No training moves buffers by 1e15 times their norm."""
     far = torch.tensor([1.0, 1e30])
-    with pytest.raises(BadBuffer, match=r"1e\+15 times 1 \+ the norm of those sent"):
+    with pytest.raises(UpdateRefused, match=r"1e\+15 times 1 \+ the norm of those sent"):
         check(tmp_path, norm_of_running_mean=far)
     assert check(tmp_path, BufferRules(SENT), norm_of_running_mean=far) == pytest.approx(1e30)
 
@@ -88,7 +92,7 @@ def test_a_distance_is_limited_before_rounds_are_committed(tmp_path: Path) -> No
 @pytest.mark.parametrize("count", [18, 2**62, -1, -(2**62)])
 def test_a_count_grows_at_most_by_the_work_done(tmp_path: Path, count: int) -> None:
     """From 7 by 10 at most, and not below 0. Values near the limits of the type are refused too."""
-    with pytest.raises(BadBuffer, match=r"'norm.num_batches_tracked': expected whole numbers of 17 at most"):
+    with pytest.raises(UpdateRefused, match=r"'norm.num_batches_tracked': expected whole numbers of 17 at most"):
         check(tmp_path, norm_of_num_batches_tracked=torch.tensor(count))
     assert check(tmp_path, norm_of_num_batches_tracked=torch.tensor(17)) == 0.0
     assert check(tmp_path, queue=torch.tensor([0, 9], dtype=torch.int32)) == 0.0

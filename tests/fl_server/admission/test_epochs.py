@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fl_server.admission.expected_work import epochs_of, mean_epochs, wrong_epochs
+from fl_server.admission.client_rules import epochs_of, mean_epochs, wrong_epochs
 from protos.fl.v1.training_pb2 import EpochMetrics, UpdateHeader
 
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import algorithms as fl
-from fl_server.admission.gate import AdmissionGate, UpdateRefused
+from fl_server.admission.client_rules import UpdateRefused
+from fl_server.admission.gate import AdmissionGate
 from fl_server.admission.norms import NO_LIMIT, NormHistory, RelativeNorm
 from fl_server.aggregation.updates import UpdateShape
 from fl_server.run_settings.sections import RoundSection

@@ -37,7 +37,7 @@ async def test_a_storm_of_changes_is_processed_once(world: World) -> None:
     """A hundred changes in one turn of the event loop cause one check of all clients, which sees the last of them."""
     await Device("a").connect(world)
     checks = []
-    world.fleet.changes.listener = SimpleNamespace(
+    world.fleet.changes.listener = SimpleNamespace(  # type: ignore[assignment]  # a double
         fleet_changed=lambda: checks.append(world.fleet.eligibility.availability("a").detail),
         client_gone=lambda *_: None,
         client_attached=lambda _: None,
@@ -124,7 +124,7 @@ async def test_a_client_with_a_lost_stream_has_a_grace(world: World, clock: Cloc
     """During the grace the client is suspect and counts as present; after it the client is lost, also in the ledger."""
     a = await Device("a").connect(world)
     gone = []
-    world.fleet.changes.listener = SimpleNamespace(
+    world.fleet.changes.listener = SimpleNamespace(  # type: ignore[assignment]  # a double
         client_gone=lambda *args: gone.append(args), fleet_changed=lambda: None, client_attached=lambda _: None
     )
     await a.leave()

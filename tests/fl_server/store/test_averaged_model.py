@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from algorithms.averaging import Averaging, stepped
-from fl_server.store.averaged_model import BLOCK, AveragedModel
+from fl_server.store.checkpoint_files import BLOCK, AveragedModel
 from fl_server.store.checkpoints import Checkpoint, Checkpoints
 
 RULE = Averaging("window", window=4)
@@ -71,7 +71,7 @@ def test_no_sum_is_ever_whole_in_memory(tmp_path: Path, monkeypatch: pytest.Monk
         sizes.append(x.numel())
         return stepped(before, x, term)
 
-    monkeypatch.setattr("fl_server.store.averaged_model.stepped", recorded)
+    monkeypatch.setattr("fl_server.store.checkpoint_files.stepped", recorded)
     saved(tmp_path, 3)
     assert max(sizes) == BLOCK < a_model(0)["w"].numel()
 
@@ -95,7 +95,7 @@ def test_a_process_that_ends_while_it_writes_changes_nothing(
         return stepped(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr("fl_server.store.averaged_model.stepped", dies)
+        patched.setattr("fl_server.store.checkpoint_files.stepped", dies)
         with pytest.raises(KeyboardInterrupt):
             checkpoints.save("r", 3, a_checkpoint(3, last))
     assert files_of(last) == before

@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from structlog.testing import capture_logs
 
-from fl_server.store import bundle_files, checkpoints
+from fl_server.store import checkpoint_files, checkpoints
 from fl_server.store.checkpoints import INITIAL, Checkpoint, Checkpoints
 from fl_server.store.errors import NoCheckpoint, StoreError, StoreFull
 
@@ -124,7 +124,7 @@ def test_the_error_for_a_missing_round_lists_the_rounds(saved: Checkpoints) -> N
 def test_a_newer_format_is_not_treated_as_damaged(saved: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint of a newer program is refused with advice and stays unchanged."""
     with monkeypatch.context() as patch:
-        patch.setattr(bundle_files, "FORMAT", 2)
+        patch.setattr(checkpoint_files, "FORMAT", 2)
         saved.save("r1", 2, a_checkpoint())
     with pytest.raises(StoreError, match="checkpoint format 2; this program knows 1: start the version that wrote it"):
         saved.latest("r1")
@@ -228,7 +228,7 @@ def failing(original: Callable[..., object], error: OSError, at: int) -> Callabl
 
 def break_step(patch: pytest.MonkeyPatch, step: str, error: OSError, at: int) -> None:
     """Let call number `at` of one step of `save` fail, in every module that calls it."""
-    places: list[object] = [each for each in (bundle_files, checkpoints) if hasattr(each, step)] or [Path]
+    places: list[object] = [each for each in (checkpoint_files, checkpoints) if hasattr(each, step)] or [Path]
     broken = failing(getattr(places[0], step), error, at)
     for place in places:
         patch.setattr(place, step, broken)

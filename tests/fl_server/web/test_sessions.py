@@ -9,8 +9,8 @@ import pytest
 
 from fl_server.errors import CertificateEnded, Forbidden, Unauthenticated
 from fl_server.identity import ANYBODY, Identity
-from fl_server.web import sessions
-from fl_server.web.sessions import LINK_S, MOST_LINKS, MOST_SESSIONS, SESSION_S, WebSessions
+from fl_server.web import page
+from fl_server.web.page import LINK_S, MOST_LINKS, MOST_SESSIONS, SESSION_S, WebSessions
 
 REVOCATIONS = mock.Mock(denied=lambda who: "")
 """Nothing is revoked."""
@@ -22,7 +22,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1_000.0
-        monkeypatch.setattr(sessions, "time", self)
+        monkeypatch.setattr(page, "time", self)
 
     def time(self) -> float:
         """Unix seconds."""

@@ -162,6 +162,6 @@ _TRANSPORT_NOTE = re.compile(
     r"Task exception was never retrieved\n(?:(?!Task exception).)*?_server_main_loop\nUnicodeDecodeError[^\n]*\n",
     re.DOTALL,
 )
-"""asyncio's note of the accept loop that a path without UTF-8 has ended; `lasting_server.py` serves the port again."""
+"""asyncio's note of the accept loop that a path without UTF-8 has ended; `LastingServer` serves the port again."""
 FAULTS = ("rpc_failed", "task_failed", "run_failed")
 """Log lines of faults."""

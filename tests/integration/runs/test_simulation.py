@@ -149,7 +149,7 @@ def test_an_averaged_model_is_simulated_exported_and_replayed(
     assert all(torch.equal(exported[name], tensor) for name, tensor in averaged.items())
     result = replay(server, "wire-averaged")
     assert result.exit_code == 0, result.output
-    monkeypatch.setattr("fl_server.store.averaged_model.mean_of", lambda *of: mean_of(*of).mul_(1.001))
+    monkeypatch.setattr("fl_server.store.checkpoint_files.mean_of", lambda *of: mean_of(*of).mul_(1.001))
     result = replay(server, "wire-averaged")
     assert result.exit_code == 1
     assert "round 0: 2 clients, same model, ANOTHER averaged model: expected blake3:" in result.output

@@ -1,11 +1,19 @@
-"""The files of one checkpoint: tensors as safetensors, each with its BLAKE3 digest in a meta.json. No pickle."""
+"""The files of one checkpoint: tensors as safetensors, each with its BLAKE3 digest in a meta.json. No pickle.
+
+The averaged model of a run has float64 sums in files, made block by block, so that no sum is ever whole in memory. The
+sums of a round are made from those of the round before while its checkpoint is written. The averaged model has the mean
+of the parameters and of the floating buffers, and the latest integer buffers.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,10 +23,12 @@ from blake3 import blake3
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from algorithms.averaging import Averaging, Term, mean_of, stepped
 from fl_common.files import fsync_path
 from fl_common.settings import parse_json
 from fl_server.store.errors import StoreError
 from fl_server.store.files import disk_error, disk_errors, file_digest
+from protos.digests import digest_text
 
 FORMAT = 1
 """The format of a checkpoint, in its meta.json."""
@@ -47,7 +57,7 @@ def write_tensors(
         if metadata:
             _sort_metadata(path)
     fsync_path(path)
-    return {"digest": _text(file_digest(path)), "size_bytes": path.stat().st_size, "tensors": list(tensors)}
+    return {"digest": digest_text(file_digest(path)), "size_bytes": path.stat().st_size, "tensors": list(tensors)}
 
 
 def _sort_metadata(path: Path) -> None:
@@ -75,7 +85,7 @@ def check_file(path: Path, entry: Mapping[str, Any]) -> None:
     """Raises Damaged if a file's size or digest differ from its entry."""
     with disk_errors(f"read {path}"):
         try:
-            size, digest = path.stat().st_size, _text(file_digest(path))
+            size, digest = path.stat().st_size, digest_text(file_digest(path))
         except FileNotFoundError as error:
             raise Damaged(f"{path.name} is missing") from error
     if (size, digest) != (entry["size_bytes"], entry["digest"]):
@@ -114,11 +124,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 
 def _meta_digest(meta: Mapping[str, Any]) -> str:
-    return _text(blake3(json.dumps(meta, sort_keys=True).encode()).digest())
-
-
-def _text(digest: bytes) -> str:
-    return f"blake3:{digest.hex()}"
+    return digest_text(blake3(json.dumps(meta, sort_keys=True).encode()).digest())
 
 
 def separate(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -142,3 +148,94 @@ def _library_errors(path: Path, doing: str) -> Iterator[None]:
         if number is None and (match := _ERRNO.search(str(error))):
             number = int(match[1])
         raise disk_error(f"{doing} {path}", number, error) from error
+
+
+BLOCK = 1 << 16
+"""Entries of a block."""
+
+
+@dataclass(frozen=True, slots=True)
+class AveragedModel:
+    """The averaged model after a round."""
+
+    rule: Averaging
+    round: int
+    model: Mapping[str, torch.Tensor]
+    """The committed model as clients get it: parameters and buffers."""
+    folder: Path | None = None
+    """Has the sums of this round. None: they are not written yet."""
+    before: Path | None = None
+    """Has the sums of the round before; None if there are none."""
+
+    @property
+    def files(self) -> list[str]:
+        """Names of the files of the sums."""
+        return [file_of(name) for name in self.rule.terms(self.round)]
+
+    def write_sums(self, folder: Path) -> dict[str, dict[str, Any]]:
+        """Write the sums into a folder, durably. Returns name -> digest and size of each file. Raises StoreError."""
+        entries = {}
+        for name, term in self.rule.terms(self.round).items():
+            path = folder / file_of(name)
+            with disk_errors(f"write {path}"):
+                if self.folder is None:
+                    digest = self._write(path, name, term)
+                else:
+                    shutil.copyfile(self.folder / path.name, path)
+                    digest = file_digest(path)
+                fsync_path(path)
+                entries[path.name] = {"digest": digest_text(digest), "size_bytes": path.stat().st_size}
+        return entries
+
+    def values(self, folder: Path | None = None) -> dict[str, torch.Tensor]:
+        """The averaged model, each value rounded once to the dtype of the model. In memory of its own.
+
+        folder: with the sums of this round, if they have just been written.
+        """
+        folder, mean = folder or self.folder, self.rule.mean(self.round)
+        if folder is None or mean is None:
+            raise RuntimeError("expected the sums of an averaged model, got one whose sums are not written")
+        averaged = {name: torch.empty_like(tensor) for name, tensor in self.model.items()}
+        path = folder / file_of(mean.sum)
+        with disk_errors(f"read {path}"), path.open("rb") as file:
+            for into in _blocks(averaged):
+                into.copy_(mean_of(_read(file, into.numel()), mean, into.dtype))
+        for name, tensor in self.model.items():
+            if not tensor.is_floating_point():
+                averaged[name].copy_(tensor)
+        return averaged
+
+    def _write(self, path: Path, name: str, term: Term) -> bytes:
+        hasher = blake3()
+        with ExitStack() as stack:
+            before: BufferedReader | None = None
+            if term.keep:
+                if self.before is None:
+                    raise RuntimeError(f"expected the sums of round {self.round - 1}, got none")
+                before = stack.enter_context((self.before / file_of(name)).open("rb"))
+            file = stack.enter_context(path.open("wb"))
+            for x in _blocks(self.model):
+                total = stepped(None if before is None else _read(before, x.numel()), x, term)
+                raw = total.numpy().tobytes()
+                hasher.update(raw)
+                file.write(raw)
+        return hasher.digest()
+
+
+def file_of(name: str) -> str:
+    """The file of a sum."""
+    return f"sum-{name}.f64"
+
+
+def _blocks(tensors: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Views of the floating tensors, in blocks."""
+    for tensor in tensors.values():
+        if tensor.is_floating_point():
+            yield from tensor.view(-1).split(BLOCK)
+
+
+def _read(file: BufferedReader, count: int) -> torch.Tensor:
+    raw = bytearray(8 * count)
+    if file.readinto(raw) != len(raw):
+        raise OSError("the file of a sum is too short")
+    return torch.frombuffer(raw, dtype=torch.float64) if count else torch.empty(0, dtype=torch.float64)
