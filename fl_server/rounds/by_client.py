@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from copy import copy
 from dataclasses import dataclass
 from itertools import islice
 from typing import Self, TypeVar, overload
@@ -48,8 +47,8 @@ class Arrivals(Sequence[Entry]):
             raise ValueError(f"expected clients without an update, got {', '.join(clients)}")
         if len(self._shared) != self._count:  # another value has grown from this one
             return type(self)((*self, *entries))
-        grown = copy(self)
-        grown._count += len(entries)  # noqa: SLF001 - a value of this class
+        grown = object.__new__(type(self))
+        grown._shared, grown._places, grown._count = self._shared, self._places, self._count + len(entries)
         self._shared.extend(entries)
         self._places.update({client: self._count + at for at, client in enumerate(clients)})
         return grown

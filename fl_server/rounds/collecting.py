@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 from fl_server.rounds.by_client import ByClient, Failed, Lost, Refused
 from fl_server.rounds.effects import (
@@ -33,7 +32,7 @@ from fl_server.rounds.events import (
 )
 from fl_server.rounds.sampling import by_id
 from fl_server.rounds.selecting import draw_replacements, learn, lost_states, restart_round
-from fl_server.rounds.state import Phase, Result, RoundState, UnexpectedEvent
+from fl_server.rounds.state import Phase, Result, RoundState, UnexpectedEvent, replace
 
 
 def admit(state: RoundState, event: UpdateAdmitted) -> Result:

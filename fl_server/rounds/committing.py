@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from fl_server.rounds.effects import Announce, Commit, EndRun
 from fl_server.rounds.ending import end
 from fl_server.rounds.events import EndRequested, EndStatus, Evaluated, ModelCommitted, Source, StepComputed
 from fl_server.rounds.metrics import has_evaluation
 from fl_server.rounds.selecting import lost_states, next_round, restart_round, select
-from fl_server.rounds.state import Phase, Result, RoundState
+from fl_server.rounds.state import Phase, Result, RoundState, replace
 from fl_server.rounds.stop_rules import missing_metric, stop_reason
 
 

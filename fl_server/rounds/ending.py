@@ -8,13 +8,12 @@ may be its own data.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import Literal
 
 from fl_server.rounds.effects import Cancel, Effect, EndRun
 from fl_server.rounds.events import EndRequested, ModelDiverged, TimeUsed
 from fl_server.rounds.sampling import by_id
-from fl_server.rounds.state import Phase, Result, RoundState
+from fl_server.rounds.state import Phase, Result, RoundState, replace
 
 SAME_FAILURE = 3
 """Different clients that must have failed with the same cause in one round."""

@@ -33,8 +33,6 @@ outstanding clients continue, and draws only replacements. docs/development/roun
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from fl_server.rounds import events as ev
 from fl_server.rounds.collecting import (
     admit,
@@ -65,7 +63,7 @@ from fl_server.rounds.selecting import (
     restart_states_later,
     select,
 )
-from fl_server.rounds.state import Phase, Result, RoundState, Rule, UnexpectedEvent
+from fl_server.rounds.state import Phase, Result, RoundState, Rule, UnexpectedEvent, replace
 from fl_server.rounds.stop_rules import Judged
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from fl_server.rounds.by_client import ByClient, Failed, Refused
 from fl_server.rounds.collecting import close_if_done
@@ -25,7 +25,7 @@ from fl_server.rounds.effects import EndRun
 from fl_server.rounds.ending import end_by_fault, training_diverges
 from fl_server.rounds.events import Accepted, RoundRestored, Source
 from fl_server.rounds.selecting import goal_of, lost_states, restart_round
-from fl_server.rounds.state import Phase, Result, RoundState
+from fl_server.rounds.state import Phase, Result, RoundState, replace
 from fl_server.rounds.stop_rules import Evaluation, Judged, stop_reason
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
-from fl_server.rounds.by_client import ByClient
+from fl_server.rounds.by_client import ByClient, Lost
 from fl_server.rounds.effects import AwaitClients, OpenAttempt, RestartRound, RetryLater
 from fl_server.rounds.ending import cancel, end_by_fault, no_client_delivers
 from fl_server.rounds.events import ClientReleased, StatesLost
 from fl_server.rounds.sampling import Draw, adapted, draw_bernoulli, draw_fixed
-from fl_server.rounds.state import Phase, Result, RoundPolicy, RoundState
+from fl_server.rounds.state import Phase, Result, RoundPolicy, RoundState, replace
 
 
 def select(state: RoundState) -> Result:
@@ -141,7 +140,7 @@ def released(state: RoundState, event: ClientReleased) -> Result:
     """A client that was left out takes part again, from the next reset of the states on if it lost its own."""
     if (lost := state.lost.get(event.client)) is None:
         return state, ()
-    state = replace(state, lost=ByClient({**state.lost, event.client: replace(lost, left_out=False)}))
+    state = replace(state, lost=ByClient({**state.lost, event.client: Lost(lost.why, left_out=False)}))
     return select(state) if state.phase is Phase.SELECTING else (state, ())
 
 

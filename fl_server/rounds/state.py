@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fl_server.rounds.by_client import Arrivals, ByClient, Failed, Lost, Refused
 from fl_server.rounds.effects import Effect
@@ -77,7 +77,7 @@ class RoundPolicy:
 _NONE: ByClient[Any] = ByClient()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RoundState:
     """Everything that decides what happens next in a run."""
 
@@ -220,7 +220,7 @@ class RoundState:
     @property
     def outstanding(self) -> frozenset[str]:
         """Clients that are working for this exchange. It looks at the whole cohort: see `works` and `working`."""
-        return self.drawn - self.out - set(self.arrivals.clients())
+        return self.drawn.difference(self.out, self.arrivals.clients())
 
     def works(self, client: str) -> bool:
         """Whether the client is one of `outstanding`."""
@@ -248,6 +248,19 @@ class RoundState:
         begun = {client for client in before.out - self.out if self.works(client)}
         done = {*self.arrivals.clients(len(before.admitted)), *(self.out - before.out)}
         return begun, {client for client in done if before.works(client)}
+
+
+if TYPE_CHECKING:
+    from dataclasses import replace as replace  # noqa: PLC0414 - so that the names and types of the fields are checked
+else:
+
+    def replace(state, /, **fields):
+        """As `dataclasses.replace` for a state, without a call for each field: an event changes few of them."""
+        after = object.__new__(RoundState)
+        object.__setattr__(after, "__dict__", state.__dict__ | fields)
+        if "admitted" in fields:
+            after.__post_init__()
+        return after
 
 
 Result = tuple[RoundState, tuple[Effect, ...]]

@@ -16,13 +16,9 @@ from fl_server.rounds import machine, restoring
 from fl_server.rounds.by_client import ByClient, Failed, Lost, Refused
 from fl_server.rounds.committing import clients_due, evaluation_due
 from fl_server.rounds.restoring import SavedRound
-from fl_server.rounds.state import Phase, RoundPolicy, RoundState
+from fl_server.rounds.state import Phase, RoundState, replace
 from fl_server.rounds.stop_rules import Judged
-from tests.deterministic import replacing
 from tests.deterministic.core_ledger import Clock, Ledger, Place, Told, digest
-from tests.deterministic.replacing import replaced
-
-replacing.install()
 
 DEADLINE_S = 500.0
 """Time of an attempt."""
@@ -31,9 +27,10 @@ DEADLINE_S = 500.0
 class Driver:
     """One process of the coordinator."""
 
-    def __init__(self, policy: RoundPolicy, ledger: Ledger, told: Told, clock: Clock) -> None:
+    def __init__(self, new: RoundState, ledger: Ledger, told: Told, clock: Clock) -> None:
+        """new: the state of a run that was created and not begun."""
         self.ledger, self.told, self.clock = ledger, told, clock
-        self.state = RoundState(policy, ledger.rounds)
+        self.state = new
         self.work: deque[str] = deque()
         """Long work under way: "reduce", "step", "commit", "evaluate 3", "ask 3"."""
         self.deadline: float | None = None
@@ -51,22 +48,23 @@ class Driver:
         done = len(ledger.commits)
         epochs = [commit[2] for commit in ledger.commits]
         of_epoch = [number for number, epoch in enumerate(epochs) if epoch == ledger.epoch]
-        members = frozenset(client for number in of_epoch for client, _ in ledger.commits[number][1])
-        state = replaced(
+        counted = of_epoch if policy.population else ()
+        state = replace(
             self.state, rounds=ledger.rounds, round=done, paused=ledger.paused, state_epoch=ledger.epoch,
             epoch_rounds=len(of_epoch), over_selection=ledger.commits[-1][3] if done else 0.0,
-            members=members if policy.population else frozenset(), judged_from=ledger.judged_from,
+            members=frozenset(client for number in counted for client, _ in ledger.commits[number][1]),
+            judged_from=ledger.judged_from,
             lost=ByClient(ledger.lost) if policy.population else ByClient(),
         )  # fmt: skip
         if ledger.status != "running":
             attempts = ledger.attempts.get(done, [])
-            self.state = replaced(
+            self.state = replace(
                 state, phase=Phase.ENDED, ending=(ledger.status, ledger.reason), goal=1 if attempts else 0,
                 attempt=max((attempt for _, attempt, _ in attempts), default=0),
             )  # fmt: skip
-            running = replaced(state, ending=None)
+            running = replace(state, ending=None)
             for round_ in range(done):
-                if evaluation_due(running, round_) and round_ not in ledger.metrics:
+                if round_ not in ledger.metrics and evaluation_due(running, round_):
                     self.work.append(f"evaluate {round_}")
             return
         state = restoring.restored_round(state, self.saved(done))
@@ -74,7 +72,7 @@ class Driver:
         evaluations = [(round_, found) for round_, found in ledger.metrics.items() if round_ >= ledger.judged_from]
         missing: set[ev.Source] = set()
         for round_ in range(done):
-            if evaluation_due(state, round_) and round_ not in ledger.metrics:
+            if round_ not in ledger.metrics and evaluation_due(state, round_):
                 self.work.append(f"evaluate {round_}")
                 missing |= {"server"} if round_ == done - 1 else set()
         if done and clients_due(state, done - 1) and done - 1 not in ledger.by_clients:
@@ -209,7 +207,7 @@ class Driver:
         """Write, act, send."""
         for step in self.order:
             getattr(self, step)(effect)
-            yield f"{type(effect).__name__}: {step}"
+            yield step
 
     def write(self, effect: fx.Effect) -> None:
         ledger, place = self.ledger, (self.state.round, self.state.exchange)

@@ -9,7 +9,7 @@ from itertools import chain
 
 from fl_server.rounds import events as ev
 from fl_server.rounds.metrics import BY_LOSS
-from fl_server.rounds.state import Phase, RoundPolicy, UnexpectedEvent
+from fl_server.rounds.state import Phase, RoundPolicy, RoundState, UnexpectedEvent
 from fl_server.rounds.stop_rules import StopPolicy
 from tests.deterministic.core_checks import check_deadline, check_end, check_restored, check_state
 from tests.deterministic.core_driver import Driver
@@ -67,8 +67,10 @@ class CoreLife:
         """faults: the steps in which faults may happen; None: all."""
         self.draw = random.Random(f"core {seed}")
         self.policy = policy_of(self.draw)
+        self.new = RoundState(self.policy, ROUNDS)
         self.ledger, self.told, self.clock = Ledger(ROUNDS), Told(), Clock()
         self.faulty = self.draw.choice((0.0, 0.02, 0.05, 0.15))
+        self.chances = [(what, chance * self.faulty) for what, chance in _FAULTS.items()]
         self.may = faults if faults is None else frozenset(faults)
         self.happened: list[CoreFault] = []
         self.step = 0
@@ -82,7 +84,7 @@ class CoreLife:
 
     def begin(self) -> None:
         """A process starts."""
-        self.driver = Driver(self.policy, self.ledger, self.told, self.clock)
+        self.driver = Driver(self.new, self.ledger, self.told, self.clock)
         self.told.assigned.clear()  # sessions are gone, and what was under way with them
         self.running: Iterator[str] | None = self.driver.restore(frozenset(self.present))
         self.settled = False
@@ -92,7 +94,7 @@ class CoreLife:
     def live(self) -> None:
         """Until the run is over. Raises AssertionError for what an invariant forbids."""
         try:
-            while not self._over():
+            while self.running is not None or not self._over():
                 self._step()
                 self.step += 1
                 if self.step == MOST_STEPS:
@@ -111,7 +113,7 @@ class CoreLife:
         )
 
     def _over(self) -> bool:
-        return self.running is None and self.driver.state.phase is Phase.ENDED and not self.driver.work
+        return self.driver.state.phase is Phase.ENDED and not self.driver.work
 
     def _heal(self) -> None:
         self.healing = True
@@ -119,17 +121,20 @@ class CoreLife:
 
     def _fault(self, what: str, chance: float) -> bool:
         """Whether a fault happens in this step. The same numbers are drawn whether it may or not."""
-        wanted = self.draw.random() < chance * self.faulty
-        if not wanted or self.healing or (self.may is not None and self.step not in self.may):
+        return self.draw.random() < chance * self.faulty and self._happens(what)
+
+    def _happens(self, what: str) -> bool:
+        """Whether a fault that is drawn may happen in this step."""
+        if self.healing or (self.may is not None and self.step not in self.may):
             return False
         self.happened.append(CoreFault(self.step, what))
         return True
 
     def _step(self) -> None:
         self.clock.go_on(1.0)
-        if self.driver.deadline is not None and self.step % SAVED_EVERY == 0:
+        if self.step % SAVED_EVERY == 0 and self.driver.deadline is not None:
             self.ledger.seconds_left = self.driver.deadline - self.clock.now
-        if self._fault("kill", 0.3):
+        if self.draw.random() < 0.3 * self.faulty and self._happens("kill"):
             self._kill()
         elif self.running is not None:
             try:
@@ -175,7 +180,8 @@ class CoreLife:
         if state.paused and (self.healing or draw.random() < 0.2):
             possible.append("resume")
         if state.phase is not Phase.ENDED:
-            possible += [what for what, chance in _FAULTS.items() if self._fault(what, chance)]
+            drawn = [what for what, chance in self.chances if draw.random() < chance]
+            possible += [what for what in drawn if self._happens(what)]
         if not possible:
             self._roster()
             return

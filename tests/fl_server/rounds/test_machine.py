@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import get_args
+import dataclasses
+from typing import Any, get_args
 
 import pytest
 
@@ -35,7 +35,7 @@ from fl_server.rounds.events import (
     WorkFailed,
 )
 from fl_server.rounds.machine import RULES, advance
-from fl_server.rounds.state import Phase, UnexpectedEvent
+from fl_server.rounds.state import Phase, UnexpectedEvent, replace
 from tests.fl_server.round_play import SAMPLES, STOP
 
 EVENTS: tuple[Event, ...] = (
@@ -151,3 +151,17 @@ def test_an_event_that_does_not_fit_the_state_is_refused(phase: Phase, event: Ev
     """The error of an event of a legal kind with wrong contents names the fault."""
     with pytest.raises(UnexpectedEvent, match=why):
         advance(SAMPLES[phase], event)
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"round": 3, "admitted": (("a", b"1"),)}, {"phase": Phase.COLLECTING, "goal": 2}]
+)
+def test_a_state_is_replaced_as_dataclasses_do_it(fields: dict[str, Any]) -> None:
+    """The core's own function makes the same value, also where the class converts a field, and changes no other."""
+    state = SAMPLES[Phase.COLLECTING]
+    made = replace(state, **fields)
+    assert made == dataclasses.replace(state, **fields)
+    assert type(made.admitted) is type(state.admitted)
+    assert state == SAMPLES[Phase.COLLECTING]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.round = 7  # type: ignore[misc]  # it may not be set
