@@ -39,7 +39,7 @@ def process_state_kept(what: str, error: type[ValueError]) -> Iterator[None]:
 
     An exception of the call goes on as it is. Calls may overlap in several threads.
     """
-    mine = _of_thread()
+    mine = {name: read() for name, (read, _) in _THREADS.items()}
     _enter()
     try:
         yield
@@ -84,10 +84,6 @@ def _restored(mine: dict[str, Any]) -> list[str]:
                     restore(value)
         sys.argv = before[_ARGUMENTS] if not _calls.open else hidden
     return changed
-
-
-def _of_thread() -> dict[str, Any]:
-    return {name: read() for name, (read, _) in _THREADS.items()}
 
 
 def _directory() -> str | None:

@@ -60,15 +60,12 @@ class Compute:
         An output of one tensor is float32. Except with the defaults, a deep copy of the model still calls the original.
         """
         model = model.to(device)
-        if self._channels_last(device):
+        if self.memory_format == "channels_last" or (self.memory_format == "auto" and device.type == "cuda"):
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's types lack it
             model.register_forward_pre_hook(_channels_last_inputs)
         if self.precision != "float32":
             _lower_precision(model, device, torch.float16 if self.precision == "float16" else torch.bfloat16)
         return model
-
-    def _channels_last(self, device: torch.device) -> bool:
-        return self.memory_format == "channels_last" or (self.memory_format == "auto" and device.type == "cuda")
 
 
 DEFAULT_COMPUTE = Compute()

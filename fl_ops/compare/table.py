@@ -59,11 +59,8 @@ class MethodSection(Section):
         """Every combination of the values to search, at this rate; the one of the first values first."""
         return [
             self._variant(learning_rate, dict(zip(self.tune, combination, strict=True)))
-            for combination in self._combinations()
+            for combination in product(*self.tune.values())
         ]
-
-    def _combinations(self) -> Iterator[tuple[Scalar, ...]]:
-        return product(*self.tune.values())
 
     def _variant(self, learning_rate: float, tuned: dict[str, Scalar]) -> Choice:
         own = {key: value for key, value in tuned.items() if key != CLIPPING}

@@ -21,7 +21,7 @@ def sentences(demo: Demo) -> list[str]:
 def _sentences(demo: Demo) -> Iterator[str]:
     first, second = demo.results[:2]
     yield _gap(first, second, demo.data.evaluation_examples)
-    yield _latest(first, second)
+    yield f"With the latest models the mean accuracy is {_of_each('mean_last', 'latest', first, second)}."
     yield "The seed decides the data partition, the first model, the cohorts and the batches: one run is one sample."
     settings, grid = demo.settings, read_grid()
     if not settings.tuned:
@@ -43,10 +43,6 @@ def _gap(first: Result, second: Result, examples: int) -> str:
     )
     worst = _of_each("worst_last", "averaged", first, second)
     return f"Over the last {count} rounds, with the averaged models, {mean}; the worst of these rounds is {worst}."
-
-
-def _latest(first: Result, second: Result) -> str:
-    return f"With the latest models the mean accuracy is {_of_each('mean_last', 'latest', first, second)}."
 
 
 def _of_each(figure: str, model: str, *results: Result) -> str:

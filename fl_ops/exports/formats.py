@@ -104,17 +104,13 @@ def adapter_of(task: Task, module: nn.Module) -> tuple[dict[str, Tensor], str]:
     A model of peft has both. For another one the task gives the configuration by `adapter_config()`, and the adapter is
     its trainable parameters, with those whose name has "lora_" in it. Raises UsageError if there is no adapter.
     """
-    wrapped = _peft_model(module)
+    # The first part of the module that peft has given adapters.
+    wrapped = next((part for part in module.modules() if isinstance(getattr(part, "peft_config", None), dict)), None)
     config = _config_of(task, wrapped)
     tensors = _peft_tensors(wrapped) if wrapped is not None else _own_tensors(module)
     if not tensors:
         raise UsageError("expected a model with an adapter, got one without trainable parameters")
     return tensors, json.dumps(config, indent=2, sort_keys=True, default=_plain) + "\n"
-
-
-def _peft_model(module: nn.Module) -> nn.Module | None:
-    """The first part of the module that peft has given adapters."""
-    return next((part for part in module.modules() if isinstance(getattr(part, "peft_config", None), dict)), None)
 
 
 def _config_of(task: Task, wrapped: nn.Module | None) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def _verify(context: Context, rows: Iterable[AuditRow], known: list[Head]) -> No
     """Check rows and print the result. Raises typer.Exit for a broken chain."""
     check: ChainCheck | None = None
     for row in rows:
-        check = check or ChainCheck(known, _before(row, known))
+        check = check or ChainCheck(known, next((head for head in known if head.number == row.number - 1), START))
         check.add(row)
     check = check or ChainCheck(known)
     problems = check.end(getattr(rows, "newest", None))
@@ -130,11 +130,6 @@ def _verify(context: Context, rows: Iterable[AuditRow], known: list[Head]) -> No
     output.show(facts, "\n".join([*lines, f"head {check.head}"]), context.as_json)
     if problems:
         raise typer.Exit(Exit.REFUSED)
-
-
-def _before(first: AuditRow, known: list[Head]) -> Head:
-    """The row before the first one."""
-    return next((head for head in known if head.number == first.number - 1), START)
 
 
 def _heads(texts: list[str]) -> list[Head]:
