@@ -18,7 +18,7 @@ from typing import Any
 
 from fl_web.charts import chart_json
 from fl_web.coordinator.calls import SHARED_S, Unreachable, WebError, has_failed, login_needed
-from fl_web.coordinator.mailbox import Link, Mailbox, News
+from fl_web.coordinator.mailbox import LinkState, Mailbox, News
 from fl_web.coordinator.reader import Reader
 from fl_web.facts.rounds import Round
 from fl_web.rendering import rendered
@@ -224,7 +224,7 @@ class ViewStream:
 
     def _links(self, news: News) -> Iterator[bytes]:
         if news.links:
-            link: Link = news.links[-1]
+            link: LinkState = news.links[-1]
             yield message("link", {"up": link.up, "why": link.why})
 
     def _entries(self, news: News) -> Iterator[bytes]:

@@ -22,8 +22,7 @@ from fl_client.gates.availability import AvailabilityMonitor
 from fl_client.gates.state_directory import StateDirectory
 from fl_client.monitoring.logs import Progress
 from fl_client.monitoring.metrics import Metrics
-from fl_client.policy.rules import Shard
-from fl_client.policy.rules import Work as Amount
+from fl_client.policy.rules import OrderedWork, ShardSize
 from fl_client.policy.site import SitePolicy, ordered_work
 from fl_client.settings.config import LimitsConfig
 from fl_client.storage.device_storage import DeviceStorage
@@ -106,7 +105,7 @@ class AssignmentExecutor:
         trainer = services.trainer
         check_assignment(assignment, services.limits, trainer.examples, trainer.own_batches)
         await services.policy.check_names(assignment)
-        exchange, shard = trainer.exchange_of(assignment), Shard(trainer.examples, trainer.own_batches)
+        exchange, shard = trainer.exchange_of(assignment), ShardSize(trainer.examples, trainer.own_batches)
         amount = ordered_work(assignment.training, exchange, shard)
         check_amount(amount.steps or 0, services.limits)
         await services.policy.check_training(assignment, amount)
@@ -122,7 +121,7 @@ class AssignmentExecutor:
         receipt = await submit(services.link, update, services.disk, services.policy)
         await self._handle_receipt(update.header, receipt)
 
-    async def _train(self, assignment: training_pb2.Assignment, amount: Amount) -> TrainingResult:
+    async def _train(self, assignment: training_pb2.Assignment, amount: OrderedWork) -> TrainingResult:
         services, key = self._services, key_of(assignment.key)
         services.trainer.check_task(assignment.task, assignment.fingerprint)
         state = await services.state.required(services.storage.state_for, assignment)

@@ -15,7 +15,7 @@ from fl_client.policy.config import Policy
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class OrderedWork:
     """The amount of local training. None: it depends on the number of local examples, which is unknown."""
 
     steps: int | None
@@ -42,7 +42,7 @@ class Request:
     """Digest of the coordinator's code of the task."""
     algorithm: str = ""
     """Empty for an evaluation."""
-    work: Work | None = None
+    work: OrderedWork | None = None
     model_bytes: int | None = None
     unknown: str = ""
     """Fields that this version does not know."""
@@ -75,7 +75,7 @@ def refusal(policy: Policy, request: Request) -> Verdict | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class ShardSize:
     """The local examples."""
 
     examples: int
@@ -85,14 +85,14 @@ class Shard:
 
 
 def work_of(  # noqa: PLR0913 - epochs and steps are alternatives
-    shard: Shard,
+    shard: ShardSize,
     batch_size: int,
     *,
     epochs: int | None = None,
     steps: int | None = None,
     passes: bool = False,
     trains: bool = True,
-) -> Work:
+) -> OrderedWork:
     """The work of `epochs` or `steps` of training, both 1 or more, and of a full gradient; see count_steps of fl_tasks.
 
     passes: whether the exchange has a gradient over the whole shard, which counts as an epoch. trains: whether it
@@ -106,7 +106,7 @@ def work_of(  # noqa: PLR0913 - epochs and steps are alternatives
     whole, rest = divmod(count, per_epoch)
     read = whole * examples + min(rest * batch, examples)
     first = per_epoch if passes else 0
-    return Work(
+    return OrderedWork(
         first + count,
         Fraction(first + count, per_epoch),
         read + (examples if passes else 0),
@@ -116,7 +116,7 @@ def work_of(  # noqa: PLR0913 - epochs and steps are alternatives
     )
 
 
-def day_verdicts(policy: Policy, work: Work) -> Iterator[Verdict]:
+def day_verdicts(policy: Policy, work: OrderedWork) -> Iterator[Verdict]:
     """Whether one assignment fits an unused day."""
     for name in ("steps", "examples"):
         if (limit := getattr(policy.day, f"max_{name}")) is not None:

@@ -17,7 +17,7 @@ from fl_client.monitoring.metrics import Metrics
 from fl_client.policy.budget import NAMES, Amounts, Budget, OverBudget
 from fl_client.policy.config import Policy, fingerprints, trusted_certificates
 from fl_client.policy.file import InForce, PolicyFile
-from fl_client.policy.rules import Request, Shard, Work, refusal, work_of
+from fl_client.policy.rules import OrderedWork, Request, ShardSize, refusal, work_of
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
 
@@ -26,14 +26,14 @@ _SHOWN = 5
 """Unknown fields that a message names."""
 
 
-def ordered_work(training: training_pb2.LocalTraining, exchange: Exchange, shard: Shard) -> Work:
+def ordered_work(training: training_pb2.LocalTraining, exchange: Exchange, shard: ShardSize) -> OrderedWork:
     """The work of an assignment whose values were checked: of what the exchange of its method makes clients do."""
     by_epochs = training.WhichOneof("work") == "local_epochs"
     amount = {"epochs": training.local_epochs} if by_epochs else {"steps": training.local_steps}
     return work_of(shard, training.batch_size, **amount, passes=exchange.passes, trains=exchange.trains)
 
 
-def training_request(assignment: training_pb2.Assignment, work: Work | None) -> Request:
+def training_request(assignment: training_pb2.Assignment, work: OrderedWork | None) -> Request:
     """The request of an assignment. work: by `ordered_work`; None: only its names are judged."""
     training = assignment.training
     return Request(
@@ -201,12 +201,12 @@ class SitePolicy:
         await self._check_file()
         self._judge(training_request(assignment, None))
 
-    async def check_training(self, assignment: training_pb2.Assignment, work: Work) -> None:
+    async def check_training(self, assignment: training_pb2.Assignment, work: OrderedWork) -> None:
         """Raises PolicyRefused, before anything is fetched."""
         await self._check_file()
         self._judge(training_request(assignment, work))
 
-    async def begin_training(self, assignment: training_pb2.Assignment, work: Work) -> None:
+    async def begin_training(self, assignment: training_pb2.Assignment, work: OrderedWork) -> None:
         """Count an assignment that begins now. Raises PolicyRefused if the day's budget has no room for it."""
         down, up = bytes_down(assignment.resources), bytes_up(assignment)
         need = Amounts(1, work.steps or 0, work.examples or 0, 0.0, down, up)

@@ -15,7 +15,7 @@ from google.protobuf.json_format import MessageToDict
 from fl_client.errors import StartError, UsageError
 from fl_client.policy.budget import FILE, NAMES, DailyUsage
 from fl_client.policy.config import NO_POLICY, Policy, read_policy
-from fl_client.policy.rules import Request, Shard, Verdict, Work, day_verdicts, verdicts, work_of
+from fl_client.policy.rules import OrderedWork, Request, ShardSize, Verdict, day_verdicts, verdicts, work_of
 from fl_client.settings.config import ClientConfig, load_config
 from fl_client.setup.settings_file import toml
 from fl_client.setup.units import CONFIG
@@ -99,7 +99,7 @@ def _verdicts(
                 yield verdict
 
 
-def _work(spec: admin_pb2.RunSpec, local_examples: int | None) -> Work:
+def _work(spec: admin_pb2.RunSpec, local_examples: int | None) -> OrderedWork:
     """The work of the assignment that trains, as far as it is known."""
     local = spec.local
     batch_size = local.batch_size if local.HasField("batch_size") else DEFAULT_BATCH_SIZE
@@ -107,7 +107,7 @@ def _work(spec: admin_pb2.RunSpec, local_examples: int | None) -> Work:
     passes = _passes(spec.algorithm)
     if local_examples is not None:
         return work_of(
-            Shard(local_examples),
+            ShardSize(local_examples),
             max(1, batch_size),
             epochs=amount.get("epochs"),
             steps=amount.get("steps"),
@@ -115,7 +115,7 @@ def _work(spec: admin_pb2.RunSpec, local_examples: int | None) -> Work:
         )
     epochs, steps = amount.get("epochs"), amount.get("steps")
     known = None if epochs is None else Fraction(epochs + passes)
-    return Work(None if passes else steps, known, None, batch_size, local_steps=steps)
+    return OrderedWork(None if passes else steps, known, None, batch_size, local_steps=steps)
 
 
 def _passes(spec: training_pb2.AlgorithmSpec) -> bool:

@@ -14,7 +14,7 @@ _MOST_ENTRIES = 5000
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LinkState:
     """The connection to the coordinator."""
 
     up: bool
@@ -31,7 +31,7 @@ class News:
     """Every entry up to this number has been delivered. None: nothing new."""
     run: pb.RunStatus | None = None
     """The newest status of the watched run."""
-    links: list[Link] = field(default_factory=list)
+    links: list[LinkState] = field(default_factory=list)
 
 
 class Mailbox:
@@ -65,7 +65,7 @@ class Mailbox:
         self._news.run = run
         self._has_changed()
 
-    def put_link(self, link: Link) -> None:
+    def put_link(self, link: LinkState) -> None:
         """The connection to the coordinator was lost, or is back."""
         self._news.links.append(link)
         self._has_changed()

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 
 from fl_web.coordinator.calls import Calls, Unreachable, WebError, login_needed
-from fl_web.coordinator.mailbox import Link, Mailbox
+from fl_web.coordinator.mailbox import LinkState, Mailbox
 from protos.fl.v1 import admin_pb2 as pb
 
 LINGER_S = 10.0
@@ -25,7 +25,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.mailboxes: set[Mailbox] = set()
-        self.link: Link | None = None
+        self.link: LinkState | None = None
         """None: not known yet."""
         self._task: asyncio.Task[None] | None = None
         self._closing: asyncio.TimerHandle | None = None
@@ -61,7 +61,7 @@ class Watch:
 
     def reached(self) -> None:
         """The coordinator has answered."""
-        self._report(Link(up=True))
+        self._report(LinkState(up=True))
 
     def _open(self) -> None:
         if self._closing is not None:
@@ -77,7 +77,7 @@ class Watch:
                 return await self.read()
             except Unreachable as error:
                 wait_s = _FIRST_WAIT_S if self.link is not None and self.link.up else wait_s
-                self._report(Link(up=False, why=str(error)))
+                self._report(LinkState(up=False, why=str(error)))
             except Exception as error:
                 for mailbox in self.mailboxes:
                     mailbox.end(error)
@@ -87,7 +87,7 @@ class Watch:
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
-    def _report(self, link: Link) -> None:
+    def _report(self, link: LinkState) -> None:
         if link.up != (self.link.up if self.link is not None else None):
             self.link = link
             for mailbox in self.mailboxes:

@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import Any, cast
 
 import algorithms
-from fl_client.policy.rules import Shard, Work
+from fl_client.policy.rules import OrderedWork, ShardSize
 from fl_client.policy.site import bytes_up, evaluation_request, ordered_work, training_request, unknown_fields
 from protos.fl.v1 import tensor_pb2, training_pb2
 
@@ -35,9 +35,9 @@ def assignment(**work: int) -> training_pb2.Assignment:
     )
 
 
-def work_in(given: training_pb2.Assignment) -> Work:
+def work_in(given: training_pb2.Assignment) -> OrderedWork:
     """The work of an assignment on ten examples."""
-    return ordered_work(given.training, algorithms.build("scaffold").exchanges[0], Shard(10))
+    return ordered_work(given.training, algorithms.build("scaffold").exchanges[0], ShardSize(10))
 
 
 def test_a_request_has_what_the_rules_judge() -> None:

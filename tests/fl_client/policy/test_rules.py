@@ -13,13 +13,13 @@ import algorithms
 from fl_client.monitoring.metrics import DAY_AMOUNTS, POLICY_RULES
 from fl_client.policy.budget import NAMES
 from fl_client.policy.config import NO_POLICY, Policy
-from fl_client.policy.rules import Request, Shard, Work, refusal, work_of
+from fl_client.policy.rules import OrderedWork, Request, ShardSize, refusal, work_of
 from fl_client.policy.site import ordered_work
 from fl_tasks.batches import count_steps
 from protos.fl.v1 import training_pb2
 
 SOURCE = "sha256:" + "ab" * 32
-WORK = Work(10, Fraction(5), 500, batch=50, used=100, local_steps=10)
+WORK = OrderedWork(10, Fraction(5), 500, batch=50, used=100, local_steps=10)
 TRAINING = Request("training", "digits", SOURCE, "fedcm", work=WORK, model_bytes=1000, min_clients=3)
 EVALUATION = Request("evaluation", "digits", SOURCE, model_bytes=1000)
 
@@ -114,7 +114,7 @@ def test_unknown_fields_are_refused_unless_they_are_allowed() -> None:
 def test_the_work_is_that_of_the_batches(examples: int, batch: int, amount: int, by_epochs: bool) -> None:
     """Steps as fl_tasks.batches counts them; epochs are the passes that they make, however large the batch."""
     unit = {"epochs": amount} if by_epochs else {"steps": amount}
-    work = work_of(Shard(examples), batch, epochs=unit.get("epochs"), steps=unit.get("steps"))
+    work = work_of(ShardSize(examples), batch, epochs=unit.get("epochs"), steps=unit.get("steps"))
     assert work.steps == count_steps(examples, batch, **unit)
     assert work.epochs is not None
     assert work.examples is not None
@@ -126,10 +126,12 @@ def test_the_work_is_that_of_the_batches(examples: int, batch: int, amount: int,
 
 def test_epochs_cannot_be_exceeded_by_steps() -> None:
     """1,001 steps on 100 examples in batches of 10 are more than 100 epochs."""
-    request = Request("training", "digits", algorithm="fedavg", work=work_of(Shard(100), 10, steps=1001), min_clients=3)
+    request = Request(
+        "training", "digits", algorithm="fedavg", work=work_of(ShardSize(100), 10, steps=1001), min_clients=3
+    )
     text = "work.max_epochs is 100, and the assignment has 100.1"
     assert refused({"work": {"max_epochs": 100}}, request) == ("work", text)
-    huge = Request("training", "digits", algorithm="fedavg", work=work_of(Shard(100), 2**32 - 1, steps=101))
+    huge = Request("training", "digits", algorithm="fedavg", work=work_of(ShardSize(100), 2**32 - 1, steps=101))
     assert refused({"work": {"max_epochs": 100}}, huge) is not None
 
 
@@ -141,7 +143,7 @@ def test_the_metrics_know_every_rule_and_amount() -> None:
 
 def test_the_floors_of_a_file_without_them() -> None:
     """One example, one step, one client: refused by a policy that says nothing; a device without a policy has none."""
-    work = work_of(Shard(1000), 1, steps=1)
+    work = work_of(ShardSize(1000), 1, steps=1)
     alone = Request("training", "digits", algorithm="fedavg", work=work, min_clients=1)
     assert refused({}, alone) == ("work", "work.min_clients is 3, and the assignment has 1")
     assert refused({"work": {"min_clients": 1}}, alone) == ("work", "work.min_examples is 16, and the assignment has 1")
@@ -167,7 +169,7 @@ def test_a_full_gradient_counts_as_an_epoch(
 ) -> None:
     """Ten examples in batches of five, two epochs: steps, epochs, examples and local steps by the method's exchange."""
     training = training_pb2.LocalTraining(batch_size=5, local_epochs=2)
-    work = ordered_work(training, algorithms.build(method).exchanges[exchange], Shard(10))
+    work = ordered_work(training, algorithms.build(method).exchanges[exchange], ShardSize(10))
     assert (work.steps, work.epochs, work.examples, work.local_steps) == expected
     assert work.used == 10
 
@@ -175,13 +177,13 @@ def test_a_full_gradient_counts_as_an_epoch(
 def test_the_variate_of_the_first_option_is_a_full_gradient() -> None:
     """SCAFFOLD with option I computes it from a gradient over all examples."""
     training = training_pb2.LocalTraining(batch_size=5, local_steps=1)
-    work = ordered_work(training, algorithms.build("scaffold", option="I").exchanges[0], Shard(10))
+    work = ordered_work(training, algorithms.build("scaffold", option="I").exchanges[0], ShardSize(10))
     assert (work.steps, work.examples, work.batch, work.used) == (3, 15, 5, 10)
 
 
 def test_own_batches_count_as_registered() -> None:
     """Ten examples in four batches of the task's own, at most three in each: an epoch is four steps."""
-    work = work_of(Shard(10, 4), 1000, epochs=2)
+    work = work_of(ShardSize(10, 4), 1000, epochs=2)
     assert (work.steps, work.epochs, work.examples) == (8, Fraction(2), 20)
-    work = work_of(Shard(10, 4), 1000, steps=5)
+    work = work_of(ShardSize(10, 4), 1000, steps=5)
     assert (work.steps, work.epochs, work.examples) == (5, Fraction(5, 4), 13)
