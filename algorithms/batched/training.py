@@ -34,7 +34,7 @@ SEEN = 2
 MOST_RECORDED = 4
 """Each keeps the memory of its step."""
 SHORT_S = 0.003
-"""On a CPU longer steps are not recorded: next to none of their time is Python."""
+"""Longer steps are not recorded on a CPU: next to none of their time is Python."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -255,7 +255,7 @@ if TYPE_CHECKING:
 else:
 
     def replace(state, /, **fields):
-        """As `dataclasses.replace` for a state, without a call for each field: an event changes few of them."""
+        """The state with other values in some fields, without a call for each: an event changes few of them."""
         after = object.__new__(RoundState)
         object.__setattr__(after, "__dict__", state.__dict__ | fields)
         if "admitted" in fields:
