@@ -21,8 +21,7 @@ from fl_common.tracing.opening import open_traces
 from fl_server.aggregation.outside_task.forking import ForkServer
 from fl_server.aggregation.outside_task.remote_task import TaskProcesses
 from fl_server.audit.log import AuditLog
-from fl_server.clients.fleet import Fleet
-from fl_server.clients.operator_actions import Denials
+from fl_server.clients.fleet import Denials, Fleet
 from fl_server.enrollment.authority import Authority
 from fl_server.enrollment.calls import CertificatesService, EnrollmentService
 from fl_server.enrollment.issuing import Checks, Issuer

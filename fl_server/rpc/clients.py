@@ -10,8 +10,7 @@ from typing import Any
 import grpc.aio
 
 from fl_server.clients.contested_identities import Contest
-from fl_server.clients.fleet import Fleet
-from fl_server.clients.operator_actions import Denials, OperatorActions
+from fl_server.clients.fleet import Denials, Fleet, OperatorActions
 from fl_server.clients.sessions import Origin
 from fl_server.errors import InvalidInput, NoSuchRun
 from fl_server.identity import actor

@@ -13,11 +13,10 @@ from fl_server.clients.fleet import Fleet
 from fl_server.metrics import Metrics
 from fl_server.rounds.metrics import Directions
 from fl_server.run.client_states import ClientStates
-from fl_server.run.label_order import LabelOrder
 from fl_server.run.models import ModelSource, ModelStore
 from fl_server.run.progress import RoundTrace, Watchers
 from fl_server.run.rounds import RunCounters, RunRounds
-from fl_server.run.totals import Draw
+from fl_server.run.totals import Draw, LabelOrder
 from fl_server.run_settings.config import AlgorithmSection, RunConfig
 from fl_server.services import Services
 from fl_server.store.database.store import Store

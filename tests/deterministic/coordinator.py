@@ -12,8 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from fl_server import timeouts
 from fl_server.audit.log import AuditLog
-from fl_server.clients.fleet import Fleet
-from fl_server.clients.operator_actions import OperatorActions
+from fl_server.clients.fleet import Fleet, OperatorActions
 from fl_server.enrollment.revocations import Revocations
 from fl_server.metrics import Metrics
 from fl_server.outside_calls import OutsideCalls

@@ -19,8 +19,7 @@ from typing import Any, Self, TypeVar, cast
 from prometheus_client import CollectorRegistry
 
 from fl_server.audit.log import AuditLog
-from fl_server.clients.fleet import Fleet
-from fl_server.clients.operator_actions import OperatorActions
+from fl_server.clients.fleet import Fleet, OperatorActions
 from fl_server.enrollment.revocations import Revocations
 from fl_server.metrics import Metrics
 from fl_server.outside_calls import OutsideCalls

@@ -8,19 +8,9 @@ from sqlalchemy import bindparam, delete, insert, select
 from sqlalchemy import update as change
 
 from fl_server.store.database import rows, schema
-from fl_server.store.database.rows import (
-    replace_quarantine_record,
-    rows_where,
-    write_history,
-)
+from fl_server.store.database.rows import replace_quarantine_record, rows_where, write_history
 from fl_server.store.database.transactions import Transactions
-from fl_server.store.records import (
-    ClientRecord,
-    ClientStateRecord,
-    HistoryRecord,
-    QuarantineRecord,
-    only_banned,
-)
+from fl_server.store.records import ClientRecord, ClientStateRecord, HistoryRecord, QuarantineRecord, only_banned
 
 _NO_UPDATES = {"updates_counted": 0, "updates_refused": 0}
 

@@ -1,25 +1,27 @@
-"""Runs and history in the ledger, and the removal of old rounds and whole runs.
-
-Removals are transactions that are short however many rounds there are.
-"""
+"""Runs, their committed rounds with evaluations, and history in the ledger; removal of old rounds and whole runs."""
 
 from __future__ import annotations
 
-from sqlalchemy import delete, func, insert, select
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Text, cast, collate, delete, exists, func, insert, select
 from sqlalchemy import update as change
 
+from fl_server.rounds.metrics import EVALUATED
 from fl_server.store.database import rows, schema
-from fl_server.store.database.rows import (
-    replace_run,
-    rows_where,
-    write_history,
-)
+from fl_server.store.database.rows import LARGEST, increment, replace_run, rows_where, write_history
 from fl_server.store.database.transactions import Transactions
 from fl_server.store.errors import StoreError
 from fl_server.store.records import (
     DELETING,
+    LEFT_OUT,
+    ClientEvaluation,
+    CommitRecord,
     HistoryRecord,
     RunRecord,
+    TotalsRecord,
 )
 
 ROUNDS_AT_ONCE = 10
@@ -30,7 +32,7 @@ _DETAILS = (schema.attempts, schema.updates, schema.failures, schema.accepted, s
 
 
 class Removal(Transactions):
-    """The part of the `Store` that removes."""
+    """The part of the `Store` that removes, in transactions that are short however many rounds there are."""
 
     def deleted_runs(self) -> list[str]:
         """Ids of deleted runs, which are never used again."""
@@ -76,8 +78,7 @@ class Removal(Transactions):
                 raise StoreError(f"run {run_id!r} is {state or 'unknown'}: only one that is being deleted is removed")
             for table in (*_DETAILS, schema.commits, schema.run_totals, schema.client_states):
                 db.execute(delete(table).where(table.c.run_id == run_id))
-            row = change(schema.runs).where(schema.runs.c.run_id == run_id)
-            db.execute(row.values(state=DELETED, spec={}, reason=""))
+            db.execute(change(schema.runs).filter_by(run_id=run_id).values(state=DELETED, spec={}, reason=""))
             write_history(db, why)
 
 
@@ -145,3 +146,155 @@ class RunLedger(Transactions):
         query = rows_where(table, **({"subject": subject} if subject else {}))
         query = query.where(table.c.id.between(*span)).order_by(table.c.id).limit(limit)
         return [(row["id"], rows.history(row)) for row in self._read("history", query)]
+
+
+class CommitLedger(Transactions):
+    """The part of the `Store` for committed rounds."""
+
+    def commit(self, commit: CommitRecord, why: HistoryRecord, left_out: Sequence[str] = ()) -> None:
+        """Enter a round with a durable checkpoint; fsynced.
+
+        Adds 1 to updates_counted of the clients accepted in the last exchange. Clients that the reducer left out are
+        excepted, and the records of their updates are marked. Quarantine records of counted clients are removed, except
+        quarantines that have not ended. The same round again with the same model digest changes nothing; with another
+        digest it is a StoreError.
+        """
+        with self._transaction(f"commit run {commit.run_id!r} round {commit.round}", fsynced=True) as db:
+            query = rows_where(schema.commits, run_id=commit.run_id, round=commit.round)
+            entered = db.execute(query).mappings().first()
+            if entered is None:
+                db.execute(insert(schema.commits), rows.to_row(commit))
+                counted = [client for client in _clients_of(db, commit) if client not in left_out]
+                increment(db, counted, "updates_counted")
+                if left_out:
+                    of_round = change(schema.updates).filter_by(run_id=commit.run_id, round=commit.round, admitted=True)
+                    db.execute(of_round.where(schema.updates.c.client_id.in_(left_out)).values(reason=LEFT_OUT))
+                table = schema.quarantines
+                db.execute(delete(table).where(table.c.client_id.in_(counted), table.c.until <= commit.committed_at))
+                write_history(db, why)
+                return
+            for which, name in (("model", "model_digest"), ("averaged model", "averaged_digest")):
+                if entered[name] != (came := getattr(commit, name)):
+                    raise StoreError(
+                        f"run {commit.run_id!r} round {commit.round} is committed with {which} {entered[name]}; "
+                        f"{came} came, and the first one stands"
+                    )
+
+    def set_metrics(self, run_id: str, round: int, metrics: Mapping[str, float]) -> None:
+        """Replace the evaluation of a committed round. Raises StoreError if the round is not committed.
+
+        With metrics of clients, the sums of their evaluations are removed.
+        """
+        with self._transaction(f"set the metrics of run {run_id!r} round {round}") as db:
+            query = change(schema.commits).filter_by(run_id=run_id, round=round).values(metrics=dict(metrics))
+            if not db.execute(query).rowcount:
+                raise StoreError(f"run {run_id!r} has no committed round {round} to give metrics to")
+            if EVALUATED in metrics:
+                # Nobody needs them any more, and they say more of a client than its metrics.
+                answers = change(schema.client_evaluations).filter_by(run_id=run_id, round=round)
+                db.execute(answers.values(sums=[]))
+            totals = schema.run_totals
+            db.execute(delete(totals).where(totals.c.run_id == run_id, totals.c.rounds > round))
+
+    def set_clients_seconds_left(self, run_id: str, round: int, seconds: float) -> None:
+        """Write the time left of a round's evaluation by clients. This is no change of state."""
+        with self._transaction(f"write the time left to clients of run {run_id!r}") as db:
+            query = change(schema.commits).filter_by(run_id=run_id, round=round)
+            db.execute(query.values(clients_seconds_left=seconds))
+
+    def commits(self, run_id: str, first: int = 0, limit: int | None = None) -> list[CommitRecord]:
+        """Committed rounds in order, from `first` on, at most `limit`."""
+        if first > LARGEST:
+            return []
+        query = rows_where(schema.commits, run_id=run_id).where(schema.commits.c.round >= first)
+        query = query.order_by(schema.commits.c.round).limit(limit)
+        return [rows.commit(row) for row in self._read("commits", query)]
+
+    def state_epochs(self, run_id: str, rounds: Sequence[int]) -> dict[int, int]:
+        """The epochs of client states in these committed rounds, at most 1,000."""
+        table = schema.commits
+        query = select(table.c.round, table.c.state_epoch).where(table.c.run_id == run_id, table.c.round.in_(rounds))
+        return {row["round"]: row["state_epoch"] for row in self._read("state epochs", query)}
+
+    def draws(self, run_id: str, first: int, last: int) -> dict[int, tuple[frozenset[str], frozenset[str]]]:
+        """Round -> (clients of its cohorts, those accepted in its last exchange), of the rounds `first` to `last`.
+
+        A round whose details were removed, or whose list is not fixed, is left out.
+        """
+        counted, drawn = dict[int, frozenset[str]](), dict[int, frozenset[str]]()
+        lists, cohorts = schema.accepted, schema.attempts
+        query = rows_where(lists, run_id=run_id).where(lists.c.round.between(first, last)).order_by(lists.c.exchange)
+        for row in self._read("accepted lists", query):
+            counted[row["round"]] = frozenset(client for client, _ in row["entries"])
+        query = rows_where(cohorts, run_id=run_id, exchange=0).where(cohorts.c.round.between(first, last))
+        for row in self._read("cohorts", query):
+            drawn[row["round"]] = drawn.get(row["round"], frozenset()).union(row["cohort"])
+        return {round_: (drawn.get(round_, frozenset()), clients) for round_, clients in counted.items()}
+
+    def rounds_to_summarise(self, run_id: str, first: int = 0) -> list[int]:
+        """Committed rounds, from `first` on, with evaluations by clients that are not part of their metrics yet."""
+        table, answers = schema.commits, schema.client_evaluations
+        answered = exists().where(answers.c.run_id == table.c.run_id, answers.c.round == table.c.round)
+        query = select(table.c.round).where(table.c.run_id == run_id, table.c.round >= first, answered)
+        query = query.where(cast(table.c.metrics, Text).not_like(f'%"{EVALUATED}":%')).order_by(table.c.round)
+        return [row["round"] for row in self._read("evaluations", query)]
+
+    def newest_values(self, wanted: Mapping[str, str], limit: int) -> dict[str, list[tuple[int, float]]]:
+        """The newest (round, value) of a metric of each run, in order of rounds. wanted: the metric by run id."""
+        table, by_run = schema.commits, dict[str, list[tuple[int, float]]]()
+        for run_id, metric in wanted.items():
+            # The text of the metrics is compared first: most rounds may have no evaluation.
+            query = select(table.c.round, table.c.metrics).where(table.c.run_id == run_id)
+            query = query.where(cast(table.c.metrics, Text).contains(json.dumps(metric), autoescape=True))
+            newest = self._read("metrics", query.order_by(table.c.round.desc()).limit(limit))
+            values = [(row["round"], row["metrics"][metric]) for row in newest if metric in row["metrics"]]
+            by_run[run_id] = values[::-1]
+        return by_run
+
+    def totals(self, run_id: str) -> TotalsRecord | None:
+        """The totals of a run's settled rounds; None if there are none that are valid."""
+        totals = self._read("totals", rows_where(schema.run_totals, run_id=run_id))
+        return rows.totals(totals[0]) if totals else None
+
+    def put_totals(self, totals: TotalsRecord) -> None:
+        """Replace the totals of a run's settled rounds. `set_metrics` of one of these rounds removes them."""
+        with self._transaction(f"write the totals of run {totals.run_id!r}") as db:
+            db.execute(delete(schema.run_totals).filter_by(run_id=totals.run_id))
+            db.execute(insert(schema.run_totals), rows.to_row(totals))
+
+    def record_evaluation(self, evaluation: ClientEvaluation) -> ClientEvaluation:
+        """Write a client's evaluation and return it. If there is one already, change nothing and return that."""
+        key = {name: getattr(evaluation, name) for name in ("run_id", "round", "client_id")}
+        doing = f"record the evaluation of {evaluation.client_id!r} in run {evaluation.run_id!r}"
+        with self._transaction(doing) as db:
+            if first := db.execute(rows_where(schema.client_evaluations, **key)).mappings().first():
+                return rows.evaluation(first)
+            db.execute(insert(schema.client_evaluations), rows.to_row(evaluation))
+            return evaluation
+
+    def evaluations(self, run_id: str, round: int, after: str = "", limit: int | None = None) -> list[ClientEvaluation]:
+        """The clients' evaluations of a committed round, in the order of client id bytes: at most `limit` after one.
+
+        Without their sums, which may be large.
+        """
+        # PostgreSQL would order by the database's language.
+        table = schema.client_evaluations
+        client = collate(table.c.client_id, self._byte_order)
+        query = select(*(column for column in table.c if column.name != "sums")).filter_by(run_id=run_id, round=round)
+        query = query.where(client > after).order_by(client).limit(limit)
+        return [rows.evaluation(row) for row in self._read("evaluations", query)]
+
+    def evaluation_sums(self, run_id: str, round: int, after: str, limit: int) -> list[tuple[str, Sequence[Any]]]:
+        """Clients with the sums of their evaluations of a round, in order of id bytes: at most `limit` after one."""
+        table = schema.client_evaluations
+        client = collate(table.c.client_id, self._byte_order)
+        query = select(table.c.client_id, table.c.sums).where(table.c.run_id == run_id, table.c.round == round)
+        sums = self._read("sums", query.where(client > after).order_by(client).limit(limit))
+        return [(row["client_id"], row["sums"]) for row in sums]
+
+
+def _clients_of(db: Connection, commit: CommitRecord) -> list[str]:
+    """The clients that a round counted: those accepted in its last exchange."""
+    last = rows_where(schema.accepted, run_id=commit.run_id, round=commit.round)
+    accepted = db.execute(last.order_by(schema.accepted.c.exchange.desc()).limit(1)).mappings().first()
+    return [client_id for client_id, _ in accepted["entries"]] if accepted else []

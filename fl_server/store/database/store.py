@@ -10,9 +10,8 @@ from sqlalchemy import create_engine
 from fl_server.store.database.ledger_audit import AuditLedger
 from fl_server.store.database.ledger_certificates import CertificateLedger
 from fl_server.store.database.ledger_clients import ClientLedger
-from fl_server.store.database.ledger_commits import CommitLedger
 from fl_server.store.database.ledger_rounds import RoundLedger
-from fl_server.store.database.ledger_runs import Removal, RunLedger
+from fl_server.store.database.ledger_runs import CommitLedger, Removal, RunLedger
 from fl_server.store.database.postgres import postgres_engine
 from fl_server.store.database.transactions import ANYWHERE, Home, prepare_file
 from fl_server.store.errors import StoreError

@@ -12,7 +12,7 @@ import pytest
 
 from fl_server.identity import Identity
 from fl_server.rpc.admin import AdminService
-from fl_server.store import history_feed
+from fl_server.store import ledger
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1 import admin_pb2_grpc
 from tests.fl_server.admin_stack import admin_channel
@@ -95,8 +95,8 @@ async def test_only_one_subject(world: World, stub: Any) -> None:
 
 async def test_a_watcher_far_behind_gets_all(world: World, stub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """More entries than are in memory, before and while it watches, in several reads: each once."""
-    monkeypatch.setattr(history_feed, "TAIL", 5)
-    monkeypatch.setattr(history_feed, "AT_ONCE", 3)
+    monkeypatch.setattr(ledger, "TAIL", 5)
+    monkeypatch.setattr(ledger, "AT_ONCE", 3)
     await add(world, *map(str, range(20)))
     stream = stub.WatchHistory(pb.WatchHistoryRequest(after_number=0))
     first = await stream.read()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_server.run.label_order import behind
+from fl_server.run.totals import behind
 from fl_server.store.records import ClientEvaluation
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1 import admin_pb2_grpc
