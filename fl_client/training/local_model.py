@@ -13,7 +13,7 @@ from algorithms.optimizers.spec import PREFIX
 from algorithms.precision import widened
 from fl_client.connection.bundles.expected import Bundle, Layouts, ResourceKey
 from fl_client.errors import WorkFailed
-from protos.codec import Layout, LayoutError, unpack
+from protos.codec import Layout
 from protos.digests import digest_text
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2
@@ -94,10 +94,7 @@ def _tensors(bundles: Bundles, kind: ResourceKey, expected: Layout) -> Tensors:
         raise WorkFailed(pb.FAILURE_REASON_LAYOUT, f"expected a resource {name}, the assignment has none")
     if difference := expected.difference(bundle.layout):
         raise WorkFailed(pb.FAILURE_REASON_LAYOUT, f"{name}, the model here against the coordinator's: {difference}")
-    try:
-        return unpack(bundle.data, bundle.layout)
-    except LayoutError as error:
-        raise WorkFailed(pb.FAILURE_REASON_LAYOUT, f"{name}: {error}") from error
+    return {**bundle.tensors}
 
 
 class LocalModel:

@@ -144,8 +144,8 @@ class RoundRow:
     bytes_down: int
     bytes_up: int
     seconds: float
-    model: str
-    """BLAKE3 digest of the model after the round."""
+    model: str | None
+    """BLAKE3 digest of the model after the round; None if it was not taken."""
     simulated_total_s: float | None = None
     """Simulated time since the start of the run; None without [simulation.system]."""
     metrics: Mapping[str, float] = field(default_factory=dict)

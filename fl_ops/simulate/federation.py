@@ -28,7 +28,7 @@ from fl_ops.simulate.reports import Profile
 from fl_ops.simulate.run_files import SimulatedStates, UpdateFiles, folder_of_states, folder_of_updates
 from fl_ops.simulate.saving.point import FederationPoint
 from fl_ops.simulate.shared_work import SharedWork
-from fl_ops.simulate.traffic import Names, Packed, Sent, TrafficCounter, packed
+from fl_ops.simulate.traffic import Made, Names, Sent, TrafficCounter, made
 from fl_ops.simulate.updates import Contribution, NotDelivered, admit, admit_together
 from fl_server.admission.norms import Culprits, NormHistory, outliers, overflow_culprit
 from fl_server.admission.round_gate import Collecting
@@ -45,7 +45,12 @@ from fl_tasks.metrics import declared_directions
 from fl_tasks.summed_metrics import PlainSum, without_personal
 from protos.codec import digest_text
 from protos.encodings import PLAIN
-from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_AVERAGED, RESOURCE_KIND_FROZEN, RESOURCE_KIND_MODEL
+from protos.fl.v1.tensor_pb2 import (
+    RESOURCE_KIND_AVERAGED,
+    RESOURCE_KIND_DIRECTION,
+    RESOURCE_KIND_FROZEN,
+    RESOURCE_KIND_MODEL,
+)
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
 
 
@@ -66,6 +71,7 @@ class Federation:
         task: the server's task, for the first model and for evaluation.
         clients: each client's task and data, by id; looked up whenever the client works, and not kept.
         options: how the clients' work is done.
+        digests: whether the bundles of each round get a digest. False: for clients in lockstep nothing is packed.
     """
 
     def __init__(
@@ -74,6 +80,8 @@ class Federation:
         task: Task,
         clients: Mapping[str, LocalTask],
         options: EngineOptions = SEQUENTIAL,
+        *,
+        digests: bool = True,
     ) -> None:
         self.directions = directions_of(config, declared_directions(task))
         self.config = config = with_direction(config, self.directions)
@@ -92,9 +100,10 @@ class Federation:
         self.bundles: dict[tuple[ResourceKey, bytes], int] = {}
         """What the clients of the exchange load."""
         self._loaded: Mapping[ResourceKey, Bundle] = {}
-        self._averaged: Packed | None = None
-        self.digest = ""
-        """Digest of the latest model, as in the ledger."""
+        self._averaged: Made | None = None
+        self._digest = ""
+        self._packs = digests or options.batched is None or options.ranks is not None
+        """Whether the bundles are bytes for someone."""
         self._scratch = folder_of_updates(self._update_bytes())
         self._state_folder = folder_of_states(self._state_bytes())
         folder, alone = self._state_folder.path, options.batched is not None and options.ranks is None
@@ -163,14 +172,14 @@ class Federation:
         averaged = {} if (made := self._averaged_bundle()) is None else {made.name: made.size}
         return {**{name: size for name, size in self.bundles.items() if name[0] in used}, **averaged}
 
-    def _averaged_bundle(self) -> Packed | None:
-        """The averaged model for clients, packed once a round; None if they do not evaluate it."""
+    def _averaged_bundle(self) -> Made | None:
+        """The averaged model for clients, made once a round; None if they do not evaluate it."""
         if not self.config.evaluation.averaged_on_clients or self.snapshot.averaged is None:
             return None
         if self._averaged is None:
             with self.profile.part("bundles"), one_thread():
                 outgoing = self.engine.averaged_for_clients(self.snapshot)
-                self._averaged = None if outgoing is None else packed(outgoing)
+                self._averaged = None if outgoing is None else made(outgoing, self._version())
         return self._averaged
 
     def _assignment(self, place: RoundPosition) -> Assignment:
@@ -301,6 +310,13 @@ class Federation:
         return dict(self.engine.snapshots.checkpoint(self.snapshot, {}).state_dict)
 
     @property
+    def digest(self) -> str:
+        """Digest of the latest model, as in the ledger."""
+        if not self._digest:
+            self._digest = self.engine.snapshots.digest(self.snapshot)
+        return self._digest
+
+    @property
     def averaged_digest(self) -> str | None:
         """Digest of the averaged model, as in the ledger; None if there is none."""
         with one_thread():
@@ -337,19 +353,26 @@ class Federation:
             self._pack_bundles(exchange)
 
     def _pack_bundles(self, exchange: int) -> None:
-        outgoing = self.engine.outgoing(self.snapshot, exchange, self._sums)
         bundles: dict[ResourceKey, Bundle] = {}
         differing: dict[ResourceKey, Sent] = {}
-        self.bundles, self._averaged = {}, None
-        for outgoing_bundle in outgoing:
-            made = packed(outgoing_bundle)
-            key = made.name[0]
-            bundles[key] = made.bundle
-            self.bundles[made.name] = made.size
-            if outgoing_bundle.word:
-                differing[key] = Sent(made.name, made.sent, outgoing_bundle.word)
-            if outgoing_bundle.kind == RESOURCE_KIND_MODEL:
-                self.digest = digest_text(made.digest if outgoing_bundle.encoding == PLAIN else outgoing_bundle.digest)
+        self.bundles, self._averaged, self._digest = {}, None, ""
+        for outgoing in self.engine.outgoing(self.snapshot, exchange, self._sums):
+            of_exchange = exchange if outgoing.kind == RESOURCE_KIND_DIRECTION else 0
+            ready = made(outgoing, self._version(of_exchange))
+            key = ready.name[0]
+            bundles[key] = ready.bundle
+            self.bundles[ready.name] = ready.size
+            if outgoing.word and ready.sent is not None:
+                differing[key] = Sent(ready.name, ready.sent, outgoing.word)
+            if outgoing.kind == RESOURCE_KIND_MODEL and outgoing.encoding == PLAIN and ready.digest:
+                self._digest = digest_text(ready.digest)
         self.traffic.send(differing)
         self._loaded = bundles
         self._engine.begin(bundles)
+
+    def _version(self, exchange: int = 0) -> bytes:
+        """Distinguishes the bundles of one kind where no digest does: those of a round are others than the last one's.
+
+        exchange: of a direction; the others are the same in all exchanges. Empty: the bundles are packed.
+        """
+        return b"" if self._packs else f"{self.snapshot.round}.{exchange}.{self.state_epoch}".encode()

@@ -30,8 +30,8 @@ class RoundResult:
     bytes_up: int
     seconds: float
     """Time of local training, server step and evaluation together."""
-    digest: str
-    """Digest of the model after the round, as in a coordinator's ledger."""
+    digest: str | None
+    """Digest of the model after the round, as in a coordinator's ledger. None: it was not taken."""
     local_epochs: Epochs = ()
     """Means over the accepted clients' examples of what they measured in each local epoch; empty if they did not."""
     simulated_s: float | None = None

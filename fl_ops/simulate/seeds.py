@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -50,6 +51,8 @@ Report = tuple[int, RoundResult | Step | Failure | Note] | SeedResult | OpsError
 that ended it."""
 OnReport = Callable[[Report], None]
 
+WRITE_EVERY_S = 1.0
+"""Seconds between two writings of all rounds: of thousands of rounds each takes as long as a short round."""
 SAVED = "saved"
 """The folder of a run's save, in its folder."""
 _END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -79,6 +82,7 @@ def simulate(job: Job, on_report: OnReport) -> None:
             notify=lambda what: on_report((job.seed, what)),
             engine=job.engine,
             devices=prepared.devices,
+            digests=job.config.simulation.digests,
         )
     with simulation, ExitStack() as stack:
         settings = settings_of(job.config, prepared, simulation)
@@ -88,14 +92,16 @@ def simulate(job: Job, on_report: OnReport) -> None:
         rounds = stack.enter_context(closing(_rounds(simulation, _opened(job, result, simulation, stack), result)))
         if result.rounds:
             on_report((job.seed, Note(f"continues after {len(result.rounds)} rounds")))
+        due = 0.0
         try:
             for round_ in rounds:
                 result.rounds.append(round_)
-                if job.folder:
+                if job.folder and time.monotonic() >= due:
                     write_rounds(job.folder, result.rounds)
+                    due = time.monotonic() + WRITE_EVERY_S
                 on_report((job.seed, round_))
         finally:
-            result.profile = simulation.profile()
+            result.profile, result.model = simulation.profile(), simulation.federation.digest
             result.status, result.reason = simulation.ending or ("interrupted", f"after {len(result.rounds)} rounds")
             if job.folder:
                 write_end(job.folder, result, simulation.model(), simulation.averaged_model())

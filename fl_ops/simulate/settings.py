@@ -52,14 +52,18 @@ class SimulationSection(Section):
     """Options of the task on this machine, such as folders of data: a run's file for a coordinator cannot give them.
     They replace those of [task]."""
 
+    digests: bool | None = None
+    """Whether the digest of each round's model is among the results, as in a coordinator's ledger. None: on a CPU. On a
+    GPU the model comes to the host for it. The digest of the last model is always among the results."""
+
     system: SystemSection | None = None
     """The clients' devices, for simulated time. None: no time is simulated."""
 
     @model_serializer(mode="wrap")
-    def _without_absent_system(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """The settings without absent `system` and `task_options`: an unused setting changes no file of results."""
+    def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The settings without those that are absent: an unused setting changes no file of results."""
         values: dict[str, Any] = write(self)
-        return {name: value for name, value in values.items() if name not in {"system", "task_options"} or value}
+        return {name: value for name, value in values.items() if name != "task_options" or value if value is not None}
 
     def partition_spec(self, seed: int) -> PartitionSpec:
         """The partition of the data in a run with this seed. Raises TaskError."""

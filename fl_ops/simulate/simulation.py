@@ -48,6 +48,7 @@ class Simulation:
         notify: called before each step of work and after each failure of a client.
         engine: how the clients' work is done. On a CPU the models do not depend on it.
         devices: of the clients, for simulated time. None: clients arrive in a random order, and deadlines do not pass.
+        digests: whether each round's result has the digest of its model. None: on a CPU.
 
     Raises:
         AlgorithmError, InvalidInput, TaskError: the coordinator would refuse the run, too.
@@ -63,12 +64,14 @@ class Simulation:
         notify: Callable[[Step | Failure | Note], None] = lambda _: None,
         engine: EngineOptions = SEQUENTIAL,
         devices: Devices | None = None,
+        digests: bool | None = None,
     ) -> None:
         self.config = config if seed is None else config.model_copy(update={"seed": seed})
         self._notify = notify
         self._members = by_id(clients)
         task = task or clients[self._members[0]].task
-        self.federation = Federation(self.config, task, clients, engine)
+        self._digests = engine.device.type == "cpu" if digests is None else digests
+        self.federation = Federation(self.config, task, clients, engine, digests=self._digests)
         self.config = self.federation.config  # with the direction of its metric
         self._time = None if devices is None else SimulatedTime(devices, self.federation)
         self._collection = Collection(self.federation, self._time)
@@ -287,7 +290,7 @@ class Simulation:
             bytes_down=down,
             bytes_up=up,
             seconds=time.monotonic() - self._round_began,
-            digest=self.federation.digest,
+            digest=self.federation.digest if self._digests else None,
             local_epochs=mean_epochs((one.info.num_examples, one.epochs) for one in self._counted),
             **self._simulated_seconds(),
         )

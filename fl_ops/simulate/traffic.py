@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from fl_client.connection.bundles.expected import Bundle, ResourceKey
 from fl_server.aggregation.outgoing import Outgoing
-from protos.codec import Buffer, pack
+from protos.codec import Buffer, pack, unpack
 from protos.differences import make_difference
 from protos.encodings import PLAIN
 
@@ -111,24 +111,31 @@ class TrafficCounter:
         return counted
 
 
-class Packed(NamedTuple):
+class Made(NamedTuple):
     """A bundle for clients."""
 
     name: Name
-    digest: bytes
     size: int
     """Bytes on the wire."""
-    sent: memoryview
-    """These bytes."""
+    sent: Buffer | None
+    """These bytes; None if nobody needs them."""
+    digest: bytes
+    """Their digest; empty without them."""
     bundle: Bundle
     """What clients load."""
 
 
-def packed(outgoing: Outgoing) -> Packed:
-    """The bundle of tensors for clients, with their encoding."""
+def made(outgoing: Outgoing, version: bytes = b"") -> Made:
+    """The bundle of tensors for clients, with their encoding.
+
+    version: distinguishes bundles of one kind. Plain tensors are then taken as they are, for clients on their device:
+    nothing is packed, and equal values of two versions count as two bundles. Empty: the digest of the bytes does that.
+    """
     key: ResourceKey = (outgoing.kind, outgoing.name) if outgoing.name else outgoing.kind
-    plain, layout = outgoing.encoding == PLAIN, outgoing.layout
-    sent = pack(outgoing.tensors, layout) if plain else memoryview(outgoing.bundle())
+    size, plain = outgoing.encoded.size_bytes, outgoing.encoding == PLAIN
+    if version and plain and not outgoing.word:
+        return Made((key, version), size, None, b"", Bundle(outgoing.layout, outgoing.tensors))
+    sent = outgoing.bundle()
     digest = outgoing.encoded.digest(sent)
-    bundle = Bundle(layout, sent if plain else pack(outgoing.received(sent), layout))
-    return Packed((key, digest + outgoing.key), digest, outgoing.encoded.size_bytes, sent, bundle)
+    received = unpack(sent if plain else pack(outgoing.received(sent), outgoing.layout), outgoing.layout)
+    return Made((key, digest + outgoing.key), size, sent, digest, Bundle(outgoing.layout, received))

@@ -182,7 +182,7 @@ class AdmissionGate:
             return [None] * len(squares)
         lengths, place = list[np.ndarray](), 0
         rows = np.asarray(squares, np.float64)
-        usual: np.ndarray = np.isfinite(rows).all(axis=1)
+        usual = np.isfinite(rows.sum(axis=1))
         for shape in self.shape.payloads:
             total = np.zeros(len(rows))
             for square in rows.T[place : (place := place + len(shape.layout.entries))]:

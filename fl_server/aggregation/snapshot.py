@@ -150,8 +150,13 @@ class Snapshots:
             return snapshot
         return replace(snapshot, averaged=replace(checkpoint.averaged, model=snapshot.sent))
 
+    def digest(self, snapshot: Snapshot) -> str:
+        """Digest of the model as it is sent without an encoding."""
+        return self._digest(snapshot.sent)
+
     def averaged_digest(self, snapshot: Snapshot) -> str | None:
         """Digest of the averaged model, as that of a committed one; None if there is none."""
-        if snapshot.averaged is None:
-            return None
-        return digest_text(digest_of(self._layout.table, pieces=pieces_of(snapshot.averaged.values(), self._layout)))
+        return None if snapshot.averaged is None else self._digest(snapshot.averaged.values())
+
+    def _digest(self, model: fl.Tensors) -> str:
+        return digest_text(digest_of(self._layout.table, pieces=pieces_of(model, self._layout)))

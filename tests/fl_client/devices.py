@@ -97,7 +97,7 @@ def bundles(model: nn.Module, direction: fl.Tensors | None = None) -> dict[Resou
 
 def _bundle(tensors: fl.Tensors, trainable: fl.Tensors) -> Bundle:
     layout = Layout.of(tensors, trainable.keys())
-    return Bundle(layout, pack(tensors, layout))
+    return Bundle(layout, unpack(pack(tensors, layout), layout))
 
 
 def assignment(algorithm: fl.Algorithm, exchange: int = 0, round_number: int = 0) -> training_pb2.Assignment:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from fl_client.errors import WorkFailed
 from fl_client.storage.pending_updates import name_of
 from protos import codec
@@ -22,10 +24,10 @@ Layouts = Mapping[tensor_pb2.ResourceKind, codec.Layout]
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """Named tensors as bytes."""
+    """Named tensors, which are not to be changed: views of the bytes that came, or the tensors of a simulation."""
 
     layout: codec.Layout
-    data: memoryview
+    tensors: dict[str, Tensor]
 
 
 def key_of_resource(resource: tensor_pb2.Resource) -> ResourceKey:
@@ -90,13 +92,12 @@ class ExpectedBundle:
     def decoded(self, data: memoryview) -> Bundle:
         """The bundle of a resource's bytes. Raises WorkFailed if the encoding does not have such bytes."""
         layout, resource = self.encoded.layout, self.resource
-        if self.encoded.spec == PLAIN:
-            return Bundle(layout, data)
         try:
-            tensors = decode(data, self.encoded, resource.encoding_key)
+            if self.encoded.spec != PLAIN:
+                data = codec.pack(decode(data, self.encoded, resource.encoding_key), layout)
+            return Bundle(layout, codec.unpack(data, layout))
         except (EncodingError, codec.LayoutError) as error:
             raise WorkFailed(pb.FAILURE_REASON_LAYOUT, f"{kind_text(resource)}: {error}") from error
-        return Bundle(layout, codec.pack(tensors, layout))
 
 
 class ExpectedBundles:

@@ -17,7 +17,7 @@ from fl_ops.simulate.engines.client_work import ClientWork
 from fl_ops.simulate.engines.engine import Bundles, Evaluated, Failed, Part, PartResult, Trained
 from fl_ops.worker_process import become_worker
 from fl_tasks import TaskError
-from protos.codec import Layout
+from protos.codec import Layout, unpack
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
 
 
@@ -32,10 +32,11 @@ class StoredBundle:
     def load(self) -> Bundle:
         """The bundle with its file mapped. All processes share the memory of the pages that they do not change."""
         if not self.path.stat().st_size:
-            return Bundle(self.layout, memoryview(bytearray()))
+            return Bundle(self.layout, unpack(bytearray(), self.layout))
         with self.path.open("rb") as file:
             # A private copy, because torch warns of memory that it may not write. Nothing writes into it.
-            return Bundle(self.layout, memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)))
+            mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+        return Bundle(self.layout, unpack(mapped, self.layout))
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from fl_ops.simulate.engines.worker import (
     Train,
     serve,
 )
+from fl_server.aggregation.bundles import packed
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
 
 _AHEAD = 2
@@ -75,7 +76,7 @@ class WorkersEngine:
         stored = []
         for number, (key, bundle) in enumerate(bundles.items()):
             path = Path(self._folder.name) / f"{self._exchange}-{number}"
-            path.write_bytes(bundle.data)
+            path.write_bytes(packed(bundle.tensors, bundle.layout))
             stored.append(StoredBundle(key, bundle.layout, path))
         for worker in self._workers:
             _send(worker, Begin(stored))

@@ -38,6 +38,8 @@ class SeedResult:
     rounds: list[RoundResult] = field(default_factory=list)
     status: str = "running"
     reason: str = ""
+    model: str = ""
+    """Digest of the latest committed model, as in a coordinator's ledger; empty until the run ends."""
     profile: Mapping[str, float] = field(default_factory=dict)
     """Seconds of this process by what they were used for; empty until the run ends."""
 
@@ -85,23 +87,26 @@ def _evaluated_on(config: SimulationConfig, prepared: PreparedRun) -> str:
 
 
 def write_rounds(folder: Path, rounds: Sequence[RoundResult]) -> None:
-    """Write rounds.csv: a line for each round, a column for each metric, and simulated time if there is any.
+    """Write rounds.csv: a line for each round, a column for each metric; simulated time and digests if there are any.
 
     Raises OpsError if it cannot be written.
     """
     metrics = sorted({name for row in rounds for name in row.metrics})
-    timed = [name for name in _SIMULATED if any(getattr(row, name) is not None for row in rounds)]
+    timed, digests = (
+        [name for name in names if any(getattr(row, name) is not None for row in rounds)]
+        for names in (_SIMULATED, ("digest",))
+    )
     text = io.StringIO(newline="")
     table = csv.writer(text, lineterminator="\n")
     table.writerow(
         ["round", "clients", "dropped", "attempts", "training_loss", *metrics, "bytes_down", "bytes_up", "seconds",
-         *timed, "model"]
+         *timed, *("model" for _ in digests)]
     )  # fmt: skip
     for row in rounds:
         table.writerow(
             [row.round, len(row.accepted), row.dropped, row.attempts, row.training_loss,
              *(row.metrics.get(name) for name in metrics), row.bytes_down, row.bytes_up, round(row.seconds, 4),
-             *(getattr(row, name) for name in timed), row.digest]
+             *(getattr(row, name) for name in (*timed, *digests))]
         )  # fmt: skip
     _write(folder / ROUNDS, text.getvalue().encode())
 

@@ -12,9 +12,10 @@ from fl_client.training.results import Evaluation
 from fl_ops.errors import Refused
 from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, Trained
 from fl_ops.simulate.ranks.group import Head, Message, Ranks
+from fl_server.aggregation.bundles import packed
 from fl_tasks import TaskError
 from protos.chunks import Buffer
-from protos.codec import Layout
+from protos.codec import Layout, unpack
 from protos.fl.v1.tensor_pb2 import Manifest
 from protos.fl.v1.training_pb2 import UpdateHeader
 
@@ -25,12 +26,13 @@ BEGIN, TRAIN, EVALUATE, END = "begin", "train", "evaluate", "end"
 def send_bundles(ranks: Ranks, bundles: Bundles) -> None:
     """Send the bundles that clients load from now on, from rank 0 to all others."""
     keys = [list(key) if isinstance(key, tuple) else [key, ""] for key in bundles]
-    sizes = [len(bundle.data) for bundle in bundles.values()]
+    packs = [memoryview(packed(bundle.tensors, bundle.layout)) for bundle in bundles.values()]
+    sizes = [len(data) for data in packs]
     manifests = [bundle.layout.to_manifest().SerializeToString() for bundle in bundles.values()]
     for rank in ranks.others:
         ranks.send(rank, {"do": BEGIN, "keys": keys, "sizes": sizes}, manifests)
-    for bundle in bundles.values():
-        ranks.broadcast(bundle.data, len(bundle.data))
+    for data in packs:
+        ranks.broadcast(data, len(data))
 
 
 def receive_bundles(ranks: Ranks, message: Message) -> dict[ResourceKey, Bundle]:
@@ -38,7 +40,7 @@ def receive_bundles(ranks: Ranks, message: Message) -> dict[ResourceKey, Bundle]
     bundles: dict[ResourceKey, Bundle] = {}
     for (kind, name), size, manifest in zip(message.head["keys"], message.head["sizes"], message.buffers, strict=True):
         layout = Layout.from_manifest(Manifest.FromString(bytes(manifest)), size)
-        bundles[(kind, name) if name else kind] = Bundle(layout, memoryview(ranks.broadcast(None, size)))
+        bundles[(kind, name) if name else kind] = Bundle(layout, unpack(ranks.broadcast(None, size), layout))
     return bundles
 
 

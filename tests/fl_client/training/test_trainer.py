@@ -19,7 +19,7 @@ from fl_client.training.results import Interrupted, TrainingResult
 from fl_client.training.trainer import Trainer
 from fl_tasks.batches import batches, ordered_batches, seed_everything
 from fl_tasks.data.samples import Samples
-from protos.codec import Layout, digest_message, digest_of
+from protos.codec import Layout, digest_message, digest_of, pack
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
 from protos.wire import payload_kind
@@ -250,13 +250,13 @@ def test_bundles_and_updates_are_not_changed(name: str, exchange: int) -> None:
     given = bundles(model, down(algorithm, exchange, fl.read_state(model).trainable))
     state = kept(algorithm, fl.read_state(model).trainable)
     trainer, wanted = Trainer(local_task()), assignment(algorithm, exchange)
-    fetched = {kind: bytes(bundle.data) for kind, bundle in given.items()}
+    fetched = {kind: bytes(pack(bundle.tensors, bundle.layout)) for kind, bundle in given.items()}
     first = trainer.train(wanted, given, state, lambda step, steps: None).update
     before = [bytes(piece) for piece in first.pieces]
     wanted.training.seed += 1
     second = trainer.train(wanted, given, state, lambda step, steps: None).update
     assert [bytes(piece) for piece in first.pieces] == before
-    assert {kind: bytes(bundle.data) for kind, bundle in given.items()} == fetched
+    assert {kind: bytes(pack(bundle.tensors, bundle.layout)) for kind, bundle in given.items()} == fetched
     assert algorithm.exchanges[exchange].passes or second.header.digest != first.header.digest
 
 
@@ -303,10 +303,8 @@ def test_a_number_that_is_not_finite_is_not_sent() -> None:
     model = start()
     momentum = tree.full_like(fl.read_state(model).trainable, 0.0)
     given = bundles(model, momentum)
-    held = given[tensor_pb2.RESOURCE_KIND_DIRECTION]
-    data = bytearray(held.data)
-    data[0:4] = torch.tensor([torch.inf]).numpy().tobytes()
-    given[tensor_pb2.RESOURCE_KIND_DIRECTION] = Bundle(Layout.of(momentum, momentum.keys()), memoryview(data))
+    next(iter(momentum.values())).flatten()[0] = torch.inf
+    given[tensor_pb2.RESOURCE_KIND_DIRECTION] = Bundle(Layout.of(momentum, momentum.keys()), momentum)
     with pytest.raises(WorkFailed, match="expected (a )?finite") as failed:
         Trainer(local_task()).train(assignment(METHODS["mfl"]), given, None, lambda step, steps: None)
     assert failed.value.reason == pb.FAILURE_REASON_NOT_FINITE

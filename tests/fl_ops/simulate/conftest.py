@@ -67,7 +67,14 @@ def simulated(table: MakeTable) -> Simulated:
         config = parse_simulation(table(**sections))
         run = prepare(config, config.run.seed)
         clients = {**run.clients, **replaced} if replaced else run.clients
-        simulation = Simulation(run.config, clients, task=run.server_task, engine=engine, devices=run.devices)
+        simulation = Simulation(
+            run.config,
+            clients,
+            task=run.server_task,
+            engine=engine,
+            devices=run.devices,
+            digests=config.simulation.digests,
+        )
         with simulation:
             yield simulation
 

@@ -64,6 +64,21 @@ def test_a_run_is_that_of_the_sequential_engine(simulated: Simulated, method: st
         assert other.metrics["clients_loss_mean"] == pytest.approx(one.metrics["clients_loss_mean"], rel=1e-5)
 
 
+@pytest.mark.parametrize("method", slow_except(fl.names(), "scaffold", "mime"))
+def test_digests_change_nothing_else(simulated: Simulated, method: str) -> None:
+    """Without digests nothing is packed: the same models, metrics and bytes, and no result has a digest."""
+    found = []
+    for digests in (True, False):
+        sections = {**UNEVEN, "algorithm": {"name": method}, "simulation": {"clients": 6, "digests": digests}}
+        with simulated(BATCHED, **sections) as simulation:
+            rounds = list(simulation.rounds())
+            found.append([replace(row, digest=None, seconds=0.0) for row in rounds])
+            assert [row.digest is not None for row in rounds] == [digests] * 3
+            last = simulation.federation.digest
+    assert found[0] == found[1]
+    assert last == run(simulated, BATCHED, **{**sections, "simulation": {"clients": 6}})[0][-1].digest
+
+
 @pytest.mark.parametrize("task", ["points:NormedPoints", "points:LowPoints"])
 def test_batch_norm_dropout_and_low_precision(simulated: Simulated, task: str) -> None:
     """Buffers and dropout masks are each client's; a model of bfloat16 differs by its own rounding at most."""

@@ -82,7 +82,9 @@ class Device:
 
     async def get(self, *resources: Resource) -> list[bytes]:
         """The bundles of an assignment."""
-        return [bytes(each.data) for each in (await self.cache.get(resources, LAYOUTS)).values()]
+        return [
+            bytes(pack(bundle.tensors, bundle.layout)) for bundle in (await self.cache.get(resources, LAYOUTS)).values()
+        ]
 
     def fetches(self) -> list[bytes]:
         """The digests that were fetched since the last call."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ import torch
 from fl_client.connection.bundles import download
 from fl_client.connection.bundles.cache import BundleCache
 from fl_client.connection.bundles.download import MAX_STALLS, Download
-from fl_client.connection.bundles.expected import ExpectedBundle
+from fl_client.connection.bundles.expected import Bundle, ExpectedBundle, ResourceKey
 from fl_client.connection.link import Backoff, Link, RetryDelays, Session
 from fl_client.connection.transport import Fetched, GrpcTransport
 from fl_client.errors import BrokenTransfer, WorkFailed
@@ -74,20 +74,26 @@ def link_to(connection: Scripted) -> Link:
     return link
 
 
+def bytes_of(held: Mapping[ResourceKey, Bundle]) -> bytes:
+    """The bytes of the model."""
+    model = held[tensor_pb2.RESOURCE_KIND_MODEL]
+    return bytes(codec.pack(model.tensors, model.layout))
+
+
 async def test_a_fetch_continues_with_chunks_of_another_size() -> None:
     """After 100 bytes the chunks become 64 bytes. The coordinator continues at its border, 64."""
     connection = Scripted([(0, 100)], [(64, 64), (128, 128)])
     cache = BundleCache(link_to(connection), 1 << 20, lambda count: None)
     held = await cache.get([RESOURCE], EXPECTED)
     assert connection.offsets == [0, 100]
-    assert held[tensor_pb2.RESOURCE_KIND_MODEL].data == DATA
+    assert bytes_of(held) == DATA
 
 
 async def test_chunks_that_are_read_where_they_lie_are_the_same() -> None:
     """Chunks have this form when they are received."""
     connection = Scripted([(0, 100), (100, 128), (228, 28)], form=_read_in_place)
     held = await BundleCache(link_to(connection), 1 << 20, lambda count: None).get([RESOURCE], EXPECTED)
-    assert held[tensor_pb2.RESOURCE_KIND_MODEL].data == DATA
+    assert bytes_of(held) == DATA
 
 
 async def test_two_concurrent_requests_fetch_once() -> None:
@@ -259,7 +265,7 @@ async def test_an_encoded_bundle_is_decoded_once(name: str) -> None:
     first = (await cache.get([resource], TRAINED))[tensor_pb2.RESOURCE_KIND_MODEL]
     layout = EncodedLayout.of(first.layout, EncodingSpec(name))
     expected = decode(connection.data, layout, KEY)["w"]
-    assert torch.equal(codec.unpack(first.data, first.layout)["w"], expected)
+    assert torch.equal(first.tensors["w"], expected)
     assert 0 < float((expected - VALUES["w"]).abs().max()) < 0.2
     assert (await cache.get([resource], TRAINED))[tensor_pb2.RESOURCE_KIND_MODEL] is first
     assert connection.offsets == [0, 20]
@@ -274,7 +280,7 @@ async def test_another_key_is_another_bundle() -> None:
     resource.encoding_key = bytes(16)
     second = await cache.get([resource], TRAINED)
     assert connection.offsets == [0, 0]
-    assert first[tensor_pb2.RESOURCE_KIND_MODEL].data != second[tensor_pb2.RESOURCE_KIND_MODEL].data
+    assert bytes_of(first) != bytes_of(second)
 
 
 @pytest.mark.parametrize(
