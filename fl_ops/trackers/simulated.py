@@ -126,7 +126,7 @@ class TrackedSeeds:
             return {}
         averaged = folder / AVERAGED_MODEL
         models = {averaged: digest_text(file_digest(averaged))} if averaged.exists() else {}
-        return {folder / MODEL: result.rounds[-1].digest, **models}
+        return {folder / MODEL: result.model, **models}
 
 
 class TrackedCells:

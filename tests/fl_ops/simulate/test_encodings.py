@@ -24,7 +24,7 @@ STATES = {"scaffold": ("c", "c_i"), "feddyn": ("h", "h_i")}
 """Names of the server's state and of the clients' states."""
 
 
-def digests(simulated: Simulated, engine: EngineOptions = SEQUENTIAL, **sections: Any) -> list[str]:
+def digests(simulated: Simulated, engine: EngineOptions = SEQUENTIAL, **sections: Any) -> list[str | None]:
     """Digest of the model after each round."""
     with simulated(engine, **sections) as simulation:
         found = [done.digest for done in simulation.rounds()]

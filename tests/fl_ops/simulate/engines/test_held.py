@@ -115,7 +115,7 @@ def same(one: fl.Tensors, other: fl.Tensors) -> None:
         assert torch.equal(tensor, other[name])
 
 
-def digests(simulated: Simulated, options: BatchedOptions, **sections: Any) -> list[str]:
+def digests(simulated: Simulated, options: BatchedOptions, **sections: Any) -> list[str | None]:
     """Of the models of three rounds."""
     return [each.digest for each in run(simulated, EngineOptions(batched=options), **sections)[0]]
 
