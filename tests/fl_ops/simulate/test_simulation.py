@@ -24,7 +24,7 @@ def ending(simulation: Simulation) -> tuple[str, str]:
     return simulation.ending
 
 
-def digests(simulated: Simulated, **sections: Any) -> list[str]:
+def digests(simulated: Simulated, **sections: Any) -> list[str | None]:
     """Digest of the model after each round."""
     with simulated(**sections) as simulation:
         return [done.digest for done in simulation.rounds()]
