@@ -24,8 +24,8 @@ from fl_server.audit.log import AuditLog
 from fl_server.clients.fleet import Denials, Fleet
 from fl_server.enrollment.authority import Authority
 from fl_server.enrollment.calls import CertificatesService, EnrollmentService
+from fl_server.enrollment.grants import Revocations
 from fl_server.enrollment.issuing import Checks, Issuer
-from fl_server.enrollment.revocations import Revocations
 from fl_server.metrics import Metrics
 from fl_server.oidc.keys import SigningKeys
 from fl_server.oidc.tokens import TokenVerifier

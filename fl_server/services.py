@@ -18,8 +18,8 @@ from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.outside_task.remote_task import TaskProcesses
 from fl_server.audit.log import AuditLog
 from fl_server.clients.fleet import Fleet
+from fl_server.enrollment.grants import Revocations
 from fl_server.enrollment.issuing import Issuer
-from fl_server.enrollment.revocations import Revocations
 from fl_server.metrics import Metrics
 from fl_server.outside_calls import OutsideCalls, OutsideCode, guarded
 from fl_server.settings.config import ServerConfig

@@ -31,7 +31,7 @@ from fl_server.clients.registration_request import unregistered
 from fl_server.clients.roster import Presence
 from fl_server.clients.sessions import Session, Sessions
 from fl_server.clients.transfer_limits import TransferLimits
-from fl_server.enrollment.revocations import Revocations
+from fl_server.enrollment.grants import Revocations
 from fl_server.errors import Forbidden, UnknownSessionError, one_line
 from fl_server.metrics import Metrics
 from fl_server.settings.config import ServerConfig

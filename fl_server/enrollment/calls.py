@@ -20,9 +20,8 @@ from fl_common.rate_limits import TokenBucket, TokenBuckets, network_of
 from fl_server import identity
 from fl_server.audit.log import AuditLog
 from fl_server.audit.writer import AuditRecord
+from fl_server.enrollment.grants import Revocations, TokenActions, TokenSpec, state_of
 from fl_server.enrollment.issuing import Issued, Issuer
-from fl_server.enrollment.revocations import Revocations
-from fl_server.enrollment.tokens import TokenActions, TokenSpec, state_of
 from fl_server.errors import Forbidden, InvalidInput, LimitExceeded, NotConfigured, NotEnrolled, ServerError, TooMany
 from fl_server.identity import ANYBODY, caller
 from fl_server.metrics import Metrics

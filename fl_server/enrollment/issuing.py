@@ -16,8 +16,7 @@ from fl_common.certificates.names import Holder
 from fl_common.names import check_id
 from fl_server import identity
 from fl_server.enrollment.authority import Authority, RequestedKey, Validity, check_signature, read_request
-from fl_server.enrollment.revocations import Revocations
-from fl_server.enrollment.tokens import parse_token
+from fl_server.enrollment.grants import Revocations, parse_token
 from fl_server.errors import InvalidInput, NotEnrolled, short
 from fl_server.identity import Identity
 from fl_server.settings.sections import EnrollmentConfig

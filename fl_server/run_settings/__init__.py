@@ -1,5 +1,5 @@
 """A run's settings.
 
-`config` is the whole, `sections` are those on local training and rounds, `spec` converts it from and to the wire, and
-`plain_values` has the bounds of options.
+`config` is the whole, `sections` are those on local training and rounds with the limits of values, and `spec` converts
+it from and to the wire.
 """

@@ -15,7 +15,8 @@ from fl_common.built_in import EDEN, SPARSE, Dense, Encoding
 from fl_server.rounds.metrics import LOSS, Criterion, Directions, by_clients, of_averaged
 from fl_server.rounds.state import RoundPolicy
 from fl_server.rounds.stop_rules import StopPolicy
-from fl_server.run_settings.plain_values import (
+from fl_server.run_settings.sections import (
+    CHECKS,
     MAX_COUNT,
     MAX_EXAMPLES,
     MAX_LABELS,
@@ -24,10 +25,12 @@ from fl_server.run_settings.plain_values import (
     MAX_SCHEDULES,
     MAX_SECONDS,
     FileName,
+    Fingerprint,
+    LocalSection,
+    RoundSection,
     Word,
     check_plain,
 )
-from fl_server.run_settings.sections import CHECKS, Fingerprint, LocalSection, RoundSection
 from protos.run_file import MOST_WHOLE
 
 

@@ -10,14 +10,17 @@ from functools import reduce
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict, ParseDict
+from google.protobuf.struct_pb2 import Struct, Value
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from fl_common.settings import expected_value
 from fl_server.errors import InvalidInput
 from fl_server.run_settings.config import RunConfig
-from fl_server.run_settings.plain_values import MAX_SPEC_BYTES, plain
 from protos.fl.v1 import admin_pb2
+
+MAX_SPEC_BYTES = 64 << 10
+"""Largest RunSpec, which is in the ledger, in memory and in every list of runs."""
 
 
 def from_values(values: dict[str, Any]) -> RunConfig:
@@ -93,3 +96,17 @@ def from_spec(spec: admin_pb2.RunSpec) -> RunConfig:
 def to_spec(config: RunConfig) -> admin_pb2.RunSpec:
     """Configuration to wire, with every default filled in."""
     return ParseDict(config.model_dump(exclude_none=True), admin_pb2.RunSpec())
+
+
+def plain(struct: Struct) -> dict[str, Any]:
+    """A Struct as Python values, also values that are not finite, for which `MessageToDict` raises."""
+    return {name: _plain(value) for name, value in struct.fields.items()}
+
+
+def _plain(value: Value) -> Any:
+    kind = value.WhichOneof("kind")
+    if kind == "struct_value":
+        return plain(value.struct_value)
+    if kind == "list_value":
+        return [_plain(item) for item in value.list_value.values]
+    return None if kind in (None, "null_value") else getattr(value, kind)

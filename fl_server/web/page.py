@@ -27,7 +27,7 @@ from fl_common.settings import SettingsError
 from fl_server import identity
 from fl_server.audit.log import AuditLog
 from fl_server.audit.writer import AuditRecord
-from fl_server.enrollment.revocations import Revocations
+from fl_server.enrollment.grants import Revocations
 from fl_server.errors import Forbidden, TooMany, Unauthenticated
 from fl_server.identity import Identity, of_certificate
 from fl_server.metrics import Metrics

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from fl_server import timeouts
 from fl_server.audit.log import AuditLog
 from fl_server.clients.fleet import Fleet, OperatorActions
-from fl_server.enrollment.revocations import Revocations
+from fl_server.enrollment.grants import Revocations
 from fl_server.metrics import Metrics
 from fl_server.outside_calls import OutsideCalls
 from fl_server.rpc import service

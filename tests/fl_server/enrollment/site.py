@@ -10,9 +10,8 @@ from typing import Any
 
 from fl_common.certificates.pem import PemFiles, PemWatcher
 from fl_server.enrollment.authority import Authority
+from fl_server.enrollment.grants import Revocations, TokenActions, TokenSpec
 from fl_server.enrollment.issuing import Checks, Issuer
-from fl_server.enrollment.revocations import Revocations
-from fl_server.enrollment.tokens import TokenActions, TokenSpec
 from fl_server.errors import Forbidden
 from fl_server.identity import Identity
 from fl_server.settings.sections import EnrollmentConfig

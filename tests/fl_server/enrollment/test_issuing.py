@@ -16,9 +16,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from fl_common.certificates.names import Holder
 from fl_server.enrollment.authority import digest_of
+from fl_server.enrollment.grants import Revocations, parse_token
 from fl_server.enrollment.issuing import Issued
-from fl_server.enrollment.revocations import Revocations
-from fl_server.enrollment.tokens import parse_token
 from fl_server.errors import Forbidden, InvalidInput, NotEnrolled
 from tests.fl_server.enrollment.site import Site, holder, registered
 from tests.processes.certificates import Pki

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fl_server.enrollment.revocations import Revocations
+from fl_server.enrollment.grants import Revocations
 from fl_server.errors import InvalidInput
 from fl_server.identity import ANYBODY
 from tests.fl_server.enrollment.site import Site, holder

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fl_server.enrollment.tokens import MOST_TOKENS, Token, TokenSpec, new_token, parse_token, state_of
+from fl_server.enrollment.grants import MOST_TOKENS, Token, TokenSpec, new_token, parse_token, state_of
 from fl_server.errors import InvalidInput, NoSuchToken, NotEnrolled
 from tests.fl_server.enrollment.site import Site
 from tests.fl_server.store.database.test_certificates import NOW, a_token

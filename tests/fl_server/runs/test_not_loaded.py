@@ -14,7 +14,7 @@ import pytest
 
 from fl_server.errors import InvalidInput, NoSuchRun, RunExists, one_line
 from fl_server.run.models import ModelStore
-from fl_server.run_settings.plain_values import MAX_COUNT, MAX_SECONDS
+from fl_server.run_settings.sections import MAX_COUNT, MAX_SECONDS
 from fl_server.runs.table import MAX_KEYS, REFUSALS_AT_ONCE, HistoryRate
 from fl_server.store.errors import StoreFull
 from fl_tasks import TaskError

@@ -19,7 +19,7 @@ from fl_client.errors import ConfigError, UnusableCertificate
 from fl_client.policy.config import read_policy
 from fl_common.certificates.names import Holder
 from fl_server.enrollment.authority import _is_issuer, check_signature, read_request
-from fl_server.enrollment.tokens import new_token, parse_token
+from fl_server.enrollment.grants import new_token, parse_token
 from fl_server.errors import Forbidden, InvalidInput, NotEnrolled, NotNow, Unauthenticated
 from fl_server.identity import of_certificate
 from fl_server.oidc.keys import SigningKeys, usable_keys
