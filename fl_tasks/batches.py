@@ -116,22 +116,21 @@ def plan_batches(  # noqa: PLR0913 - epochs and steps are alternatives
     clients: where each one's examples are. seeds: of each; without any the examples are in order, as in
     `ordered_batches`. Raises TaskError as `batches`.
     """
-    counts = [count_steps(len(own), batch_size, epochs=epochs, steps=steps) for own in clients]
-    longest = max(len(own) for own in clients)
-    width, generator = min(batch_size, longest), torch.Generator()
-    rows = np.zeros((max(counts), len(clients), width), dtype=np.int64)
-    sizes = np.zeros((max(counts), len(clients)), dtype=np.int64)
     of_size: dict[int, list[int]] = {}
     for number, own in enumerate(clients):
         of_size.setdefault(len(own), []).append(number)
+    count_of = {size: count_steps(size, batch_size, epochs=epochs, steps=steps) for size in of_size}
+    width, generator, counts = min(batch_size, max(of_size)), torch.Generator(), [count_of[len(own)] for own in clients]
+    rows = np.zeros((max(counts), len(clients), width), dtype=np.int64)
+    sizes = np.zeros((max(counts), len(clients)), dtype=np.int64)
     for size, numbers in of_size.items():
-        count, per_epoch = counts[numbers[0]], -(-size // batch_size)
+        count, per_epoch = count_of[size], -(-size // batch_size)
         chosen = np.empty((len(numbers), -(-count // per_epoch), per_epoch * width), dtype=np.int64)
         for place, number in enumerate(numbers):
+            own = clients[number]
             if seeds:
                 generator.manual_seed(seeds[number])
             for order in chosen[place]:
-                own = clients[number]
                 order[:size] = own[torch.randperm(size, generator=generator).numpy()] if seeds else own
         chosen[:, :, size:] = chosen[:, :, (per_epoch - 1) * width, None]
         rows[:count, numbers] = chosen.reshape(len(numbers), -1, width)[:, :count].swapaxes(0, 1)

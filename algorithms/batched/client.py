@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -129,22 +130,28 @@ def _computed(members: Members, updates: Updates, payload: Payload, model: Tenso
     return found if rule.wide else rounded_like(model, found)
 
 
-def next_states(members: Members, updates: Updates, factor: float) -> Memory | list[Memory]:
-    """The clients' next states if their deltas count with this factor: [clients, ...], or where they differ a list."""
-    algorithm = members.work.algorithm
+def next_states(members: Members, updates: Updates) -> tuple[Memory, Memory] | list[tuple[Memory, Memory]]:
+    """The clients' next states if their deltas count as sent, and if they count as 0.
 
-    def advance(context: ClientContext, payloads: Mapping[Payload, Tensors], position: int) -> dict[str, Tensors]:
+    [clients, ...], or for states that differ in their tensors a pair for each client.
+    """
+    algorithm, factors = members.work.algorithm, (1.0, 0.0)
+
+    def advance(factor: float, context: ClientContext, payloads: Mapping[Payload, Tensors], position: int) -> Memory:
         update = replace(updates.of_client(position), payloads=payloads)
         return dict(algorithm.next_client_state(context, update.admitted(factor)))
 
     if updates.ascents or updates.optimizers or members.contexts.separate is not None:
-        alone = (updates.of_client(position) for position in range(len(members.steps)))
-        return [
-            algorithm.next_client_state(members.contexts.of(position), update.admitted(factor))
-            for position, update in enumerate(alone)
-        ]
-    found: Memory = in_order(members.contexts.map(advance, updates.payloads, updates.steps))
-    return found
+        pairs = []
+        for position in range(len(members.steps)):
+            context, payloads = members.contexts.of(position), updates.of_client(position).payloads
+            one, zero = (advance(factor, context, payloads, position) for factor in factors)
+            pairs.append((one, zero))
+        return pairs
+    one, zero = (
+        in_order(members.contexts.map(partial(advance, factor), updates.payloads, updates.steps)) for factor in factors
+    )
+    return one, zero
 
 
 def _own(updates: Updates) -> Sequence[object]:

@@ -121,7 +121,9 @@ class Steps:
 
 def rates_by_step(settings: LocalSettings, steps: Sequence[int]) -> list[list[float]]:
     """The learning rates [steps][clients] of the clients that make each step."""
+    even = steps[0] == steps[-1]
+    active = [len(steps) if even else sum(count > step for count in steps) for step in range(steps[0])]
     if settings.schedule.constant:
-        return [[settings.learning_rate] * sum(count > step for count in steps) for step in range(steps[0])]
+        return [[settings.learning_rate] * count for count in active]
     rates = [rates_of(settings, count) for count in steps]
-    return [[next(rates[i]) for i in range(sum(count > step for count in steps))] for step in range(steps[0])]
+    return [[next(rates[number]) for number in range(count)] for count in active]

@@ -54,8 +54,12 @@ def _operations(step: Step, memory: Sequence[Tensor]) -> Step:
     # Loading it takes about a second, which most programs do not need.
     from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415
 
+    def made(*_: Tensor) -> Tensor:
+        step()
+        return memory[0]  # torch's interpreter wants a result
+
     before = torch.default_generator.get_state()
-    traced = make_fx(lambda *_: step())(*memory)
+    traced = make_fx(made)(*memory)
     if not torch.equal(before, torch.default_generator.get_state()):
         raise RuntimeError("it draws random numbers")
     played = _compiled(traced, memory)

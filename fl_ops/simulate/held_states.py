@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from algorithms import tree
 from algorithms.base import Memory
 from fl_client.storage.client_state_store import NextState
 from fl_ops.simulate.engines.held import free_bytes
@@ -35,7 +36,8 @@ class HeldStates(SimulatedStates):
         self._rows: set[str] = set()
         """Clients whose state is in the tables."""
         self._files: set[str] = set()
-        self._next: dict[str, NextState] = {}
+        self._next: dict[str, tuple[NextState, int]] = {}
+        """The next state is a row of tensors [clients, ...], of this number."""
         self._next_files: set[str] = set()
 
     def get(self, client: str) -> Memory | None:
@@ -47,36 +49,64 @@ class HeldStates(SimulatedStates):
             return memory
         return super().get(client) if client in self._files else None
 
+    def get_group(self, clients: Sequence[str], initial: Memory) -> Memory | None:
+        """See `SimulatedStates.get_group`."""
+        missing = [number for number, client in enumerate(clients) if client not in self._rows]
+        if len(missing) == len(clients) and self._files.isdisjoint(clients):
+            return {
+                symbol: tree.map(lambda it: it.expand(len(clients), *it.shape), tensors)
+                for symbol, tensors in initial.items()
+            }
+        if not self._files.isdisjoint(clients) or self._tables is None or not self._fits(initial):
+            return None
+        numbers = torch.tensor([self._numbers[client] for client in clients])
+        memory: dict[str, dict[str, Tensor]] = {}
+        for (symbol, name), table in self._tables.items():
+            rows = table[numbers.to(table.device)].to(self._device)
+            if missing:
+                rows[missing] = initial[symbol][name]
+            memory.setdefault(symbol, {})[name] = rows
+        return memory
+
     def put_next(self, client: str, state: NextState) -> None:
-        """See `SimulatedStates.put_next`. The tensors are kept as they are until the round counts."""
-        if self._tables is None:
-            self._tables = self._made_for(state)
-        if self._fits(state.at_one):
-            self._next[client] = state
+        """See `SimulatedStates.put_next`."""
+        if self._accepts(state.at_one):
+            self._next[client] = NextState(_one_row(state.at_one), _one_row(state.at_zero)), 0
         else:
             super().put_next(client, state)
             self._next_files.add(client)
 
+    def put_next_group(self, clients: Sequence[str], state: NextState) -> None:
+        """See `SimulatedStates.put_next_group`. The tensors are kept as they are until the round counts."""
+        first = {symbol: tree.map(lambda it: it[0], tensors) for symbol, tensors in state.at_one.items()}
+        if self._accepts(first):
+            self._next.update({client: (state, number) for number, client in enumerate(clients)})
+        else:
+            super().put_next_group(clients, state)
+
     def promote(self, counted: Iterable[tuple[str, float]]) -> None:
         """See `SimulatedStates.promote`."""
         filed: list[tuple[str, float]] = []
-        held: dict[str, Memory] = {}
+        held: dict[tuple[int, float], tuple[NextState, list[str], list[int]]] = {}
         for client, clip_factor in counted:
             if client in self._next:
-                held[client] = self._next.pop(client).at(clip_factor)
+                state, number = self._next.pop(client)
+                _, clients, rows = held.setdefault((id(state), clip_factor), (state, [], []))
+                clients.append(client)
+                rows.append(number)
             elif client in self._next_files:
                 filed.append((client, clip_factor))
         super().promote(filed)
         self._files.update(client for client, _ in filed)
         self._rows.difference_update(client for client, _ in filed)
-        if held and self._tables is not None:
-            numbers = torch.tensor([self._numbers[client] for client in held])
-            for (symbol, name), table in self._tables.items():
-                rows = torch.stack([memory[symbol][name].detach() for memory in held.values()])
-                table[numbers.to(table.device)] = rows.to(table.device)
-            self._rows.update(held)
-            self._files.difference_update(held)
-            self.changed.update(held)
+        for (_, clip_factor), (state, clients, rows) in held.items():
+            memory = NextState(_rows_of(state.at_one, rows), _rows_of(state.at_zero, rows)).at(clip_factor)
+            numbers = torch.tensor([self._numbers[client] for client in clients])
+            for (symbol, name), table in (self._tables or {}).items():
+                table[numbers.to(table.device)] = memory[symbol][name].to(table.device)
+            self._rows.update(clients)
+            self._files.difference_update(clients)
+            self.changed.update(clients)
 
     def clients(self) -> set[str]:
         """See `SimulatedStates.clients`."""
@@ -115,16 +145,22 @@ class HeldStates(SimulatedStates):
         self._rows.clear()
         self._files.clear()
 
-    def _made_for(self, state: NextState) -> dict[tuple[str, str], Tensor]:
+    def _accepts(self, memory: Memory) -> bool:
+        """Whether a client's next state becomes a row. The tables are made for the first one."""
+        if self._tables is None:
+            self._tables = self._made_for(memory)
+        return self._fits(memory)
+
+    def _made_for(self, state: Memory) -> dict[tuple[str, str], Tensor]:
         """Tables for states like this one."""
         count = len(self._numbers)
-        size = sum(it.nbytes for tensors in state.at_one.values() for it in tensors.values())
+        size = sum(it.nbytes for tensors in state.values() for it in tensors.values())
         for place, limit in self._limits:
             if 2 * size * count <= limit:  # with the next ones
                 pinned = place != self._device
                 return {
                     (symbol, name): torch.empty(count, *it.shape, dtype=it.dtype, device=place, pin_memory=pinned)
-                    for symbol, tensors in state.at_one.items()
+                    for symbol, tensors in state.items()
                     for name, it in tensors.items()
                 }
         return {}
@@ -138,3 +174,11 @@ class HeldStates(SimulatedStates):
             and tensors.keys() == tables.keys()
             and all((it.dtype, it.shape) == (tables[key].dtype, tables[key].shape[1:]) for key, it in tensors.items())
         )
+
+
+def _one_row(memory: Memory) -> Memory:
+    return {symbol: tree.map(lambda it: it.detach().unsqueeze(0), tensors) for symbol, tensors in memory.items()}
+
+
+def _rows_of(memory: Memory, numbers: list[int]) -> Memory:
+    return {symbol: tree.map(lambda it: it.detach()[numbers], tensors) for symbol, tensors in memory.items()}

@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
+from algorithms import tree
 from algorithms.base import Memory
 from fl_client.storage import client_state_store
 from fl_client.storage.client_state_store import NextState
@@ -142,6 +143,16 @@ class SimulatedStates:
         if state.at_zero:
             self._write(client, _AT_ZERO, state.at_zero)
 
+    def get_group(self, clients: Sequence[str], initial: Memory) -> Memory | None:
+        """The states of clients at once, [clients, ...]: `initial` for a client without one. None: get each one."""
+        del clients, initial
+        return None
+
+    def put_next_group(self, clients: Sequence[str], state: NextState) -> None:
+        """`put_next` of several clients. state: tensors [clients, ...]."""
+        for number, client in enumerate(clients):
+            self.put_next(client, NextState(_row(state.at_one, number), _row(state.at_zero, number)))
+
     def promote(self, counted: Iterable[tuple[str, float]]) -> None:
         """A round counted with these clients and factors: the next states that there are replace their states."""
         for client, clip_factor in counted:
@@ -231,3 +242,7 @@ class SimulatedStates:
 
     def _path(self, client: str, kind: str) -> Path:
         return self._folder / kind / file_name("a client's id", client)  # of a replayed ledger, too
+
+
+def _row(memory: Memory, number: int) -> Memory:
+    return {symbol: tree.map(lambda it: it[number], tensors) for symbol, tensors in memory.items()}

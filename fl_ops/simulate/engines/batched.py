@@ -8,32 +8,31 @@ group fails, its clients work one after the other, so that an error is reported 
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
 import torch
 
-from algorithms.base import Memory, Tensors
+from algorithms import tree
 from algorithms.batched.batches import NotBatched, Planned, StepBatches, stacked_batches
 from algorithms.batched.choice import Choice, WrongStrategy, bytes_of_client, choose
 from algorithms.batched.client import Updates, answer_together, next_states
 from algorithms.batched.modules import CountedNumbers
-from algorithms.batched.stacked import of_client
 from algorithms.batched.strategies import Name
 from algorithms.batched.training import Training
 from algorithms.batches import to_device
 from algorithms.outside_code import is_interrupt
 from fl_client.errors import WorkFailed
-from fl_client.storage.client_state_store import NextState, same
-from fl_client.training.payloads import check_finite, check_finite_metrics, encoding_of, header_of, laid_out
+from fl_client.storage.client_state_store import NextState
+from fl_client.training.payloads import check_finite, encoding_of, header_of, laid_out
 from fl_ops.simulate.engines.client_work import CPU, ClientWork, one_thread
 from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, LocalEngine, Trained
 from fl_ops.simulate.engines.groups import Client, Groups, Ready
-from fl_ops.simulate.engines.held import NO_DIGEST, DeviceMemory, Rows, TrainedTogether, free_bytes
+from fl_ops.simulate.engines.held import NO_DIGEST, DeviceMemory, TrainedTogether, free_bytes
 from fl_ops.simulate.engines.pool import OnDevice, Pool
 from fl_tasks.batches import seed_everything
 from protos.encodings import PLAIN
@@ -185,13 +184,14 @@ class BatchedEngine(LocalEngine):
         if held is None:
             yield from self._in_files_each(common, ready, updates, seconds)
             return
-        counted: list[int] = []
-        for number, (client, _) in enumerate(ready.clients):
+        values = np.asarray(held.squares, np.float64).sum(axis=1) + np.array([loss or 0.0 for loss in updates.losses])
+        counted = [*range(len(ready.clients))]
+        for number in np.flatnonzero(~np.isfinite(values)).tolist():
             try:
-                _check_finite(updates, number, held, ready.work.buffers)
-                counted.append(number)
+                check_finite(updates.of_client(number), ready.work.buffers)
             except WorkFailed as error:
-                yield Failed.of(client, error)
+                counted.remove(number)
+                yield Failed.of(ready.clients[number][0], error)
         if not counted:
             return
         self._put_next(ready, updates, counted)
@@ -226,13 +226,21 @@ class BatchedEngine(LocalEngine):
         work = ready.work.work
         if not (work.algorithm.keeps_client_state and work.algorithm.exchanges[work.exchange].trains):
             return
-        at_one, at_zero = (next_states(ready.members, updates, factor) for factor in (1.0, 0.0))
-        if not isinstance(at_one, list) and not isinstance(at_zero, list):  # what is equal is found once for all
-            at_zero = {it: values for it, values in at_zero.items() if not same(values, at_one[it])}
-        for number in counted:
-            one, zero = _of_client(at_one, number), _of_client(at_zero, number)
-            both = NextState.of_both(one, zero) if isinstance(at_one, list) else NextState(one, zero)
-            self._context.states.put_next(ready.clients[number][0], both)
+        found = next_states(ready.members, updates)
+        if isinstance(found, list):
+            for number in counted:
+                self._context.states.put_next(ready.clients[number][0], NextState.of_both(*found[number]))
+            return
+        both = NextState.of_both(*found)
+        if len(counted) < len(ready.clients):
+            rows = [*counted]
+            both = NextState(
+                *(
+                    {symbol: tree.map(lambda it: it[rows], tensors) for symbol, tensors in memory.items()}
+                    for memory in (both.at_one, both.at_zero)
+                )
+            )
+        self._context.states.put_next_group([ready.clients[number][0] for number in counted], both)
 
     def _answers(self, common: Assignment, ready: Ready) -> Updates:
         if self._choice is None or self._training is None:
@@ -301,21 +309,3 @@ class BatchedEngine(LocalEngine):
 def _clients_of(free: float, client_bytes: int) -> int:
     """Clients of a group whose memory is so large."""
     return max(1, min(MOST_CLIENTS, int(free // client_bytes)))
-
-
-def _check_finite(updates: Updates, number: int, held: Rows, buffers: Tensors) -> None:
-    """Raises WorkFailed if the loss or a value of a client's update is not finite. buffers: as received."""
-    if not held.is_finite(number):
-        check_finite(updates.of_client(number), buffers)
-    elif not all(map(math.isfinite, (updates.losses[number] or 0.0, *_values(updates.epochs[number])))):
-        check_finite_metrics(updates.of_client(number))
-
-
-def _values(epochs: Sequence[Mapping[str, float]]) -> Iterator[float]:
-    return (value for values in epochs for value in values.values())
-
-
-def _of_client(states: Memory | list[Memory], number: int) -> Memory:
-    if isinstance(states, list):
-        return states[number]
-    return {symbol: of_client(tensors, number) for symbol, tensors in states.items()}

@@ -12,11 +12,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from algorithms import tree
 from algorithms.base import Memory
 from algorithms.batched.batches import Plan, Planned, check_work, drawn_ahead
 from algorithms.batched.contexts import Contexts
 from algorithms.batched.members import Members
 from algorithms.batched.modules import OwnNumbers, RandomStream
+from algorithms.model_state import trainable_views
 from fl_client.errors import WorkFailed
 from fl_client.training.client_states import state_of
 from fl_client.training.own_loop import work_of
@@ -127,16 +129,23 @@ class Groups:
         return Plan(plan.rows.to(self._device, non_blocking=True), plan.sizes)
 
     def _contexts(
-        self, work: PreparedWork, common: Assignment, clients: Sequence[str], sizes: Sequence[int]
+        self, work: PreparedWork, given: Assignment, clients: Sequence[str], sizes: Sequence[int]
     ) -> Contexts:
         """The contexts of clients that differ in their examples and states."""
         algorithm, first = work.work.algorithm, work.work.context
-        omegas = [omega_of(algorithm, common.training, size) for size in sizes]
+        omegas = [omega_of(algorithm, given.training, size) for size in sizes]
         if not algorithm.keeps_client_state:
             return Contexts(replace(first, state={}, omega=1.0), omegas)
+        device, common = self._device, replace(first, state={}, omega=1.0)
+        initial = {
+            symbol: tree.map(lambda it: it.to(device), tensors)
+            for symbol, tensors in algorithm.client_init(trainable_views(work.model)).items()
+        }
+        if (together := self._context.states.get_group(clients, initial)) is not None:
+            return Contexts(common, omegas, together)
         states: list[Memory] = [
             {
-                symbol: {name: tensor.to(self._device) for name, tensor in tensors.items()}
+                symbol: tree.map(lambda it: it.to(device), tensors)
                 for symbol, tensors in state_of(algorithm, work.model, self._context.states.get(client)).items()
             }
             for client in clients

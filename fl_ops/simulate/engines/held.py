@@ -7,7 +7,6 @@ value by itself, so that the number of updates changes no bit of them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -80,10 +79,6 @@ class Rows:
     def update(self, number: int) -> HeldInMemory:
         """One of them."""
         return HeldInMemory(self, number)
-
-    def is_finite(self, number: int) -> bool:
-        """Whether all sums of squares of an update are finite. Then all values are."""
-        return all(map(math.isfinite, self.squares[number]))
 
     def only(self, numbers: Sequence[int]) -> Rows:
         """Some of them, in memory of their own."""

@@ -65,8 +65,8 @@ class Pool:
         return None if found is None else _pooled(found[0], [found[1][client] for client in group], stays=False)
 
     def _rows_of(self, client: str) -> Rows:
-        if isinstance(self._clients, SimulatedClients) and not self._rows:
-            return self._clients.rows(client).numpy()
+        if client not in self._rows and isinstance(self._clients, SimulatedClients):
+            self._rows[client] = self._clients.rows(client).numpy()
         return self._rows[client]
 
 

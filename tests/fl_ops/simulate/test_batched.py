@@ -174,6 +174,24 @@ def test_a_client_with_an_error_fails_alone(simulated: Simulated) -> None:
         assert "one after the other" in simulation.federation.engine_report or not simulation.federation.engine_report
 
 
+def test_a_client_whose_values_are_not_finite_fails_alone(simulated: Simulated) -> None:
+    """The others of its group count, each with its own next state: the model is that of the sequential engine."""
+    found = []
+    for engine in (SEQUENTIAL, BATCHED):
+        with simulated(SEQUENTIAL) as other:
+            local = other.federation.clients["c1"]
+        assert isinstance(local.train, Examples)
+        bad = replace(local, train=replace(local.train, inputs=local.train.inputs * float("nan")))
+        sections = {"algorithm": {"name": "scaffold"}, "round": {"clients_per_round": 4, "quorum": 3}}
+        with simulated(engine, {"c1": bad}, **sections) as simulation:
+            rounds = list(simulation.rounds())
+            assert [each.accepted for each in rounds] == [("c0", "c2", "c3")] * 3
+            assert "expected a finite training loss" in simulation.failures[-1]
+            assert simulation.federation.states.clients() == {"c0", "c2", "c3"}
+            found.append(simulation.model())
+    assert difference(*found) < 1e-5
+
+
 def test_a_group_that_runs_out_of_memory_is_halved(simulated: Simulated, monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups of more than two clients fail here. All clients count, and later groups are small from the start."""
     sizes = []
