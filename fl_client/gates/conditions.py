@@ -14,7 +14,7 @@ import torch
 
 from fl_client.errors import ConfigError
 from fl_client.gates.gate_set import Gate, GateReading, SensorError, read_number, read_optional, read_text
-from fl_client.gates.gpu import GpuGate, LoadMeter, NvmlMeter, TegraMeter
+from fl_client.gates.gpu import GpuGate, NvmlMeter, TegraMeter
 from fl_client.settings.config import GatesConfig
 from fl_client.settings.schedule import Schedule
 from protos.fl.v1.coordinator_pb2 import (
@@ -193,13 +193,10 @@ def make_gates(config: GatesConfig, host: HostState) -> list[Gate]:
     if config.on_mains:
         gates.append(PowerGate(config.sysfs))
     if config.gpu_below is not None:
-        gates.append(GpuGate(_meter(config.sysfs, host.device), config.gpu_below, host.idle_for))
+        # A Jetson's driver has NVML too, but reports no load there.
+        meter = TegraMeter.found(config.sysfs) or NvmlMeter(host.device)
+        gates.append(GpuGate(meter, config.gpu_below, host.idle_for))
     if config.windows:
         zone = ZoneInfo(config.timezone) if config.timezone else None
         gates.append(WindowGate(Schedule(config.windows, zone), config.timezone, host.clock))
     return gates
-
-
-def _meter(root: Path, device: torch.device) -> LoadMeter:
-    """A Jetson's driver has NVML too, but reports no load there."""
-    return TegraMeter.found(root) or NvmlMeter(device)

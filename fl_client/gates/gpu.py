@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -48,6 +48,7 @@ class NvmlMeter:
                 ' "impetus-fl[gates]", or remove gpu_below'
             ) from None
         self.others_only = False
+        """Whether the load is without this daemon's work."""
         try:
             self._nvml.nvmlInit()
             self._gpu = self._handle(device)
@@ -60,7 +61,7 @@ class NvmlMeter:
             ) from None
 
     def share(self) -> float:
-        """See LoadMeter."""
+        """The load of the last fraction of a second, from 0 to 1. Raises SensorError."""
         try:
             if self.others_only:
                 return min(1.0, float(sum(sample.smUtil for sample in self._others())) / 100)
@@ -106,17 +107,6 @@ _TEGRA = (
 """Files with the load of a Jetson's GPU, the newer models first."""
 
 
-class LoadMeter(Protocol):
-    """Measures the load of a GPU."""
-
-    others_only: bool
-    """True: without this daemon's work. False: the load of the whole GPU."""
-
-    def share(self) -> float:
-        """The load of the last fraction of a second, from 0 to 1. Raises SensorError."""
-        ...
-
-
 class GpuGate:
     """Open while the mean of several readings is below the limit."""
 
@@ -124,7 +114,7 @@ class GpuGate:
     reason = UNAVAILABLE_REASON_DEVICE_BUSY
     debounced = True
 
-    def __init__(self, meter: LoadMeter, below: float, idle_for: Callable[[], float]) -> None:
+    def __init__(self, meter: NvmlMeter | TegraMeter, below: float, idle_for: Callable[[], float]) -> None:
         """below: a share of 1. idle_for: seconds since this daemon computed, 0 while it does."""
         self._meter = meter
         self._below = below
@@ -165,5 +155,5 @@ class TegraMeter:
         return next((cls(path) for path in paths if path.is_file()), None)
 
     def share(self) -> float:
-        """See LoadMeter."""
+        """The load of the last fraction of a second, from 0 to 1. Raises SensorError."""
         return read_number(self._path) / 1000

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import typer
 
@@ -23,7 +23,7 @@ SHARDS = ("all", "partition", "file", "folder")
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """The values of the flags. None: the flag was not flags."""
+    """The values of the flags. None: the flag was not given."""
 
     server: str | None = None
     client_id: str | None = None
@@ -38,18 +38,6 @@ class Flags:
     """Other keys of the file, for which there is no question."""
 
 
-class Answers(Protocol):
-    """The source of values that no flag gave."""
-
-    def text(self, flag: str, question: str, default: str | None, check: Check) -> str:
-        """An answer that passes the check."""
-        ...
-
-    def confirm(self, question: str, default: bool) -> bool:
-        """True for yes."""
-        ...
-
-
 class DefaultAnswers:
     """Defaults without questions: `--yes`."""
 
@@ -60,7 +48,7 @@ class DefaultAnswers:
         check(default)
         return default
 
-    def confirm(self, question: str, default: bool) -> bool:  # noqa: ARG002 - a parameter of the protocol
+    def confirm(self, question: str, default: bool) -> bool:  # noqa: ARG002 - as TerminalPrompts
         """The default."""
         return default
 
@@ -68,8 +56,8 @@ class DefaultAnswers:
 class TerminalPrompts:
     """Questions on a terminal. A question is repeated until its answer is valid."""
 
-    def text(self, flag: str, question: str, default: str | None, check: Check) -> str:  # noqa: ARG002 - a parameter of the protocol
-        """See Answers."""
+    def text(self, flag: str, question: str, default: str | None, check: Check) -> str:  # noqa: ARG002 - as DefaultAnswers
+        """An answer that passes the check."""
 
         def checked(answer: str) -> str:
             try:
@@ -82,8 +70,12 @@ class TerminalPrompts:
         return answer
 
     def confirm(self, question: str, default: bool) -> bool:
-        """See Answers."""
+        """True for yes."""
         return typer.confirm(question, default=default)
+
+
+Answers = DefaultAnswers | TerminalPrompts
+"""The source of values that no flag gave."""
 
 
 def collect_values(flags: Flags, answers: Answers, config: Path) -> dict[str, Any]:

@@ -11,10 +11,11 @@ import hashlib
 import hmac
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import grpc
 import grpc.aio
@@ -47,46 +48,49 @@ class Session:
     """Seconds until its end at the latest."""
 
 
-class Identities(Protocol):
-    """Gives browsers an identity."""
+class Identities(ABC):
+    """Gives browsers an identity. By itself it gives out no secret and no link."""
 
-    needs_login: bool
+    needs_login = True
 
     def is_own(self, secret: str) -> bool:
         """Whether a session's secret or a link's code was given out here, ended or not. Others are made up."""
+        del secret
+        return False
 
+    @abstractmethod
     async def reader(self, secret: str) -> Reader | None:
         """The Reader of a session; None for a session that is unknown or has ended."""
 
     async def holder_of_link(self, code: str) -> str:
         """The operator whose login link a code is of: "operator:alice". Empty for one that `open_by_code` refuses."""
+        del code
+        return ""
 
     async def open_by_code(self, code: str) -> Session | None:
         """A session for the code of a login link; None for a code that is unknown, used or too old."""
+        del code
+        return None
 
     async def open_by_certificate(self, certificate: bytes) -> Session | None:
         """A session for a client certificate (DER) that TLS has verified; None if it opens none."""
+        del certificate
+        return None
 
     async def close_session(self, secret: str) -> None:
         """End a session."""
+        del secret
 
     async def forget(self, secret: str) -> None:
         """Drop the Reader of a session that the coordinator does not know any more."""
+        del secret
 
+    @abstractmethod
     async def close(self) -> None:
         """Close all Readers."""
 
 
-class _NoCertificates:
-    """A base of kinds in which a certificate opens nothing."""
-
-    async def open_by_certificate(self, certificate: bytes) -> Session | None:
-        """A certificate opens no session here."""
-        del certificate
-        return None
-
-
-class Everybody(_NoCertificates):
+class Everybody(Identities):
     """One Reader for all, without a login."""
 
     needs_login = False
@@ -94,41 +98,18 @@ class Everybody(_NoCertificates):
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
 
-    def is_own(self, secret: str) -> bool:
-        """False: there are none."""
-        del secret
-        return False
-
     async def reader(self, secret: str) -> Reader | None:
         """The one Reader."""
         del secret
         return self._reader
-
-    async def holder_of_link(self, code: str) -> str:
-        """Empty: there are no links."""
-        del code
-        return ""
-
-    async def open_by_code(self, code: str) -> Session | None:
-        """None: there are no links."""
-        del code
-        return None
-
-    async def close_session(self, secret: str) -> None:
-        """Do nothing: there are no sessions."""
-
-    async def forget(self, secret: str) -> None:
-        """Do nothing: there are no sessions."""
 
     async def close(self) -> None:
         """Close the Reader."""
         await self._reader.close()
 
 
-class OneOperator(_NoCertificates):
+class OneOperator(Identities):
     """The Reader of this process for the browsers that have used its login link, which is good for one use."""
-
-    needs_login = True
 
     def __init__(self, reader: Reader, session_s: float = SESSION_S) -> None:
         self._reader, self._session_s = reader, session_s
@@ -170,18 +151,13 @@ class OneOperator(_NoCertificates):
         """End a session."""
         self._sessions.pop(_hash(secret), None)
 
-    async def forget(self, secret: str) -> None:
-        """Nothing: the identity is this process's own, and not the session's."""
-
     async def close(self) -> None:
         """Close the Reader."""
         await self._reader.close()
 
 
-class Coordinator:
+class Coordinator(Identities):
     """The coordinator's sessions. This process keeps Readers, which have no more power than the secrets in them."""
-
-    needs_login = True
 
     def __init__(self, channel: grpc.aio.Channel, key: bytes) -> None:
         """channel: to the coordinator's socket for this process. key: of its secrets (`own_secrets`)."""

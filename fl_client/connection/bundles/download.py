@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Protocol
 
 import structlog
 
@@ -31,33 +30,16 @@ MAX_STALLS = 3
 """Stalled streams in a row after which a download is given up."""
 
 
-class Expected(Protocol):
-    """The bytes that a download must have."""
-
-    @property
-    def digest(self) -> tensor_pb2.Digest:
-        """The digest to ask for."""
-        ...
-
-    @property
-    def run_id(self) -> str:
-        """Run of the assignment with the bundle."""
-        ...
-
-    @property
-    def header_bytes(self) -> int:
-        """Largest header that is parsed: a parsed manifest takes many times its size."""
-        ...
-
-    def check(self, manifest: tensor_pb2.Manifest) -> None:
-        """Raises an error if the manifest is of other bytes."""
-        ...
-
-
 class Download:
     """Bytes in transfer: a buffer of their final size, and how many have been received."""
 
-    def __init__(self, expected: Expected, data: memoryview, backoff: Backoff, on_bytes: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        expected: ExpectedBundle | ExpectedDifference,
+        data: memoryview,
+        backoff: Backoff,
+        on_bytes: Callable[[int], None],
+    ) -> None:
         self.backoff = backoff
         self.data = data
         self.described = False
@@ -73,7 +55,7 @@ class Download:
         Raises:
             BrokenTransfer: a chunk that is damaged or out of order, or a stream that ended early or stalled.
             WorkFailed: several streams in a row have stalled.
-            Exception: of `Expected.check`, for a manifest of other bytes.
+            WorkFailed, DifferenceError: by the `check` of what is expected, for a manifest of other bytes.
         """
         request = pb.FetchModelRequest(
             session_id=session.id,

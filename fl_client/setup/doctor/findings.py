@@ -42,10 +42,3 @@ def warn(check: str, message: str, fix: str) -> Finding:
 def fail(check: str, message: str, fix: str = "") -> Finding:
     """A check that failed."""
     return Finding(Level.FAIL, check, message, fix)
-
-
-def size(count: float) -> str:
-    """Bytes in readable form: 3.4 MiB."""
-    units = ("bytes", "KiB", "MiB", "GiB")
-    power = next((power for power in range(len(units)) if count < 1024 ** (power + 1)), len(units) - 1)
-    return f"{count / 1024**power:.{1 if power else 0}f} {units[power]}"

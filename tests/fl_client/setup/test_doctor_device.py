@@ -20,7 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from fl_client.settings.config import ClientConfig, TaskConfig
 from fl_client.setup.doctor import device, files
-from fl_client.setup.doctor.findings import Level, size
+from fl_client.setup.doctor.findings import Level
 from fl_client.storage.state import StateDir
 from tests.fl_client.setup.conftest import TASK, Doctor, DoctorReport, Site
 
@@ -275,15 +275,6 @@ def test_no_limit_is_the_machines_memory(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "memory.current").write_text("400\n")
     monkeypatch.setattr(device, "_CGROUP", tmp_path)
     assert device.available_memory() > 1 << 20
-
-
-@pytest.mark.parametrize(
-    ("count", "words"),
-    [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.5 KiB"), (3 << 20, "3.0 MiB"), (5 << 40, "5120.0 GiB")],
-)
-def test_sizes_as_text(count: int, words: str) -> None:
-    """Binary units, one digit behind the point."""
-    assert size(count) == words
 
 
 def test_a_gate_without_its_sensor(doctor: Doctor, tmp_path: Path) -> None:
