@@ -30,6 +30,10 @@ install: .venv/installed
 demo: .venv/installed
 	$(BIN)/fl demo
 
+# The tests write and sync many small files. Where there is room, these are in memory (tmpfs), and not on the disk.
+SHM := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 == "tmpfs" && $$4 > 4000000 {print "/dev/shm"}')
+test test-all: export TMPDIR := $(or $(TMPDIR),$(SHM),/tmp)
+
 # The tests of real processes run beside each other on few cores. A test that fails there runs once more, alone; if it
 # fails again, so does this target. The first output stays: a test that passes only alone has a fault, too.
 test: .venv/installed

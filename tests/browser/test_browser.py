@@ -38,7 +38,7 @@ def test_a_run_that_goes_on_is_shown_live(federation: Federation, page: WebPage,
     tab.locator("#charts canvas").first.wait_for()
     summary = tab.locator("figure[id='chart:accuracy'] summary")
     summary.click()
-    assert tab.locator("figure[id='chart:accuracy'] tbody tr").count() == 4
+    assert tab.locator("figure[id='chart:accuracy'] tbody tr").count() == 3
     assert tab.evaluate("window.kept"), "the page was not loaded again"
     newest = server.rounds(run)[-1].metrics["accuracy"]
     assert f"{100 * newest:.2f} %" in tab.locator("figure[id='chart:accuracy'] .legend").inner_text()
@@ -199,7 +199,7 @@ def test_every_view_works_without_javascript(
     tab.goto(page.address)
     tab.get_by_role("link", name="browser-plain").first.click()
     tab.locator("figure[id='chart:accuracy'] summary").click()
-    assert tab.locator("figure[id='chart:accuracy'] tbody tr").count() == 4
+    assert tab.locator("figure[id='chart:accuracy'] tbody tr").count() == 3
     tab.get_by_role("link", name="Compare").last.click()
     tab.get_by_label("Axis").select_option("bytes")
     tab.get_by_role("button", name="Compare").click()

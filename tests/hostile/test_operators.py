@@ -104,7 +104,7 @@ def test_an_impossible_run_is_not_written(workspace: Workspace) -> None:
             assert call(channel, method, request) is grpc.StatusCode.INVALID_ARGUMENT
     server.kill()
     server.serve()
-    assert server.run(run_id).spec.stop.rounds == 4
+    assert server.run(run_id).spec.stop.rounds == 3
     server.kill()
     server.settings["tasks"] = []
     write_toml(server.config, server.settings)

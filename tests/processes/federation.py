@@ -104,18 +104,24 @@ class Coordinator(Process):
             known = {client.client_id: client for client in admin.clients.list_clients()}
         return known.get(client_id, admin_pb2.ClientStatus())
 
-    def until_present(self, client_id: str) -> None:
-        """Wait until the client has an open stream."""
-        eventually(lambda: self.client(client_id).state == PRESENT, f"{client_id} attends")
+    def until_present(self, *client_ids: str) -> None:
+        """Wait until each of these clients has an open stream."""
+        with self.admin() as admin:  # one connection for all probes
+
+            def probe() -> bool:
+                return present(admin).issuperset(client_ids)
+
+            eventually(probe, f"{', '.join(client_ids)}: present")
 
     def until(self, run_id: str, holds: Callable[[admin_pb2.RunStatus], Any], what: str) -> admin_pb2.RunStatus:
         """Wait until the condition holds; returns the run's status."""
+        with self.admin() as admin:  # one connection for all probes
 
-        def probe() -> admin_pb2.RunStatus | None:
-            status = self.run(run_id)
-            return status if holds(status) else None
+            def probe() -> admin_pb2.RunStatus | None:
+                status = admin.runs.get_run(run_id, 0).run
+                return status if holds(status) else None
 
-        return eventually(probe, f"run {run_id}: {what}")
+            return eventually(probe, f"run {run_id}: {what}")
 
     def ended(self, run_id: str) -> admin_pb2.RunStatus:
         """Wait until the run has ended, in any state."""
@@ -228,23 +234,17 @@ class Fleet:
         self.reset()
         yield self
         if self.server.exit_code is None:
-            self._end_runs()
+            with self.server.admin() as admin:
+                end_runs(admin)
         self.release()
-
-    def _end_runs(self) -> None:
-        """Stop the runs that a test has left open."""
-        with self.server.admin() as admin:
-            for run in admin.runs.list_runs():
-                if not run.HasField("ended"):
-                    admin.runs.stop_run(run.run_id, "its test is over")
 
     def reset(self) -> None:
         """Undo the effects of a test: all daemons run and are idle, no run is open, no client is banned or drained."""
         self.release()
         if self.server.exit_code is not None:
             self.server.serve()
-        self._end_runs()
         with self.server.admin() as admin:
+            end_runs(admin)
             for client in admin.clients.list_clients():
                 if client.client_id not in self.daemons:
                     admin.clients.forget_client(client.client_id)
@@ -252,16 +252,29 @@ class Fleet:
                     admin.clients.unban_client(client.client_id)
                 elif client.draining:
                     admin.clients.drain_client(client.client_id, "", undo=True)
-        for name, daemon in self.daemons.items():
-            if daemon.exit_code is not None or self.server.client(name).state != PRESENT:
-                daemon.clean_up()
-                daemon.start()
-        self.until_all_present()
+            connected = present(admin)
+        away = [name for name, daemon in self.daemons.items() if daemon.exit_code is not None or name not in connected]
+        for name in away:
+            self[name].clean_up()
+            self[name].start()
+        if away:
+            self.until_all_present()
 
     def until_all_present(self) -> None:
         """Wait until every daemon is connected."""
-        for name in self.daemons:
-            self.server.until_present(name)
+        self.server.until_present(*self.daemons)
+
+
+def end_runs(admin: AdminClient) -> None:
+    """Stop the runs that a test has left open."""
+    for run in admin.runs.list_runs():
+        if not run.HasField("ended"):
+            admin.runs.stop_run(run.run_id, "its test is over")
+
+
+def present(admin: AdminClient) -> set[str]:
+    """The clients with an open stream."""
+    return {client.client_id for client in admin.clients.list_clients() if client.state == PRESENT}
 
 
 PRESENT = admin_pb2.CLIENT_STATE_PRESENT
@@ -271,7 +284,7 @@ DEFAULTS: dict[str, Any] = {
     "algorithm": {"name": "fedcm", "parameters": {"alpha": 0.2}},
     "local": {"learning_rate": 0.2, "epochs": 1, "batch_size": 16},
     "round": {"clients_per_round": 2, "min_clients": 3, "deadline_s": 600.0},
-    "stop": {"rounds": 4},
+    "stop": {"rounds": 3},
     "seed": 7,
 }
 

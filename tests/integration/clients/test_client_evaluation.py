@@ -43,7 +43,7 @@ def test_evaluations_of_all_clients_are_stored_and_averaged(fleet: EvaluatingFle
 
     No round waits for the answers of another, and at most two models are evaluated at a time.
     """
-    run = asking(fleet.server, "asked", every=2)
+    run = asking(fleet.server, "asked", every=2, stop={"rounds": 4})
     fleet.server.completed(run)
     assert ["clients_evaluated" in summary.metrics for summary in fleet.server.rounds(run)] == [False, True] * 2
     for summary in fleet.server.rounds(run)[1::2]:

@@ -48,7 +48,7 @@ def test_an_extended_run_is_the_longer_run(fleet: Fleet) -> None:
     server = fleet.server
     server.completed(server.create("six", stop={"rounds": 6}))
     # One after the other: bits hold for runs that share no clients.
-    server.completed(server.create("four"))
+    server.completed(server.create("four", stop={"rounds": 4}))
     with server.admin() as admin:
         assert not admin.runs.extend_run("four", 2, 0.0).HasField("ended")
     server.until("four", lambda run: run.rounds_done == 6, "two rounds more")
@@ -69,7 +69,7 @@ def test_a_stopped_run_keeps_what_was_committed(fleet: Fleet) -> None:
 
 
 def test_a_run_ends_when_its_metric_is_reached(fleet: Fleet) -> None:
-    """A target that the first evaluation reaches ends the run after one of four rounds, with that reason."""
+    """A target that the first evaluation reaches ends the run after one of three rounds, with that reason."""
     run = fleet.server.completed(fleet.server.create("target", stop={"metric": "accuracy", "target": 0.01}))
     assert run.rounds_done == 1
     assert "accuracy" in run.reason
@@ -100,7 +100,7 @@ def test_two_runs_share_a_fleet(fleet: Fleet) -> None:
     left, right = (server.until(run, lambda status: status.cohort, "it draws").cohort for run in ("left", "right"))
     assert set(left).isdisjoint(right)
     fleet.release()
-    assert len(server.digests("left")) == len(server.digests("right")) == 4
+    assert len(server.digests("left")) == len(server.digests("right")) == 3
 
 
 def test_the_first_arrivals_close_an_over_selected_round(fleet: Fleet) -> None:
@@ -108,7 +108,7 @@ def test_the_first_arrivals_close_an_over_selected_round(fleet: Fleet) -> None:
     fleet["edge-1"].hold.touch()
     run = fleet.server.create("goal", round={"close": "goal", "over_selection": 1.5})
     fleet.server.completed(run)
-    assert [(2, 1)] * 4 == [(summary.accepted, summary.dropped) for summary in fleet.server.rounds(run)]
+    assert [(2, 1)] * 3 == [(summary.accepted, summary.dropped) for summary in fleet.server.rounds(run)]
     assert fleet["edge-1"].logged("cancelled", run=run, round=0)["reason"] == "REFUSAL_REASON_NOT_NEEDED"
 
 
@@ -130,7 +130,7 @@ def test_bernoulli_sampling_draws_by_the_seed(fleet: Fleet) -> None:
     server.create("coin", round=section)
     server.create("coin-again", round=section)
     assert server.digests("coin") == server.digests("coin-again")
-    expected = [len(draw_bernoulli(tuple(fleet.daemons), 0.6, Draw(7, round_, 0))) for round_ in range(4)]
+    expected = [len(draw_bernoulli(tuple(fleet.daemons), 0.6, Draw(7, round_, 0))) for round_ in range(3)]
     assert expected == [summary.accepted for summary in server.rounds("coin")]
 
 

@@ -36,11 +36,11 @@ def test_every_view_is_a_whole_page(fleet: Fleet, page: WebPage) -> None:
     shown = {
         "/": [run, "completed", "Clients by state"],
         "/runs?q=web-views": [run, "1 run, "],
-        f"/runs/{run}": ["Accuracy as a table", "Configuration", "alpha", "round 3", "Latest model"],
+        f"/runs/{run}": ["Accuracy as a table", "Configuration", "alpha", "round 2", "Latest model"],
         f"/compare?run={run}&x=bytes": ["Curves as tables", run],
         "/clients": ["edge-0", "edge-2"],
         "/clients/edge-1": ["edge-1", "Latest events", "tiny_task:Tiny"],
-        f"/events?subject={run}&kind=committed": ["round committed", "round 3"],
+        f"/events?subject={run}&kind=committed": ["round committed", "round 2"],
     }
     for path, texts in shown.items():
         answer = page.get(path)
@@ -61,7 +61,7 @@ def test_the_curves_are_those_of_the_rounds(fleet: Fleet, page: WebPage) -> None
     expected = [summary.metrics["accuracy"] for summary in fleet.server.rounds(run)]
     charts = {chart["key"]: chart for chart in json.loads(page.get(f"/runs/{run}/curves.json").text)["charts"]}
     assert charts["accuracy"]["series"][0]["values"] == expected
-    assert [x["rounds"] for x in charts["accuracy"]["x"]] == [1, 2, 3, 4]
+    assert [x["rounds"] for x in charts["accuracy"]["x"]] == [1, 2, 3]
     header, *lines = page.get(f"/runs/{run}/rounds.csv").text.splitlines()
     column = header.split(",").index("accuracy")
     assert [float(line.split(",")[column]) for line in lines] == expected
@@ -73,10 +73,10 @@ def test_the_model_can_be_downloaded(fleet: Fleet, page: WebPage) -> None:
     fleet.server.completed(run)
     [link] = re.findall(r'href="([^"]*model=averaged[^"]*)"', page.get(f"/runs/{run}").text)
     averaged = page.get(html.unescape(link))
-    assert averaged.headers["Content-Disposition"] == f'attachment; filename="{run}-round-3-averaged.safetensors"'
+    assert averaged.headers["Content-Disposition"] == f'attachment; filename="{run}-round-2-averaged.safetensors"'
     assert '"holds":"averaged"' in averaged.text
     answer = page.get(f"/runs/{run}/model?round=latest")
-    assert answer.headers["Content-Disposition"] == f'attachment; filename="{run}-round-3.safetensors"'
+    assert answer.headers["Content-Disposition"] == f'attachment; filename="{run}-round-2.safetensors"'
     assert len(answer.headers["X-Content-BLAKE3"]) == 64
     assert '"dtype":"F32"' in answer.text
     assert fleet.server.history(run).count("model_exported") == 2
@@ -111,7 +111,7 @@ def test_a_stream_has_what_changes(fleet: Fleet, page: WebPage) -> None:
     points = [x["rounds"] for each in stream.named("curves") if "charts" in each for x in each["charts"][0]["x"]]
     reloads = [each for each in stream.named("curves") if each.get("reload")]
     assert reloads
-    assert set(points) <= {1, 2, 3, 4}
+    assert set(points) <= {1, 2, 3}
 
 
 def test_a_cut_stream_goes_on_where_it_was(fleet: Fleet, page: WebPage) -> None:
