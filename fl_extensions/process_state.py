@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal
 import asyncio
 import os
 import signal
@@ -99,7 +100,8 @@ def _set_directory(directory: str | None) -> None:
 
 
 def _handlers() -> dict[int, Any]:
-    return {number: signal.getsignal(number) for number in _SIGNALS}
+    # signal.getsignal makes an enumeration's member of each number, for several times the time.
+    return {number: _signal.getsignal(number) for number in _SIGNALS}
 
 
 def _set_handlers(handlers: dict[int, Any]) -> None:
@@ -118,7 +120,7 @@ def _set_arguments(arguments: list[str]) -> None:
     sys.argv = arguments
 
 
-_SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
+_SIGNALS = sorted(map(int, signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}))
 _ARGUMENTS, _DTYPE, _DEVICE = "sys.argv", "torch's default dtype", "torch's default device"
 _DECISIVE = (_DTYPE, _DEVICE)
 _SHARED: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import signal
 import sys
 from collections.abc import Generator, Iterator
@@ -77,9 +78,20 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     try:
         return (yield)
     finally:
+        _propagate_logs()
         gc.freeze()
         gc.enable()
         gc.set_threshold(10_000, 10, 50)  # as the coordinator's
+
+
+def _propagate_logs() -> None:
+    """Let torch's loggers pass their lines on to the root logger.
+
+    Otherwise pytest adds six handlers to each of these forty loggers, and removes them, for every test.
+    """
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 @pytest.hookimpl(trylast=True)

@@ -24,7 +24,8 @@ import torch  # noqa: E402 - the line above comes before every import of the sui
 from torch import Tensor  # noqa: E402
 
 import algorithms as fl  # noqa: E402
-from algorithms.conformance.federation import Client, Federation  # noqa: E402
+from algorithms.conformance.cases import MethodCase  # noqa: E402
+from algorithms.conformance.federation import UNEVEN, Client, Federation, RunState  # noqa: E402
 
 
 @pytest.fixture
@@ -37,6 +38,26 @@ def federation() -> Federation:
         return Client(name, A, b[:, 0], steps)
 
     return Federation([client("ada", 2, 1), client("bob", 4, 3), client("cyd", 3, 2)])
+
+
+class PlayedRuns:
+    """The rounds UNEVEN of cases, played once for all laws that compare with them. Laws only read the states."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, list[RunState]] = {}
+
+    def of(self, federation: Federation, case: MethodCase) -> list[RunState]:
+        """The states after each round, from the model of this federation with its settings."""
+        key = repr((case.name, sorted(case.parameters.items()), federation.x["head"].dtype, federation.settings))
+        if key not in self._runs:
+            self._runs[key] = federation.run(case.build(), UNEVEN)
+        return self._runs[key]
+
+
+@pytest.fixture(scope="session")
+def played() -> PlayedRuns:
+    """Runs of the federation `federation`, whose model may be of another dtype."""
+    return PlayedRuns()
 
 
 @pytest.fixture(scope="session")

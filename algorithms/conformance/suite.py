@@ -26,6 +26,7 @@ from algorithms.conformance.federation import (
     same,
     total,
 )
+from algorithms.conformance.plugin import PlayedRuns
 
 DTYPES = (torch.float32, torch.float64)
 
@@ -52,40 +53,42 @@ class MethodLaws:
         [mean] = fl.weighted_sums_of_tensors([delta], [row.coefficients])
         assert all(torch.equal(delta[key], mean[key]) for key in delta)
 
-    def test_order_of_arrival_changes_no_bit(self, federation: Federation, case: MethodCase) -> None:
+    def test_order_of_arrival_changes_no_bit(
+        self, federation: Federation, played: PlayedRuns, case: MethodCase
+    ) -> None:
         """Updates are summed in the order of client ids, not of their arrival."""
-        algorithm = case.build()
-        forward = federation.run(algorithm, UNEVEN)[-1]
+        forward = played.of(federation, case)[-1]
         backward = federation.run(
-            algorithm, [dataclasses.replace(round, arrange=lambda updates: updates[::-1]) for round in UNEVEN]
+            case.build(), [dataclasses.replace(round, arrange=lambda updates: updates[::-1]) for round in UNEVEN]
         )[-1]
         assert same(forward, backward)
 
-    def test_names_of_clients_do_not_matter(self, federation: Federation, case: MethodCase) -> None:
+    def test_names_of_clients_do_not_matter(self, federation: Federation, played: PlayedRuns, case: MethodCase) -> None:
         """With other ids, and so another order of summation, the state is the same to tolerance."""
-        algorithm = case.build()
         other = {"ada": "z", "bob": "y", "cyd": "x"}
         renamed = dataclasses.replace(
             federation, clients=[dataclasses.replace(client, name=other[client.name]) for client in federation.clients]
         )
-        here, there = federation.run(algorithm, UNEVEN)[-1], renamed.run(algorithm, UNEVEN)[-1]
+        here, there = played.of(federation, case)[-1], renamed.run(case.build(), UNEVEN)[-1]
         assert_close(dataclasses.replace(here, clients={other[name]: own for name, own in here.clients.items()}), there)
 
-    def test_scale_of_weights_does_not_matter(self, federation: Federation, case: MethodCase) -> None:
+    def test_scale_of_weights_does_not_matter(
+        self, federation: Federation, played: PlayedRuns, case: MethodCase
+    ) -> None:
         """With seven times the examples for every client the state is the same to tolerance. The weights sum to one."""
         algorithm = case.build()
         many = dataclasses.replace(
             federation,
             clients=[dataclasses.replace(c, A=c.A.repeat(7, 1), b=c.b.repeat(7)) for c in federation.clients],
         )
-        assert_close(federation.run(algorithm, UNEVEN[:3])[-1], many.run(algorithm, UNEVEN[:3])[-1])
+        assert_close(played.of(federation, case)[2], many.run(algorithm, UNEVEN[:3])[-1])
         assert sum(algorithm.weights([client.info for client in many.clients])) == pytest.approx(1)
 
-    def test_inputs_stay_unchanged(self, federation: Federation, case: MethodCase) -> None:
+    def test_inputs_stay_unchanged(self, federation: Federation, played: PlayedRuns, case: MethodCase) -> None:
         """Neither training nor the server step writes into the state, the direction or the updates it was given."""
         algorithm = case.build()
-        standing = federation.run(algorithm, UNEVEN[:2])[-1]
-        before = mapped(lambda tensors: tree.map(torch.clone, tensors), standing)
+        before = played.of(federation, case)[1]
+        standing = mapped(lambda tensors: tree.map(torch.clone, tensors), before)
         sent: list[Mapping[fl.Payload, fl.Tensors]] = []
         copies: list[Mapping[fl.Payload, fl.Tensors]] = []
 
@@ -102,29 +105,29 @@ class MethodLaws:
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_dtype_and_device_are_kept(
-        self, federation: Federation, case: MethodCase, dtype: torch.dtype, device: str
+        self, federation: Federation, played: PlayedRuns, case: MethodCase, dtype: torch.dtype, device: str
     ) -> None:
         """Every tensor of server and clients is of the model's dtype, on its device."""
-        algorithm = case.build()
         there = dataclasses.replace(federation, x=tree.map(lambda tensor: tensor.to(device, dtype), federation.x))
-        tensors = parts(there.run(algorithm, UNEVEN[:2])[-1])
+        run = played.of(there, case)[:2] if device == "cpu" else there.run(case.build(), UNEVEN[:2])
+        tensors = parts(run[-1])
         assert {(t.dtype, t.device.type) for part in tensors.values() for t in part.values()} == {(dtype, device)}
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_a_resumed_run_equals_the_uninterrupted_one(
-        self, federation: Federation, case: MethodCase, dtype: torch.dtype
+        self, federation: Federation, played: PlayedRuns, case: MethodCase, dtype: torch.dtype
     ) -> None:
         """The state is complete: after a save and a load, with absent clients, the end is the same bit for bit."""
         algorithm = case.build()
         federation = dataclasses.replace(federation, x=tree.map(lambda tensor: tensor.to(dtype), federation.x))
-        whole = federation.run(algorithm, UNEVEN)
+        whole = played.of(federation, case)
         restored = mapped(lambda tensors: load(save(tensors)), whole[2])
         again = fl.build(algorithm.name, **algorithm.parameters)
         assert same(whole[-1], federation.run(again, UNEVEN[3:], restored)[-1])
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_neutral_setting_is_fedavg(
-        self, federation: Federation, neutral_case: MethodCase, dtype: torch.dtype
+        self, federation: Federation, played: PlayedRuns, neutral_case: MethodCase, dtype: torch.dtype
     ) -> None:
         """With neutral settings and equal weights a method equals FedAvg bit for bit in every round."""
         federation = dataclasses.replace(
@@ -132,7 +135,7 @@ class MethodLaws:
             x=tree.map(lambda tensor: tensor.to(dtype), federation.x),
             settings=fl.LocalSettings(0.07, weight_decay=0.01),
         )
-        fedavg = federation.run(fl.build("fedavg", weights="uniform"), UNEVEN)
+        fedavg = played.of(federation, MethodCase("fedavg", "fedavg", {"weights": "uniform"}))
         neutral = federation.run(neutral_case.build(weights="uniform"), UNEVEN)
         assert all(
             torch.equal(a.server.x[key], b.server.x[key])
@@ -147,12 +150,11 @@ class MethodLaws:
         plain, neutral = (federation.train(client, federation.x, r).delta for r in (fl.LocalRule(), rule))
         assert all(torch.equal(plain[key], neutral[key]) for key in plain)
 
-    def test_path_shifts_with_the_problem(self, federation: Federation, case: MethodCase) -> None:
+    def test_path_shifts_with_the_problem(self, federation: Federation, played: PlayedRuns, case: MethodCase) -> None:
         """Translation: moving every f_i and x_0 by one vector moves the whole path by it, and no memory."""
         skip_exempt(case, "translation")
-        algorithm = case.build()
         by = torch.tensor([3.0, -1.0, 2.0], dtype=torch.float64)
-        heres, theres = (problem.run(algorithm, UNEVEN) for problem in (federation, federation.shifted(by)))
+        heres, theres = played.of(federation, case), federation.shifted(by).run(case.build(), UNEVEN)
         for here, there in zip(heres, theres, strict=True):
             x = {"head": here.server.x["head"] + by[:2], "tail": here.server.x["tail"] + by[2]}
             assert_close(dataclasses.replace(here, server=here.server.replace(x=x)), there)
@@ -169,19 +171,19 @@ class MethodLaws:
         slope = total(p_i * client.gradient(y) for p_i, client in zip(p, federation.clients, strict=True))
         assert slope.norm() < 1e-8
 
-    @pytest.mark.parametrize("seed", range(5))
-    def test_cutting_into_blocks_changes_no_bit(self, case: MethodCase, seed: int) -> None:
+    def test_cutting_into_blocks_changes_no_bit(self, case: MethodCase) -> None:
         """Sums of slices, cut anywhere, are the slices of the sums."""
-        random = Random(seed)
-        n = random.randint(1, 200)
-        cuts = sorted({0, n, *(random.randint(0, n) for _ in range(random.randint(0, 6)))})
-        blocks = list(torch.randn(3, n, generator=torch.Generator().manual_seed(seed)))
         cohort = [fl.UpdateInfo(client, size, size) for client, size in (("a", 3), ("b", 7), ("c", 11))]
         info = fl.RoundInfo(0, 0.3, population=9, population_examples=70, cohort_size=3)
         rows = [s.coefficients for s in case.build().sums(cohort, info).values()]
-        whole = fl.weighted_sums(blocks, rows)
-        pieces = [fl.weighted_sums((block[start:end] for block in blocks), rows) for start, end in pairwise(cuts)]
-        assert all(torch.equal(total, torch.cat(parts)) for total, *parts in zip(whole, *pieces, strict=True))
+        for seed in range(5):
+            random = Random(seed)
+            n = random.randint(1, 200)
+            cuts = sorted({0, n, *(random.randint(0, n) for _ in range(random.randint(0, 6)))})
+            blocks = list(torch.randn(3, n, generator=torch.Generator().manual_seed(seed)))
+            whole = fl.weighted_sums(blocks, rows)
+            pieces = [fl.weighted_sums((block[start:end] for block in blocks), rows) for start, end in pairwise(cuts)]
+            assert all(torch.equal(total, torch.cat(parts)) for total, *parts in zip(whole, *pieces, strict=True))
 
     def test_clipped_update_equals_a_shorter_one(self, federation: Federation, case: MethodCase) -> None:
         """A delta admitted at a factor gives the server and client states of a delta of that length."""

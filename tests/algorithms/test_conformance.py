@@ -9,10 +9,10 @@ import pytest
 import algorithms as fl
 from algorithms.conformance.cases import Law, MethodCase
 from algorithms.conformance.federation import Federation
-from algorithms.conformance.plugin import device
+from algorithms.conformance.plugin import device, played
 from algorithms.conformance.suite import MethodLaws
 
-__all__ = ["device"]
+__all__ = ["device", "played"]
 
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "fedavg": ("fedavg", {}),

@@ -54,7 +54,7 @@ def test_it_reaches_the_exact_optimum(conditioned: Federation, name: str, option
     parameters: dict[str, Any] = {"option": option} if option else {"beta": 0.5} if name == "mime" else {"alpha": 1.0}
     algorithm, model = fl.build(name, **parameters), conditioned.model(conditioned.x)
     state, clients = fl.start_run(algorithm, model), [participant(client) for client in conditioned.clients]
-    for t in range(400):
+    for t in range(100):
         info = fl.RoundInfo(t, 0.2, population=3)
         state = fl.run_round(algorithm, state, model, clients, fl.LocalSettings(0.2), info).state
     torch.testing.assert_close(flat(state.server.x), conditioned.minimiser(), rtol=0, atol=1e-9)

@@ -67,16 +67,28 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NormedFeder
         yield NormedFederation(workspace, quarantine={"after": 2})
 
 
+class Honest:
+    """Runs of the honest daemons only, one for each method that a test needs."""
+
+    def __init__(self, federation: NormedFederation) -> None:
+        self._server = federation.server
+        self._digests: dict[str, list[str]] = {}
+
+    def digests(self, algorithm: dict[str, Any]) -> list[str]:
+        """Of the models of the method's run."""
+        method = str(algorithm["name"])
+        if method not in self._digests:
+            name = self._server.create(
+                f"alone-{method}", task=TASK_OF_RUN, algorithm=algorithm, round=EVERYBODY, labels=HONEST
+            )
+            self._digests[method] = self._server.digests(name)
+        return self._digests[method]
+
+
 @pytest.fixture(scope="module")
-def honest(federation: NormedFederation) -> dict[str, list[str]]:
-    """Method -> digests of the models of the honest daemons only."""
-    digests: dict[str, list[str]] = {}
-    for algorithm in (PLAIN, CM, {"name": "mimelite"}, {"name": "fednova"}):
-        name = federation.server.create(
-            f"alone-{algorithm['name']}", task=TASK_OF_RUN, algorithm=algorithm, round=EVERYBODY, labels=HONEST
-        )
-        digests[str(algorithm["name"])] = federation.server.digests(name)
-    return digests
+def honest(federation: NormedFederation) -> Honest:
+    """The runs to compare with."""
+    return Honest(federation)
 
 
 def everywhere(value: float, kind: PayloadKind = PAYLOAD_KIND_DELTA) -> Lie:
@@ -130,7 +142,7 @@ CASES = [
 @pytest.mark.parametrize(("algorithm", "limits", "lie", "reason"), CASES)
 def test_a_false_update_does_not_enter_the_model(
     federation: NormedFederation,
-    honest: dict[str, list[str]],
+    honest: Honest,
     request: pytest.FixtureRequest,
     algorithm: dict[str, Any],
     limits: dict[str, Any],
@@ -141,10 +153,10 @@ def test_a_false_update_does_not_enter_the_model(
 
     The liar is quarantined, unless only the norms of other updates speak against it: then it is refused in each round.
     """
-    name = request.node.callspec.id
+    name, expected = request.node.callspec.id, honest.digests(algorithm)
     with member(federation, f"liar-{name}", lie) as liar:
         federation.server.create(name, task=TASK_OF_RUN, algorithm=algorithm, round={**EVERYBODY, **limits})
-        assert federation.server.digests(name) == honest[algorithm["name"]]
+        assert federation.server.digests(name) == expected
         if reason == "RELATIVE_NORM":
             status = federation.server.client(f"liar-{name}")
             assert (status.quarantine.refusals, status.updates_refused, status.updates_counted) == (0, 3, 0)
@@ -165,17 +177,17 @@ def refused_twice(federation: NormedFederation, name: str, liar: Member, reason:
 @pytest.mark.slow
 @pytest.mark.parametrize("point", ["before culprit's refusal", "behind culprit's refusal"])
 def test_a_coordinator_killed_between_the_drop_and_the_repeated_round(
-    federation: NormedFederation, honest: dict[str, list[str]], tmp_path: Path, point: str
+    federation: NormedFederation, honest: Honest, tmp_path: Path, point: str
 ) -> None:
     """It restarts into the same round, drops no other client, and ends with the same bits, as does a replay."""
-    name = point.replace(" ", "-").replace("'", "")
+    name, expected = point.replace(" ", "-").replace("'", ""), honest.digests(PLAIN)
     federation.server.orders.kill_at(point, 1)
     with member(federation, f"liar-{name}", everywhere(3e38)):
         federation.server.create(name, task=TASK_OF_RUN, algorithm=PLAIN, round={**EVERYBODY, **UNLIMITED})
         eventually(lambda: federation.server.orders.executed, "it kills itself")
         federation.server.wait()
         federation.server.serve()
-        assert federation.server.digests(name) == honest["fedavg"]
+        assert federation.server.digests(name) == expected
     assert federation.server.history(name).count("culprit_dropped") in (1, 2)
     assert "every model equals the ledger's bit for bit" in replayed(federation, name, tmp_path)
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protos.differences import BLOCK_BYTES, WORD_BYTES, DifferenceError, apply_difference, make_difference
+from tests.marks import slow_except
 from tests.protos.second_difference import bundle_of
 
 DTYPES = {1: np.int8, 2: np.float16, 4: np.float32, 8: np.float64}
@@ -45,7 +46,7 @@ def test_a_difference_makes_the_bundle(word: int, size: int) -> None:
     assert applied(base, difference, word) == bundle
 
 
-@pytest.mark.parametrize("word", WORD_BYTES)
+@pytest.mark.parametrize("word", slow_except(WORD_BYTES, 4))
 def test_a_reader_from_the_contract_makes_the_same_bytes(word: int) -> None:
     """The comments of the contract are enough to write one. Two blocks and a broken word."""
     base, bundle = near(BLOCK_BYTES + 4003, word)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from time import thread_time
 from typing import Any
 
@@ -51,8 +52,12 @@ def training_of(strategy: Strategy, *, means: bool = True) -> Training:
     return Training(strategy, Facts(False, means, means), thread_time)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("label", slow_except(ROWS, *SHORT))
+@pytest.mark.parametrize(
+    ("label", "dtype"),
+    slow_except(
+        product(ROWS, TOLERANCE), ("fedavg", torch.float32), *((label, torch.float64) for label in SHORT)
+    ),
+)
 def test_a_round_is_that_of_clients_one_after_the_other(label: str, dtype: torch.dtype) -> None:
     """Clients of 2 to 8 steps with short batches, all exchanges, client states, clipping, decay and a schedule."""
     alone, together = both(label, dtype, "grouped", FULL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -33,29 +34,32 @@ def digests(simulated: Simulated, engine: EngineOptions = SEQUENTIAL, **sections
         return found
 
 
-@pytest.mark.parametrize("method", slow_except(["fedcm", "scaffold"], "scaffold"))
+ENGINES = {
+    "sequential": SEQUENTIAL,
+    "workers": EngineOptions(workers=2),
+    "batched": EngineOptions(batched=BatchedOptions(strategy="one_by_one", group=2)),
+}
+REFERENCES: dict[str, dict[str, Any]] = {
+    "delta": {},
+    "reference": {"reference": "direction"},
+    "sparse": {"update": "topk", "fraction": 0.3, "reference": "direction"},
+}
+
+
 @pytest.mark.parametrize(
-    "engine",
-    [
-        pytest.param(EngineOptions(workers=2), id="workers"),
-        pytest.param(EngineOptions(batched=BatchedOptions(strategy="one_by_one", group=2)), id="batched"),
-    ],
+    ("engine", "method", "reference"),
+    slow_except(
+        product(("workers", "batched"), ("fedcm", "scaffold"), REFERENCES),
+        ("workers", "scaffold", "sparse"),
+        ("batched", "scaffold", "reference"),
+    ),
 )
-@pytest.mark.parametrize(
-    "reference",
-    [
-        pytest.param({}, id="delta", marks=pytest.mark.slow),
-        pytest.param({"reference": "direction"}, id="reference"),
-        pytest.param({"update": "topk", "fraction": 0.3, "reference": "direction"}, id="sparse"),
-    ],
-)
-def test_engines_have_the_same_bits(
-    simulated: Simulated, engine: EngineOptions, method: str, reference: dict[str, str]
-) -> None:
+def test_engines_have_the_same_bits(simulated: Simulated, engine: str, method: str, reference: str) -> None:
     """Workers, and clients whose updates would stay in memory without an encoding, as one client after the other."""
-    sections: dict[str, Any] = {"algorithm": {"name": method}, "population": 4, "encodings": {**ALL, **reference}}
+    encodings = {**ALL, **REFERENCES[reference]}
+    sections: dict[str, Any] = {"algorithm": {"name": method}, "population": 4, "encodings": encodings}
     alone, plain = digests(simulated, **sections), digests(simulated, **{**sections, "encodings": {}})
-    assert digests(simulated, engine, **sections) == alone != plain
+    assert digests(simulated, ENGINES[engine], **sections) == alone != plain
 
 
 def test_the_bytes_are_those_of_the_encodings(simulated: Simulated) -> None:
@@ -65,16 +69,17 @@ def test_the_bytes_are_those_of_the_encodings(simulated: Simulated) -> None:
     assert (first.bytes_up, first.bytes_down) == (2 * (16 + 4 + 3), 2 * 2 * PARAMETERS)
 
 
-@pytest.mark.parametrize("encoding", ["plain", "bf16", "int8"])
 @pytest.mark.parametrize(
-    "engine",
-    [
-        SEQUENTIAL,
-        pytest.param(EngineOptions(workers=2), id="workers"),
-        pytest.param(EngineOptions(batched=BatchedOptions(strategy="one_by_one", group=2)), id="batched"),
-    ],
+    ("engine", "encoding"),
+    slow_except(
+        product(ENGINES, ("plain", "bf16", "int8")),
+        ("sequential", "plain"),
+        ("sequential", "int8"),
+        ("workers", "bf16"),
+        ("batched", "bf16"),
+    ),
 )
-def test_differences_change_only_the_bytes(simulated: Simulated, engine: EngineOptions, encoding: str) -> None:
+def test_differences_change_only_the_bytes(simulated: Simulated, engine: str, encoding: str) -> None:
     """Models and results are the same. From the second round on, clients that took part before get fewer bytes."""
     sections: dict[str, Any] = {
         "task": {"name": "points:NormedPoints"},
@@ -84,7 +89,7 @@ def test_differences_change_only_the_bytes(simulated: Simulated, engine: EngineO
     rounds = []
     for difference in ("none", "previous"):
         encodings = {"model": encoding, "direction": encoding, "difference": difference}
-        with simulated(engine, **sections, encodings=encodings) as simulation:
+        with simulated(ENGINES[engine], **sections, encodings=encodings) as simulation:
             rounds.append([replace(done, seconds=0.0) for done in simulation.rounds()])
     whole, fewer = rounds
     assert [replace(done, bytes_down=0) for done in fewer] == [replace(done, bytes_down=0) for done in whole]
@@ -100,32 +105,33 @@ def mean_state(simulation: Simulation, symbol: str) -> dict[str, torch.Tensor]:
     return {name: torch.stack([each[name] for each in kept]).sum(dim=0) / 4 for name in kept[0]}
 
 
+ENCODINGS: dict[str, dict[str, Any]] = {
+    "int8": {"update": "int8"},
+    "int4": {"update": "int4", "model": "int8", "direction": "int4"},
+    "eden1": {"update": "eden1"},
+    "topk": {"update": "topk", "fraction": 0.3},
+}
+
+
 @pytest.mark.parametrize(
-    ("method", "reference"),
-    [
-        pytest.param("scaffold", False, id="scaffold"),
-        pytest.param("scaffold", True, id="scaffold-reference"),
-        pytest.param("feddyn", False, id="feddyn", marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.parametrize(
-    "encodings",
-    [
-        pytest.param({"update": "int8"}, id="int8"),
-        pytest.param({"update": "int4", "model": "int8", "direction": "int4"}, id="int4", marks=pytest.mark.slow),
-        pytest.param({"update": "eden1"}, id="eden1", marks=pytest.mark.slow),
-        pytest.param({"update": "topk", "fraction": 0.3}, id="topk"),
-    ],
+    ("method", "reference", "encoding"),
+    slow_except(
+        [
+            (*each, encoding)
+            for each in (("scaffold", "delta"), ("scaffold", "reference"), ("feddyn", "delta"))
+            for encoding in ENCODINGS
+        ],
+        ("scaffold", "delta", "int8"),
+        ("scaffold", "reference", "topk"),
+    ),
 )
 def test_the_server_s_state_is_the_mean_of_the_clients_states(
-    simulated: Simulated, method: str, encodings: dict[str, Any], *, reference: bool
+    simulated: Simulated, method: str, reference: str, encoding: str
 ) -> None:
     """After every round, with clipped deltas: clients compute their states from the values that the server adds."""
     shared, own = STATES[method]
     sections: dict[str, Any] = {"algorithm": {"name": method}, "population": 4, "stop": {"rounds": 6}}
-    sections["encodings"] = encodings
-    if reference:
-        sections["encodings"] = {**encodings, "reference": "direction"}
+    sections["encodings"] = {**ENCODINGS[encoding], **REFERENCES[reference]}
     with simulated(**sections, round={"clip_update_norm": 0.05}) as simulation:
         for done in simulation.rounds():
             if done.round < 3:
@@ -161,8 +167,9 @@ def test_the_averaged_state_of_an_optimizer_stays_plain(simulated: Simulated, up
     assert rounds[0].bytes_up > 2 * 2 * 4 * PARAMETERS
 
 
-@pytest.mark.parametrize("update", ["topk", "randk"])
-@pytest.mark.parametrize("clip", [0.0, 0.05])
+@pytest.mark.parametrize(
+    ("update", "clip"), slow_except(product(("topk", "randk"), (0.0, 0.05)), ("topk", 0.05), ("randk", 0.0))
+)
 def test_nothing_of_a_delta_is_lost(
     simulated: Simulated, update: str, clip: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -31,11 +33,11 @@ one_dtype = pytest.mark.parametrize("dtype", slow_except(DTYPES, torch.float32),
 
 @every_spec
 @every_dtype
-@pytest.mark.parametrize("shape", [(), (1,), (2,), (3,), (255,), (257,), (4095,), (4096,), (4097,), (2, 0), (140_001,)])
-def test_zeros_stay_zeros(spec: EncodingSpec, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_zeros_stay_zeros(spec: EncodingSpec, dtype: torch.dtype) -> None:
     """Zeros of any shape decode to zeros, from bytes that are zero but for positions."""
-    zeros = torch.zeros(shape, dtype=dtype)
-    assert torch.equal(round_trip(zeros, spec), zeros)
+    for shape in ((), (1,), (2,), (3,), (255,), (257,), (4095,), (4096,), (4097,), (2, 0), (140_001,)):
+        zeros = torch.zeros(shape, dtype=dtype)
+        assert torch.equal(round_trip(zeros, spec), zeros), shape
 
 
 @every_spec
@@ -77,16 +79,13 @@ def test_huge_values_that_eden_would_decode_to_infinity_are_refused(name: str, d
 
 @every_encoded
 @every_dtype
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("position", [0, 300, 4999])
-def test_values_that_are_not_finite_are_refused(
-    spec: EncodingSpec, dtype: torch.dtype, bad: float, position: int
-) -> None:
+def test_values_that_are_not_finite_are_refused(spec: EncodingSpec, dtype: torch.dtype) -> None:
     """The message names the tensor."""
-    values = noise(5000, dtype=dtype)
-    values[position] = bad
-    with pytest.raises(EncodingError, match="tensor 'weight': expected values that are finite"):
-        encode({"weight": values}, one(values, spec), KEY)
+    for bad, position in product((float("nan"), float("inf"), -float("inf")), (0, 300, 4999)):
+        values = noise(5000, dtype=dtype)
+        values[position] = bad
+        with pytest.raises(EncodingError, match="tensor 'weight': expected values that are finite"):
+            encode({"weight": values}, one(values, spec), KEY)
 
 
 @every_spec

@@ -34,7 +34,7 @@ def half_steps(values: Tensor) -> Tensor:
 
 @each_integer
 @each_dtype
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(values=lists, power=powers, seed=st.integers(0, 2**63))
 def test_integers_are_within_a_step(name: str, dtype: torch.dtype, values: list[float], power: int, seed: int) -> None:
     """|decoded - x| <= s (1 + 2^-16) for each value, and one rounding of s q to the dtype.
@@ -136,7 +136,7 @@ def test_unused_bits_are_zero(name: str, count: int) -> None:
 
 
 @each_dtype
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(values=lists, power=powers)
 def test_bf16_is_rounded_to_the_nearest(dtype: torch.dtype, values: list[float], power: int) -> None:
     """|decoded - x| <= 2^-8 |x| + 2^-134 and one rounding to the dtype; torch's own conversion has the same bits."""

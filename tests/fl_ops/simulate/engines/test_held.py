@@ -120,7 +120,7 @@ def digests(simulated: Simulated, options: BatchedOptions, **sections: Any) -> l
     return [each.digest for each in run(simulated, EngineOptions(batched=options), **sections)[0]]
 
 
-@pytest.mark.parametrize("method", slow_except(fl.names(), "fedavg", "fedcm", "scaffold", "mime"))
+@pytest.mark.parametrize("method", slow_except(fl.names(), "scaffold", "mime"))
 def test_a_run_has_the_bits_of_one_with_files(simulated: Simulated, method: str) -> None:
     """Every method, with several exchanges and client states."""
     sections = {**UNEVEN, "algorithm": {"name": method}}
