@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import signal
@@ -63,10 +64,14 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         return
     forks.start()
     import torch  # noqa: PLC0415 - see above
+    import typer.testing  # noqa: PLC0415
 
     from tests import statements  # noqa: PLC0415 - not in a process that only controls others
 
     statements.share()
+    # typer would read the signatures of all sixty commands again for each command line. A process has one.
+    shared = functools.cache(typer.main.get_command)
+    typer.main.get_command = typer.testing._get_command = shared  # type: ignore[attr-defined]
     # Bits are the same for a fixed number of threads only, and the test workers share the cores.
     torch.set_num_threads(1)
 

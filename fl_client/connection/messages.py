@@ -38,8 +38,10 @@ def parse(raw: bytes | None, kind: type[M], max_bytes: int = CONTROL_BYTES) -> M
 
 def log_text(text: str, max_chars: int = TEXT_CHARS) -> str:
     """Text of a peer for the log: cut, with line ends, control and formatting characters escaped."""
-    cut = text[:max_chars]
-    shown = "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in cut)
+    shown = text[:max_chars]
+    if not shown.isprintable():
+        escaped = (letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in shown)
+        shown = "".join(escaped)
     return shown if len(text) <= max_chars else f"{shown}... ({len(text)} characters)"
 
 

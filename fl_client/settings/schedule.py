@@ -79,7 +79,8 @@ class Schedule:
     def open_at(self, when: float) -> bool:
         """Whether a window is open at that time."""
         local = datetime.fromtimestamp(when, self._zone)
-        return any(window.holds(local.weekday(), 60 * local.hour + local.minute) for window in self.windows)
+        day, minute = local.weekday(), 60 * local.hour + local.minute
+        return any(window.holds(day, minute) for window in self.windows)
 
     def next_change(self, when: float) -> float | None:
         """Time of the next change. None if there is none.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import json
 import re
@@ -63,7 +64,8 @@ def save(path: Path, text: str) -> None:
         raise UsageError(f"{path} cannot be written: {error.strerror}; use sudo, or another --config") from None
 
 
-def attribute_docstrings(owner: type) -> dict[str, str]:
+@functools.cache
+def attribute_docstrings(owner: type) -> Mapping[str, str]:
     """The docstrings of a class's attributes by the attribute's name, each on one line."""
     (definition,) = ast.parse(inspect.getsource(owner)).body
     body = definition.body if isinstance(definition, ast.ClassDef) else []

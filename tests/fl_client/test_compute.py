@@ -15,6 +15,7 @@ from fl_tasks import Examples, Shard
 from fl_tasks.batches import batches, seed_everything
 from fl_tasks.built_in.digits import Digits
 from fl_tasks.evaluation import evaluate
+from tests.marks import slow_except
 
 CPU = torch.device("cpu")
 IMAGES = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(3))
@@ -24,7 +25,7 @@ IMAGES = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(3))
 def digits() -> tuple[Digits, Examples]:
     """The task of the demo, and its training images."""
     task = Digits()
-    return task, task.train_data(Shard())[:600]
+    return task, task.train_data(Shard())[:300]
 
 
 def trained(
@@ -52,9 +53,9 @@ def test_bfloat16_learns_nearly_the_same(digits: tuple[Digits, Examples]) -> Non
     assert accuracies[1] == pytest.approx(accuracies[0], abs=0.03)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedcm", "feddyn", "mofedsam"])
+@pytest.mark.parametrize("method", slow_except(["fedavg", "fedcm", "feddyn", "mofedsam"], "feddyn", "mofedsam"))
 def test_channels_last_gives_the_same_update(digits: tuple[Digits, Examples], method: str) -> None:
-    """The updates are equal up to rounding after sixty steps, for every kind of rule, and have the plain order."""
+    """The updates are equal up to rounding after thirty steps, for every kind of rule, and have the plain order."""
     plain, other = (
         trained(digits, method, memory_format=order)[1].payloads["delta"] for order in ("contiguous", "channels_last")
     )

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.processes.forks import Forked, Program
 from tests.processes.process import TIMEOUT_S
 
 ROOT = Path(__file__).parents[2]
@@ -43,19 +44,26 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def start(tmp_path: Path, free_port: int) -> Any:
-    """Starts daemons in a folder with a task. Those that still run at the end are killed."""
+def settings(tmp_path: Path, free_port: int) -> Path:
+    """client.toml in a folder with a task."""
     (tmp_path / "tiny_task.py").write_text(TASK)
-    (tmp_path / "client.toml").write_text(
+    file = tmp_path / "client.toml"
+    file.write_text(
         f'client_id = "edge-1"\nserver = "127.0.0.1:{free_port}"\nstate_dir = "state"\ninsecure = true\n'
         '[task]\nname = "tiny_task:Tiny"\n'
     )
+    return file
+
+
+@pytest.fixture
+def start(settings: Path) -> Any:
+    """Starts daemons in that folder. Those that still run at the end are killed."""
     started = []
 
     def start(*arguments: str) -> Any:
         process = subprocess.Popen(
             [sys.executable, "-m", "fl_client", *(arguments or ("--config", "client.toml"))],
-            cwd=tmp_path,
+            cwd=settings.parent,
             env={"PYTHONPATH": str(ROOT), "PATH": ""},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -152,16 +160,16 @@ class Wrong(Tiny):
         ),
     ],
 )
-def test_a_fault_of_the_task_is_one_line(
-    start: Callable[..., subprocess.Popen[str]], tmp_path: Path, at_import: bool, text: str
-) -> None:
+def test_a_fault_of_the_task_is_one_line(settings: Path, at_import: bool, text: str) -> None:
     """A task that ends the process, or whose data cannot be read: exit code 2 as for settings, and no traceback."""
-    (tmp_path / "wrong_task.py").write_text(WRONG.format(at_import=at_import))
-    settings = (tmp_path / "client.toml").read_text().replace("tiny_task:Tiny", "wrong_task:Wrong")
-    (tmp_path / "client.toml").write_text(settings)
-    process = start()
-    _, errors = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 2
+    folder = settings.parent
+    (folder / "wrong_task.py").write_text(WRONG.format(at_import=at_import))
+    settings.write_text(settings.read_text().replace("tiny_task:Tiny", "wrong_task:Wrong"))
+    out, err = folder / "out", folder / "err"
+    environment = {"PYTHONPATH": str(ROOT), "PATH": ""}
+    daemon = Forked(Program("fl_client", ["--config", "client.toml"], environment, folder, out, err))
+    assert daemon.wait(TIMEOUT_S) == 2
+    errors = err.read_text()
     assert errors.startswith(f"fl-client: task wrong_task:Wrong: {text}")
     assert errors.count("\n") == 1
 

@@ -54,9 +54,7 @@ def training_of(strategy: Strategy, *, means: bool = True) -> Training:
 
 @pytest.mark.parametrize(
     ("label", "dtype"),
-    slow_except(
-        product(ROWS, TOLERANCE), ("fedavg", torch.float32), *((label, torch.float64) for label in SHORT)
-    ),
+    slow_except(product(ROWS, TOLERANCE), ("fedavg", torch.float32), *((label, torch.float64) for label in SHORT)),
 )
 def test_a_round_is_that_of_clients_one_after_the_other(label: str, dtype: torch.dtype) -> None:
     """Clients of 2 to 8 steps with short batches, all exchanges, client states, clipping, decay and a schedule."""

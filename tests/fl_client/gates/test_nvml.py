@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from ctypes import CDLL
 from pathlib import Path
 from typing import Any
 
@@ -19,58 +19,49 @@ from fl_client.gates import gpu
 from fl_client.gates.gpu import NvmlMeter
 
 PACKAGE = importlib.util.find_spec("pynvml") is not None
-ASKS = """
-import sys, torch
-from fl_client.errors import ConfigError
-from fl_client.gates.gate_set import SensorError
-from fl_client.gates.gpu import NvmlMeter
-def reading(case, host_pids):
-    open(case_file, "w").write(case.replace(";", "\\n"))
-    try:
-        meter = NvmlMeter(torch.device("cpu"), host_pids)
-        return f"{meter.others_only} {meter.share()}"
-    except (ConfigError, SensorError) as error:
-        return str(error)
-case_file, *cases = sys.argv[1:]
-for case in cases:
-    print(reading(case.removeprefix("inside "), not case.startswith("inside ")))
-"""
 
 
-@pytest.fixture(scope="module")
-def ask(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Readings of a process with our library in place of the driver's: a line for each case."""
+@pytest.fixture
+def reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Gives the meter's reading of a case, from our library in place of the driver's."""
     if not PACKAGE:
         pytest.skip("nvidia-ml-py is not installed here")
     if (compiler := shutil.which("cc")) is None:
         pytest.skip("no C compiler here")
-    folder = tmp_path_factory.mktemp("nvml")
+    library = tmp_path / "libnvidia-ml.so.1"
     source = Path(__file__).with_name("nvml.c")
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(folder / "libnvidia-ml.so.1"), str(source)], check=True)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    pynvml: Any = importlib.import_module("pynvml")
+    monkeypatch.setattr(pynvml, "nvmlLib", CDLL(str(library)))
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    monkeypatch.setenv("NVML_FAKE", str(tmp_path / "case"))
 
-    def ask(*cases: str) -> Any:
-        path = os.pathsep.join([str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = {
-            **os.environ, "LD_LIBRARY_PATH": str(folder), "NVML_FAKE": str(folder / "case"), "PYTHONPATH": path,
-        }  # fmt: skip
-        command = [sys.executable, "-c", ASKS, str(folder / "case"), *cases]
-        ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        return ran.stdout.splitlines()
+    def reading(case: str) -> str:
+        (tmp_path / "case").write_text(case.removeprefix("inside ").replace(";", "\n"))
+        meter = NvmlMeter(torch.device("cpu"), not case.startswith("inside "))
+        return f"{meter.others_only} {meter.share()}"
 
-    return ask
+    return reading
 
 
-def test_the_drivers_readings_become_a_share(ask: Callable[..., list[str]]) -> None:
+def test_the_drivers_readings_become_a_share(reading: Callable[[str], str]) -> None:
     """The load of other processes is summed without ours. If processes are unknown, it is the whole load.
 
     30 % and 15 % are 0.45. No process is 0. Twice 90 % is at most 1, and impossible values are ignored. The whole load,
     40 %, counts if the driver reports no processes, or reports process ids of the host to a container.
     """
-    found = ask(
+    cases = (
         "gpu 90;pid 17 30;pid 0 45;pid 18 15", "gpu 90", "pid 17 90;pid 18 90", "pid 17 5;pid 18 4000000000",
         "gpu 40;refuses", "inside gpu 40;pid 17 30",
     )  # fmt: skip
-    assert found == ["True 0.45", "True 0.0", "True 1.0", "True 0.05", "False 0.4", "False 0.4"]
+    assert [reading(case) for case in cases] == [
+        "True 0.45",
+        "True 0.0",
+        "True 1.0",
+        "True 0.05",
+        "False 0.4",
+        "False 0.4",
+    ]
 
 
 def test_a_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

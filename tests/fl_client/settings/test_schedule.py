@@ -133,7 +133,7 @@ def test_a_window_is_midnight_plus_minutes(window: Generated, when: int, zone: s
     assert Schedule([text], ZoneInfo(zone)).open_at(when) is expected
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.lists(windows(), min_size=1, max_size=3), instants, st.sampled_from(ZONES), st.floats(0, 1))
 def test_the_next_change_is_the_first(several: list[Generated], when: int, zone: str, share: float) -> None:
     """The state changes at that second and not before."""
@@ -148,7 +148,7 @@ def test_the_next_change_is_the_first(several: list[Generated], when: int, zone:
     assert schedule.open_at(change - 1) is schedule.open_at(when + share * (change - 1 - when)) is now
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(st.lists(windows(), min_size=1, max_size=3))
 def test_a_week_without_a_change_of_clocks_has_each_window_once(several: list[Generated]) -> None:
     """The minutes of a week in UTC, counted one by one, are those of the union of the windows."""

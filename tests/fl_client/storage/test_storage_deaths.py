@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterable
 from itertools import count
 from pathlib import Path
@@ -13,10 +11,12 @@ from typing import IO, Any, Self
 import pytest
 import torch
 
+from tests.fl_client.storage.endless import CLIP
 from tests.fl_client.storages import assignment, leaves, outcome, state, storage, update
+from tests.processes.forks import Forked, Program
+from tests.processes.process import TIMEOUT_S, eventually
 
 ROOT = Path(__file__).parents[3]
-CLIP = 0.5
 ROUNDS = 2
 """The second round replaces the state of the first."""
 
@@ -135,33 +135,14 @@ def test_a_death_after_any_file_operation_leaves_one_state_or_the_other(
     assert deaths > first
 
 
-CHILD = """
-import sys
-from pathlib import Path
-from itertools import count
-from tests.fl_client.storages import leaves, outcome, storage, update
-folder = Path(sys.argv[1])
-for number in count(1):
-    kept = storage(folder)
-    kept.save(update(number % 250), leaves(number % 250))
-    print("sent", number, flush=True)  # among the lines of the log
-    kept.settle(outcome(number % 250, clip_factor=0.5))
-"""
-
-
 def test_a_killed_process_leaves_one_state_or_the_other(tmp_path: Path) -> None:
     """After SIGKILL during endless rounds the state is that of the last sent update."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(tmp_path)],
-        cwd=ROOT,
-        env={"PYTHONPATH": str(ROOT), "PATH": ""},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    before = [process.stdout.readline() for _ in range(41)]
+    folder, out = tmp_path / "state", tmp_path / "out"
+    environment = {"PYTHONPATH": str(ROOT), "PATH": ""}
+    process = Forked(Program("tests.fl_client.storage.endless", [str(folder)], environment, tmp_path, out, out))
+    eventually(lambda: out.exists() and out.read_text().count("sent ") > 20, "it has sent twenty updates")
     process.kill()
-    lines = [*before, *process.communicate()[0].splitlines(keepends=True)]
-    last = sum(line.startswith("sent ") and line.endswith("\n") for line in lines)
+    process.wait(TIMEOUT_S)
+    last = sum(line.startswith("sent ") and line.endswith("\n") for line in out.read_text().splitlines(keepends=True))
     assert 20 <= last < 250
-    check(tmp_path, list(range(1, last + 1)))
+    check(folder, list(range(1, last + 1)))
