@@ -13,13 +13,17 @@ from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from prometheus_client import Counter
 
 from fl_common.logs import RepeatLimiter
 from fl_server.audit.writer import AuditRecord, AuditWriter
 from fl_server.store.ledger import Ledger
+from fl_server.store.records import HistoryRecord
 from fl_server.timeouts import TimeLimit
+
+Row = TypeVar("Row", AuditRecord, HistoryRecord)
 
 WINDOW_S = 60.0
 ANSWER_S = 5.0
@@ -28,26 +32,29 @@ READS, REFUSALS = 60, 100
 """Rows a minute: of one operator's reads, and of all refusals."""
 
 
-class RowLimit:
+class RowLimit(Generic[Row]):
     """Passes a number of rows a minute for each key; one more row counts the others. Lives on the event loop."""
 
-    def __init__(
-        self, per_minute: int, key: Callable[[AuditRecord], Hashable], write: Callable[[AuditRecord], None]
-    ) -> None:
-        """per_minute: 0 for no limit. write: called with each row that is to be written."""
-        self._limiter: RepeatLimiter[Hashable, AuditRecord] = RepeatLimiter(per_minute, WINDOW_S)
-        self._key, self._write = key, write
+    def __init__(self, per_minute: int, write: Callable[[Row], None], keys: int = 4096) -> None:
+        """per_minute: 0 for no limit. write: called with each row that counts others. keys: most at a time."""
+        self._limiter: RepeatLimiter[Hashable, Row] = RepeatLimiter(per_minute, WINDOW_S, keys)
+        self._write: Callable[[Row], None] = write
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, record: AuditRecord) -> None:
-        """Write a row now, or count it."""
+    def passes(self, key: Hashable, row: Row) -> bool:
+        """Whether the row is to be written now; else it is counted."""
         now = time.monotonic()
         self._end_windows(now)
-        if self._limiter.allow(self._key(record), record, now):
-            self._write(record)
-        elif self._timer is None:
+        if self._limiter.allow(key, row, now):
+            return True
+        if self._timer is None:
             left = self._limiter.next_end(now) or 0.0
             self._timer = asyncio.get_running_loop().call_later(left + 0.02, self._window_ended)
+        return False
+
+    def forget(self, key: Hashable) -> None:
+        """Drop what was counted for a key."""
+        self._limiter.forget(key)
 
     def close(self) -> None:
         """Write the counts of all windows now."""
@@ -76,14 +83,10 @@ class AuditLog:
         """refusals_per_minute: rows for one address; 0 for no limit. counter: see `AuditWriter`."""
         self._writer = AuditWriter(ledger, state_dir, counter)
         later = self._writer.add_later
-        self._reads_of_actor = RowLimit(READS, lambda row: (row.actor, _host(row)), later)
-        self._reads = RowLimit(
-            1, lambda row: (row.actor, _host(row), row.method, row.subject, row.result), self._reads_of_actor.add
-        )
-        self._refusals = RowLimit(REFUSALS if refusals_per_minute else 0, lambda _: "", later)
-        self._refusals_of_caller = RowLimit(
-            refusals_per_minute, lambda row: (_host(row), row.actor), self._refusals.add
-        )
+        self._reads_of_actor = RowLimit(READS, later)
+        self._reads = RowLimit(1, self._add_read)
+        self._refusals = RowLimit(REFUSALS if refusals_per_minute else 0, later)
+        self._refusals_of_caller = RowLimit(refusals_per_minute, self._add_refusal)
 
     async def start(self) -> None:
         """Check the end of the log, before the first row. Raises StoreError."""
@@ -111,11 +114,21 @@ class AuditLog:
 
     def record_read(self, record: AuditRecord) -> None:
         """Add a row for a call that changes nothing, without waiting. Repeats within a minute are one row."""
-        self._reads.add(record)
+        if self._reads.passes((record.actor, _host(record), record.method, record.subject, record.result), record):
+            self._add_read(record)
 
     def record_refusal(self, record: AuditRecord) -> None:
         """Add a row for something that a stranger can cause, without waiting; limited by address and minute."""
-        self._refusals_of_caller.add(record)
+        if self._refusals_of_caller.passes((_host(record), record.actor), record):
+            self._add_refusal(record)
+
+    def _add_read(self, record: AuditRecord) -> None:
+        if self._reads_of_actor.passes((record.actor, _host(record)), record):
+            self._writer.add_later(record)
+
+    def _add_refusal(self, record: AuditRecord) -> None:
+        if self._refusals.passes("", record):
+            self._writer.add_later(record)
 
     async def close(self) -> None:
         """Write the counts of the last minute, and what waits."""

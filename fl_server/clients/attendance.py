@@ -30,7 +30,7 @@ class Attendance:
 
     def __init__(self, records: ClientRecords, sessions: Sessions, grace_s: float) -> None:
         """grace_s: a client is lost after being away for this long."""
-        self._records, self._sessions, self._changes = records, sessions, records.changes
+        self._records, self.sessions, self._changes = records, sessions, records.changes
         self._grace_s = grace_s
         self._roster = Roster(grace_s)
         self._tick_timer: asyncio.TimerHandle | None = None
@@ -63,12 +63,12 @@ class Attendance:
 
     def attached(self, client_id: str) -> bool:
         """Whether the client has an open stream."""
-        session = self._sessions.of(client_id)
+        session = self.sessions.of(client_id)
         return session is not None and session.stream is not None
 
     def process_of(self, client_id: str) -> str:
         """The process of the client's daemon that is attached; empty if none is."""
-        session = self._sessions.of(client_id)
+        session = self.sessions.of(client_id)
         return "" if session is None or session.stream is None else session.instance_id
 
     def state(self, client_id: str) -> str:
@@ -84,7 +84,7 @@ class Attendance:
         """Unix time of a client's latest sign of life. Keepalives prove that a client with an open stream is there."""
         if self.attached(record.client_id):
             return time.time()
-        return self._sessions.last_sign(record.client_id) or record.last_seen
+        return self.sessions.last_sign(record.client_id) or record.last_seen
 
     async def begun(self, client_id: str) -> None:
         """The client has attached. Raises StoreError."""
@@ -98,7 +98,7 @@ class Attendance:
 
     def stream_lost(self, client_id: str) -> None:
         """The client's stream ended. It may come back within the grace."""
-        self._sessions.sign_of_life(client_id)
+        self.sessions.sign_of_life(client_id)
         self._roster.stream_lost(client_id, time.monotonic())
         self._changes.changed(eligibility=False)
         self._tick_later()
@@ -106,8 +106,8 @@ class Attendance:
     def close_unattended(self, session: Session) -> None:
         """Close the session of a client that registered and never attended: it has no stream that could be lost."""
         client_id = session.client_id
-        if self._sessions.of(client_id) is session and session.stream is None and client_id not in self._roster:
-            self._sessions.close(client_id, UnknownSessionError())
+        if self.sessions.of(client_id) is session and session.stream is None and client_id not in self._roster:
+            self.sessions.close(client_id, UnknownSessionError())
 
     def forget(self, client_id: str) -> None:
         """Wait for the client no longer."""
@@ -118,7 +118,7 @@ class Attendance:
         for client_id in self._roster.tick(time.monotonic()):
             log.info("client_lost", client=client_id, grace_s=self._grace_s)
             # The client registers again when it comes back. Otherwise sessions would pile up.
-            self._sessions.close(client_id, UnknownSessionError())
+            self.sessions.close(client_id, UnknownSessionError())
             self._records.in_background(partial(self._write_absence, client_id))
             self._changes.gone(client_id, "lost")
         self._changes.changed()

@@ -52,12 +52,11 @@ class FleetListener(ABC):
 class FleetChanges:
     """Collects changes of eligibility, for each report makes every run check all clients. Lives on the event loop."""
 
-    def __init__(self, known_clients: Callable[[], int], update_metrics: Callable[[], None]) -> None:
-        """known_clients: how many clients there are. update_metrics: called before each report."""
+    def __init__(self, records: ClientRecords) -> None:
         self.listener: FleetListener | None = None
         self.version = 0
         """Increases whenever some client's eligibility may have changed."""
-        self._known_clients, self._update_metrics = known_clients, update_metrics
+        self._records = records
         self._timer: asyncio.TimerHandle | None = None
         self._pause_s = 0.0
 
@@ -69,7 +68,7 @@ class FleetChanges:
     @property
     def shortest_pause_s(self) -> float:
         """Least time between two checks of all clients."""
-        return PAUSE_A_CLIENT_S * self._known_clients()
+        return PAUSE_A_CLIENT_S * len(self._records)
 
     def changed(self, *, eligibility: bool = True) -> None:
         """eligibility: other clients may be eligible now, for which every run checks all clients."""
@@ -102,7 +101,6 @@ class FleetChanges:
         """Report all changes since the last time, and wait longer before the next report if this one took long."""
         loop = asyncio.get_running_loop()
         self._timer, began = None, loop.time()
-        self._update_metrics()
         if self.listener is not None:
             self.listener.fleet_changed()
         self._pause_s = max(self.shortest_pause_s, 20 * (loop.time() - began))
@@ -114,9 +112,9 @@ log = structlog.get_logger()
 class ClientRecords:
     """Reads and writes client records. Lives on the event loop."""
 
-    def __init__(self, ledger: Ledger, changes: FleetChanges) -> None:
+    def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self.changes = changes
+        self.changes = FleetChanges(self)
         self._records: dict[str, ClientRecord] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._watcher: Callable[[str], None] = lambda _: None

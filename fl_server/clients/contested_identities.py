@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import structlog
 
+from fl_server.clients.eligibility import Eligibility
 from fl_server.clients.sessions import Origin, Session, Sessions
 from fl_server.errors import Contested
 from fl_server.metrics import Metrics
@@ -87,9 +88,8 @@ class Contest:
 class ContestedIdentities:
     """Decides between an open session and a newcomer of the same identity. Lives on the event loop."""
 
-    def __init__(self, sessions: Sessions, has_work: Callable[[str], bool], metrics: Metrics) -> None:
-        """has_work: whether the client has an open assignment."""
-        self._sessions, self._has_work, self._metrics = sessions, has_work, metrics
+    def __init__(self, sessions: Sessions, eligibility: Eligibility, metrics: Metrics) -> None:
+        self._sessions, self._eligibility, self._metrics = sessions, eligibility, metrics
         self._proven: dict[str, str] = {}
         """The instance of each client that had an update admitted last."""
         self._contests: dict[str, Contest] = {}
@@ -154,7 +154,7 @@ class ContestedIdentities:
         proven = self._proven.get(client_id)
         if proven == newcomer.instance_id:
             return False  # the newcomer is the daemon that worked last; the other took its place while it was away
-        return proven == older.instance_id or self._has_work(client_id)
+        return proven == older.instance_id or bool(self._eligibility.run_of(client_id))
 
     async def _wait_for_end(self, client_id: str, newcomer: Origin) -> None:
         """Return when the session is no longer defended, at the latest after HOLD_S."""

@@ -10,6 +10,7 @@ import json
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from fl_common.settings import Section, SettingsError
 from fl_server.audit.log import AuditLog
 from fl_server.audit.writer import AuditRecord
 from fl_server.clients.attendance import Attendance, Streams
-from fl_server.clients.client_records import ClientRecords, FleetChanges
+from fl_server.clients.client_records import ClientRecords
 from fl_server.clients.contested_identities import ContestedIdentities
 from fl_server.clients.eligibility import Eligibility
 from fl_server.clients.quarantine import Quarantine
@@ -49,8 +50,8 @@ class Fleet:
     def __init__(self, ledger: Ledger, config: ServerConfig, metrics: Metrics) -> None:
         self._ledger, self._metrics = ledger, metrics
         limits, transfers = config.limits, config.transfers
-        self.changes = FleetChanges(lambda: len(self.records), self._update_metrics)
-        self.records = ClientRecords(ledger, self.changes)
+        self.records = ClientRecords(ledger)
+        self.changes = self.records.changes
         self.sessions = Sessions()
         self.attendance = Attendance(self.records, self.sessions, limits.reattach_grace_s)
         self.transfer_limits = TransferLimits(transfers, metrics, limits.max_clients)
@@ -58,11 +59,12 @@ class Fleet:
         self.quarantine = Quarantine(config.quarantine)
         returns = TokenBuckets(limits.comebacks_per_min, 60.0)
         self.eligibility = Eligibility(self.records, self.attendance, self.quarantine, returns)
-        self.contested = ContestedIdentities(
-            self.sessions, lambda client_id: bool(self.eligibility.run_of(client_id)), metrics
-        )
-        self.registration = Registration(config, self.records, self.sessions, self.contested)
+        self.contested = ContestedIdentities(self.sessions, self.eligibility, metrics)
+        self.registration = Registration(config, self.records, self.attendance, self.contested)
         metrics.sessions.set_function(lambda: float(len(self.sessions)))
+        for presence in (Presence.PRESENT, Presence.SUSPECT):
+            metrics.clients.labels(presence.value).set_function(partial(self.attendance.count, presence))
+        metrics.quarantined.set_function(lambda: float(len(self.quarantine.clients())))
 
     async def start(self) -> None:
         """Read the clients back from the ledger. Those that were present are waited for."""
@@ -76,7 +78,7 @@ class Fleet:
 
     async def register(self, request: pb.RegisterRequest) -> tuple[Session, int]:
         """Open a session. Returns it and the protocol version."""
-        session, protocol = await self.registration.register(request, self.attendance.close_unattended)
+        session, protocol = await self.registration.register(request)
         self.eligibility.registered(request)
         return session, protocol
 
@@ -119,11 +121,6 @@ class Fleet:
     def _end(self, client_id: str, needed: str) -> None:
         self.sessions.end(client_id, Forbidden(f"client:{client_id}", needed))
         self.attendance.forget(client_id)
-
-    def _update_metrics(self) -> None:
-        self._metrics.clients.labels("present").set(self.attendance.count(Presence.PRESENT))
-        self._metrics.clients.labels("suspect").set(self.attendance.count(Presence.SUSPECT))
-        self._metrics.quarantined.set(len(self.quarantine.clients()))
 
 
 class OperatorActions:

@@ -122,8 +122,8 @@ class Quarantine:
         return max(0.0, record.until - time.time()) if judged else 0.0
 
     def clients(self) -> list[str]:
-        """The clients that are quarantined now."""
-        return [client for client in self._records if self.seconds_left(client)]
+        """The clients that are quarantined now; also for a scraper's thread."""
+        return [client for client in list(self._records) if self.seconds_left(client)]
 
     def drop(self, client: str) -> None:
         """Drop the client's record."""

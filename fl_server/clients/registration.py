@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import structlog
 
+from fl_server.audit.log import RowLimit
+from fl_server.clients.attendance import Attendance
 from fl_server.clients.client_records import ClientRecords
 from fl_server.clients.contested_identities import ContestedIdentities
 from fl_server.clients.registration_request import (
-    PresenceHistory,
     RegistrationLimiter,
     check_sizes,
     checked_id,
@@ -19,7 +20,7 @@ from fl_server.clients.registration_request import (
     held_resources,
     record_of,
 )
-from fl_server.clients.sessions import Origin, Session, Sessions, origin_of_call
+from fl_server.clients.sessions import Origin, Session, origin_of_call
 from fl_server.errors import Contested, InvalidInput, NotNow
 from fl_server.identity import caller, require_name
 from fl_server.settings.config import ServerConfig
@@ -41,24 +42,22 @@ class Registration:
         self,
         config: ServerConfig,
         records: ClientRecords,
-        sessions: Sessions,
+        attendance: Attendance,
         contested: ContestedIdentities,
     ) -> None:
         self._claims = config.enrollment is None or config.enrollment.claimed_labels
         """Whether labels that a client claims count."""
         self._limits = limits = config.limits
         self._records = records
-        self._sessions = sessions
+        self._attendance, self._sessions = attendance, attendance.sessions
         self._contested = contested
         self._limiter = RegistrationLimiter(limits.registrations_per_s)
-        self._history = PresenceHistory(limits.history_per_minute, records.write_history_later)
+        self._history = RowLimit(limits.history_per_minute, records.write_history_later, keys=1 << 20)
+        """Rows that are still being counted when the process ends are not written."""
 
-    async def register(
-        self, request: pb.RegisterRequest, close_unattended: Callable[[Session], None]
-    ) -> tuple[Session, int]:
-        """Open a session. Returns it and the protocol version.
+    async def register(self, request: pb.RegisterRequest) -> tuple[Session, int]:
+        """Open a session, which is closed after the grace if the client never attends. Returns it and the protocol.
 
-        close_unattended: called with the session after the grace, to close it if the client never attended.
         Raises InvalidInput, Forbidden, NoCommonProtocol, NotNow, Contested, StoreError.
         """
         client_id = checked_id(request.client_id)
@@ -82,12 +81,15 @@ class Registration:
                 record_of(request, known, enrolled, claims=self._claims), self._history_row(session, older)
             )
         finally:  # the grace begins with the answer, also if that is an error: a slow ledger is no client's fault
-            asyncio.get_running_loop().call_later(self._limits.reattach_grace_s, close_unattended, session)
+            asyncio.get_running_loop().call_later(
+                self._limits.reattach_grace_s, self._attendance.close_unattended, session
+            )
         return session, protocol
 
     def forget(self, client_id: str) -> None:
         """Drop what was counted for a client."""
-        self._history.forget(client_id, *_EVENTS)
+        for event in _EVENTS:
+            self._history.forget((client_id, event))
 
     async def _wait_for_slot(self, client_id: str) -> None:
         """Wait until the rate limit lets the client in. Raises NotNow when that takes too long for one call."""
@@ -106,7 +108,7 @@ class Registration:
                 working = self._sessions.of(client_id)
                 at_work = f"{working.instance_id} at {_place(working.origin)}" if working else ""
                 detail = f"{newcomer.instance_id} at {_place(newcomer)}: {at_work} is at work"
-                if row := self._history.passed(_history(client_id, "client_contested", detail)):
+                if row := self._passed(client_id, "client_contested", detail):
                     self._records.write_history_later(row)
                 raise
             if not waited:
@@ -127,14 +129,19 @@ class Registration:
             new, old = session.origin.address, older.origin.address
             addresses = f" ({old} by {new})" if new or old else ""
             fenced = f"{older.instance_id} by {session.instance_id}{addresses}"
-            return self._history.passed(_history(client_id, "client_fenced", fenced))
+            return self._passed(client_id, "client_fenced", fenced)
         known = self._records.find(client_id)
         if known is None:
             log.info("client_registered", client=client_id)
             return _history(client_id, "client_registered", session.instance_id)
         if known.present:
             return None
-        return self._history.passed(_history(client_id, "client_back", session.instance_id))
+        return self._passed(client_id, "client_back", session.instance_id)
+
+    def _passed(self, client_id: str, event: str, detail: str) -> HistoryRecord | None:
+        """A row of history; None if it is only counted."""
+        row = _history(client_id, event, detail)
+        return row if self._history.passes((client_id, event), row) else None
 
 
 def _warn_of_claims(client_id: str, claimed: Mapping[str, str], enrolled: Mapping[str, str]) -> None:

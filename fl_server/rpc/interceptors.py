@@ -19,6 +19,8 @@ import grpc.aio
 from fl_server import errors, identity
 from fl_server.audit.calls import AuditedMethod
 from fl_server.audit.log import AuditLog
+from fl_server.clients.client_records import ClientRecords
+from fl_server.enrollment.grants import Revocations
 from fl_server.errors import Unauthenticated
 from fl_server.identity import ANYBODY, Identity, caller
 from fl_server.metrics import Metrics
@@ -56,10 +58,10 @@ class CallPolicy:
     limits: CallLimits
     setting: str = "listen"
     """The setting that names the port, also in metrics."""
-    refuse: Callable[[Identity], None] = lambda _: None
-    """Raises Forbidden for a certificate whose holder may not call now."""
-    denied: Callable[[Identity], str] = lambda _: ""
-    """Why a certificate is revoked; empty if it is not."""
+    clients: ClientRecords | None = None
+    """Refuses banned clients; None: no client is banned."""
+    revocations: Revocations | None = None
+    """None: no certificate is revoked."""
     stall_s: float = _STALL_S
     """A request that does not come within this time is given up."""
     audit: AuditLog | None = None
@@ -92,7 +94,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     def end_denied(self) -> None:
         """End the open calls whose callers' certificates are revoked now."""
-        ended = self._open.end_denied(self._policy.denied)
+        revocations = self._policy.revocations
+        ended = 0 if revocations is None else self._open.end_denied(revocations)
         if ended and self._policy.metrics is not None:
             self._policy.metrics.revoked_calls.labels(self._policy.setting).inc(ended)
 
@@ -157,12 +160,12 @@ class _Call:
         who.check_time()
         self._check_revocation(who)
         require_role(who, self._roles, trusts_everybody=self.policy.trusts_everybody)
-        if who is not ANYBODY and not self.is_public:
-            self.policy.refuse(who)
+        if who is not ANYBODY and not self.is_public and self.policy.clients is not None:
+            self.policy.clients.refuse_holder(who)
         return self.policy.limits.open(peer if who is ANYBODY else str(who), self.method, self._at_once)
 
     def _check_revocation(self, who: Identity) -> None:
-        if why := self.policy.denied(who):
+        if self.policy.revocations is not None and (why := self.policy.revocations.denied(who)):
             if self.policy.metrics is not None:
                 self.policy.metrics.revoked_calls.labels(self.policy.setting).inc()
             raise errors.Revoked(str(who), why)

@@ -12,10 +12,11 @@ import asyncio
 import math
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self
 
+from fl_server.enrollment.grants import Revocations
 from fl_server.errors import Revoked, ServerError, TooMany
 from fl_server.identity import Identity
 from fl_server.rpc.requests import BadRequest
@@ -151,10 +152,10 @@ class ExpiringCalls:
             self._ended.pop(task, None)
             self._forget(who.ends, task)
 
-    def end_denied(self, denied: Callable[[Identity], str]) -> int:
-        """End the calls of callers for which `denied` gives a reason. Returns their number."""
+    def end_denied(self, revocations: Revocations) -> int:
+        """End the calls of callers whose certificates are revoked. Returns their number."""
         calls = [(task, who) for same_end in self._by_end.values() for task, who in same_end.items()]
-        denied_calls = [(task, Revoked(str(who), why)) for task, who in calls if (why := denied(who))]
+        denied_calls = [(task, Revoked(str(who), why)) for task, who in calls if (why := revocations.denied(who))]
         for task, revoked in denied_calls:
             self._end(task, revoked)
         return len(denied_calls)

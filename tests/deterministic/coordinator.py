@@ -119,8 +119,8 @@ class CoordinatorProcess:
         generic = service.handlers(made)
         limits, fleet = self.services.config.limits, self.services.fleet
         policy = CallPolicy(
-            self.services.metrics, CallLimits(64, 1000), "listen", fleet.records.refuse_holder,
-            self.services.revocations.denied, limits.stall_s, self.services.audit, trusts_everybody=True,
+            self.services.metrics, CallLimits(64, 1000), "listen", fleet.records,
+            self.services.revocations, limits.stall_s, self.services.audit, trusts_everybody=True,
         )  # fmt: skip
         interceptor = CallInterceptor(policy)
 
