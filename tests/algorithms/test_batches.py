@@ -136,7 +136,7 @@ def test_every_method_trains_on_dict_batches_as_on_pairs(name: str) -> None:
         if as_dict:
             data = fl.LocalData(batches, batches, masked, forward)
         else:
-            pairs = [(each["inputs"], torch.cat([each["targets"], each["mask"]], 1)) for each in batches]
+            pairs = [(batch["inputs"], torch.cat([batch["targets"], batch["mask"]], 1)) for batch in batches]
             data = fl.LocalData(pairs, iter(pairs), pair_loss)
         context = fl.ClientContext(map_leaves(torch.ones_like, x), algorithm.client_init(x))
         work = fl.Work(algorithm, context, fl.LocalSettings(0.1, 0.01, 1.0), len(algorithm.exchanges) - 1)

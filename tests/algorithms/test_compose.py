@@ -33,7 +33,7 @@ def test_server_memory_does_not_leak_into_the_correction(federation: Federation)
     )
     start = fl.ServerState(federation.x, {symbol: tree.full_like(federation.x, 1.0) for symbol in ("Delta", "v")})
     updates = federation.deltas(plain, start)
-    after = [fl.apply_updates(each, start, updates, federation.round_info()) for each in (plain, heavy)]
+    after = [fl.apply_updates(method, start, updates, federation.round_info()) for method in (plain, heavy)]
     assert torch.equal(after[0].memory["Delta"]["head"], after[1].memory["Delta"]["head"])
     torch.testing.assert_close(after[1].x["head"] - after[0].x["head"], torch.full((2,), 0.5, dtype=torch.float64))
 

@@ -69,7 +69,7 @@ def test_rule_by_hand() -> None:
 def test_zero_direction_changes_nothing() -> None:
     """u = 0, with or without a proximal term, equals no u, bit for bit, for numbers that are not exact."""
     for rule in (fl.LocalRule(mu=0.3), fl.LocalRule(), fl.LocalRule(a=0.7, mu=0.3), fl.LocalRule(a=0.7)):
-        plain, zero = (train(Line(0.1), [0.7, 0.9, 1.1], each) for each in (rule, replace(rule, u=u(0.0))))
+        plain, zero = (train(Line(0.1), [0.7, 0.9, 1.1], local_rule) for local_rule in (rule, replace(rule, u=u(0.0))))
         assert torch.equal(plain.delta["y"], zero.delta["y"])
 
 

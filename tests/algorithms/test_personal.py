@@ -94,11 +94,11 @@ def test_clipping_after_the_mixing_has_one_norm_over_shared_and_personal_parts()
     lengths = []
     for order in ("paper", "feddyn_code"):
         model = TwoParts(trained=True)
-        start = torch.cat([each.detach().clone().flatten() for each in model.parameters()])
+        start = torch.cat([parameter.detach().clone().flatten() for parameter in model.parameters()])
         settings = fl.LocalSettings(RATE, max_gradient_norm=1.0)
         work = fl.Work(fl.build("fedavg", order=order), fl.ClientContext(), settings, personal=OWN)
         fl.answer(model, fl.LocalData([(torch.ones(1, 2), torch.full((1, 1), 9.0))], [], loss), work)
-        end = torch.cat([each.detach().flatten() for each in model.parameters()])
+        end = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
         lengths.append((end - start).norm())
     torch.testing.assert_close(torch.stack(lengths), torch.full((2,), RATE))
 

@@ -77,7 +77,7 @@ def test_deltas_alone_where_clients_send_more(method: str, parameters: dict[str,
 def test_an_update_without_a_payload(method: str, payload: str) -> None:
     """Client and payload are named."""
     exchange = fl.build(method).exchanges[0]
-    sent = {each: X for each in exchange.payloads if each != payload}
+    sent = {other: X for other in exchange.payloads if other != payload}
     with pytest.raises(ValueError, match=f"update of a: expected the payloads .*{payload} is missing"):
         fl.sum_exchange(exchange, [(fl.UpdateInfo("a", 1, 1), sent)], INFO)
 

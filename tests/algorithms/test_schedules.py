@@ -73,7 +73,9 @@ def test_a_schedule_changes_no_structure(federation: Federation, name: str) -> N
         neutral = {"alpha": 1.0, "mu": 0.0, "rho": 0.0, "eta_g": 0.5}.get(parameter, 1.0 if name == "mofedsam" else 0.0)
         other = fl.at_round(algorithm, {parameter: fl.Schedule("linear", end=neutral)}, 4, 5)
         assert other.parameters[parameter] == neutral
-        assert [each.payloads for each in other.exchanges] == [each.payloads for each in algorithm.exchanges]
+        assert [exchange.payloads for exchange in other.exchanges] == [
+            exchange.payloads for exchange in algorithm.exchanges
+        ]
         assert other.init(federation.x).memory.keys() == algorithm.init(federation.x).memory.keys()
         assert (other.keeps_client_state, other.needs_population) == (
             algorithm.keeps_client_state, algorithm.needs_population,
@@ -139,7 +141,7 @@ def test_a_radius_that_ends_at_zero_ends_as_fedavg(federation: Federation) -> No
     schedules = {"rho": fl.Schedule("linear", end=0.0)}
     for t, equal in ((0, False), (1, False), (2, True)):
         method = fl.at_round(fedsam, schedules, t, 3)
-        ours, theirs = (federation.run(each, [Round(t)])[0].server.x for each in (method, fedavg))
+        ours, theirs = (federation.run(algorithm, [Round(t)])[0].server.x for algorithm in (method, fedavg))
         assert torch.equal(flat(ours), flat(theirs)) is equal
 
 

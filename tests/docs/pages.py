@@ -107,9 +107,9 @@ def read_page(name: str) -> str:
 def on_free_ports(text: str) -> tuple[str, dict[str, str]]:
     """The page with its ports replaced by ports that are free here, and what became of each."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in PORTS]
-    ports = dict(zip(PORTS, (str(each.getsockname()[1]) for each in sockets), strict=True))
-    for each in sockets:
-        each.close()
+    ports = dict(zip(PORTS, (str(free.getsockname()[1]) for free in sockets), strict=True))
+    for free in sockets:
+        free.close()
     return re.sub(rf"\b({'|'.join(PORTS)})\b", lambda match: ports[match[1]], text), ports
 
 

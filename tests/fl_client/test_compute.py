@@ -49,7 +49,7 @@ def test_bfloat16_learns_nearly_the_same(digits: tuple[Digits, Examples]) -> Non
     assert update.loss == pytest.approx(expected.loss, rel=0.03)
     assert {tensor.dtype for tensor in update.payloads["delta"].values()} == {torch.float32}
     task, examples = digits
-    accuracies = [evaluate(task, each, examples)["accuracy"] for each in (plain, model)]
+    accuracies = [evaluate(task, trained, examples)["accuracy"] for trained in (plain, model)]
     assert accuracies[1] == pytest.approx(accuracies[0], abs=0.03)
 
 

@@ -106,8 +106,8 @@ async def test_every_extreme_event_is_handled(event: pb.AttendResponse) -> None:
     )  # fmt: skip
     manager = AssignmentManager(cast(Services, services), IdleTaskGroup())
     manager.attached()
-    for each in extremes(event):
-        manager.handle(each)
+    for extreme in extremes(event):
+        manager.handle(extreme)
     assert len(manager._training) + len(manager._evaluating) <= 2 * LIMITS.max_assignments
     assert metrics.registry.get_sample_value("fl_client_events_ignored_total")
 

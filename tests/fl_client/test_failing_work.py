@@ -143,10 +143,10 @@ async def test_a_device_whose_step_never_ends_takes_no_work(
         async with fleet.daemon():
             await coordinator.until(lambda: coordinator.calls["Attend"])
             coordinator.push(assignment=first)
-            await coordinator.until(lambda: any(_may_not_train(each) for each in calls))
-            (detail, *_) = [each.availability.detail for each in calls if _may_not_train(each)]
+            await coordinator.until(lambda: any(_may_not_train(report) for report in calls))
+            (detail, *_) = [report.availability.detail for report in calls if _may_not_train(report)]
             coordinator.push(assignment=coordinator.assignment(1))
-            await coordinator.until(lambda: 1 in [failure.key.round for each in calls for failure in each.failures])
+            await coordinator.until(lambda: 1 in [failure.key.round for report in calls for failure in report.failures])
             fleet.task.block.set()
             await coordinator.until(lambda: calls[-1].availability.may_train)
             coordinator.assign(coordinator.assignment(2))

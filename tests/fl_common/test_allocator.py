@@ -66,7 +66,7 @@ def test_what_a_failed_computation_held_is_free_and_its_error_is_whole() -> None
     with pytest.raises(RuntimeError, match="^refused$") as caught:
         explain()
     free_what_failed(caught.value)
-    assert [each() for each in held] == [None, None]
+    assert [reference() for reference in held] == [None, None]
     assert str(caught.value.__cause__) == "too large"
 
 

@@ -19,7 +19,7 @@ from fl_common.settings import SettingsError
 
 def names(folder: Path) -> list[str]:
     """Everything in the folder."""
-    return sorted(each.name for each in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.mark.parametrize("part", ["file.part", None], ids=["fixed name", "unique name"])
@@ -271,8 +271,8 @@ def state(tmp_path: Path) -> Path:
     for name in ("lock", "pending/update", "pending/deep/file"):
         (folder / name).touch()
         (folder / name).chmod(0o664)
-    for each in (folder, folder / "pending", folder / "pending" / "deep"):
-        each.chmod(0o755)
+    for made in (folder, folder / "pending", folder / "pending" / "deep"):
+        made.chmod(0o755)
     (tmp_path / "outside").touch()
     (tmp_path / "outside").chmod(0o644)
     (folder / "pending" / "link").symlink_to(tmp_path / "outside")

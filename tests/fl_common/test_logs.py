@@ -78,7 +78,7 @@ def test_too_many_kinds_take_no_more_memory(clock: Clock) -> None:
     limiter: RepeatLimiter[int, str] = RepeatLimiter(1, 60.0, kinds=100)
     for number in range(1000):
         suppressed = limiter.take_ended(clock.now)
-        assert [each.count for each in suppressed] == ([1] if number >= 100 else [])
+        assert [line.count for line in suppressed] == ([1] if number >= 100 else [])
         assert limiter.allow(number, "line", clock.now)
         assert not limiter.allow(number, "line", clock.now)
     assert len(limiter) <= 100

@@ -69,8 +69,8 @@ def test_silent_connections_are_pushed_out(port: int) -> None:
         assert got(port)[0] == 200
         assert threading.active_count() == threads
     finally:
-        for each in held:
-            each.close()
+        for connection in held:
+            connection.close()
 
 
 def test_a_connection_has_its_time(registry: CollectorRegistry) -> None:

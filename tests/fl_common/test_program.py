@@ -165,11 +165,11 @@ def test_every_python_that_is_started_leaves_the_working_directory_out() -> None
         for after in _after_executable(node)
     ]
     assert {name for name, _ in started} >= {"process.py", "hashes.py", "sbom.py"}
-    assert [each for each in started if each[1] != "'-P'"] == []
+    assert [start for start in started if start[1] != "'-P'"] == []
 
 
 def _after_executable(node: ast.AST) -> Iterator[str]:
     """What follows `sys.executable` in a list, a tuple or the arguments of a call."""
     parts = node.elts if isinstance(node, ast.List | ast.Tuple) else node.args if isinstance(node, ast.Call) else []
-    texts = [ast.unparse(each) for each in parts]
+    texts = [ast.unparse(part) for part in parts]
     yield from (after for before, after in pairwise(texts) if before == "sys.executable")

@@ -46,7 +46,7 @@ class FakeAdmin:
             context.set_trailing_metadata(status_metadata(code.value[0], text, detail))
             context.abort(code, text)
         if method == "ListRounds":
-            rounds = [each for each in response.rounds if each.round >= request.first_round]
+            rounds = [row for row in response.rounds if row.round >= request.first_round]
             return admin_pb2.ListRoundsResponse(rounds=rounds)
         if method == "GetRun" and not request.with_rounds:
             return admin_pb2.GetRunResponse(run=response.run)

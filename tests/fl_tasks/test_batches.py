@@ -140,11 +140,11 @@ def test_a_plan_has_the_batches_of_each_client(batch_size: int, work: dict[str, 
     clients = [Examples(own, own) for own in rows]
     shuffled = plan_batches([own.numpy() for own in rows], batch_size, seeds, **work)
     whole = plan_batches([own.numpy() for own in rows], batch_size, (), epochs=1)
-    for plan, each in (
+    for plan, of_clients in (
         (shuffled, [batches(one, batch_size, seed, **work) for one, seed in zip(clients, seeds, strict=True)]),
         (whole, [ordered_batches(one, batch_size) for one in clients]),
     ):
-        for client, expected in enumerate(each):
+        for client, expected in enumerate(of_clients):
             found = list(expected)
             assert plan.counts[client] == len(found)
             for number, (inputs, _) in enumerate(found):

@@ -155,15 +155,15 @@ def data(count: int = 8) -> Examples:
 def test_they_are_the_means_over_the_batches() -> None:
     """Mean and unbiased variance of two batches of four, each batch alike; nothing else of the model changes."""
     model = a_model()
-    before = {name: each.clone() for name, each in model.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     assert estimate_statistics(tiny_task.Tiny(), model, as_data(data()), 4) == 1
     after = model.state_dict()
     batches = INPUTS.split(4)
-    torch.testing.assert_close(after["0.running_mean"], torch.stack([each.mean(0) for each in batches]).mean(0))
-    torch.testing.assert_close(after["0.running_var"], torch.stack([each.var(0) for each in batches]).mean(0))
+    torch.testing.assert_close(after["0.running_mean"], torch.stack([batch.mean(0) for batch in batches]).mean(0))
+    torch.testing.assert_close(after["0.running_var"], torch.stack([batch.var(0) for batch in batches]).mean(0))
     others = before.keys() - {"0.running_mean", "0.running_var"}
     assert all(torch.equal(after[name], before[name]) for name in others)
-    assert [each.training for each in model] == [True, False, True]
+    assert [module.training for module in model] == [True, False, True]
     assert model[0].momentum == 0.1
 
 

@@ -119,7 +119,7 @@ def test_values_with_strides_are_made_contiguous() -> None:
     """Expanded and transposed values keep their numbers; channels_last stays."""
     model = built(Strided)
     assert isinstance(model, Strided)
-    assert all(each.is_contiguous() for each in (model.bias, model.turned, model.ids))
+    assert all(tensor.is_contiguous() for tensor in (model.bias, model.turned, model.ids))
     assert model.turned.tolist() == torch.arange(6.0).view(2, 3).T.tolist()
     assert model.conv.weight.is_contiguous(memory_format=torch.channels_last)
 

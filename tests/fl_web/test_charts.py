@@ -47,7 +47,7 @@ def test_a_point_has_its_place_on_every_axis() -> None:
 def test_values_that_json_lacks_are_null() -> None:
     """A diverged loss is a gap in the curve."""
     rounds = [committed(0, metrics={"loss": math.nan}), committed(1, metrics={"loss": 2.0})]
-    chart = next(each for each in present_charts(rounds) if each.key == "loss")
+    chart = next(drawn for drawn in present_charts(rounds) if drawn.key == "loss")
     text = json.dumps(chart_json(chart, rounds, CREATED), allow_nan=False)
     assert json.loads(text)["series"][0]["values"] == [None, 2.0]
 
@@ -65,7 +65,7 @@ def test_refusals_and_restarts_are_marked() -> None:
     rounds = [committed(0), committed(1, refused={"norm": 2, "not_finite": 1}, attempts=3), committed(2)]
     event = {"time": 101.5, "kind": "restart", "text": "run recovered"}
     found = marks(rounds, CREATED, [event])
-    assert [(each["kind"], each["rounds"], each["time"]) for each in found] == [
+    assert [(mark["kind"], mark["rounds"], mark["time"]) for mark in found] == [
         ("refused", 2, 2.0),
         ("attempts", 2, 2.0),
         ("restart", 2, 1.5),

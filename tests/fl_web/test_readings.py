@@ -75,6 +75,6 @@ async def test_a_failure_is_for_those_who_waited(reader: Reader) -> None:
     both = await asyncio.gather(
         *(readings.of(Shown(counted.view, reader, Params({})), since) for _ in range(2)), return_exceptions=True
     )
-    assert [type(each) for each in both] == [Failed, Failed]
+    assert [type(reading) for reading in both] == [Failed, Failed]
     counted.fails = False
     assert (await readings.of(Shown(counted.view, reader, Params({})), since)).context == {"read": 2}

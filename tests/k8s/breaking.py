@@ -51,7 +51,9 @@ def broken(name: str, path: str, value: Any) -> list[Object]:
     """
     objects = build(EVERYTHING)
     at: Any = next(
-        each for each in objects if title(each) == name or (name[-1] in "-/" and title(each).startswith(name))
+        candidate
+        for candidate in objects
+        if title(candidate) == name or (name[-1] in "-/" and title(candidate).startswith(name))
     )
     *way, last = path.split()
     for step in way:
@@ -70,7 +72,7 @@ def _is(found: str, name: str) -> bool:
 
 def _key(at: Any, step: str) -> Any:
     if step.startswith("="):
-        return next(number for number, each in enumerate(at) if each["name"] == step[1:])
+        return next(number for number, element in enumerate(at) if element["name"] == step[1:])
     return int(step) if step.isdigit() else step
 
 

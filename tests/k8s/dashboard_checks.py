@@ -31,8 +31,10 @@ def panels(model: Model) -> list[Model]:
 
 def expressions(model: Model) -> dict[str, str]:
     """Place -> expression, of panels, annotations and variables."""
-    asked = {f"{panel['title']} {each['refId']}": each["expr"] for panel in panels(model) for each in panel["targets"]}
-    asked |= {each["name"]: each["expr"] for each in model["annotations"]["list"]}
+    asked = {
+        f"{panel['title']} {target['refId']}": target["expr"] for panel in panels(model) for target in panel["targets"]
+    }
+    asked |= {annotation["name"]: annotation["expr"] for annotation in model["annotations"]["list"]}
     for variable in model["templating"]["list"]:
         if variable["type"] == "query":
             asked[variable["name"]] = variable["query"].removeprefix("query_result(").removesuffix(")")
@@ -58,7 +60,7 @@ def _grid(model: Model) -> Iterator[str]:
     for (one, first), (other, second) in combinations(cells, 2):
         if first & second:
             yield f"{one} and {other} overlap"
-    covered = set().union(*(each for _, each in cells))
+    covered = set().union(*(covered_by for _, covered_by in cells))
     whole = set(product(range(COLUMNS), range(max(y for _, y in covered) + 1)))
     if covered != whole:
         x, y = min((covered ^ whole), key=lambda cell: (cell[1], cell[0]))
@@ -83,8 +85,8 @@ def _links(model: Model) -> Iterator[Model]:
     for panel in panels(model):
         yield from panel["fieldConfig"]["defaults"].get("links", [])
         for override in panel["fieldConfig"].get("overrides", []):
-            for each in override["properties"]:
-                yield from each["value"] if each["id"] == "links" else []
+            for property_ in override["properties"]:
+                yield from property_["value"] if property_["id"] == "links" else []
 
 
 def linked(model: Model) -> set[str]:
@@ -114,4 +116,4 @@ def _selector(declared: Declaration, label: str, how: str, value: str) -> Iterat
         yield f"no label {label}"
     elif (values := declared.labels[label]) and not value.startswith("$"):
         asked = value.split("|") if how in ("=~", "!~") else [value]
-        yield from (f"no {label} {each}" for each in asked if each not in values)
+        yield from (f"no {label} {label_value}" for label_value in asked if label_value not in values)

@@ -61,7 +61,8 @@ def _open(objects: Sequence[Object], end: End, way: str, peer: End, flow: Flow) 
     rules = [rule for spec in own for rule in spec.get(way, [])]
     peers = "to" if way == "egress" else "from"
     return not own or any(
-        _has_port(objects, rule, flow) and (not rule.get(peers) or any(_is(each, end, peer) for each in rule[peers]))
+        _has_port(objects, rule, flow)
+        and (not rule.get(peers) or any(_is(rule_peer, end, peer) for rule_peer in rule[peers]))
         for rule in rules
     )
 
@@ -74,7 +75,7 @@ def _has_port(objects: Sequence[Object], rule: Mapping[str, Any], flow: Flow) ->
         for name, number in pod.ports.items()
         if number == flow.port
     }
-    return any(each["port"] in {flow.port, *names} for each in rule.get("ports", [{"port": flow.port}]))
+    return any(port["port"] in {flow.port, *names} for port in rule.get("ports", [{"port": flow.port}]))
 
 
 def _is(entry: Mapping[str, Any], end: End, peer: End) -> bool:

@@ -11,20 +11,20 @@ Problems = Iterator[str]
 
 def selectors_match(objects: Sequence[Object]) -> Problems:
     """Workloads select their own pods; Services, budgets and monitors select at least one pod."""
-    for each in objects:
-        spec, kind, where = each.get("spec", {}), each["kind"], namespace(each)
+    for checked in objects:
+        spec, kind, where = checked.get("spec", {}), checked["kind"], namespace(checked)
         if kind in {"StatefulSet", "DaemonSet", "Deployment"}:
-            if not selects(spec["selector"], Pod(each).labels):
-                yield f"{title(each)}: its selector is not its own template's"
+            if not selects(spec["selector"], Pod(checked).labels):
+                yield f"{title(checked)}: its selector is not its own template's"
         elif kind == "Service":
             if not selected(objects, where, spec["selector"]):
-                yield f"{title(each)}: no pod has its labels"
+                yield f"{title(checked)}: no pod has its labels"
         elif kind in {"PodDisruptionBudget", "NetworkPolicy"}:
             wanted = (spec.get("podSelector") or spec.get("selector") or {}).get("matchLabels", {})
             if wanted.keys() & {"impetus/admin", "impetus/probes"}:
                 continue  # of pods that people make
             if not selected(objects, where, wanted):
-                yield f"{title(each)}: no pod has its labels"
+                yield f"{title(checked)}: no pod has its labels"
 
 
 def services_lead_to_ports(objects: Sequence[Object]) -> Problems:
@@ -39,35 +39,35 @@ def services_lead_to_ports(objects: Sequence[Object]) -> Problems:
         )
         if outside and service["spec"].get("type", "ClusterIP") == "ClusterIP":
             yield f"{title(service)}: sets how it is reached from outside, but is internal"
-    for each in of_kind(objects, "StatefulSet"):  # the workload's own Service is headless
-        found = find(objects, "Service", each["spec"]["serviceName"], namespace(each))
+    for workload in of_kind(objects, "StatefulSet"):  # the workload's own Service is headless
+        found = find(objects, "Service", workload["spec"]["serviceName"], namespace(workload))
         if found is None or found["spec"].get("clusterIP") != "None":
-            yield f"{title(each)}: {each['spec']['serviceName']} is no headless Service"
+            yield f"{title(workload)}: {workload['spec']['serviceName']} is no headless Service"
 
 
 def monitors_find_ports(objects: Sequence[Object]) -> Problems:
     """A ServiceMonitor's port is a Service's, and its jobLabel a label there; a PodMonitor's are pods'."""
-    for each in of_kind(objects, "ServiceMonitor"):
-        spec = each["spec"]
+    for monitor in of_kind(objects, "ServiceMonitor"):
+        spec = monitor["spec"]
         behind = [
             service
             for service in of_kind(objects, "Service")
-            if selects(spec["selector"], service["metadata"]["labels"]) and namespace(service) == namespace(each)
+            if selects(spec["selector"], service["metadata"]["labels"]) and namespace(service) == namespace(monitor)
         ]
         if not any(spec["jobLabel"] in service["metadata"]["labels"] for service in behind):
-            yield f"{title(each)}: no Service has its labels and the label {spec['jobLabel']}"
+            yield f"{title(monitor)}: no Service has its labels and the label {spec['jobLabel']}"
         ports = {port["name"] for service in behind for port in service["spec"]["ports"]}
         yield from (
-            f"{title(each)}: no Service has the port {at['port']}"
+            f"{title(monitor)}: no Service has the port {at['port']}"
             for at in spec["endpoints"]
             if at["port"] not in ports
         )
-    for each in of_kind(objects, "PodMonitor"):
+    for monitor in of_kind(objects, "PodMonitor"):
         for pod in pods(objects):
-            if selects(each["spec"]["selector"], pod.labels):
+            if selects(monitor["spec"]["selector"], pod.labels):
                 ports = set(pod.ports)
-                wanted = [at["port"] for at in each["spec"]["podMetricsEndpoints"]]
-                yield from (f"{title(each)}: {pod.title} has no port {port}" for port in wanted if port not in ports)
+                wanted = [at["port"] for at in monitor["spec"]["podMetricsEndpoints"]]
+                yield from (f"{title(monitor)}: {pod.title} has no port {port}" for port in wanted if port not in ports)
 
 
 def routes_lead_to_services(objects: Sequence[Object]) -> Problems:
@@ -80,7 +80,7 @@ def routes_lead_to_services(objects: Sequence[Object]) -> Problems:
                 yield f"{title(route)}: there is no Service {backend['name']} with port {backend['port']}"
         for parent in route["spec"]["parentRefs"]:
             gateway = find(objects, "Gateway", parent["name"], where)
-            listeners = {each["name"]: each for each in gateway["spec"]["listeners"]} if gateway else {}
+            listeners = {listener["name"]: listener for listener in gateway["spec"]["listeners"]} if gateway else {}
             if listeners.get(parent["sectionName"], {}).get("tls", {}).get("mode") != "Passthrough":
                 yield f"{title(route)}: {parent['name']}/{parent['sectionName']} is no listener that passes TLS through"
 
@@ -113,7 +113,7 @@ def policies_open_what_is_needed(objects: Sequence[Object]) -> Problems:
     """Clients may connect, and by label operators, probes and Prometheus; a pod reaches its settings' addresses."""
     for pod in pods(objects):
         rules = list(_rules(objects, pod, "ingress", "from"))
-        scraped = any(selects(each["spec"]["selector"], pod.labels) for each in of_kind(objects, "PodMonitor"))
+        scraped = any(selects(monitor["spec"]["selector"], pod.labels) for monitor in of_kind(objects, "PodMonitor"))
         scraped |= is_server(pod) and bool(of_kind(objects, "ServiceMonitor"))
         wanted = {"grpc", "admin", "health", "enroll", "token", *(["metrics"] if scraped else [])}
         for port in sorted(wanted & pod.ports.keys() - {port for _, port in rules}):
@@ -134,14 +134,14 @@ def _rules(objects: Sequence[Object], pod: Pod, direction: str, peers: str) -> I
     for policy in of_kind(objects, "NetworkPolicy"):
         if namespace(policy) == pod.namespace and selects(policy["spec"]["podSelector"], pod.labels):
             for rule in policy["spec"].get(direction, []):
-                yield from ((rule.get(peers, []), each["port"]) for each in rule.get("ports", [{"port": "any"}]))
+                yield from ((rule.get(peers, []), port["port"]) for port in rule.get("ports", [{"port": "any"}]))
 
 
 def _calls(pod: Pod) -> set[int]:
     """Ports to which a pod's program connects: DNS and the coordinator, or the database."""
     if not is_server(pod):
         return {53, 7070, 7074}
-    environment = {each["name"] for container in pod.containers for each in container.get("env", [])}
+    environment = {variable["name"] for container in pod.containers for variable in container.get("env", [])}
     wanted = {name: {53, port} for name, port in {"PGPASSWORD": 5432, "OTEL_EXPORTER_OTLP_ENDPOINT": 4317}.items()}
     tokens = {53, 443} if "token" in pod.ports else set()
     return tokens.union(*(ports for name, ports in wanted.items() if name in environment))

@@ -20,7 +20,7 @@ def title(thing: Object) -> str:
 
 def of_kind(objects: Sequence[Object], *kinds: str) -> list[Object]:
     """Those of these kinds."""
-    return [each for each in objects if each["kind"] in kinds]
+    return [candidate for candidate in objects if candidate["kind"] in kinds]
 
 
 def namespace(thing: Object) -> str:
@@ -31,7 +31,12 @@ def namespace(thing: Object) -> str:
 def find(objects: Sequence[Object], kind: str, name: str, where: str) -> Object | None:
     """The object of that name in a namespace."""
     return next(
-        (each for each in of_kind(objects, kind) if (each["metadata"]["name"], namespace(each)) == (name, where)), None
+        (
+            candidate
+            for candidate in of_kind(objects, kind)
+            if (candidate["metadata"]["name"], namespace(candidate)) == (name, where)
+        ),
+        None,
     )
 
 
@@ -75,27 +80,31 @@ class Pod:
     @property
     def ports(self) -> dict[str, int]:
         """Number of each named port."""
-        return {port["name"]: port["containerPort"] for each in self.containers for port in each.get("ports", [])}
+        return {
+            port["name"]: port["containerPort"] for container in self.containers for port in container.get("ports", [])
+        }
 
     @property
     def claims(self) -> dict[str, Object]:
         """Its volume claim templates."""
-        return {each["metadata"]["name"]: each for each in self.owner["spec"].get("volumeClaimTemplates", [])}
+        return {claim["metadata"]["name"]: claim for claim in self.owner["spec"].get("volumeClaimTemplates", [])}
 
     @property
     def volumes(self) -> dict[str, Object]:
         """Its volumes by name, without the claims."""
-        return {each["name"]: each for each in self.spec.get("volumes", [])}
+        return {volume["name"]: volume for volume in self.spec.get("volumes", [])}
 
     def probes(self) -> Iterator[tuple[str, Object]]:
         """Name and content of each probe."""
-        for each in self.containers:
-            yield from ((key, each[key]) for key in ("startupProbe", "livenessProbe", "readinessProbe") if key in each)
+        for container in self.containers:
+            yield from (
+                (key, container[key]) for key in ("startupProbe", "livenessProbe", "readinessProbe") if key in container
+            )
 
 
 def pods(objects: Sequence[Object]) -> list[Pod]:
     """Of every workload."""
-    return [Pod(each) for each in of_kind(objects, *WORKLOADS)]
+    return [Pod(workload) for workload in of_kind(objects, *WORKLOADS)]
 
 
 def selected(objects: Sequence[Object], where: str, labels: Mapping[str, str]) -> list[Pod]:
@@ -111,7 +120,7 @@ def is_server(pod: Pod) -> bool:
 def config_files(objects: Sequence[Object], pod: Pod) -> dict[str, str]:
     """Path and text of every file that a pod gets from ConfigMaps among the objects."""
     files: dict[str, str] = {}
-    for mount in (mount for each in pod.containers for mount in each.get("volumeMounts", [])):
+    for mount in (mount for container in pod.containers for mount in container.get("volumeMounts", [])):
         reference = pod.volumes.get(mount["name"], {}).get("configMap")
         if reference and (found := find(objects, "ConfigMap", reference["name"], pod.namespace)):
             files |= {f"{mount['mountPath']}/{key}": text for key, text in found["data"].items()}
@@ -129,14 +138,14 @@ def settings(objects: Sequence[Object], pod: Pod) -> list[Object]:
     layers = [_meant(path, files) for path in paths]
     width = max(map(len, layers), default=0)
     texts = [[layer[min(number, len(layer) - 1)] for layer in layers if layer] for number in range(width)]
-    return [functools.reduce(_laid_on, map(tomllib.loads, each), {}) for each in texts]
+    return [functools.reduce(_laid_on, map(tomllib.loads, layers), {}) for layers in texts]
 
 
 def _meant(path: str, files: Mapping[str, str]) -> list[str]:
     before, variable, after = path.partition("$(NODE_NAME)")
     if not variable:
         return [files[path]] if path in files else []
-    return [files[each] for each in sorted(files) if each.startswith(before) and each.endswith(after)]
+    return [files[name] for name in sorted(files) if name.startswith(before) and name.endswith(after)]
 
 
 def _laid_on(below: Any, above: Any) -> Any:

@@ -91,9 +91,9 @@ def probes_leave_time_to_start(objects: Sequence[Object]) -> Problems:
 def the_reason_of_an_exit_is_shown(objects: Sequence[Object]) -> Problems:
     """`kubectl describe pod` shows the last lines of a program that could not start."""
     for pod in pods(objects):
-        for each in pod.containers:
-            if each.get("terminationMessagePolicy") != "FallbackToLogsOnError":
-                yield f"{pod.title}/{each['name']}: the reason of an exit is only in its log"
+        for container in pod.containers:
+            if container.get("terminationMessagePolicy") != "FallbackToLogsOnError":
+                yield f"{pod.title}/{container['name']}: the reason of an exit is only in its log"
 
 
 def one_coordinator(objects: Sequence[Object]) -> Problems:
@@ -118,7 +118,7 @@ def images_are_pinned(objects: Sequence[Object]) -> Problems:
     A node asks the public registry for a name without a registry, where somebody else may own it.
     """
     for pod in pods(objects):
-        for image in (each["image"] for each in pod.containers):
+        for image in (container["image"] for container in pod.containers):
             tag = image.rpartition("/")[2].partition(":")[2]
             if "@sha256:" not in image and tag in {"", "latest"}:
                 yield f"{pod.title}: the image {image} is not pinned"
@@ -139,8 +139,8 @@ def pods_are_restricted(objects: Sequence[Object]) -> Problems:
                 yield f"{pod.title}: the volume {name} is not allowed at the level {level}"
             if "emptyDir" in volume and "sizeLimit" not in volume["emptyDir"]:
                 yield f"{pod.title}: the volume {name} may fill the node's disk"
-        for each in pod.containers:
-            yield from (f"{pod.title}/{each['name']}: {problem}" for problem in _of_container(each))
+        for container in pod.containers:
+            yield from (f"{pod.title}/{container['name']}: {problem}" for problem in _of_container(container))
 
 
 def _of_pod(pod: Pod) -> Problems:
@@ -177,10 +177,10 @@ def _of_container(container: Object) -> Problems:
 def gpus_come_with_all_they_need(objects: Sequence[Object]) -> Problems:
     """A pod that requests a GPU tolerates and selects GPU nodes and uses NVIDIA's runtime."""
     for pod in pods(objects):
-        limits = [each.get("resources", {}).get("limits", {}) for each in pod.containers]
-        if not any("nvidia.com/gpu" in each for each in limits):
+        limits = [container.get("resources", {}).get("limits", {}) for container in pod.containers]
+        if not any("nvidia.com/gpu" in limit for limit in limits):
             continue
-        if not any(each["key"] == "nvidia.com/gpu" for each in pod.spec.get("tolerations", [])):
+        if not any(toleration["key"] == "nvidia.com/gpu" for toleration in pod.spec.get("tolerations", [])):
             yield f"{pod.title}: a GPU without the toleration of its nodes"
         if pod.spec.get("runtimeClassName") != "nvidia":
             yield f"{pod.title}: a GPU without the runtime class nvidia"
@@ -191,12 +191,12 @@ def gpus_come_with_all_they_need(objects: Sequence[Object]) -> Problems:
 def shards_are_distinct(objects: Sequence[Object]) -> Problems:
     """No two nodes of a set have the same shard, and every index is in the partition."""
     for pod in pods(objects):
-        configs = [each for each in settings(objects, pod) if "shard" in each]
-        indices = [each["shard"]["index"] for each in configs if "index" in each["shard"]]
+        configs = [config for config in settings(objects, pod) if "shard" in config]
+        indices = [config["shard"]["index"] for config in configs if "index" in config["shard"]]
         if len(set(indices)) < len(indices):
             yield f"{pod.title}: two nodes have the same shard, of {indices}"
         yield from (
-            f"{pod.title}: the shard {each['shard']['index']} is none of {each['shard']['partition']['clients']}"
-            for each in configs
-            if "partition" in each["shard"] and each["shard"]["index"] >= each["shard"]["partition"]["clients"]
+            f"{pod.title}: the shard {config['shard']['index']} is none of {config['shard']['partition']['clients']}"
+            for config in configs
+            if "partition" in config["shard"] and config["shard"]["index"] >= config["shard"]["partition"]["clients"]
         )

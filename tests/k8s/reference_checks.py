@@ -17,10 +17,10 @@ _CLUSTER_WIDE = ("Namespace",)
 
 def namespaces_are_guarded(objects: Sequence[Object]) -> Problems:
     """Each object has a namespace, which is created here and has a Pod Security level."""
-    made = {each["metadata"]["name"]: each["metadata"].get("labels", {}) for each in of_kind(objects, "Namespace")}
-    for each in objects:
-        if each["kind"] not in _CLUSTER_WIDE and namespace(each) not in made:
-            yield f"{title(each)}: its namespace {namespace(each)!r} is none of {', '.join(made)}"
+    made = {space["metadata"]["name"]: space["metadata"].get("labels", {}) for space in of_kind(objects, "Namespace")}
+    for checked in objects:
+        if checked["kind"] not in _CLUSTER_WIDE and namespace(checked) not in made:
+            yield f"{title(checked)}: its namespace {namespace(checked)!r} is none of {', '.join(made)}"
     for name, labels in made.items():
         if "pod-security.kubernetes.io/enforce" not in labels:
             yield f"Namespace/{name}: no level of Pod Security is enforced"
@@ -29,7 +29,7 @@ def namespaces_are_guarded(objects: Sequence[Object]) -> Problems:
 def volumes_are_there(objects: Sequence[Object]) -> Problems:
     """Each mount has its volume, and each volume is mounted."""
     for pod in pods(objects):
-        mounted = {mount["name"] for each in pod.containers for mount in each.get("volumeMounts", [])}
+        mounted = {mount["name"] for container in pod.containers for mount in container.get("volumeMounts", [])}
         volumes = {*pod.volumes, *pod.claims}
         yield from (f"{pod.title}: there is no volume {name} to mount" for name in sorted(mounted - volumes))
         yield from (f"{pod.title}: no container mounts the volume {name}" for name in sorted(volumes - mounted))
@@ -43,15 +43,18 @@ def references_are_there(objects: Sequence[Object]) -> Problems:
         for kind, name in wanted:
             if find(objects, kind, name, pod.namespace) is None:
                 yield f"{pod.title}: there is no {kind} {name}"
-    for each in of_kind(objects, "Certificate"):
-        issuer = each["spec"]["issuerRef"]
-        if find(objects, issuer["kind"], issuer["name"], namespace(each)) is None:
-            yield f"{title(each)}: there is no {issuer['kind']} {issuer['name']}"
+    for certificate in of_kind(objects, "Certificate"):
+        issuer = certificate["spec"]["issuerRef"]
+        if find(objects, issuer["kind"], issuer["name"], namespace(certificate)) is None:
+            yield f"{title(certificate)}: there is no {issuer['kind']} {issuer['name']}"
 
 
 def secrets_that_are_missing(objects: Sequence[Object], documented: Keys) -> Problems:
     """Secrets that are used, but neither made by a Certificate nor documented, with their keys."""
-    made = {(namespace(each), each["spec"]["secretName"]): {*TLS_KEYS} for each in of_kind(objects, "Certificate")}
+    made = {
+        (namespace(certificate), certificate["spec"]["secretName"]): {*TLS_KEYS}
+        for certificate in of_kind(objects, "Certificate")
+    }
     for holder, where, name, keys in _wanted(objects):
         missing = keys - documented.get((where, name), set()) - made.get((where, name), set())
         if missing:
@@ -69,13 +72,13 @@ def _wanted(objects: Sequence[Object]) -> Iterator[tuple[str, str, str, set[str]
 def _mounted(pod: Pod) -> Iterator[tuple[str, set[str]]]:
     for volume in pod.volumes.values():
         if secret := volume.get("secret"):
-            yield secret["secretName"], {each["key"] for each in secret.get("items", [])} or {*TLS_KEYS}
+            yield secret["secretName"], {item["key"] for item in secret.get("items", [])} or {*TLS_KEYS}
         for source in volume.get("projected", {}).get("sources", []):
-            yield source["secret"]["name"], {each["key"] for each in source["secret"]["items"]}
+            yield source["secret"]["name"], {item["key"] for item in source["secret"]["items"]}
 
 
 def _in_the_environment(pod: Pod) -> Iterator[tuple[str, set[str]]]:
-    for variable in (variable for each in pod.containers for variable in each.get("env", [])):
+    for variable in (variable for container in pod.containers for variable in container.get("env", [])):
         if reference := variable.get("valueFrom", {}).get("secretKeyRef"):
             yield reference["name"], {reference["key"]}
 
@@ -84,7 +87,7 @@ def files_are_there(objects: Sequence[Object]) -> Problems:
     """Files that a program reads are mounted at their paths; paths that it writes are persistent."""
     for pod in pods(objects):
         files, lasting = _files(objects, pod), _lasting(pod)
-        arguments = [each for container in pod.containers for each in container["args"]]
+        arguments = [argument for container in pod.containers for argument in container["args"]]
         paths = [path for path in arguments if path.startswith("/") and "$" not in path and path not in lasting]
         for config in settings(objects, pod):
             tls, state = config.get("tls", {}), config.get("state_dir")
@@ -93,7 +96,7 @@ def files_are_there(objects: Sequence[Object]) -> Problems:
             paths += [value for key, value in config.get("enrollment", {}).items() if key in {"ca_cert", "ca_key"}]
             if state not in lasting:
                 yield f"{pod.title}: state_dir {state} does not outlive the pod"
-            if tls.get("renew") and not any(_enrolls(each, state) for each in pod.spec.get("initContainers", [])):
+            if tls.get("renew") and not any(_enrolls(init, state) for init in pod.spec.get("initContainers", [])):
                 yield f"{pod.title}: no init container gets a certificate into {state}"
         yield from (f"{pod.title}: {path} is not mounted" for path in sorted({*paths} - files))
 
@@ -112,7 +115,7 @@ def keys_are_not_shared(objects: Sequence[Object]) -> Problems:
         yield from (f"{pod.title}: each pod can read {key} of the Secret {name}, which is for one holder"
                     for name, keys in _mounted(pod) for key in sorted(keys) if key.endswith(".key"))  # fmt: skip
         tokens = {name for name, volume in pod.volumes.items() if "token" in str(volume.get("secret", {}))}
-        for container in (each for each in pod.spec["containers"] if each["args"][0] != "init"):
+        for container in (running for running in pod.spec["containers"] if running["args"][0] != "init"):
             for mount in container.get("volumeMounts", []):
                 if mount["name"] in tokens:
                     yield f"{pod.title}: the container {container['name']} can read the token"
@@ -121,11 +124,11 @@ def keys_are_not_shared(objects: Sequence[Object]) -> Problems:
 def _files(objects: Sequence[Object], pod: Pod) -> set[str]:
     """Paths of all files of a pod from ConfigMaps and Secrets."""
     files = set(config_files(objects, pod))
-    for mount in (mount for each in pod.containers for mount in each.get("volumeMounts", [])):
+    for mount in (mount for container in pod.containers for mount in container.get("volumeMounts", [])):
         volume = pod.volumes.get(mount["name"], {})
         sources = [source["secret"] for source in volume.get("projected", {}).get("sources", [])]
         for secret in [volume["secret"]] if "secret" in volume else sources:
-            names = [each["path"] for each in secret.get("items", [])] or TLS_KEYS
+            names = [item["path"] for item in secret.get("items", [])] or TLS_KEYS
             files |= {f"{mount['mountPath']}/{name}" for name in names}
     return files
 
@@ -133,16 +136,16 @@ def _files(objects: Sequence[Object], pod: Pod) -> set[str]:
 def _lasting(pod: Pod) -> set[str]:
     """Paths at which a pod writes persistent files."""
     lasting = {*pod.claims, *(name for name, volume in pod.volumes.items() if "hostPath" in volume)}
-    mounts = [mount for each in pod.containers for mount in each.get("volumeMounts", [])]
+    mounts = [mount for container in pod.containers for mount in container.get("volumeMounts", [])]
     return {mount["mountPath"] for mount in mounts if mount["name"] in lasting and not mount.get("readOnly")}
 
 
 def certificates_name_roles(objects: Sequence[Object]) -> Problems:
     """A certificate has the URI by which both ends know its holder, and the use that the role needs."""
     uses = {"server": "server auth", "client": "client auth"}
-    for each in of_kind(objects, "Certificate"):
-        found = re.fullmatch(r"fl://(server|client)/[\w.-]{1,64}", "".join(each["spec"].get("uris", [])))
-        if found is None or uses[found[1]] not in each["spec"]["usages"]:
-            yield f"{title(each)}: expected one URI fl://ROLE/NAME and the use of that role"
-        elif found[1] == "server" and not each["spec"].get("dnsNames"):
-            yield f"{title(each)}: a server without a name that a client could check"
+    for certificate in of_kind(objects, "Certificate"):
+        found = re.fullmatch(r"fl://(server|client)/[\w.-]{1,64}", "".join(certificate["spec"].get("uris", [])))
+        if found is None or uses[found[1]] not in certificate["spec"]["usages"]:
+            yield f"{title(certificate)}: expected one URI fl://ROLE/NAME and the use of that role"
+        elif found[1] == "server" and not certificate["spec"].get("dnsNames"):
+            yield f"{title(certificate)}: a server without a name that a client could check"

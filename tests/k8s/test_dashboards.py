@@ -34,7 +34,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Declaration]:
     server.watch(loop, tmp_path_factory.mktemp("state"))
     loop.close()
     client = fl_client.monitoring.metrics.Metrics()
-    return {each.name: each for each in [*server.factory.declared, *client.factory.declared]}
+    return {metric.name: metric for metric in [*server.factory.declared, *client.factory.declared]}
 
 
 @pytest.mark.parametrize("path", texts(), ids=lambda path: path.name)
@@ -75,7 +75,7 @@ def test_a_run_leads_to_its_details() -> None:
 @pytest.mark.parametrize("uid", MODELS)
 def test_a_run_is_chosen_by_name_and_queried_by_id(uid: str) -> None:
     """Grafana looks for both groups in every series of the variable's query, as it writes them."""
-    (variable,) = [each for each in MODELS[uid]["templating"]["list"] if each["name"] == "run"]
+    (variable,) = [listed for listed in MODELS[uid]["templating"]["list"] if listed["name"] == "run"]
     pattern, flags = variable["regex"].removeprefix("/").rsplit("/", 1)
     series = 'fl_run_info{algorithm="fedcm",run="cm-2",task="digits",words="cm-2 · fedcm · digits"} 1 1763726400000'
     found = [match.groupdict() for match in re.finditer(pattern.replace("(?<", "(?P<"), series)]
@@ -86,10 +86,10 @@ def test_a_run_is_chosen_by_name_and_queried_by_id(uid: str) -> None:
 @pytest.mark.parametrize("uid", MODELS)
 def test_commits_abandoned_rounds_and_starts_are_marked(uid: str) -> None:
     """Commits and starts at the time that is the series' value, which Grafana takes in milliseconds."""
-    marks = {each["name"]: each for each in MODELS[uid]["annotations"]["list"]}
+    marks = {annotation["name"]: annotation for annotation in MODELS[uid]["annotations"]["list"]}
     assert list(marks) == ["Commits", "Abandoned rounds", "Coordinator starts"]
-    assert [each["useValueForTime"] for each in marks.values()] == [True, False, True]
-    assert all(("1000 * " in each["expr"]) == each["useValueForTime"] for each in marks.values())
+    assert [mark["useValueForTime"] for mark in marks.values()] == [True, False, True]
+    assert all(("1000 * " in mark["expr"]) == mark["useValueForTime"] for mark in marks.values())
 
 
 def test_a_row_that_would_leave_a_hole_is_refused() -> None:

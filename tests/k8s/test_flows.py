@@ -31,10 +31,10 @@ def test_each_policy_with_rules_is_of_a_row() -> None:
         if not policy["spec"].keys() & {"ingress", "egress"}:
             continue
         others = build(EVERYTHING)
-        for each in of_kind(others, "NetworkPolicy"):
-            if (each["metadata"]["name"], namespace(each)) == (policy["metadata"]["name"], namespace(policy)):
-                each["spec"].pop("ingress", None)
-                each["spec"].pop("egress", None)
+        for other in of_kind(others, "NetworkPolicy"):
+            if (other["metadata"]["name"], namespace(other)) == (policy["metadata"]["name"], namespace(policy)):
+                other["spec"].pop("ingress", None)
+                other["spec"].pop("egress", None)
         assert any(closed_ends(others, flow) for flow in flows), policy["metadata"]["name"]
 
 

@@ -27,7 +27,7 @@ def first(folder: str, kind: str) -> dict[str, Any]:
 @pytest.mark.parametrize("folder", EVERY)
 def test_every_object_fits_its_schema(folder: str, version: str) -> None:
     """No unknown field, none missing, none of another type."""
-    refusals = {title(each): refusal(each, version) for each in build(folder)}
+    refusals = {title(built): refusal(built, version) for built in build(folder)}
     assert {name: error for name, error in refusals.items() if error is not None} == {}
 
 
@@ -40,7 +40,7 @@ def test_objects_fit_each_other_and_their_programs(folder: str) -> None:
 @pytest.mark.parametrize("folder", EVERY)
 def test_no_object_is_defined_twice(folder: str) -> None:
     """Kind, namespace and name are unique."""
-    names = [(each["kind"], namespace(each), each["metadata"]["name"]) for each in build(folder)]
+    names = [(built["kind"], namespace(built), built["metadata"]["name"]) for built in build(folder)]
     assert len(set(names)) == len(names)
 
 
@@ -48,23 +48,23 @@ def test_no_object_is_defined_twice(folder: str) -> None:
 def test_every_object_has_our_labels(folder: str) -> None:
     """`kubectl get all -l app.kubernetes.io/part-of=impetus` finds it."""
     assert [
-        title(each)
-        for each in build(folder)
-        if each["metadata"].get("labels", {}).get("app.kubernetes.io/part-of") != "impetus"
+        title(built)
+        for built in build(folder)
+        if built["metadata"].get("labels", {}).get("app.kubernetes.io/part-of") != "impetus"
     ] == []
 
 
 @pytest.mark.parametrize("folder", EVERY)
 def test_no_api_rights_and_no_secret_in_the_manifests(folder: str) -> None:
     """There is no role, no binding, and no Secret with content."""
-    kinds = {each["kind"] for each in build(folder)}
+    kinds = {built["kind"] for built in build(folder)}
     assert kinds & {"Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding", "Secret"} == set()
 
 
 @pytest.mark.parametrize("folder", EVERY)
 def test_every_object_can_be_applied(folder: str) -> None:
     """`kubectl apply` writes an object into an annotation of itself, and annotations end at 256 KiB."""
-    assert {title(each): size for each in build(folder) if (size := len(json.dumps(each))) > 200 << 10} == {}
+    assert {title(built): size for built in build(folder) if (size := len(json.dumps(built))) > 200 << 10} == {}
 
 
 def test_every_component_is_built_by_a_test() -> None:
@@ -75,7 +75,7 @@ def test_every_component_is_built_by_a_test() -> None:
         path.parent.relative_to(ROOT / "k8s") for path in (ROOT / "k8s/components").rglob("kustomization.yaml")
     ]
     assert len(components) >= 5
-    assert [str(each) for each in components if f"{each}\n" not in written] == []
+    assert [str(component) for component in components if f"{component}\n" not in written] == []
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,9 @@ def test_a_changed_setting_rolls_the_pod() -> None:
 def test_the_gateway_is_the_only_way_in() -> None:
     """With it the coordinator's Service has no load balancer in any overlay."""
     kinds = {
-        folder: next(each["spec"]["type"] for each in of_kind(build(folder), "Service") if "type" in each["spec"])
+        folder: next(
+            service["spec"]["type"] for service in of_kind(build(folder), "Service") if "type" in service["spec"]
+        )
         for folder in (EVERYTHING, "k8s/overlays/production", "k8s/overlays/dev")
     }
     assert list(kinds.values()) == ["ClusterIP", "LoadBalancer", "NodePort"]

@@ -139,8 +139,8 @@ def test_no_authoritys_key_is_where_it_does_not_belong(typed: Any, work: Path) -
     keys = [secret["metadata"]["name"] for secret in typed if "tls.key" in secret["data"]
             and secret["metadata"]["namespace"] in daemons]  # fmt: skip
     assert keys == []
-    issuers = [each for each in objects if each["kind"].endswith("Issuer")]
-    assert [(each["kind"], each["metadata"]["namespace"]) for each in issuers] == [("Issuer", "impetus")]
+    issuers = [candidate for candidate in objects if candidate["kind"].endswith("Issuer")]
+    assert [(issuer["kind"], issuer["metadata"]["namespace"]) for issuer in issuers] == [("Issuer", "impetus")]
 
 
 @needs_kubectl

@@ -44,7 +44,7 @@ def cases(alert: str) -> dict[str, Any]:
 
 def expectations(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Each expected (alert, time) of a test file."""
-    return (each for test in content["tests"] for each in test.get("alert_rule_test", ()))
+    return (case for test in content["tests"] for case in test.get("alert_rule_test", ()))
 
 
 def promtool(folder: Path, what: str, content: dict[str, Any]) -> subprocess.CompletedProcess[str]:

@@ -28,9 +28,9 @@ class Alertmanager:
         """Wait for the first delivered alert of this name and status that began after a unix time."""
 
         def probe() -> dict[str, Any] | None:
-            delivered = [each for body in list(self.notifications) for each in body["alerts"]]
-            named = (each for each in delivered if each["labels"]["alertname"] == alert and each["status"] == status)
-            return next((each for each in named if datetime.fromisoformat(each["startsAt"]).timestamp() > since), None)
+            delivered = [sent for body in list(self.notifications) for sent in body["alerts"]]
+            named = (sent for sent in delivered if sent["labels"]["alertname"] == alert and sent["status"] == status)
+            return next((sent for sent in named if datetime.fromisoformat(sent["startsAt"]).timestamp() > since), None)
 
         return eventually(probe, f"the webhook receives {alert} as {status}")
 

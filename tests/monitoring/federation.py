@@ -196,7 +196,7 @@ def scraped_federation(folder: Path) -> Iterator[MonitoredRuns]:
 
 def _free_addresses(count: int) -> list[str]:
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
-    for each in sockets:
-        each.close()
+    addresses = [f"127.0.0.1:{bound.getsockname()[1]}" for bound in sockets]
+    for bound in sockets:
+        bound.close()
     return addresses

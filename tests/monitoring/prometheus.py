@@ -78,7 +78,7 @@ class Prometheus:
         if found["resultType"] == "scalar":
             return [Sample({}, float(found["result"][1]))]
         assert found["resultType"] == "vector", f"{expression}: expected a vector, got a {found['resultType']}"
-        return [Sample(each["metric"], float(each["value"][1])) for each in found["result"]]
+        return [Sample(sample["metric"], float(sample["value"][1])) for sample in found["result"]]
 
     def value(self, expression: str, at: float | None = None) -> float | None:
         """The value of an expression with at most one element; None for an empty answer."""
@@ -90,7 +90,9 @@ class Prometheus:
         """The values of an expression from one unix time to another, `step_s` apart."""
         asked = {"query": expression, "start": f"{start:.3f}", "end": f"{end:.3f}", "step": f"{step_s:g}"}
         found = api(self.address, "query_range", asked)["result"]
-        return [Series(each["metric"], tuple((at, float(value)) for at, value in each["values"])) for each in found]
+        return [
+            Series(series["metric"], tuple((at, float(value)) for at, value in series["values"])) for series in found
+        ]
 
     def rules(self) -> list[dict[str, Any]]:
         """Every rule with its state and health, from the API."""
@@ -103,7 +105,7 @@ class Prometheus:
     def targets(self) -> dict[str, str]:
         """Health of each target, by its address: up, down, unknown."""
         active = api(self.address, "targets", {"state": "active"})["activeTargets"]
-        return {each["labels"]["instance"]: each["health"] for each in active}
+        return {target["labels"]["instance"]: target["health"] for target in active}
 
     def all_up(self, *targets: str) -> None:
         """Wait until each of these addresses was scraped without error and its sample can be queried."""

@@ -37,10 +37,10 @@ def test_every_alert_has_cases_of_both_kinds(alert: str) -> None:
     """It has times at which it fires with each severity, and scenarios in which it never fires."""
     content = cases(alert)
     found = list(expectations(content))
-    assert {each["alertname"] for each in found} == {alert}
-    severities = {each["exp_labels"]["severity"] for expected in found for each in expected.get("exp_alerts", ())}
+    assert {case["alertname"] for case in found} == {alert}
+    severities = {alert_["exp_labels"]["severity"] for expected in found for alert_ in expected.get("exp_alerts", ())}
     assert severities == {rule["labels"]["severity"] for rule in alerts() if rule["alert"] == alert}
-    silent = [test for test in content["tests"] if not any(each.get("exp_alerts") for each in test["alert_rule_test"])]
+    silent = [test for test in content["tests"] if not any(case.get("exp_alerts") for case in test["alert_rule_test"])]
     assert silent
     assert all(len(test["alert_rule_test"]) > 0 for test in content["tests"])
 

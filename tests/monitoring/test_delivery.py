@@ -71,6 +71,6 @@ def test_an_alert_about_a_dead_coordinator_is_delivered_and_resolved(server: Coo
         server.serve()
         manager.delivered("FlCoordinatorDown", "resolved", since=killed)
         assert firing(seen) == []
-        assert {each["labels"]["alertname"] for body in manager.notifications for each in body["alerts"]} == {
+        assert {sent["labels"]["alertname"] for body in manager.notifications for sent in body["alerts"]} == {
             "FlCoordinatorDown"
         }

@@ -70,12 +70,12 @@ def test_metrics_of_the_undisturbed_run(scenario: MonitoredRuns) -> None:
     value = _values(scenario, "undisturbed", scenario.undisturbed_at)
     assert value("fl_round") == value("fl_rounds_total", outcome="committed") == run.rounds_done == 4
     assert value("fl_rounds_total", outcome="abandoned") == 0
-    assert value("fl_attempts_total") == sum(each.attempts for each in rounds)
-    assert value("fl_assignments_total", state="admitted") == sum(each.accepted for each in rounds) == 4 * SIZE
+    assert value("fl_attempts_total") == sum(row.attempts for row in rounds)
+    assert value("fl_assignments_total", state="admitted") == sum(row.accepted for row in rounds) == 4 * SIZE
     others = ("refused", "failed", "lost", "cancelled")
     assert {value("fl_assignments_total", state=state) for state in others} == {0}
     assert value("fl_round_seconds_count") == 4
-    assert value("fl_round_seconds_sum") == pytest.approx(sum(each.seconds for each in rounds))
+    assert value("fl_round_seconds_sum") == pytest.approx(sum(row.seconds for row in rounds))
     assert value("fl_last_commit_timestamp_seconds") == pytest.approx(_unix(rounds[-1].committed), abs=1e-3)
     assert value("fl_training_loss") == pytest.approx(rounds[-1].training_loss)
     assert value("fl_run_state", state="completed") == 1
@@ -90,7 +90,7 @@ def test_metrics_of_evaluations(scenario: MonitoredRuns) -> None:
     assert {"accuracy", "loss", "clients_accuracy_mean", "clients_evaluated"} <= metrics.keys()
     assert {name: value("fl_evaluation", metric=name) for name in metrics} == metrics
     assert value("fl_evaluation_best", metric="accuracy") == run.best.metrics["accuracy"]
-    assert value("fl_evaluation_best", metric="loss") == min(each.metrics["loss"] for each in rounds)
+    assert value("fl_evaluation_best", metric="loss") == min(row.metrics["loss"] for row in rounds)
     spread = {"mean": "mean", "deviation": "std", "worst_decile": "worst_decile"}
     for statistic, suffix in spread.items():
         measured = value("fl_client_evaluation", metric="accuracy", statistic=statistic)
@@ -110,7 +110,7 @@ def test_bytes_are_the_same_for_the_run_the_coordinator_and_the_daemons(scenario
     for direction, counted in (("up", run.bytes_up), ("down", run.bytes_down)):
         of_server = f'sum(last_over_time(fl_transfer_bytes_total{{direction="{direction}"}}[5s]))'
         of_daemons = f'sum(last_over_time(fl_client_transfer_bytes_total{{direction="{direction}"}}[5s]))'
-        assert [seen.value(each, scenario.undisturbed_at) for each in (of_server, of_daemons)] == [counted] * 2
+        assert [seen.value(name, scenario.undisturbed_at) for name in (of_server, of_daemons)] == [counted] * 2
     trained = seen.value("sum(last_over_time(fl_client_rounds_trained_total[5s]))", scenario.undisturbed_at)
     assert trained == 4 * SIZE
 
@@ -137,9 +137,9 @@ def test_metrics_after_a_killed_daemon_and_a_killed_coordinator(scenario: Monito
         return before(name, **labels) + after(name, **labels)
 
     assert both("fl_rounds_total", outcome="committed") == after("fl_round") == len(rounds) == 4
-    assert both("fl_assignments_total", state="lost") == sum(each.dropped for each in rounds) == 1
-    assert both("fl_assignments_total", state="admitted") == sum(each.accepted for each in rounds) == 4 * SIZE - 1
-    assert both("fl_attempts_total") == sum(each.attempts for each in rounds) == 4
+    assert both("fl_assignments_total", state="lost") == sum(row.dropped for row in rounds) == 1
+    assert both("fl_assignments_total", state="admitted") == sum(row.accepted for row in rounds) == 4 * SIZE - 1
+    assert both("fl_attempts_total") == sum(row.attempts for row in rounds) == 4
     assert after("fl_last_commit_timestamp_seconds") == pytest.approx(_unix(rounds[-1].committed), abs=1e-3)
     assert after("fl_evaluation", metric="accuracy") == rounds[-1].metrics["accuracy"]
     assert scenario.prometheus.value("changes(namespace:fl_coordinator_start_time_seconds:max[10m])") == 1
@@ -181,7 +181,7 @@ def _values(scenario: MonitoredRuns, run: str, at: float) -> Callable[..., float
     """
 
     def value(name: str, **labels: str) -> float:
-        selector = ", ".join(f'{key}="{each}"' for key, each in {"run": run, **labels}.items())
+        selector = ", ".join(f'{key}="{wanted}"' for key, wanted in {"run": run, **labels}.items())
         found = scenario.prometheus.value(f"last_over_time({name}{{{selector}}}[5s])", at)
         assert found is not None, f"{name}{{{selector}}}"
         return float(found)

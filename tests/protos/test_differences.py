@@ -24,7 +24,7 @@ def near(size: int, word: int, apart: float = 1e-3) -> tuple[bytes, bytes]:
     old = draw.normal(size=size // word + 1)
     new = old + apart * draw.normal(size=len(old))
     scale = 40 if word == 1 else 1
-    first, second = ((scale * each).astype(DTYPES[word]).tobytes()[:size] for each in (old, new))
+    first, second = ((scale * values).astype(DTYPES[word]).tobytes()[:size] for values in (old, new))
     return first, second
 
 

@@ -23,7 +23,7 @@ def test_two_rounds_by_hand() -> None:
     fedrobust = fl.build("fedrobust", eta_2=0.25, lam=1)
     assert path(one, fedrobust, everyone(one, 2)) == [(3.0,), (-0.5,)]
     kept = [standing.clients["a"]["A_i"] for standing in one.run(fedrobust, everyone(one, 2))]
-    assert [(each["L"][0].item(), each["q"][0].item()) for each in kept] == [(0.0, -1.0), (-4.75, -5.75)]
+    assert [(state["L"][0].item(), state["q"][0].item()) for state in kept] == [(0.0, -1.0), (-4.75, -5.75)]
 
 
 def test_absent_clients_keep_their_map(federation: Federation) -> None:
@@ -145,7 +145,7 @@ def test_a_matrix_with_a_diagonal_maps_as_the_diagonal_form(dtype: torch.dtype, 
     rules = {name: fl.build("fedrobust", L=name).client_rule(fl.ClientContext()).ascent for name in FORMS}
     mapped = [rule.apply(inputs, form[name]) for name, rule in rules.items() if rule is not None]
     assert len(mapped) == len(FORMS)
-    assert all(torch.equal(mapped[0], each) for each in mapped[1:])
+    assert all(torch.equal(mapped[0], image) for image in mapped[1:])
 
 
 def test_one_step_has_the_diagonal_forms_diagonal() -> None:

@@ -91,14 +91,15 @@ def test_ascent_has_one_norm_and_no_decay() -> None:
     model, batch = net(), (torch.randn(6, 4), torch.randn(6, 2))
     y = dict(model.named_parameters())
     g = torch.autograd.grad(nn.functional.mse_loss(model(batch[0]), batch[1]), list(y.values()))
-    length = torch.cat([each.flatten() for each in g]).norm()
-    there = {name: p.detach() + 0.3 * each / length for (name, p), each in zip(y.items(), g, strict=True)}
+    length = torch.cat([gradient.flatten() for gradient in g]).norm()
+    there = {name: p.detach() + 0.3 * gradient / length for (name, p), gradient in zip(y.items(), g, strict=True)}
     leaves = {name: p.clone().requires_grad_() for name, p in there.items()}
     output = torch.func.functional_call(model, leaves, (batch[0],))
     gs = torch.autograd.grad(nn.functional.mse_loss(output, batch[1]), list(leaves.values()))
-    short = 0.5 / (torch.cat([each.flatten() for each in gs]).norm() + 1e-6)
+    short = 0.5 / (torch.cat([gradient.flatten() for gradient in gs]).norm() + 1e-6)
     expected = {
-        name: -0.1 * (short.clamp(max=1) * each + 0.2 * y[name].detach()) for name, each in zip(leaves, gs, strict=True)
+        name: -0.1 * (short.clamp(max=1) * gradient + 0.2 * y[name].detach())
+        for name, gradient in zip(leaves, gs, strict=True)
     }
     settings = fl.LocalSettings(0.1, weight_decay=0.2, max_gradient_norm=0.5)
     delta = fl.train_locally(model, [batch], nn.functional.mse_loss, rule(0.3), settings).delta

@@ -105,19 +105,21 @@ def test_muon_makes_the_steps_of_matrices_and_adamw_those_of_vectors() -> None:
 
     class Both:
         def __init__(self, params: list[nn.Parameter]) -> None:
-            matrices, others = ([each for each in params if (each.dim() == 2) is wanted] for wanted in (True, False))
+            matrices, others = (
+                [parameter for parameter in params if (parameter.dim() == 2) is wanted] for wanted in (True, False)
+            )
             self.all = (
                 torch.optim.Muon(matrices, RATE, momentum=0.9, ns_steps=4, weight_decay=0.0),
                 torch.optim.AdamW(others, RATE / 2, betas=(0.9, 0.95), weight_decay=0.1),
             )
 
         def zero_grad(self) -> None:
-            for each in self.all:
-                each.zero_grad()
+            for optimizer in self.all:
+                optimizer.zero_grad()
 
         def step(self) -> None:
-            for each in self.all:
-                each.step()  # type: ignore[no-untyped-call] # of Muon
+            for optimizer in self.all:
+                optimizer.step()  # type: ignore[no-untyped-call] # of Muon
 
     assert close(one_client(in_state(SPECS["muon"], "device"), 3)[0], by_torch(Both, 3))
 

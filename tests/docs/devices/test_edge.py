@@ -112,7 +112,7 @@ def test_every_flag_on_the_page_exists() -> None:
     """What stands behind `fl-client init`, `doctor` and `unit` on the page is an option of that command."""
     commands: Any = vars(typer.main.get_command(app))["commands"]
     for name, words in re.findall(r"fl-client (init|doctor|unit)((?: [^`\n;]+)?)", PAGE):
-        known = {flag for each in commands[name].params for flag in [*each.opts, *each.secondary_opts]}
+        known = {flag for parameter in commands[name].params for flag in [*parameter.opts, *parameter.secondary_opts]}
         assert set(re.findall(r"--[a-z-]+", words)) <= known, (name, words)
 
 

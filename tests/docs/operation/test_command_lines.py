@@ -72,7 +72,9 @@ def check_mention(program: str, arguments: str) -> None:
             return
         assert words[0] in commands, f"{program} {arguments}: not one of {list(commands)}"
         command = commands[words.pop(0)]
-    known = {option for each in command.params for option in (*each.opts, *each.secondary_opts)} | {"--help"}
+    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)} | {
+        "--help"
+    }
     options = {word.partition("=")[0].rstrip(".,:") for word in words if word.startswith("-") and word != "-"}
     assert options <= known, f"{program} {arguments}: expected options of {sorted(known)}"
 
@@ -83,7 +85,7 @@ def test_commands_of_a_page(page: str) -> None:
     text = read_page(page)
     wrong = [refusal(CHECKS[program], shlex.split(arguments)) for program, arguments in blocks(text)]
     wrong += [refusal(check_mention, program, arguments) for program, arguments in mentions(text)]
-    assert [each for each in wrong if each] == []
+    assert [problem for problem in wrong if problem] == []
 
 
 def refusal(check: Callable[..., None], *arguments: Any) -> str:
@@ -97,9 +99,9 @@ def refusal(check: Callable[..., None], *arguments: Any) -> str:
 
 def test_commands_in_messages() -> None:
     """An error that advises a command advises one that exists."""
-    found = [(each, mention) for each in SOURCES for mention in mentions(each.read_text(encoding="utf-8"))]
+    found = [(source, mention) for source in SOURCES for mention in mentions(source.read_text(encoding="utf-8"))]
     wrong = [(path.relative_to(ROOT), refusal(check_mention, *mention)) for path, mention in found]
-    assert [each for each in wrong if each[1]] == []
+    assert [problem for problem in wrong if problem[1]] == []
     assert len(found) > 60
 
 

@@ -42,13 +42,13 @@ def test_a_registry_has_what_is_declared_and_nothing_else(kind: str) -> None:
         f"{family.name}_total" if family.type == "counter" else family.name: family.type
         for family in factory.registry.collect()
     }
-    assert families == {each.name: each.kind for each in factory.declared}
+    assert families == {metric.name: metric.kind for metric in factory.declared}
 
 
 @each_registry
 def test_samples_have_the_labels_that_are_declared(kind: str) -> None:
     """And the values; a histogram's bounds apart."""
-    declared = {each.name: each.labels for each in KINDS[kind].factory.declared}
+    declared = {metric.name: metric.labels for metric in KINDS[kind].factory.declared}
     for family in KINDS[kind].registry.collect():
         labels = declared[f"{family.name}_total" if family.type == "counter" else family.name]
         for sample in family.samples:
@@ -59,16 +59,16 @@ def test_samples_have_the_labels_that_are_declared(kind: str) -> None:
 @each_registry
 def test_names_follow_the_conventions(kind: str) -> None:
     """A prefix of ours, words in lower case, `_total` behind counters and nothing else, base units."""
-    for each in KINDS[kind].factory.declared:
-        assert re.fullmatch(r"(fl|process|python_gc)(_[a-z]+)+", each.name), each.name
-        assert each.name.endswith("_total") == (each.kind == "counter"), each.name
-        assert not NOT_BASE & set(each.name.split("_")), each.name
-        assert each.kind != "histogram" or each.name.rpartition("_")[2] in BASE_UNITS, each.name
-        assert each.meaning.endswith("."), each.name
+    for metric in KINDS[kind].factory.declared:
+        assert re.fullmatch(r"(fl|process|python_gc)(_[a-z]+)+", metric.name), metric.name
+        assert metric.name.endswith("_total") == (metric.kind == "counter"), metric.name
+        assert not NOT_BASE & set(metric.name.split("_")), metric.name
+        assert metric.kind != "histogram" or metric.name.rpartition("_")[2] in BASE_UNITS, metric.name
+        assert metric.meaning.endswith("."), metric.name
 
 
 @each_registry
 def test_no_label_can_be_a_client(kind: str) -> None:
     """No label is an address or a round either: values that grow with the fleet or time make unlimited series."""
-    labels = {name for each in KINDS[kind].factory.declared for name in each.labels}
+    labels = {name for metric in KINDS[kind].factory.declared for name in metric.labels}
     assert not labels & {"client", "client_id", "address", "peer", "round", "session", "digest"}

@@ -134,7 +134,9 @@ def test_the_command_of_the_job(config: Path, tmp_path: Path) -> None:
     arguments = [here.get(argument, argument) for argument in container["args"]]
     with Launches() as launches:
         pods = [
-            launches.start(tmp_path, *TORCHRUN, *(each.replace("$(JOB_COMPLETION_INDEX)", pod) for each in arguments))
+            launches.start(
+                tmp_path, *TORCHRUN, *(argument.replace("$(JOB_COMPLETION_INDEX)", pod) for argument in arguments)
+            )
             for pod in "01"
         ]
         for pod in pods:
@@ -146,7 +148,7 @@ def test_the_command_of_the_job(config: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 def test_the_manifest_fits_its_schemas(version: str) -> None:
     """No unknown field, none missing, none of another type."""
-    assert {title(each): refusal(each, version) for each in manifest()} == {
+    assert {title(built): refusal(built, version) for built in manifest()} == {
         "Service/simulation": None,
         "Job/simulation": None,
     }

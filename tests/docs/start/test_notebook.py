@@ -78,7 +78,7 @@ def test_what_a_run_has(server: Coordinator) -> None:
         run = coordinator.run("first")
         assert (run.state, run.rounds_done, run.settings["task"]["name"]) == ("completed", 10, "digits")
         assert list(run.watch()) == []
-        assert [each["round"] for each in run.rounds(2)] == [8, 9]
+        assert [row["round"] for row in run.rounds(2)] == [8, 9]
         assert run.rounds()[-1]["committed"] == run.status.latest.committed.ToDatetime(tzinfo=UTC)
         assert run.model().keys() == run.model(9).keys()
         with pytest.raises(NotFound, match="none"):

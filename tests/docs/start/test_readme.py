@@ -43,7 +43,10 @@ def test_every_dependency_has_its_reason() -> None:
     """What pyproject.toml installs for users is in the README's table, and nothing else is."""
     project = tomllib.loads(read_page("pyproject.toml"))["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *(each for name, extra in extras.items() if name != "dev" for each in extra)]
+    wanted = [
+        *project["dependencies"],
+        *(requirement for name, extra in extras.items() if name != "dev" for requirement in extra),
+    ]
     table = README[README.index("| package | reason |") : README.index("`constraints.txt`")]
     rows = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", table, re.MULTILINE)[2:]
     assert {Requirement(text).name for text in wanted} == {name for row in rows for name in row.split(", ")}

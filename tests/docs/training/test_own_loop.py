@@ -47,7 +47,7 @@ def test_the_loop_of_the_page_learns(folder: Path) -> None:
     """Five rounds of Adam end far above a guess, and each round has the loss of both local epochs."""
     rounds = simulated(folder / "looped.toml").rounds
     assert rounds[-1].metrics["accuracy"] > 0.5
-    assert all([epoch.keys() for epoch in each.local_epochs] == [{"loss"}, {"loss"}] for each in rounds)
+    assert all([epoch.keys() for epoch in row.local_epochs] == [{"loss"}, {"loss"}] for row in rounds)
     assert rounds[-1].local_epochs[1]["loss"] < rounds[0].local_epochs[0]["loss"]
 
 
@@ -69,9 +69,9 @@ def test_the_table_of_methods_is_complete() -> None:
     inexact = next(names for row, names in rows.items() if "local.inexact" in row)
     never = set().union(*(names for row, names in rows.items() if "| no:" in row))
     built = {name: fl.build(name) for name in fl.names()}
-    assert allowed == {name for name, each in built.items() if not each.loop_conflict(inexact=False)}
-    assert inexact == {name for name, each in built.items() if each.plain_steps is False and not each.no_loop}
-    assert never == {name for name, each in built.items() if each.no_loop}
+    assert allowed == {name for name, method in built.items() if not method.loop_conflict(inexact=False)}
+    assert inexact == {name for name, method in built.items() if method.plain_steps is False and not method.no_loop}
+    assert never == {name for name, method in built.items() if method.no_loop}
 
 
 @pytest.mark.slow

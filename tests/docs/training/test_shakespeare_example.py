@@ -48,7 +48,7 @@ def test_the_example_trains_centrally_and_then_by_speaker(tmp_path: Path) -> Non
     assert isinstance(result, SeedResult), result
     task = Shakespeare(root, base=str(base), least_characters=500)
     assert result.rounds[-1].metrics["loss"] < evaluate(task, task.model(), task.eval_data())["loss"]
-    assert {each.bytes_up / len(each.accepted) for each in result.rounds} == {4 * 20_736}
+    assert {row.bytes_up / len(row.accepted) for row in result.rounds} == {4 * 20_736}
 
 
 def test_the_device_of_the_readme_has_one_speaker() -> None:

@@ -39,12 +39,12 @@ def gates(hardware: Hardware) -> dict[str, Any]:
 
 def reported(coordinator: FakeCoordinator) -> list[pb.Availability]:
     """The reports of availability outside registrations."""
-    return [each.availability for each in coordinator.calls["ReportStatus"] if each.HasField("availability")]
+    return [report.availability for report in coordinator.calls["ReportStatus"] if report.HasField("availability")]
 
 
 def failures(coordinator: FakeCoordinator) -> list[pb.WorkFailure]:
     """The reported failures."""
-    return [failure for each in coordinator.calls["ReportStatus"] for failure in each.failures]
+    return [failure for report in coordinator.calls["ReportStatus"] for failure in report.failures]
 
 
 async def test_a_registration_reports_open_gates(coordinator: FakeCoordinator, fleet: Fleet) -> None:
@@ -80,7 +80,7 @@ async def test_changes_are_reported(
         hardware.plug(True)
         await coordinator.until(lambda: len(reported(coordinator)) == 2)
         assert (daemon.count("may_train"), daemon.count("gate_closed", gate="power")) == (1, 0)
-    assert [each.may_train for each in reported(coordinator)] == [False, True, False]
+    assert [availability.may_train for availability in reported(coordinator)] == [False, True, False]
     assert reported(coordinator)[2].reason == pb.UNAVAILABLE_REASON_STOPPING
 
 
@@ -148,7 +148,7 @@ async def test_training_is_given_up_on_battery(
         hardware.plug(False)
         await coordinator.until(lambda: failures(coordinator))
         fleet.task.block.set()
-    report = next(each for each in coordinator.calls["ReportStatus"] if each.failures)
+    report = next(status for status in coordinator.calls["ReportStatus"] if status.failures)
     assert report.failures[0].reason == pb.FAILURE_REASON_STOPPED
     assert (report.availability.reason, report.availability.may_train) == (pb.UNAVAILABLE_REASON_POWER, False)
     assert coordinator.updates == {}

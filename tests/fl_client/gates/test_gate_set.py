@@ -24,7 +24,7 @@ class Clock:
 
 def closed(gates: GateSet) -> list[str]:
     """Names of the closed gates."""
-    return [each.gate for each in gates.check()]
+    return [closed.gate for closed in gates.check()]
 
 
 def test_a_gate_closes_at_once_and_opens_after_a_stable_time(hardware: Hardware) -> None:
@@ -90,7 +90,7 @@ def test_a_failing_sensor_closes_its_gate_with_one_log_line(hardware: Hardware) 
     with capture_logs() as logs:
         found = [closed(gates) for _ in range(FAILURES + 2)]
     assert found == [[], [], *[["temperature"]] * 3]
-    assert [(each["event"], each["log_level"]) for each in logs] == [("gate_sensor_failed", "warning")]
+    assert [(line["event"], line["log_level"]) for line in logs] == [("gate_sensor_failed", "warning")]
     assert gates.check()[0].detail.startswith("cannot be read: expected to read")
     hardware.zone(0, "cpu", 50_000)
     assert closed(gates) == []

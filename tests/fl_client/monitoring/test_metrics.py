@@ -77,7 +77,7 @@ def test_memory_is_reported_for_a_cuda_device_only(
     metrics = Metrics()
     metrics.set_device(torch.device(device), 12, tmp_path)
     kinds = ("allocated", "reserved")
-    found = {each: metrics.registry.get_sample_value("fl_client_device_memory_bytes", {"kind": each}) for each in kinds}
+    found = {kind: metrics.registry.get_sample_value("fl_client_device_memory_bytes", {"kind": kind}) for kind in kinds}
     assert {kind: value for kind, value in found.items() if value is not None} == memory
     named = {"device": device, "name": "a maker's"}
     assert metrics.registry.get_sample_value("fl_client_device_info", named) == 1

@@ -289,7 +289,7 @@ async def test_work_that_does_not_fit_today_is_refused_with_the_end_of_the_day(
         await coordinator.until(lambda: coordinator.updates)
         coordinator.push(assignment=coordinator.assignment(1, local_steps=3))
         await coordinator.until(lambda: failures(coordinator))
-    status = next(each for each in coordinator.calls["ReportStatus"] if each.failures)
+    status = next(report for report in coordinator.calls["ReportStatus"] if report.failures)
     assert status.failures[0].reason == pb.FAILURE_REASON_POLICY
     assert (status.availability.may_train, status.availability.reason) == (False, pb.UNAVAILABLE_REASON_OWNER)
 
@@ -369,5 +369,5 @@ def test_only_pinned_authorities_are_trusted(tmp_path: Path, pinned: str) -> Non
         "both": [ours.authority.certificate, other.authority.certificate],
         "none": [],
     }
-    trusted = trusted_certificates(bundle, [fingerprint(each) for each in pins[pinned]])
+    trusted = trusted_certificates(bundle, [fingerprint(pin) for pin in pins[pinned]])
     assert trusted.count(b"BEGIN CERTIFICATE") == len(pins[pinned])

@@ -141,7 +141,7 @@ def test_the_next_change_is_the_first(several: list[Generated], when: int, zone:
     now, change = schedule.open_at(when), schedule.next_change(when)
     if change is None:
         week = range(when, when + 7 * 24 * HOUR, 7 * 60)
-        assert {schedule.open_at(each) for each in week} == {now}
+        assert {schedule.open_at(moment) for moment in week} == {now}
         return
     assert when < change
     assert schedule.open_at(change) != now

@@ -88,11 +88,13 @@ class DoctorReport:
     @property
     def faults(self) -> list[str]:
         """Level and check of each warning and failure."""
-        return [f"{each['level']} {each['check']}" for each in self.findings if each["level"] != "OK"]
+        return [f"{finding['level']} {finding['check']}" for finding in self.findings if finding["level"] != "OK"]
 
     def of(self, check: str) -> str:
         """Message and fix of each finding of a check."""
-        return "\n".join(f"{each['said']} | {each['mend']}" for each in self.findings if each["check"] == check)
+        return "\n".join(
+            f"{finding['said']} | {finding['mend']}" for finding in self.findings if finding["check"] == check
+        )
 
 
 Doctor = Callable[..., DoctorReport]

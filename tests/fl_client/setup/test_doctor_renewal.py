@@ -32,6 +32,6 @@ def test_a_late_renewal_is_a_warning(tmp_path: Path, begins_h: int, ends_h: int,
     (folder.current / "renewal.json").unlink()
     settings = {"server": "here:7070", "state_dir": tmp_path, "task": {"name": "digits"}}
     config = ClientConfig.model_validate({**settings, "tls": {**folder.files(), "renew": True}})
-    (finding,) = [each for each in check_certificates(config) if each.check == "tls.cert"]
+    (finding,) = [checked for checked in check_certificates(config) if checked.check == "tls.cert"]
     assert finding.level.name == level
     assert words in f"{finding.message} {finding.fix}"

@@ -147,7 +147,7 @@ def test_the_doctor_checks_the_policy(folder: Path) -> None:
 
     def found(text: str) -> list[tuple[Level, str]]:
         (folder / "policy.toml").write_text(text)
-        return [(each.level, each.message) for each in doctor_check(load_config(folder / "client.toml"))]
+        return [(finding.level, finding.message) for finding in doctor_check(load_config(folder / "client.toml"))]
 
     assert [level for level, _ in found("")] == [Level.OK]
     assert [level for level, _ in found("[tasks")] == [Level.FAIL]

@@ -169,7 +169,7 @@ def test_an_update_in_another_encoding_is_other_work() -> None:
         training_pb2.Assignment(upload_encodings=[tensor_pb2.ENCODING_TOP_K], upload_fraction=fraction)
         for fraction in (0.1, 0.2)
     )
-    assert len({work_digest(each) for each in (plain, int8, sparse, sparser)}) == 4
+    assert len({work_digest(assignment) for assignment in (plain, int8, sparse, sparser)}) == 4
 
 
 def test_the_same_bundle_in_fewer_bytes_is_the_same_work() -> None:

@@ -71,7 +71,7 @@ def test_the_next_state_is_that_of_the_decoded_payloads(name: str) -> None:
     """Not of the computed ones: the server's state is the sum of what it decodes."""
     result, plain = trained(name, wanted(name)), trained(name, assignment(METHODS[name]))
     algorithm, x = METHODS[name], fl.read_state(start()).trainable
-    values = {payload: {each: tensors[each] for each in x} for payload, tensors in decoded(result).items()}
+    values = {payload: {name: tensors[name] for name in x} for payload, tensors in decoded(result).items()}
     direction = algorithm.exchanges[0].direction(algorithm.init(x), {})
     context = fl.ClientContext(direction, algorithm.client_init(x), 1.0)
     update = fl.ClientUpdate(values, {}, result.update.header.num_steps, 0.1)

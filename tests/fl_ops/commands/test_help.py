@@ -65,7 +65,7 @@ def test_a_switch_has_no_type(words: tuple[str, ...]) -> None:
     assert "--help" in result.stdout
 
 
-SERVER = {words for words, command in FL.items() if any(each.name == "server" for each in command.params)}
+SERVER = {words for words, command in FL.items() if any(parameter.name == "server" for parameter in command.params)}
 DEFAULTS: dict[tuple[tuple[str, ...], str], bool] = {
     **{(words, "server"): settings.DEFAULT_SERVER == "127.0.0.1:7071" for words in SERVER},
     (("fl", "run", "show"), "target"): True,  # test_target.py
@@ -97,10 +97,10 @@ DEFAULTS: dict[tuple[tuple[str, ...], str], bool] = {
 def test_defaults_in_words_are_true() -> None:
     """Each has an entry above. Others are printed by the library from the code."""
     named = {
-        (words, each.name)
+        (words, parameter.name)
         for words, command in {**FL, **CLIENT}.items()
-        for each in command.params
-        if "default" in (getattr(each, "help", None) or "").lower()
+        for parameter in command.params
+        if "default" in (getattr(parameter, "help", None) or "").lower()
     }
     assert named == {key for key, true in DEFAULTS.items() if true}
 
@@ -111,7 +111,7 @@ def test_the_defaults_of_a_simulation_are_true() -> None:
     named = re.search(r"defaults of \\\[simulation\] are (.*?); docs", text)
     assert named
     toml = re.sub(r"(, | and )(?=\w+ = )", "\n", named[1])
-    fields = {name: each.default for name, each in SimulationSection.model_fields.items()}
+    fields = {name: field.default for name, field in SimulationSection.model_fields.items()}
     assert (fields.pop("system"), fields.pop("task_options")) == (None, {})
     assert tomllib.loads(toml) == fields
 

@@ -192,7 +192,7 @@ def test_settings_with_their_default_values_are_not_in_the_name_of_a_cell(read: 
         {"seed": 77},
     ]
     changed = [replace(cell, settings={**cell.settings, "run": {**run, **other}}) for other in others]
-    assert len({each.digest for each in [cell, *changed]}) == 4
+    assert len({variant.digest for variant in [cell, *changed]}) == 4
     sized = replace(cell, settings={**cell.settings, "simulation": {**cell.settings["simulation"], "clients": 3}})
     assert sized.digest != cell.digest
 
@@ -207,4 +207,4 @@ def test_a_new_key_of_an_optional_section_does_not_rename_its_cells(read: Read, 
 
     assert averaged(start=None, window=None, statistics="averaged").digest == averaged().digest
     others = [cell, averaged(), averaged(statistics="estimated"), averaged(decay=0.5)]
-    assert len({each.digest for each in others}) == 4
+    assert len({other.digest for other in others}) == 4

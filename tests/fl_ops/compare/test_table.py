@@ -11,7 +11,7 @@ from tests.fl_ops.compare.conftest import Read
 def test_every_method_meets_every_split(read: Read) -> None:
     """Two methods on two splits are four lines, split by split."""
     table = read(('even = { method = "iid" }', 'even = { method = "iid" }, odd = { method = "dirichlet" }'))
-    pairs = [(each.method.label, each.split) for each in table.experiments()]
+    pairs = [(experiment.method.label, experiment.split) for experiment in table.experiments()]
     assert pairs == [("FedAvg", "even"), ("FedCM", "even"), ("FedAvg", "odd"), ("FedCM", "odd")]
 
 
@@ -22,7 +22,7 @@ def test_a_section_for_some_splits(read: Read) -> None:
         ('label = "FedAvg"', 'label = "FedCM"\nsplits = ["odd"]'),
         ('name = "fedcm"', 'name = "fedcm"\nsplits = ["even"]'),
     )
-    pairs = [(each.method.label, each.method.name, each.split) for each in table.experiments()]
+    pairs = [(experiment.method.label, experiment.method.name, experiment.split) for experiment in table.experiments()]
     assert pairs == [("FedCM", "fedcm", "even"), ("FedCM", "fedavg", "odd")]
 
 
@@ -30,13 +30,13 @@ def test_variants_are_all_combinations_and_the_first_values_come_first(read: Rea
     """Two lists of two values make four settings, each with the fixed parameters."""
     tune = 'parameters = { weights = "examples" }\ntune = { alpha = [0.1, 0.3], eta_g = [1.0, 0.5] }'
     variants = read(("tune = { alpha = [0.1, 0.3] }", tune)).spec.methods[1].variants(0.1)
-    assert [(each.parameters["alpha"], each.parameters["eta_g"]) for each in variants] == [
+    assert [(variant.parameters["alpha"], variant.parameters["eta_g"]) for variant in variants] == [
         (0.1, 1.0),
         (0.1, 0.5),
         (0.3, 1.0),
         (0.3, 0.5),
     ]
-    assert {each.parameters["weights"] for each in variants} == {"examples"}
+    assert {variant.parameters["weights"] for variant in variants} == {"examples"}
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_clipping_and_decay_of_a_method_are_its_own(read: Read) -> None:
     """Two tuned values of clipping and one fixed decay: runs of this method alone have them."""
     section = "tune = { max_gradient_norm = [0, 1] }\nlocal = { learning_rate_decay = 0.5 }"
     table = read(("tune = { alpha = [0.1, 0.3] }", section))
-    values = [table.local(each) for each in table.spec.methods[1].variants(0.3)]
+    values = [table.local(variant) for variant in table.spec.methods[1].variants(0.3)]
     assert [(one["max_gradient_norm"], one["learning_rate_decay"], one["learning_rate"]) for one in values] == [
         (0.0, 0.5, 0.3),
         (1.0, 0.5, 0.3),

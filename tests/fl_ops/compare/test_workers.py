@@ -215,7 +215,7 @@ def test_a_cell_in_lockstep_is_another_cell(read: Read) -> None:
     """Its file has another name, its settings name engine and device, and its accuracies are about the same."""
     options = EngineRequest("batched", device="cpu", strategy="grouped").options()
     plain, table = read(), replace(read(), engine=options.arithmetic)
-    [one, *_], [other, *_] = (Plan(each, nothing_done, ["FedCM"]).missing() for each in (plain, table))
+    [one, *_], [other, *_] = (Plan(planned, nothing_done, ["FedCM"]).missing() for planned in (plain, table))
     assert one.digest != other.digest
     assert other.settings["engine"] == {
         "clients": "in lockstep", "device": "cpu", "strategy": "grouped", "group": 0, "precision": "float32",

@@ -49,7 +49,7 @@ class Place:
     def write(self, *rounds: RoundFacts) -> int:
         """As one process does: open, write, close. Returns the number of new values."""
         with self.trackers.opened(RUN) as (place,):
-            return sum(place.write(each) for each in rounds)
+            return sum(place.write(facts) for facts in rounds)
 
 
 @pytest.fixture(params=["tensorboard", "mlflow"])
@@ -159,7 +159,7 @@ def test_a_model_is_logged_once(tmp_path: Path) -> None:
         assert not place.lacks_model("best", "blake3:1")
         assert place.lacks_model("best", "blake3:2")
     artifacts = mlflow_client(uri).list_artifacts(mlflow_run(uri, RUN.name).info.run_id, "model")
-    assert [each.path for each in artifacts] == ["model/best.safetensors"]
+    assert [artifact.path for artifact in artifacts] == ["model/best.safetensors"]
 
 
 @pytest.mark.parametrize("extra", ["tensorboard", "mlflow"])

@@ -75,7 +75,7 @@ def test_seeds_and_again(fl: Fl, tmp_path: Path) -> None:
         assert expected.items() <= mlflow_values(uri, folder.name).items()
         run = mlflow_run(uri, folder.name)
         assert (run.info.status, run.data.params["seed"]) == ("FINISHED", str(seed))
-        models = {each.path for each in mlflow_client(uri).list_artifacts(run.info.run_id, "model")}
+        models = {artifact.path for artifact in mlflow_client(uri).list_artifacts(run.info.run_id, "model")}
         assert models == {"model/averaged.safetensors", "model/model.safetensors"}
         assert any(name == "evaluation/averaged_loss" for name, _ in mlflow_values(uri, folder.name))
 

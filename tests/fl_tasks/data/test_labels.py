@@ -88,7 +88,7 @@ READ: list[tuple[str, Data, Data]] = [
 """(form, data with the label 7 as its last, data with good ones)."""
 
 
-@pytest.mark.parametrize(("wrong", "right"), [each[1:] for each in READ], ids=[each[0] for each in READ])
+@pytest.mark.parametrize(("wrong", "right"), [case[1:] for case in READ], ids=[case[0] for case in READ])
 def test_labels_that_are_read_batch_by_batch_are_checked_before_their_step(wrong: Data, right: Data) -> None:
     """In training, evaluation and full gradients; of a task without names they are not."""
     message = r"the data: expected labels of 0 to 2 \(cat, dog, owl\), got 1 others, as 7 of example"

@@ -125,7 +125,7 @@ def test_only_two_data_sets_keep_their_workers(closed: list[Samples]) -> None:
     """A third one ends the processes of the one that was not used for longest."""
     sets = [Samples(InProcess(), workers=1) for _ in range(3)]
     closed.extend(sets)
-    before = [processes(ordered_batches(each, 5)) for each in sets]
+    before = [processes(ordered_batches(samples, 5)) for samples in sets]
     assert processes(ordered_batches(sets[2], 5)) == before[2]
     assert processes(ordered_batches(sets[1], 5)) == before[1]
     assert processes(ordered_batches(sets[0], 5)) != before[0]
@@ -166,7 +166,9 @@ def test_workers_end_with_a_killed_process(tmp_path: Path) -> None:
         servers = [worker.parent() for worker in workers]
         process.kill()
     assert len(workers) == 2
-    eventually(lambda: not any(each.is_running() for each in [*workers, *servers] if each), "all processes have ended")
+    eventually(
+        lambda: not any(process.is_running() for process in [*workers, *servers] if process), "all processes have ended"
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 1])

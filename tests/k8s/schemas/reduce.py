@@ -49,7 +49,7 @@ def _strict_under(key: str, value: Any, close: bool) -> Any:
 
 def reduce(crd: dict[str, Any], version: str) -> dict[str, Any]:
     """The strict schema of a served version of a CRD."""
-    found = next(each for each in crd["spec"]["versions"] if each["name"] == version and each["served"])
+    found = next(served for served in crd["spec"]["versions"] if served["name"] == version and served["served"])
     schema: dict[str, Any] = strict(found["schema"]["openAPIV3Schema"])
     schema["properties"]["apiVersion"] = {"const": f"{crd['spec']['group']}/{version}"}
     schema["properties"]["kind"] = {"const": crd["spec"]["names"]["kind"]}

@@ -37,7 +37,9 @@ def test_it_is_valid(bill: sbom.Bill) -> None:
 
 def test_it_has_what_the_images_have(bill: sbom.Bill) -> None:
     """All run-time packages with their versions and no tool of developers; the main component is the project."""
-    found = {canonicalize_name(each["name"]): each["version"].partition("+")[0] for each in bill["components"]}
+    found = {
+        canonicalize_name(component["name"]): component["version"].partition("+")[0] for component in bill["components"]
+    }
     tested = pins()
     assert found == {name: tested[name] for name in runtime()}
     main = bill["metadata"]["component"]
@@ -46,7 +48,7 @@ def test_it_has_what_the_images_have(bill: sbom.Bill) -> None:
 
 def test_every_package_has_a_licence(bill: sbom.Bill) -> None:
     """Also those with older metadata."""
-    assert [each["name"] for each in bill["components"] if not each.get("licenses")] == []
+    assert [component["name"] for component in bill["components"] if not component.get("licenses")] == []
 
 
 def test_it_names_no_place_of_this_machine(bill: sbom.Bill) -> None:
@@ -58,6 +60,6 @@ def test_it_names_no_place_of_this_machine(bill: sbom.Bill) -> None:
 
 def test_dependencies_refer_to_components(bill: sbom.Bill) -> None:
     """Each reference has its component."""
-    known = {each["bom-ref"] for each in (bill["metadata"]["component"], *bill["components"])}
+    known = {component["bom-ref"] for component in (bill["metadata"]["component"], *bill["components"])}
     dependencies: list[dict[str, Any]] = bill["dependencies"]
-    assert {name for each in dependencies for name in (each["ref"], *each["dependsOn"])} <= known
+    assert {name for dependency in dependencies for name in (dependency["ref"], *dependency["dependsOn"])} <= known

@@ -28,7 +28,7 @@ def random_bytes(key: bytes, tensor: int, block: int, nbytes: int) -> bytes:
     first, second = struct.unpack("<2Q", key)
     begin = nbytes * block // 32
     words = (philox((first, second), (begin + j + 1, 0, tensor, 0)) for j in range(nbytes // 32))
-    return b"".join(struct.pack("<4Q", *each) for each in words)
+    return b"".join(struct.pack("<4Q", *word) for word in words)
 
 
 def fields(raw: bytes, count: int, bits: int) -> list[int]:
@@ -66,15 +66,15 @@ class Decoder:
         """A scale and levels in two's complement."""
         (s,) = self.numbers(1)
         q = fields(self.take(math.ceil(n * bits / 8)), n, bits)
-        return [s * self.type(each - 2**bits if each >= 2 ** (bits - 1) else each) for each in q]
+        return [s * self.type(number - 2**bits if number >= 2 ** (bits - 1) else number) for number in q]
 
     def eden(self, n: int, block: int, bits: int) -> list[Number]:
         """A scale and indices of levels."""
         order = 2 ** math.ceil(math.log2(n))
         (s,) = self.numbers(1)
         upper = EDEN_LEVELS[bits]
-        levels = [-each for each in reversed(upper)] + upper
-        c = [levels[each] for each in fields(self.take(math.ceil(order * bits / 8)), order, bits)]
+        levels = [-level for level in reversed(upper)] + upper
+        c = [levels[index] for index in fields(self.take(math.ceil(order * bits / 8)), order, bits)]
         h = math.floor(math.log2(order) / 2)
         signs = fields(random_bytes(self.key, self.tensor, block, 512), n, 1)
         sums = (sum(-x if (i & j).bit_count() % 2 else x for j, x in enumerate(c)) for i in range(n))

@@ -34,7 +34,7 @@ def test_levels_are_those_of_lloyd_and_max(bits: int) -> None:
 
     Levels are multiples of 2^-10, and midpoints move with them, so they differ from these means by less than 2^-9.
     """
-    levels = [each / 1024 for each in LEVELS[bits]]
+    levels = [level / 1024 for level in LEVELS[bits]]
     edges = [0.0, *((a + b) / 2 for a, b in pairwise(levels)), 40.0]
     for level, (low, high) in zip(levels, pairwise(edges), strict=True):
         probability, moment = mass(low, high)

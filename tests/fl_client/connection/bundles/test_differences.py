@@ -66,7 +66,7 @@ def damaged(data: bytes) -> bytes:
 
 def warnings_of(logs: Sequence[Any]) -> list[str]:
     """The reasons for which differences were not used."""
-    return [each["reason"] for each in logs if (each["event"], each["log_level"]) == ("difference_not_used", "warning")]
+    return [line["reason"] for line in logs if (line["event"], line["log_level"]) == ("difference_not_used", "warning")]
 
 
 @pytest.mark.parametrize(
@@ -237,10 +237,10 @@ async def test_model_and_direction_have_their_own_bases() -> None:
     seconds = [sent(0.001, before, "plain", kind) for before, kind in zip(firsts, LAYOUTS, strict=True)]
     assert firsts[0].digest == firsts[1].digest
     device = Device(*firsts, *seconds)
-    await device.get(*(each.resource for each in firsts))
+    await device.get(*(resource_.resource for resource_ in firsts))
     device.fetches()
-    assert await device.get(*(each.resource for each in seconds)) == [values(each, "plain") for each in seconds]
-    assert device.fetches() == [digest_of_difference(each) for each in seconds]
+    assert await device.get(*(second.resource for second in seconds)) == [values(second, "plain") for second in seconds]
+    assert device.fetches() == [digest_of_difference(second) for second in seconds]
 
 
 async def test_a_fetch_that_is_cut_off_keeps_its_base() -> None:

@@ -59,7 +59,7 @@ def test_an_export_is_verified_and_edits_are_found(fl: Fl, admin: FakeAdmin, tmp
     done = fl("audit", "verify", "--file", "short.jsonl", "--head", chain[6].head, "--json")
     assert done.exit_code == 1
     found = json.loads(done.stdout)
-    assert (found["intact"], [each["number"] for each in found["broken"]]) == (False, [6])
+    assert (found["intact"], [row["number"] for row in found["broken"]]) == (False, [6])
     (tmp_path / "torn.jsonl").write_text("".join(lines)[:-20])
     done = fl("audit", "verify", "--file", "torn.jsonl")
     assert (done.exit_code, "line 7 is no row" in done.stderr) == (1, True)

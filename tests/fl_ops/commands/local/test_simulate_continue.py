@@ -68,8 +68,8 @@ def results(folder: Path) -> tuple[Any, list[dict[str, str]], bytes]:
     """The content of a run's files, without times."""
     facts = json.loads((folder / "result.json").read_text())
     rows = list(csv.DictReader((folder / "rounds.csv").read_text().splitlines()))
-    for each in [*facts["rounds"], *rows]:
-        del each["seconds"]
+    for row in [*facts["rounds"], *rows]:
+        del row["seconds"]
     del facts["profile"]
     return facts, rows, (folder / "model.safetensors").read_bytes()
 

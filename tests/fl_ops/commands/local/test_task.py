@@ -15,7 +15,7 @@ def test_a_task_in_order(fl: Fl) -> None:
     """Model, data, a step and an evaluation, without a coordinator; an extra state is a remark."""
     result = fl("task", "check", ODD, "--option", "kind=counted", "--json")
     assert result.exit_code == 0
-    found = [(each["check"], each["result"]) for each in json.loads(result.stdout)["findings"]]
+    found = [(finding["check"], finding["result"]) for finding in json.loads(result.stdout)["findings"]]
     assert found == [
         ("task", "ok"),
         ("model", "ok"),
