@@ -15,7 +15,7 @@
 #   RESULTS       build/on_gpu   STEP.log, STEP.done (seconds) or STEP.failed (exit code), and papers/
 #   ARCHIVE       (none)       RESULTS as one file, written again after each step: a machine may give back few files
 #   BEFORE        (none)       the ARCHIVE of the piece before, from which this one goes on
-#   ROUNDS        1500         of the simulation in lockstep; workers on the CPU run 20 at most
+#   ROUNDS        1500         of the simulation in lockstep; others run 20 at most
 #   PAIRS         15           of epochs of the local step
 #   LOCKSTEP      5            measurements of each strategy of the engine batched
 #   STEPS         (all)        names of the steps to make, for example "tests simulation-batched"
@@ -101,29 +101,41 @@ cat "$RESULTS/environment.txt"
 FEW=$((ROUNDS < 20 ? ROUNDS : 20))
 local_step() { step "local-$1-$2" "$3" "$PYTHON" -m benchmarks.local_step --device "$DEVICE" --model "$1" --precision "$2" --pairs "$PAIRS"; }
 
-step tests 120 "$PYTHON" -m pytest -q -m "" -k "cuda or gpu" tests/algorithms tests/fl_tasks tests/fl_client/gates \
+step recorded 90 "$PYTHON" -m pytest -q -m "" -k cuda tests/algorithms/batched
+rounds() { step "rounds-$1" "$2" "$PYTHON" -m benchmarks.lockstep.rounds --device "$DEVICE" --rounds "$FEW" --only "${@:3}"; }
+host_time() { step "host-time-$1" 60 "$PYTHON" -m benchmarks.host_time --device "$DEVICE" --repeats 2 --rounds "$((2 * FEW))" --algorithm "$1"; }
+host_time fedavg
+host_time scaffold
+rounds small 90 "two-layer CNN" "797,962 parameters"
+rounds resnet18-gn 150 ResNet-18-GN
+step tests 90 "$PYTHON" -m pytest -q -m "" -k "cuda or gpu" tests/algorithms tests/fl_tasks tests/fl_client/gates \
     tests/fl_client/settings tests/fl_client/training tests/fl_client/monitoring tests/fl_ops/simulate tests/fl_ops/compare \
     tests/integration/runs/test_cuda.py
-step host-time 60 "$PYTHON" -m benchmarks.host_time --device "$DEVICE" --rounds "$FEW"
 simulation=("$PYTHON" -m benchmarks.simulation --device "$DEVICE" --repeats 1)
 step simulation-batched 180 "${simulation[@]}" --only batched --rounds "$ROUNDS"
-step lockstep 120 "$PYTHON" -m benchmarks.lockstep.strategies --device "$DEVICE" --rounds "$LOCKSTEP"
+step lockstep 90 "$PYTHON" -m benchmarks.lockstep.strategies --device "$DEVICE" --rounds "$LOCKSTEP"
+
+# paper NAME SECONDS OPTION...: a table's runs, which go on where the piece before stopped.
+paper() {
+    local minutes
+    [ "$2" -ge "$LEAST_S" ] || return 0
+    minutes=$(awk "BEGIN { print ($2 - 15) / 60 }")
+    step "paper-$1" "$2" "$PYTHON" -m fl_ops compare "docs/measurements/papers/$1.toml" --minutes "$minutes" \
+        --out "$RESULTS/papers/$1" --data-root "$IMPETUS_DATA" --engine batched --device "$DEVICE" "${@:3}"
+}
+
+# The time that is left goes to the first table's first two methods, then to what else is measured, then to all tables.
+FIRST=fedcm-cifar-10-100-clients
+[ "$IMPETUS_DATA" = random ] || paper "$FIRST" $(($(left) - 10)) --only FedCM --only "FedCM, feddyn_code"
 local_step small-cnn float32 60
 local_step resnet18-gn float32 150
 local_step resnet18-gn bfloat16 120
 step simulation-workers 120 "${simulation[@]}" --only workers --rounds "$FEW" # on this machine's processors
-
-# The time that is left goes to the papers' tables, in equal shares of what is left at each.
 if [ "$IMPETUS_DATA" != random ]; then
     tables=(docs/measurements/papers/*.toml)
     for index in "${!tables[@]}"; do
-        [ -e "${tables[$index]}" ] || continue
         name=$(basename "${tables[$index]}" .toml)
-        share=$((($(left) - 10) / (${#tables[@]} - index)))
-        [ "$share" -ge "$LEAST_S" ] || break
-        minutes=$(awk "BEGIN { print ($share - 15) / 60 }")
-        step "paper-$name" "$share" "$PYTHON" -m fl_ops compare "${tables[$index]}" --minutes "$minutes" \
-            --out "$RESULTS/papers/$name" --data-root "$IMPETUS_DATA" --engine batched --device "$DEVICE"
+        [ "$name" = "$FIRST" ] || paper "$name" $((($(left) - 10) / (${#tables[@]} - index)))
     done
 fi
 exit $FAILED

@@ -218,7 +218,9 @@ def test_numbers_of_all_steps_are_drawn_at_once() -> None:
 @NEEDS_CUDA
 @pytest.mark.parametrize("label", LABELS)
 @pytest.mark.parametrize(("model", "means"), [(small_cnn, True), (dropouts, False), (batch_norms, False)])
-def test_recorded_steps_have_the_bits_of_called_ones(label: str, model: Callable[[], nn.Module], means: bool) -> None:
+def test_recorded_steps_on_cuda_have_the_bits_of_called_ones(
+    label: str, model: Callable[[], nn.Module], means: bool
+) -> None:
     """On a GPU a replay gives every bit of the same step in fixed memory, with other values, steps and masks."""
     sizes = SIZES if means else (8, 8, 4)
     module = make(0, model, torch.float32).to(CUDA)
@@ -234,7 +236,7 @@ def test_recorded_steps_have_the_bits_of_called_ones(label: str, model: Callable
 
 @NEEDS_CUDA
 @pytest.mark.parametrize("name", ["unfolded", "one_by_one"])
-def test_every_strategy_is_recorded(name: Name) -> None:
+def test_every_strategy_is_recorded_on_cuda(name: Name) -> None:
     """Products of matrices, and a pass for each client, which is one graph then."""
     module = make(0, small_cnn, torch.float32).to(CUDA)
     strategy = strategy_of(name, module)
