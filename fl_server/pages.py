@@ -87,10 +87,10 @@ class Cursor:
             if len(entries) < count:
                 return Page(messages, "")
 
-    def _full(self, found: list[M], last: Position | None) -> Page[M]:
+    def _full(self, messages: list[M], last: Position | None) -> Page[M]:
         """A page that another one follows."""
         content = json.dumps([_digest(self.of), last], separators=(",", ":"))
-        return Page(found, base64.urlsafe_b64encode(content.encode()).decode())
+        return Page(messages, base64.urlsafe_b64encode(content.encode()).decode())
 
 
 def _digest(of: Sequence[object]) -> int:

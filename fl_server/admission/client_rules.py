@@ -83,12 +83,12 @@ class RegisteredData(NamedTuple):
 def registered_data(record: ClientRecord | None, task: Mapping[str, str]) -> RegisteredData:
     """The data that a client registered for a task of that name, version and source; none if it has no such task."""
     offers = record.tasks if record is not None else ()
-    found = (
+    offered = (
         RegisteredData(int(offer["train_examples"]), int(offer.get("train_batches", 0)))
         for offer in offers
         if offers_task(offer, task)
     )
-    return max(found, default=RegisteredData())
+    return max(offered, default=RegisteredData())
 
 
 Epochs = Sequence[Mapping[str, float]]

@@ -102,7 +102,7 @@ class AdmissionGate:
 
     def _check_payloads(self, header: UpdateHeader) -> None:
         came = [(payload.kind, payload.name) for payload in header.payloads]
-        expected = [(each.kind, each.name) for each in self.shape.payloads]
+        expected = [(payload.kind, payload.name) for payload in self.shape.payloads]
         if came != expected:
             raise UpdateRefused(
                 RefusalReason.REFUSAL_REASON_LAYOUT,
@@ -190,10 +190,10 @@ class AdmissionGate:
             lengths.append(np.sqrt(total))
             usual &= lengths[-1] <= self._most(shape.payload)
         names = [shape.payload for shape in self.shape.payloads]
-        found = zip(*(length.tolist() for length in lengths), strict=True)
+        norms_of_all = zip(*(length.tolist() for length in lengths), strict=True)
         return [
             dict(zip(names, norms, strict=True)) if ok else None
-            for norms, ok in zip(found, usual.tolist(), strict=True)
+            for norms, ok in zip(norms_of_all, usual.tolist(), strict=True)
         ]
 
     def _most(self, vector: str) -> float:

@@ -101,13 +101,13 @@ class NormHistory:
 
     def after(self, updates: Iterable[Mapping[str, float]]) -> NormHistory:
         """The history with one more committed round. updates: the norms before clipping, of all its exchanges."""
-        found: dict[str, list[float]] = {}
+        by_vector: dict[str, list[float]] = {}
         for norms in updates:
             for vector, norm in norms.items():
-                found.setdefault(vector, []).append(norm)
+                by_vector.setdefault(vector, []).append(norm)
         result = NormHistory()
         result._vectors = {**self._vectors}
-        for vector, lengths in found.items():
+        for vector, lengths in by_vector.items():
             result._vectors[vector] = self._vectors.get(vector, _VectorHistory()).after(lengths)
         return result
 
@@ -187,7 +187,7 @@ def outliers(
     """
     if section.reducer != "mean" or len(updates) < FEWEST:
         return ()
-    found: dict[str, str] = {}
+    whys: dict[str, str] = {}
     for vector in _vectors(updates):
         times = _times(section, vector)
         usual = median_low(update.length(vector) for update in updates)
@@ -195,8 +195,8 @@ def outliers(
         limit = 0.0 if history.reference(vector) else times * max(usual, floor)
         for update in updates:
             if limit and update.length(vector) > limit:
-                found.setdefault(update.client_id, _why(vector, update.length(vector), limit, times))
-    return tuple(found.items())
+                whys.setdefault(update.client_id, _why(vector, update.length(vector), limit, times))
+    return tuple(whys.items())
 
 
 def overflow_culprit(updates: Sequence[Measured]) -> Culprits:

@@ -74,12 +74,12 @@ def _model(round: int) -> str:
 
 def _without_finite_values(state: RoundState) -> dict[str, str]:
     """Clients that got a NaN or an infinity, with the reason."""
-    failed = {client: each.why for client, each in state.failed.items() if each.not_finite}
-    return failed | {client: each.why for client, each in state.refused.items() if each.fault == "not_finite"}
+    failed = {client: failure.why for client, failure in state.failed.items() if failure.not_finite}
+    return failed | {client: refusal.why for client, refusal in state.refused.items() if refusal.fault == "not_finite"}
 
 
 def _refused_for(state: RoundState, fault: str) -> dict[str, str]:
-    return {client: each.why for client, each in state.refused.items() if each.fault == fault}
+    return {client: refusal.why for client, refusal in state.refused.items() if refusal.fault == fault}
 
 
 def _several(state: RoundState) -> int:
@@ -145,7 +145,7 @@ def same_failure(state: RoundState, again: frozenset[str] = frozenset()) -> RunF
     counts = Counter(failed.cause for failed in state.failed.values() if failed.cause)
     if not counts:
         return None
-    cause = min(counts, key=lambda each: (-counts[each], each))
+    cause = min(counts, key=lambda cause: (-counts[cause], cause))
     left = not state.settled or set(state.candidates) - (state.drawn - again)
     if counts[cause] < (SAME_FAILURE if left else LAST_SAME_FAILURE) or counts[cause] <= len(state.admitted):
         return None

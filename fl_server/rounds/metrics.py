@@ -118,7 +118,7 @@ def has_evaluation(metrics: Mapping[str, float], metric: str) -> bool:
     And of which model: that of the averaged one may begin later.
     """
     if of_averaged(metric):
-        return any(of_averaged(each) and by_clients(each) == by_clients(metric) for each in metrics)
+        return any(of_averaged(name) and by_clients(name) == by_clients(metric) for name in metrics)
     if by_clients(metric):
         return EVALUATED in metrics
     return not all(map(by_clients, metrics))
@@ -138,13 +138,13 @@ def spread(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
 
     The worst decile is absent for a metric whose direction is unknown.
     """
-    found = {}
+    by_metric = {}
     for name in metrics:
         own = name.removeprefix(PREFIX)
-        values = {each: metrics.get(f"{PREFIX}{own}_{ending}") for each, ending in STATISTICS.items()}
+        values = {statistic: metrics.get(f"{PREFIX}{own}_{ending}") for statistic, ending in STATISTICS.items()}
         if by_clients(name) and values["mean"] is not None and values["deviation"] is not None:
-            found[own] = {each: value for each, value in values.items() if value is not None}
-    return found
+            by_metric[own] = {statistic: value for statistic, value in values.items() if value is not None}
+    return by_metric
 
 
 def summary(evaluations: Sequence[ClientMetrics], directions: Directions) -> dict[str, float]:
@@ -169,27 +169,27 @@ def summary(evaluations: Sequence[ClientMetrics], directions: Directions) -> dic
     return result
 
 
-def with_pooled(found: Mapping[str, float], sums_of: Iterable[str], values: Mapping[str, float]) -> dict[str, float]:
+def with_pooled(metrics: Mapping[str, float], sums_of: Iterable[str], values: Mapping[str, float]) -> dict[str, float]:
     """The summary with the values that were computed from the sums of all clients, in place of means over examples.
 
     sums_of: the metrics that have sums, also those without a value.
     """
     own = tuple(f"{PREFIX}{name}" for name in sums_of)
-    means = {name for name in found if name in own or name.startswith(tuple(f"{each}/" for each in own))}
+    means = {name for name in metrics if name in own or name.startswith(tuple(f"{summed}/" for summed in own))}
     statistics = {name for name in means if name.endswith(tuple(f"_{ending}" for ending in STATISTICS.values()))}
-    kept = {name: value for name, value in found.items() if name not in means - statistics}
+    kept = {name: value for name, value in metrics.items() if name not in means - statistics}
     return {**kept, **{f"{PREFIX}{name}": value for name, value in values.items()}}
 
 
 def _of_one(name: str, rows: Sequence[tuple[int, float]], directions: Directions) -> dict[str, float]:
     values = [value for _, value in rows]
     mean = math.fsum(values) / len(values)
-    found = {
+    spread_of = {
         f"{PREFIX}{name}": math.fsum(count * value for count, value in rows) / sum(count for count, _ in rows),
         f"{PREFIX}{name}_mean": mean,
         f"{PREFIX}{name}_std": math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values)),
     }
     if (lower := directions.lower_is_better(f"{PREFIX}{name}")) is not None:
         worst = sorted(values, reverse=lower)[: math.ceil(len(values) / 10)]
-        found[f"{PREFIX}{name}_worst_decile"] = math.fsum(worst) / len(worst)
-    return found
+        spread_of[f"{PREFIX}{name}_worst_decile"] = math.fsum(worst) / len(worst)
+    return spread_of

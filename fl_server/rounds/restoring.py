@@ -70,7 +70,7 @@ def restored_round(state: RoundState, saved: SavedRound) -> RoundState:
         drawn=frozenset(client for _, cohort in cohorts for client in cohort),
         admitted=saved.admitted,
         refused=ByClient(saved.refused),
-        failed=ByClient({client: each for client, each in saved.failed.items() if client not in delivered}),
+        failed=ByClient({client: failure for client, failure in saved.failed.items() if client not in delivered}),
         restarts=ByClient(saved.restarts),
     )
     if saved.fixed is not None:
@@ -103,7 +103,7 @@ def with_evaluations(
     if stop.uses_metrics and (reason := stop_reason(stop, evaluations, earlier)) is not None:
         # The crash came between an evaluation and the end of the run that it causes.
         return replace(state, phase=Phase.EVALUATING, ending=("completed", reason))
-    for evaluation in sorted(evaluations, key=lambda each: each[0]):
+    for evaluation in sorted(evaluations, key=lambda entry: entry[0]):
         judged = judged.after(stop.criterion, evaluation)
     newest = max((round_ + 1 for round_, _ in evaluations), default=0)
     state = replace(state, judged=judged, judged_from=max(state.judged_from, newest))

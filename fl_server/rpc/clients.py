@@ -193,7 +193,7 @@ def _first_descending(positions: list[Position], after: Position | None, count: 
     """The largest keys first; of equal keys the smaller id first."""
     if positions and len(positions[0]) == 1:
         return nlargest(count, (position for position in positions if after is None or position < after))
-    ordered = sorted(positions, key=lambda each: (-each[0], each[1]))
+    ordered = sorted(positions, key=lambda position: (-position[0], position[1]))
     following = (
         position for position in ordered if after is None or (-position[0], position[1]) > (-after[0], after[1])
     )

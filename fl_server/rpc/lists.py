@@ -203,8 +203,10 @@ def _equipped(run: Run, clients: Sequence[str]) -> frozenset[str]:
     sessions = run.context.fleet.sessions
     if not needed:
         return frozenset()
-    found = ((client, sessions.of(client)) for client in clients)
-    return frozenset(client for client, session in found if session is not None and needed <= session.sent.keys())
+    open_sessions = ((client, sessions.of(client)) for client in clients)
+    return frozenset(
+        client for client, session in open_sessions if session is not None and needed <= session.sent.keys()
+    )
 
 
 def _message(member: Member) -> pb.CohortMember:

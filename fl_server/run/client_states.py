@@ -145,7 +145,7 @@ class ClientStates:
     @property
     def left_out(self) -> frozenset[str]:
         """Clients that lost their states too often. They take no part in the run until an operator releases them."""
-        return frozenset(each.client_id for each in self._standings.values() if self.lost_too_often(each))
+        return frozenset(standing.client_id for standing in self._standings.values() if self.lost_too_often(standing))
 
     def lost_too_often(self, standing: ClientStateRecord) -> bool:
         """Whether the client is left out of the run."""
@@ -153,7 +153,7 @@ class ClientStates:
 
     def awaiting_restart(self, state_epoch: int) -> tuple[ClientStateRecord, ...]:
         """Clients with a lost state that is still in the server's sum; after a restart of the coordinator."""
-        return tuple(each for each in self._standings.values() if self._is_lost(each, state_epoch))
+        return tuple(standing for standing in self._standings.values() if self._is_lost(standing, state_epoch))
 
     def _is_lost(self, standing: ClientStateRecord, state_epoch: int) -> bool:
         """Whether the client has lost the state that is made of its latest update that counted."""
@@ -184,15 +184,15 @@ class ClientStates:
             state_epoch: this epoch.
             population: the most clients that can have a state; 0: unknown, so that all rounds are read.
         """
-        found: dict[str, UpdateRecord] = {}
+        newest: dict[str, UpdateRecord] = {}
         for round_ in reversed(rounds):
             attempts = store.attempts(self._run_id, round_)
             last = max((attempt.exchange for attempt in attempts), default=0)
             for update in store.accepted_updates(self._run_id, round_, last):
-                found.setdefault(update.client_id, update)
-            if 0 < population <= len(found):
+                newest.setdefault(update.client_id, update)
+            if 0 < population <= len(newest):
                 break
-        self.count(sorted(found.values(), key=lambda update: update.round), state_epoch)
+        self.count(sorted(newest.values(), key=lambda update: update.round), state_epoch)
         self.keep(store.client_state_records(self._run_id))
         if not self._summed:
             for standing in self.awaiting_restart(state_epoch):

@@ -40,13 +40,13 @@ async def warn_of_low_shares(context: RunContext, control: RunControl) -> None:
 async def warn_of_label_order(context: RunContext, control: RunControl, answers: Sequence[ClientEvaluation]) -> None:
     """Warn, after an evaluation by clients, of those that stay at chance while the others learn."""
     order, event = context.label_order, "labels_suspected"
-    if found := order.compare(answers):
+    if behind := order.compare(answers):
         if order.told is None:
             order.told = await _told_of(context, control, event)
         whys = {
             client: f"its own accuracy stays at {accuracy:.2f}, the median of the others is {usual:.2f}: does it number"
             " the classes as they do?"
-            for client, accuracy, usual in found
+            for client, accuracy, usual in behind
         }
         for client, why in whys.items():
             await context.fleet.records.write_note(client, f"run {context.run_id}: {why}")

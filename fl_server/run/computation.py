@@ -202,11 +202,12 @@ class RoundComputation:
 
 
 def _measured(updates: Iterable[UpdateRecord]) -> list[Measured]:
-    return [Measured(each.client_id, norms_of(each), each.clip_factor) for each in updates]
+    return [Measured(update.client_id, norms_of(update), update.clip_factor) for update in updates]
 
 
 def update_paths(spool: Spool, updates: Iterable[UpdateRecord]) -> list[Path]:
     """The files of admitted updates."""
     return [
-        spool.path(SpoolKey(each.run_id, each.round, each.exchange, each.client_id), each.digest) for each in updates
+        spool.path(SpoolKey(update.run_id, update.round, update.exchange, update.client_id), update.digest)
+        for update in updates
     ]

@@ -127,17 +127,17 @@ class RunContext:
             return recent
         if not 0 <= round_ < self.rounds.committed:
             return None
-        found = await self.services.ledger.do(self.store.commits, self.run_id, round_, 1)
-        return found[0] if found else None
+        commits = await self.services.ledger.do(self.store.commits, self.run_id, round_, 1)
+        return commits[0] if commits else None
 
     async def draw_of(self, round_: int) -> Draw | None:
         """Whom a committed round drew and counted; None if the ledger does not have it."""
-        found = await self.services.ledger.do(self.store.draws, self.run_id, round_, round_)
-        return Draw(*found[round_]) if round_ in found else None
+        draws = await self.services.ledger.do(self.store.draws, self.run_id, round_, round_)
+        return Draw(*draws[round_]) if round_ in draws else None
 
     async def state_epochs(self, rounds: Sequence[int]) -> dict[int, int]:
         """The epochs of client states in committed rounds."""
-        recent = {each: self.rounds.recent[each].state_epoch for each in rounds if each in self.rounds.recent}
-        if not (others := [each for each in rounds if each not in recent]):
+        recent = {round_: self.rounds.recent[round_].state_epoch for round_ in rounds if round_ in self.rounds.recent}
+        if not (others := [round_ for round_ in rounds if round_ not in recent]):
             return recent
         return {**await self.services.ledger.do(self.store.state_epochs, self.run_id, others), **recent}

@@ -70,8 +70,8 @@ class EligibleClients:
         rules = self.not_drawn(fleet.records.in_memory(), selection)
         clients = [
             (rule, client)
-            for rule, found in rules.items()
-            for client in found
+            for rule, candidates in rules.items()
+            for client in candidates
             if rule.shuts_out or (rule.reason == "lost" and since is not None and client.last_seen <= since)
         ]
         self.without = _without(clients)
@@ -93,7 +93,7 @@ class EligibleClients:
         selection = self.selection()
         outs = self._context.rounds.transfers.outs.items()
         failed = {client: why for client, (how, why) in outs if how == "failed" and client in state.drawn}
-        refused = {client: found.why for client, found in state.refused.items()}
+        refused = {client: refusal.why for client, refusal in state.refused.items()}
         own: dict[str, Iterable[str]] = {
             "state_lost": state.lost,
             "drawn": state.drawn,
@@ -105,12 +105,12 @@ class EligibleClients:
 
     def not_drawn(self, clients: Iterable[str], selection: Selection) -> dict[Rule, list[Candidate]]:
         """Those of some clients that are not drawn, in the order of id bytes; by reason, in the order of the table."""
-        fleet, found = self._context.fleet, dict[Rule, list[Candidate]]()
+        fleet, by_rule = self._context.fleet, dict[Rule, list[Candidate]]()
         for client in sorted(set(clients).difference(fleet.eligibility.eligible(selection)), key=str.encode):
             candidate = fleet.eligibility.candidate(client)
             if candidate is not None and (rule := rule_for(selection, candidate)) is not None:
-                found.setdefault(rule, []).append(candidate)
-        return {rule: found[rule] for rule in RULES if rule in found}
+                by_rule.setdefault(rule, []).append(candidate)
+        return {rule: by_rule[rule] for rule in RULES if rule in by_rule}
 
     def why_not(self, state: RoundState, client: str) -> NotDrawn | None:
         """Why the run does not draw this client now; None if it may."""
@@ -145,7 +145,7 @@ def _without(clients: list[tuple[Rule, Candidate]]) -> str:
         return ""
     kinds = Counter(rule.many for rule, _ in clients)
     counts = ", ".join(f"{kinds[kind]} {kind}" for kind in sorted(kinds))
-    rule, first = min(clients, key=lambda found: found[1].record.client_id.encode())
+    rule, first = min(clients, key=lambda pair: pair[1].record.client_id.encode())
     return f"goes on without {len(clients)} of its clients: {counts}; first {first.record.client_id}, {rule.many}"
 
 

@@ -40,15 +40,15 @@ _AT_ONCE = 64
 def check_sums(request: pb.ReportEvaluationRequest, *, personal: bool) -> None:
     """Raises InvalidInput for sums that no device sends. personal: whether the run has personal parameters."""
     for field, sums in (("sums", request.sums), ("sums_without_personal", request.sums_without_personal)):
-        if (count := sum(len(each.values) for each in sums)) > MAX_SUM_VALUES or len(sums) > MAX_SUM_VALUES:
+        if (count := sum(len(summed.values) for summed in sums)) > MAX_SUM_VALUES or len(sums) > MAX_SUM_VALUES:
             raise InvalidInput(field, f"at most {MAX_SUM_VALUES:,} numbers", f"{max(count, len(sums)):,}")
-        for number, each in enumerate(sums):
-            _check_sum(f"{field}[{number}]", each)
-        names = [(each.metric, each.name) for each in sums]
+        for number, summed in enumerate(sums):
+            _check_sum(f"{field}[{number}]", summed)
+        names = [(summed.metric, summed.name) for summed in sums]
         if len(set(names)) < len(names):
             raise InvalidInput(field, "each sum once", "one of them twice")
-    expected = [_kind(each) for each in request.sums] if personal else []
-    if [_kind(each) for each in request.sums_without_personal] != expected:
+    expected = [_kind(summed) for summed in request.sums] if personal else []
+    if [_kind(summed) for summed in request.sums_without_personal] != expected:
         raise InvalidInput("sums_without_personal", f"{len(expected)} sums, those of `sums`", "others")
 
 
@@ -165,7 +165,7 @@ def check_report(request: pb.ReportEvaluationRequest, config: RunConfig) -> None
     if not (request.metrics or request.sums) or len(request.metrics) > most:
         raise InvalidInput("metrics", f"1 to {most} metrics", f"{len(request.metrics)}")
     if not averaged:
-        _check_committed([*request.metrics, *(each.metric for each in request.sums)])
+        _check_committed([*request.metrics, *(summed.metric for summed in request.sums)])
     check_sums(request, personal=personal)
     _check_values("metrics", request.metrics)
     expected = request.metrics.keys() if personal else set[str]()

@@ -53,8 +53,8 @@ class Failures:
 
     def restore(self, records: Iterable[FailureRecord], latest: FailureRecord | None) -> None:
         """Take over the ledger's records of the round under way, and the latest failure."""
-        self._records = {(each.exchange, each.client_id): each for each in records}
-        self._told = {each.cause or each.detail for each in self._records.values() if each.failures}
+        self._records = {(record.exchange, record.client_id): record for record in records}
+        self._told = {record.cause or record.detail for record in self._records.values() if record.failures}
         self.latest = latest
         self._count_clients()
         for client in self._control.state.outstanding:
@@ -92,8 +92,10 @@ class Failures:
 
     def _count_clients(self) -> None:
         latest = self.latest
-        in_round = [] if latest is None else [each for each in self._records.values() if each.round == latest.round]
-        self.clients = max(len({each.client_id for each in in_round if each.failures}), int(latest is not None))
+        in_round = (
+            [] if latest is None else [record for record in self._records.values() if record.round == latest.round]
+        )
+        self.clients = max(len({record.client_id for record in in_round if record.failures}), int(latest is not None))
 
     async def _keep(self, record: FailureRecord, line: HistoryRecord | None = None) -> None:
         await self._control.write(self._context.store.put_failure, record, line)

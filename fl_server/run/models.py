@@ -127,7 +127,7 @@ class ModelStore:
     @property
     def bytes_down(self) -> int:
         """Bytes to one client for the exchange under way, without frozen parts, which are sent only once."""
-        return sum(each.resource.size_bytes for each in self.broadcasts if each.kind != "frozen")
+        return sum(broadcast.resource.size_bytes for broadcast in self.broadcasts if broadcast.kind != "frozen")
 
     async def load(self, config: RunConfig, state_epoch: int = 0) -> CheckpointCommit | None:
         """Read the latest valid model, or make the first one; then encode it for the next round.
@@ -181,12 +181,12 @@ class ModelStore:
 
     def _encode(self, snapshot: Snapshot, exchange: int) -> tuple[Broadcast, ...]:
         chunk_bytes = self._services.config.limits.chunk_bytes
-        previous = {(each.resource.kind, each.resource.name): each for each in self.broadcasts}
+        previous = {(broadcast.resource.kind, broadcast.resource.name): broadcast for broadcast in self.broadcasts}
         # Frozen parts never change in a run, and the model does not change within a round.
         kept = {
-            key: each
-            for key, each in previous.items()
-            if each.kind == "frozen" or (exchange and each.kind != "direction")
+            key: broadcast
+            for key, broadcast in previous.items()
+            if broadcast.kind == "frozen" or (exchange and broadcast.kind != "direction")
         }
         return tuple(
             kept.get(key) or make_broadcast(outgoing, chunk_bytes, previous.get(key))
@@ -257,7 +257,7 @@ class ModelStore:
         latest, others = range(max(0, rounds.committed - keep), rounds.committed), {*best, *+rounds.being_evaluated}
         try:
             on_disk = await self._services.in_compute(checkpoints.rounds, self._run_id)
-            kept = {each for each in on_disk if each in latest or each in others}
+            kept = {round_ for round_ in on_disk if round_ in latest or round_ in others}
             await self._services.in_compute(checkpoints.prune, self._run_id, kept if rounds.committed else {INITIAL})
         except StoreError as error:
             log.warning("prune_failed", run=self._run_id, error=str(error))
@@ -291,7 +291,7 @@ class ModelStore:
 
 
 def _cohort(updates: Sequence[UpdateRecord]) -> list[fl.UpdateInfo]:
-    return [fl.UpdateInfo(each.client_id, each.num_examples, each.num_steps, each.clip_factor) for each in updates]
+    return [fl.UpdateInfo(row.client_id, row.num_examples, row.num_steps, row.clip_factor) for row in updates]
 
 
 def _loaded(part: T | None) -> T:

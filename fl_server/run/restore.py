@@ -161,8 +161,8 @@ async def _restore_running(run: Run) -> None:
     if run.state.policy.population:
         states = run.client_states
         lost = {
-            each.client_id: Lost(each.reason, states.lost_too_often(each))
-            for each in states.awaiting_restart(run.record.state_epoch)
+            standing.client_id: Lost(standing.reason, states.lost_too_often(standing))
+            for standing in states.awaiting_restart(run.record.state_epoch)
         }
         run.state = replace(run.state, members=frozenset(states.members), lost=ByClient(lost))
     await restore_round_under_way(run)

@@ -73,14 +73,14 @@ def read_round(store: Store, run_id: str, round_: int, spool: Spool) -> SavedRou
             if not update.admitted
         },
         failed={
-            each.client_id: Failed(each.detail, each.cause, each.not_finite, times=each.failures)
-            for each in store.failures(run_id, round_)
-            if each.exchange == exchange and each.failures
+            record.client_id: Failed(record.detail, record.cause, record.not_finite, times=record.failures)
+            for record in store.failures(run_id, round_)
+            if record.exchange == exchange and record.failures
         },
         restarts={
-            each.client_id: each.restarts
-            for each in store.failures(run_id, round_)
-            if each.exchange == exchange and each.restarts
+            record.client_id: record.restarts
+            for record in store.failures(run_id, round_)
+            if record.exchange == exchange and record.restarts
         },
     )
 
@@ -125,7 +125,9 @@ def _seconds_before(run: Run, attempts: Sequence[AttemptRecord]) -> float:
     By its deadlines: the ledger has the time left of each attempt up to its last write.
     """
     whole = run.config.round.deadline_s
-    return sum(max(0.0, whole - (whole if each.seconds_left is None else each.seconds_left)) for each in attempts)
+    return sum(
+        max(0.0, whole - (whole if attempt.seconds_left is None else attempt.seconds_left)) for attempt in attempts
+    )
 
 
 async def _reduce_earlier_exchanges(run: Run) -> bool:

@@ -52,7 +52,7 @@ class RoundStatistics:
 
     def to_text(self) -> str:
         """The statistics as JSON, without empty fields: a run may have 100,000 rounds."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values = {field_.name: getattr(self, field_.name) for field_ in fields(self)}
         kept = {name: value for name, value in values.items() if value not in ({}, None, "")}
         return json.dumps(kept, separators=(",", ":"))
 

@@ -89,7 +89,7 @@ class RunRounds:
     def _settle(self, extended_at: int) -> None:
         """Keep only the totals of the rounds before the newest ones and before all that are being evaluated."""
         before = min([self.committed - RECENT, *(+self.being_evaluated)])
-        for round_ in [each for each in self.recent if each < before]:
+        for round_ in [number for number in self.recent if number < before]:
             self._settled.add(self.recent[round_], extended_at)
             if (draw := self._draws.pop(round_, None)) is not None:
                 self._settled.shares.add(draw)
@@ -127,12 +127,12 @@ class RunRounds:
         metric = criterion.metric
         best, rivals = self._best.get(metric), [(commit.round, commit.metrics)]
         if best is not None and best.round == commit.round and commit.metrics.get(metric) != best.value:
-            rivals = [(each.round, each.metrics) for each in self.recent.values()]
+            rivals = [(commit.round, commit.metrics) for commit in self.recent.values()]
             best = self._settled.best.get(metric)
         if best is not None and best.round != commit.round:
             rivals.append((best.round, {metric: best.value}))
-        if (found := best_round(criterion, rivals)) is not None:
-            self._best[metric] = found
+        if (best := best_round(criterion, rivals)) is not None:
+            self._best[metric] = best
         else:
             self._best.pop(metric, None)
 

@@ -120,38 +120,40 @@ class Submissions:
         if len(self._waiting) >= MANY_WAITING:
             state = self._control.state
             most = max(1, min(MOST_TOGETHER, state.goal - len(state.admitted)))
-            together += islice((each for each in self._waiting if each is not first), most - 1)
-        for each in together:
-            self._waiting.pop(each, None)
+            together += islice((waiting for waiting in self._waiting if waiting is not first), most - 1)
+        for submitted in together:
+            self._waiting.pop(submitted, None)
         return together
 
     async def _decide(self, together: list[_Waiting]) -> None:
         """Write the verdicts and act on them. The caller holds the run's turn."""
         wanted: list[_Waiting] = []
-        for each in together:
-            if self.refusal_of_update(each.header, each.update.client_id) is None:
-                wanted.append(each)
+        for submitted in together:
+            if self.refusal_of_update(submitted.header, submitted.update.client_id) is None:
+                wanted.append(submitted)
             else:
-                each.decided.set_result(None)
+                submitted.decided.set_result(None)
         try:
             await self._write_and_act(wanted)
         except Exception as error:  # noqa: BLE001 - passed on to each of the calls
-            for each in wanted:
-                if not each.decided.done():
-                    each.decided.set_exception(error)
+            for submitted in wanted:
+                if not submitted.decided.done():
+                    submitted.decided.set_exception(error)
 
     async def _write_and_act(self, wanted: list[_Waiting]) -> None:
         context = self._context
-        weighed = [Weighed(each.update, *context.fleet.quarantine.count_refusal(each.update)) for each in wanted]
+        weighed = [
+            Weighed(submitted.update, *context.fleet.quarantine.count_refusal(submitted.update)) for submitted in wanted
+        ]
         if len(weighed) == 1:
             verdicts = [await context.services.ledger.do(context.store.record_update, *weighed[0])]
         else:
             verdicts = await context.services.ledger.do(context.store.record_updates, weighed) if weighed else []
-        for each, (update, standing, why), verdict in zip(wanted, weighed, verdicts, strict=True):
+        for submitted, (update, standing, why), verdict in zip(wanted, weighed, verdicts, strict=True):
             if standing is not None and verdict == update:
                 context.fleet.keep_refusals(standing, why)
             await self._act(verdict, update)
-            each.decided.set_result(verdict)
+            submitted.decided.set_result(verdict)
 
     async def _act(self, verdict: UpdateRecord, update: UpdateRecord) -> None:
         """Act on the verdict on an update. It may be the one on another update of the client, which came before."""

@@ -112,7 +112,7 @@ def _spread(shares: Sequence[float]) -> dict[str, float]:
 
 def criteria(of_run: Criterion) -> tuple[Criterion, ...]:
     """What the best values of a run are kept for: its own criterion, and loss and accuracy, which dashboards show."""
-    return (of_run, *(each for each in (BY_LOSS, BY_ACCURACY) if each.metric != of_run.metric))
+    return (of_run, *(criterion for criterion in (BY_LOSS, BY_ACCURACY) if criterion.metric != of_run.metric))
 
 
 @dataclass(slots=True)
@@ -241,9 +241,9 @@ class LabelOrder:
 
     def compare(self, answers: Sequence[ClientEvaluation]) -> list[tuple[str, float, float]]:
         """Compare the answers of one more round with those before: the clients that stay behind, as of `behind`."""
-        found = behind(answers, self._last)
-        self._last, self.suspected = answers, frozenset(client for client, _, _ in found)
-        return found
+        staying = behind(answers, self._last)
+        self._last, self.suspected = answers, frozenset(client for client, _, _ in staying)
+        return staying
 
     def restore(self, before: Sequence[ClientEvaluation], last: Sequence[ClientEvaluation]) -> None:
         """Continue after a restart with the answers of the two newest rounds with evaluations."""
@@ -266,7 +266,7 @@ def behind(answers: Sequence[ClientEvaluation], before: Sequence[ClientEvaluatio
 
 def _far_behind(client: str, accuracies: dict[str, float]) -> float:
     """The median of the other clients if this one is far behind it, else 0."""
-    others = [accuracy for each, accuracy in accuracies.items() if each != client]
+    others = [accuracy for other, accuracy in accuracies.items() if other != client]
     if client not in accuracies or len(others) < FEWEST_CLIENTS - 1:
         return 0.0
     usual = median_low(others)

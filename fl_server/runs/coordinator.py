@@ -97,10 +97,10 @@ class Coordinator(FleetListener):
         named = self.table.loaded.get(run_id)
         if named is not None and (broadcast := named.broadcast(digest)):
             return named, broadcast
-        found = [(run, broadcast) for run in self.table.loaded.values() if (broadcast := run.broadcast(digest))]
-        if not found:
+        holders = [(run, broadcast) for run in self.table.loaded.values() if (broadcast := run.broadcast(digest))]
+        if not holders:
             raise NoSuchResource(digest_text(digest))
-        return next((each for each in found if each[0].state.works(client_id)), found[0])
+        return next((pair for pair in holders if pair[0].state.works(client_id)), holders[0])
 
     async def model_round(self, run: Run, wanted: str) -> int:
         """The round that "latest", "best" or a number means. Raises InvalidInput, NoSuchModel, NoBestRound."""
@@ -111,8 +111,8 @@ class Coordinator(FleetListener):
             return latest.round if latest else INITIAL
         kept = await self._services.in_compute(self._services.checkpoints.rounds, run.id)
         # Compared as text: a number of a million digits is no number to Python, and none of these.
-        if (found := {str(round_): round_ for round_ in kept if round_ >= 0}.get(wanted)) is not None:
-            return found
+        if (round_kept := {str(round_): round_ for round_ in kept if round_ >= 0}.get(wanted)) is not None:
+            return round_kept
         if len(wanted) <= _DIGITS and wanted.isdecimal() and int(wanted) < run.state.round:
             raise NoSuchModel(run.id, int(wanted), kept)
         shown = ", ".join(str(round_) for round_ in kept if round_ >= 0) or "none yet"
@@ -233,10 +233,10 @@ class OutcomeLookup:
     async def find(self, run_id: str, exchange: int, epochs: Mapping[int, int], client: str) -> list[Outcome]:
         """The outcomes of a client in an exchange of committed rounds. epochs: state epoch by round."""
         rows = await self._ledger.do(self._ledger.store.updates_of, run_id, exchange, list(epochs), client)
-        found = {row.round: row for row in rows if row.admitted}
+        admitted = {row.round: row for row in rows if row.admitted}
         outcomes = []
         for round_, epoch in epochs.items():
-            update = found.get(round_)
+            update = admitted.get(round_)
             if update is not None and await self._is_accepted(update):
                 outcomes.append(accepted_outcome(update, epoch))
             else:

@@ -88,8 +88,8 @@ class NotLoadedRuns:
 
     def refuse(self, run_id: str) -> None:
         """Raises NoSuchRun, with the reason, if the run is not loaded."""
-        if (found := self._runs.get(run_id)) is not None:
-            raise NoSuchRun(run_id, f"run {run_id!r} is in the ledger and not loaded: {found.reason}")
+        if (waiting := self._runs.get(run_id)) is not None:
+            raise NoSuchRun(run_id, f"run {run_id!r} is in the ledger and not loaded: {waiting.reason}")
 
 
 class RunTable:
@@ -103,7 +103,7 @@ class RunTable:
         """Add a run in its place: the table is in the order of creation."""
         self.not_loaded.remove(run.id)
         self.loaded[run.id] = run
-        self.loaded = dict(sorted(self.loaded.items(), key=lambda each: (each[1].record.created_at, each[0])))
+        self.loaded = dict(sorted(self.loaded.items(), key=lambda item: (item[1].record.created_at, item[0])))
 
     def is_over(self, run_id: str) -> bool:
         """Whether no client works for the run any more: it has ended, or is unknown to this coordinator."""

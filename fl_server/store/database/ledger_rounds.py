@@ -91,7 +91,7 @@ class RoundLedger(Transactions):
     def updates(self, run_id: str, round: int, exchange: int) -> list[UpdateRecord]:
         """The records of an exchange, in the order of client id bytes."""
         query = rows_where(schema.updates, run_id=run_id, round=round, exchange=exchange)
-        return sorted(map(rows.update, self._read("updates", query)), key=lambda each: each.client_id.encode())
+        return sorted(map(rows.update, self._read("updates", query)), key=lambda update: update.client_id.encode())
 
     def drop_update(self, run_id: str, round: int, exchange: int, client_id: str, why: HistoryRecord) -> None:
         """Remove the record of an update with a torn or missing file, so that it can be sent again.
