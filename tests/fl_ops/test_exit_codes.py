@@ -135,30 +135,6 @@ def test_version(fl: Fl) -> None:
     assert set(json.loads(fl("version", "--json").stdout)) == {"impetus", "protocol", "python"}
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        *(
-            ["run", name]
-            for name in ("create", "list", "show", "watch", "pause", "resume", "extend", "stop", "history")
-        ),
-        *(["clients", name] for name in ("list", "ban", "unban", "release", "forget", "drain")),
-        *(["ca", *names] for names in (["init"], ["issue", "server"], ["issue", "client"], ["issue", "admin"])),
-        ["export"],
-        ["partition"],
-        ["version"],
-    ],
-    ids=lambda arguments: "-".join(arguments) or "fl",
-)
-def test_help(fl: Fl, arguments: list[str]) -> None:
-    """Every command explains itself; all but the first take --json."""
-    result = fl(*arguments, "--help")
-    assert result.exit_code == Exit.OK
-    assert "--json" in result.stdout
-    assert "Usage: fl" in result.stdout
-
-
 def test_interrupted_process(admin: FakeAdmin) -> None:
     """A process that follows a quiet run ends at SIGINT with 130 and nothing on stderr."""
     over = threading.Event()
@@ -179,20 +155,12 @@ def test_interrupted_process(admin: FakeAdmin) -> None:
     assert (process.returncode, errors) == (Exit.INTERRUPTED, "")
 
 
-def test_light_start(admin: FakeAdmin) -> None:
-    """Commands that need no torch do not wait for it, also if they fail."""
+def test_light_start_and_quiet_stderr(admin: FakeAdmin) -> None:
+    """A command that needs no torch does not wait for it, also if it fails. Of the transport's log nothing is shown."""
     admin.fail("ListRuns", Status.UNAVAILABLE, "draining")
     shown = "atexit.register(lambda: print('torch' in sys.modules))"
     check = f"import atexit, runpy, sys; {shown}; runpy.run_module('fl_ops', run_name='__main__')"
     arguments = [sys.executable, "-c", check, "run", "list"]
     result = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=ROOT)
     assert (result.returncode, result.stdout) == (Exit.UNREACHABLE, "False\n"), result.stderr
-
-
-def test_quiet_stderr(admin: FakeAdmin) -> None:
-    """Of a failed call the command's one line is on stderr, and nothing that the transport logs."""
-    admin.fail("ListRuns", Status.UNAVAILABLE, "draining")
-    arguments = [sys.executable, "-m", "fl_ops", "run", "list"]
-    result = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=ROOT)
-    assert result.returncode == Exit.UNREACHABLE
     assert result.stderr.count("\n") == 1

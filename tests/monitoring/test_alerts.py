@@ -45,7 +45,7 @@ def test_every_alert_has_cases_of_both_kinds(alert: str) -> None:
     assert all(len(test["alert_rule_test"]) > 0 for test in content["tests"])
 
 
-@pytest.mark.parametrize("alert", slow_except(names(), "FlNoCommit", "FlClientsGone"))
+@pytest.mark.parametrize("alert", slow_except(names(), "FlNoCommit", "FlCoordinatorDown"))
 def test_the_cases_notice_an_alert_that_always_fires_or_never_does(alert: str, tmp_path: Path) -> None:
     """With either replacement for the alert the cases fail."""
     needed("promtool")

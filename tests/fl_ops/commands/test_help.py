@@ -56,13 +56,33 @@ def test_every_command_has_examples_that_parse(words: tuple[str, ...]) -> None:
         (check_fl_command if words[0] == "fl" else check_fl_client_command)(given[1:])
 
 
+WITH_JSON = {
+    ("fl",),
+    *(
+        ("fl", "run", name)
+        for name in ("create", "list", "show", "watch", "pause", "resume", "extend", "stop", "history")
+    ),
+    *(("fl", "clients", name) for name in ("list", "ban", "unban", "release", "forget", "drain")),
+    *(("fl", "ca", *names) for names in (("init",), ("issue", "server"), ("issue", "client"), ("issue", "admin"))),
+    *(("fl", name) for name in ("export", "partition", "version")),
+}
+"""Commands whose help has --json."""
+
+
 @pytest.mark.parametrize("words", FL, ids=" ".join)
-def test_a_switch_has_no_type(words: tuple[str, ...]) -> None:
-    """Nobody types a value after --json."""
+def test_a_command_explains_itself(words: tuple[str, ...]) -> None:
+    """Its help has its usage and --json, and no type after a switch: nobody types a value after --json."""
     result = CliRunner().invoke(app, [*words[1:], "--help"])
     assert result.exit_code == 0
+    assert "Usage: fl" in result.stdout
     assert "bool" not in result.stdout
     assert "--help" in result.stdout
+    assert "--json" in result.stdout or words not in WITH_JSON
+
+
+def test_the_commands_with_json_exist() -> None:
+    """No entry of the list above is of a command that was renamed."""
+    assert WITH_JSON <= FL.keys()
 
 
 SERVER = {words for words, command in FL.items() if any(parameter.name == "server" for parameter in command.params)}

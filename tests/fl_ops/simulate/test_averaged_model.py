@@ -68,7 +68,7 @@ def test_it_is_the_float64_mean_of_the_committed_models(simulated: Simulated, ru
         assert sorted(metrics[round_]) == ["accuracy", "averaged_accuracy", "averaged_loss", "loss"]
 
 
-@pytest.mark.parametrize("name", slow_except(fl.names(), "fedavg", "fedcm", "scaffold", "mime"))
+@pytest.mark.parametrize("name", slow_except(fl.names(), "scaffold", "mime"))
 def test_every_method_has_one_and_does_not_read_it(simulated: Simulated, name: str) -> None:
     """The models are those of a run without it."""
     digests = []

@@ -51,7 +51,7 @@ def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> 
     return float((a - b).norm() / a.norm())
 
 
-@pytest.mark.parametrize("method", slow_except(fl.names(), "fedavg", "fedcm", "scaffold", "mime"))
+@pytest.mark.parametrize("method", slow_except(fl.names(), "scaffold", "mime"))
 def test_a_run_is_that_of_the_sequential_engine(simulated: Simulated, method: str) -> None:
     """Three rounds of every method, with client states and clients' evaluations; the same clients count."""
     sections = {**UNEVEN, "algorithm": {"name": method}}

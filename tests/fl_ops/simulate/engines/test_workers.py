@@ -55,7 +55,7 @@ def children() -> set[int | None]:
     return {process.pid for process in multiprocessing.active_children()}
 
 
-@pytest.mark.parametrize("method", slow_except(fl.names(), "fedcm", "scaffold"))
+@pytest.mark.parametrize("method", slow_except(fl.names(), "scaffold"))
 def test_every_method_has_the_same_bits(simulated: Simulated, method: str, shared: list[type]) -> None:
     """One, two and three workers: equal models, losses, metrics and bytes in four rounds, with client states.
 

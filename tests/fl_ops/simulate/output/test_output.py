@@ -18,6 +18,7 @@ from fl_ops.simulate.reports import OTHER, PARTS
 from fl_ops.simulate.seeds import Job
 from fl_ops.simulate.settings import parse_simulation
 from tests.fl_ops.simulate.conftest import MakeTable
+from tests.marks import slow_except
 
 
 def jobs_of(table: MakeTable, seeds: int = 1, **sections: object) -> list[Job]:
@@ -38,7 +39,7 @@ def test_the_live_line_has_value_rate_and_time_left(table: MakeTable) -> None:
     assert f"held-out loss {line[1]}" in screen.getvalue().split("round 1: ")[1]
 
 
-@pytest.mark.parametrize("seeds", [1, 3])
+@pytest.mark.parametrize("seeds", slow_except([1, 3], 3))
 def test_the_plot_is_a_picture(table: MakeTable, tmp_path: Path, seeds: int) -> None:
     """A PNG with something drawn in each seed's colour; no file for runs without evaluations."""
     quiet = Console(file=io.StringIO())

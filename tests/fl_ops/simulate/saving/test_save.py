@@ -103,7 +103,7 @@ def same(one: Simulation, other: Simulation) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", slow_except(CASES, "fedavg", "scaffold", "mime", "bernoulli"))
+@pytest.mark.parametrize("name", slow_except(CASES, "scaffold", "mime", "bernoulli"))
 def test_a_continued_run_has_the_bits_of_one_without_a_stop(simulated: Simulated, tmp_path: Path, name: str) -> None:
     """Three rounds, a new simulation, one round, a new simulation, and the rest: results, models, states and ending."""
     with simulated(**table(CASES[name])) as whole:
@@ -117,7 +117,7 @@ def test_a_continued_run_has_the_bits_of_one_without_a_stop(simulated: Simulated
     assert len(expected) > 4
 
 
-@pytest.mark.parametrize("name", ["fedcm", "scaffold"])
+@pytest.mark.parametrize("name", slow_except(["fedcm", "scaffold"], "scaffold"))
 def test_an_ended_run_continues_with_nothing(simulated: Simulated, tmp_path: Path, name: str) -> None:
     """Its results, its model and the reason of its end are there; its client states are not kept."""
     sections: dict[str, Any] = {"algorithm": {"name": name}}

@@ -16,6 +16,7 @@ from fl_ops.simulate.reports import RoundResult
 from fl_ops.simulate.simulation import Simulation
 from fl_server.rounds.effects import RETRY_S
 from tests.fl_ops.simulate.conftest import Simulated
+from tests.marks import slow_except
 
 EXAMPLES = 30
 """Of each of the four clients."""
@@ -58,7 +59,7 @@ def times(rounds: list[RoundResult]) -> list[Any]:
     return [pytest.approx(done.simulated_s) for done in rounds]
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedcm", "mime", "scaffold"])
+@pytest.mark.parametrize("algorithm", slow_except(["fedavg", "fedcm", "mime", "scaffold"], "mime", "scaffold"))
 def test_a_whole_cohort_gives_the_same_models(simulated: Simulated, algorithm: str) -> None:
     """If nobody drops out and no deadline passes, devices change no bit and no byte."""
     lognormal = {"distribution": "lognormal", "median": 50, "sigma": 1}
