@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from algorithms.batches import Batch, Forward, examples_of, to_device
+from algorithms.batches import Batch, examples_of, to_device
 from fl_tasks.base import Task
 from fl_tasks.batches import ordered_batches
 from fl_tasks.data.forms import Data, TaskData, as_data, forward_of
@@ -116,7 +116,8 @@ def sums_of_batches(task: Task, model: nn.Module, batches: Iterable[Batch]) -> I
     with _evaluation_mode(model), torch.no_grad():
         for raw in batches:
             batch = raw if device is None else to_device(raw, device)
-            output, target = _output(forward, model, batch)
+            with task_code("the task's model or metrics"):
+                output, target = forward(model, batch)
             values = _metrics(task, output, target, examples_of(batch))
             sums = {name: value.double().sum() for name, value in values.items()}
             yield BatchSums(sums, examples_of(batch), sums_of_batch(summed, output, target))
@@ -154,11 +155,6 @@ def _evaluation_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
-
-
-def _output(forward: Forward, model: nn.Module, batch: Batch) -> tuple[Any, Any]:
-    with task_code("the task's model or metrics"):
-        return forward(model, batch)
 
 
 def _metrics(task: Task, output: Any, target: Any, size: int) -> Mapping[str, Tensor]:
@@ -200,22 +196,19 @@ def estimate_statistics(task: Task, model: nn.Module, data: Data, batch_size: in
     layers = [layer for layer, count in tracked if count is not None]
     if not layers:
         return 0
-    modes = [(layer, layer.training) for layer in model.modules()]
     momenta = [(layer, layer.momentum) for layer in layers]
-    model.eval()
-    for layer in layers:
-        layer.train()
-        layer.momentum = None  # the mean over batches
-        layer.reset_running_stats()
-    try:
-        _run(task, model, data, batch_size)
-    finally:
-        for layer, momentum in momenta:
-            layer.momentum = momentum
-        for count, before in counts:
-            count.fill_(before)
-        for module, training in modes:
-            module.training = training
+    with _evaluation_mode(model):
+        for layer in layers:
+            layer.train()
+            layer.momentum = None  # the mean over batches
+            layer.reset_running_stats()
+        try:
+            _run(task, model, data, batch_size)
+        finally:
+            for layer, momentum in momenta:
+                layer.momentum = momentum
+            for count, before in counts:
+                count.fill_(before)
     return len(layers)
 
 

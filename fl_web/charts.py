@@ -6,7 +6,7 @@ A chart has the same numbers as the table beside it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -66,7 +66,16 @@ class Series:
 
     key: str
     title: str
-    value: Callable[[Round], float | None]
+    field: str
+    """The field of a round that has its values."""
+    name: str | None = None
+    """The name in that field, where it is a mapping."""
+
+    def value(self, of: Round) -> float | None:
+        """Its value in a round; None where there is none."""
+        values = getattr(of, self.field)
+        number: float | None = values if self.name is None else values.get(self.name)
+        return number
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,25 +92,9 @@ class Chart:
     def rounds(self, rounds: Sequence[Round], most: int = MOST_POINTS) -> list[Round]:
         """The rounds with a value, thinned by the first series that has one."""
         with_value = [row for row in rounds if any(series.value(row) is not None for series in self.series)]
-        lead = [_first(self.series, row) for row in with_value]
+        lead = [next(value for line in self.series if (value := line.value(row)) is not None) for row in with_value]
         kept = thinned([float(row.round) for row in with_value], lead, most)
         return [with_value[index] for index in kept]
-
-
-def _first(series: Sequence[Series], of: Round) -> float:
-    return next((value for line in series if (value := line.value(of)) is not None), 0.0)
-
-
-def _metric(name: str) -> Callable[[Round], float | None]:
-    return lambda of: of.metrics.get(name)
-
-
-def _norm(name: str) -> Callable[[Round], float | None]:
-    return lambda of: of.norms.get(name)
-
-
-def _phase(name: str) -> Callable[[Round], float | None]:
-    return lambda of: of.phases.get(name)
 
 
 def charts_of(metrics: Sequence[str]) -> list[Chart]:
@@ -111,28 +104,28 @@ def charts_of(metrics: Sequence[str]) -> list[Chart]:
     return [
         *(_evaluation(name) for name in own or ["accuracy"]),
         Chart("loss", "Loss", "number", "Mean loss: on held-out data, and of the clients' local steps", [
-            Series("loss", "held-out", _metric("loss")),
-            Series("averaged_loss", "averaged model", _metric("averaged_loss")),
-            Series("training_loss", "training", lambda of: of.training_loss),
-            Series("clients_loss_mean", "on clients, mean", _metric("clients_loss_mean")),
+            Series("loss", "held-out", "metrics", "loss"),
+            Series("averaged_loss", "averaged model", "metrics", "averaged_loss"),
+            Series("training_loss", "training", "training_loss"),
+            Series("clients_loss_mean", "on clients, mean", "metrics", "clients_loss_mean"),
         ]),
         Chart("norms", "Norms", "number", "L2 norms: the accepted updates (mean, smallest, largest), the model's change"
               " and the direction sent", [
-            Series("update", "updates, mean", _norm("update")),
-            Series("update_smallest", "smallest", _norm("update_smallest")),
-            Series("update_largest", "largest", _norm("update_largest")),
-            Series("aggregate", "step", _norm("aggregate")),
-            Series("direction", "direction", _norm("direction")),
+            Series("update", "updates, mean", "norms", "update"),
+            Series("update_smallest", "smallest", "norms", "update_smallest"),
+            Series("update_largest", "largest", "norms", "update_largest"),
+            Series("aggregate", "step", "norms", "aggregate"),
+            Series("direction", "direction", "norms", "direction"),
         ]),
         Chart("cosine", "Cosine", "number", "Cosine between the model's change and minus the direction sent", [
-            Series("cosine", "step and direction", lambda of: of.cosine),
+            Series("cosine", "step and direction", "cosine"),
         ]),
         Chart("phases", "Time by phase", "seconds", "Seconds of each round by phase", [
-            Series(name, name, _phase(name)) for name in RUN_PHASES
+            Series(name, name, "phases", name) for name in RUN_PHASES
         ]),
         Chart("bytes", "Bytes", "bytes", "Tensor bytes of each round", [
-            Series("down", "down", lambda of: of.down),
-            Series("up", "up", lambda of: of.up),
+            Series("down", "down", "down"),
+            Series("up", "up", "up"),
         ]),
     ]  # fmt: skip
 
@@ -142,13 +135,13 @@ def _evaluation(name: str) -> Chart:
     unit: Unit = "share" if name == "accuracy" else "number"
     about = f"{title} on held-out data of the server, and its mean and worst tenth over the clients' own data"
     return Chart(name, title, unit, about, [
-        Series(name, "held-out", _metric(name)),
-        Series(f"averaged_{name}", "averaged model", _metric(f"averaged_{name}")),
-        Series(f"clients_{name}_mean", "on clients, mean", _metric(f"clients_{name}_mean")),
-        Series(f"clients_{name}_worst_decile", "worst tenth", _metric(f"clients_{name}_worst_decile")),
-        Series(f"clients_{name}_std", "spread", _metric(f"clients_{name}_std")),
+        Series(name, "held-out", "metrics", name),
+        Series(f"averaged_{name}", "averaged model", "metrics", f"averaged_{name}"),
+        Series(f"clients_{name}_mean", "on clients, mean", "metrics", f"clients_{name}_mean"),
+        Series(f"clients_{name}_worst_decile", "worst tenth", "metrics", f"clients_{name}_worst_decile"),
+        Series(f"clients_{name}_std", "spread", "metrics", f"clients_{name}_std"),
         Series(f"clients_averaged_{name}_mean", "averaged model on clients, mean",
-               _metric(f"clients_averaged_{name}_mean")),
+               "metrics", f"clients_averaged_{name}_mean"),
     ])  # fmt: skip
 
 

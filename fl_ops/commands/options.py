@@ -6,7 +6,7 @@ import functools
 import inspect
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -235,6 +235,14 @@ def _wrapped(function: Callable[..., None], *, connects: bool) -> Callable[..., 
     shared = [*OutputFlags.parameters(), *(ConnectionFlags.parameters() if connects else ())]
     set_parameters(run, [*own, *shared])
     return run
+
+
+def labels_of(given: Sequence[str], where: str) -> dict[str, str]:
+    """Labels by key. Raises UsageError, which names where the text without a key is."""
+    for text in given:
+        if not text.partition("=")[1]:
+            raise UsageError(f"{where}: expected KEY=VALUE, got {text!r}")
+    return {key: value for key, _, value in (text.partition("=") for text in given)}
 
 
 def confirm(question: str, instead: str) -> None:

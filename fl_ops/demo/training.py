@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from queue import Empty, SimpleQueue
 from threading import Thread
 
 from rich.console import Console
 
 from fl_ops.admin.client import AdminClient
+from fl_ops.demo.processes import Processes
 from fl_ops.demo.results import Result
 from fl_ops.demo.settings import DemoSettings, Method
 from fl_ops.errors import Exit, OpsError, Refused
@@ -22,15 +23,13 @@ _POLL_SECONDS = 0.2
 _END_SECONDS = 2.0
 """A stream can break this long before the process that caused it is reported as ended."""
 
-CheckChildren = Callable[[float], None]
-"""Raises an error if a child process has ended, or ends within so many seconds."""
 Events = SimpleQueue[admin_pb2.WatchRunResponse | OpsError | None]
 """Events of a run, then None or the error that ended the stream."""
 
 
-def train(client: AdminClient, settings: DemoSettings, check: CheckChildren, console: Console) -> list[Result]:
+def train(client: AdminClient, settings: DemoSettings, processes: Processes, console: Console) -> list[Result]:
     """Run every algorithm of the settings, in their order. Raises OpsError if one does not complete."""
-    watch = _Watch(client, check, console)
+    watch = _Watch(client, processes, console)
     return [_train(client, settings, settings.method(name), watch) for name in settings.algorithms]
 
 
@@ -53,10 +52,8 @@ def _train(client: AdminClient, settings: DemoSettings, method: Method, watch: _
 class _Watch:
     """Watches runs and, at the same time, the child processes."""
 
-    def __init__(self, client: AdminClient, check: CheckChildren, console: Console) -> None:
-        self._client = client
-        self._check = check
-        self._console = console
+    def __init__(self, client: AdminClient, processes: Processes, console: Console) -> None:
+        self._client, self._processes, self._console = client, processes, console
 
     def until_completed(self, run_id: str) -> None:
         """Show a run until it is completed. Raises OpsError if it ends otherwise."""
@@ -69,7 +66,7 @@ class _Watch:
         events: Events = SimpleQueue()
         Thread(target=self._read, args=(run_id, events), name="watch", daemon=True).start()
         while True:
-            self._check(0.0)
+            self._processes.check()
             try:
                 event = events.get(timeout=_POLL_SECONDS)
             except Empty:
@@ -77,7 +74,7 @@ class _Watch:
             if event is None:
                 return
             if isinstance(event, OpsError):
-                self._check(_END_SECONDS)
+                self._processes.check(_END_SECONDS)
                 raise event
             yield event
 

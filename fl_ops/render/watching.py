@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Self
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
@@ -184,7 +185,6 @@ def _line(text: str, style: str = "") -> Text:
 
 
 Shown = admin_pb2.WatchRunResponse | Lost
-ShowEvent = Callable[[Shown, RunProgress], None]
 _LOST = "connection lost, waiting for the coordinator; Ctrl-C ends the watch, not the run"
 
 
@@ -210,13 +210,13 @@ def show_until_end(
         progress.run = before.run
         for summary in before.rounds:
             progress.add_round(summary)
-    with _display(as_json, console) as show, beside(progress) if live else nullcontext():
+    with _Display(as_json, console) as display, beside(progress) if live else nullcontext():
         for event in events:
             if isinstance(event, Lost):
                 progress.lost = _LOST
             else:
                 progress.add(event)
-            show(event, progress)
+            display.show(event, progress)
     code = exit_code(progress.run)
     if code is None:
         raise Unreachable(
@@ -226,39 +226,35 @@ def show_until_end(
     return code
 
 
-def _display(as_json: bool, console: Console) -> AbstractContextManager[ShowEvent]:
-    if as_json:
-        return nullcontext(_print_json)
-    if console.is_terminal:
-        return _LiveDisplay(console)
-    return nullcontext(lambda event, progress: _print_line(console, event))
+class _Display(AbstractContextManager["_Display"]):
+    """Shows events: a table that is redrawn in place on a terminal, else lines or JSON lines."""
 
+    def __init__(self, as_json: bool, console: Console) -> None:
+        self._as_json, self._console = as_json, console
+        self._live = Live(console=console, refresh_per_second=8) if console.is_terminal and not as_json else None
 
-def _print_json(event: Shown, _progress: RunProgress) -> None:
-    """stdout is for objects only."""
-    if isinstance(event, Lost):
-        print(_LOST, file=sys.stderr, flush=True)
-    else:
-        output.show_line(event)
-
-
-def _print_line(console: Console, event: Shown) -> None:
-    line = _LOST if isinstance(event, Lost) else event_line(event)
-    if line is not None:
-        # soft_wrap: a line of a log stays one line.
-        console.print(plain(line), markup=False, highlight=False, soft_wrap=True)
-        console.file.flush()
-
-
-class _LiveDisplay(AbstractContextManager[ShowEvent]):
-    """A table that is redrawn in place; its last state stays on the screen."""
-
-    def __init__(self, console: Console) -> None:
-        self._live = Live(console=console, refresh_per_second=8)
-
-    def __enter__(self) -> ShowEvent:
-        self._live.__enter__()
-        return lambda event, progress: self._live.update(LiveTable(progress))
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
 
     def __exit__(self, *error: object) -> None:
-        self._live.stop()
+        if self._live is not None:
+            self._live.stop()  # its last state stays on the screen
+
+    def show(self, event: Shown, progress: RunProgress) -> None:
+        """Show an event, or the run after it."""
+        if self._live is not None:
+            self._live.update(LiveTable(progress))
+        elif not self._as_json:
+            self._print(_LOST if isinstance(event, Lost) else event_line(event))
+        elif isinstance(event, Lost):
+            print(_LOST, file=sys.stderr, flush=True)  # stdout is for objects only
+        else:
+            output.show_line(event)
+
+    def _print(self, line: str | None) -> None:
+        if line is not None:
+            # soft_wrap: a line of a log stays one line.
+            self._console.print(plain(line), markup=False, highlight=False, soft_wrap=True)
+            self._console.file.flush()

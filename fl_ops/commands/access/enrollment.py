@@ -16,7 +16,7 @@ from fl_common import units
 from fl_common.command_help import FlagGroup, Group, examples
 from fl_common.settings import split_address
 from fl_ops.admin import settings
-from fl_ops.commands.options import Context, admin_command
+from fl_ops.commands.options import Context, admin_command, labels_of
 from fl_ops.errors import UsageError
 from fl_ops.files import PRIVATE, Target, check_free, written_whole
 from fl_ops.render import output, tables
@@ -99,7 +99,7 @@ def create(
     """Make tokens, each for one certificate. A token is shown once; the coordinator keeps only a hash of it."""
     specs = devices.specs()
     for spec in specs:
-        spec.labels.update({**_labels(label or [], "--label"), **spec.labels})
+        spec.labels.update({**labels_of(label or [], "--label"), **spec.labels})
     seconds = _seconds(ttl)
     if out is not None:
         check_free(Target(out, PRIVATE), "tokens in it may be in use; choose another --out")
@@ -162,18 +162,11 @@ def _read(path: Path) -> list[admin_pb2.EnrollmentSpec]:
         if len(cells) > 2 or not cells[0].strip():
             raise UsageError(f"--csv: expected NAME,KEY=VALUE;KEY=VALUE in line {number} of {path}, got {cells!r}")
         texts = [label.strip() for label in cells[1].split(";") if label.strip()] if len(cells) > 1 else []
-        labels = _labels(texts, f"--csv, line {number}")
+        labels = labels_of(texts, f"--csv, line {number}")
         specs.append(admin_pb2.EnrollmentSpec(name=cells[0].strip(), labels=labels))
     if len({spec.name for spec in specs}) != len(specs) or not specs:
         raise UsageError(f"--csv: expected at least one device in {path}, each once, got {len(specs)}")
     return specs
-
-
-def _labels(given: Sequence[str], where: str) -> dict[str, str]:
-    for text in given:
-        if not text.partition("=")[1]:
-            raise UsageError(f"{where}: expected KEY=VALUE, got {text!r}")
-    return {key: value for key, _, value in (text.partition("=") for text in given)}
 
 
 def _seconds(ttl: str) -> float:

@@ -8,7 +8,7 @@ import typer
 
 from fl_common.command_help import Group, examples
 from fl_ops.commands import completion
-from fl_ops.commands.options import Context, admin_command
+from fl_ops.commands.options import Context, admin_command, labels_of
 from fl_ops.errors import UsageError
 from fl_ops.render import output, tables
 from fl_web.facts.words import ClientStateWord, client_number
@@ -38,7 +38,7 @@ def list_clients(
 ) -> None:
     """List all clients that have registered and were not forgotten."""
     with context.connect() as client:
-        clients = client.clients.list_clients(client_number(state or ""), _labels(label or []), limit)
+        clients = client.clients.list_clients(client_number(state or ""), labels_of(label or [], "--label"), limit)
     output.show(clients, lambda: tables.clients_table(clients), context.as_json)
 
 
@@ -128,14 +128,6 @@ def revoke(
     with context.connect() as client:
         revoked = client.access.revoke_certificates(reason, **given)
     output.show(revoked, tables.certificates_table(revoked), context.as_json)
-
-
-def _labels(given: list[str]) -> dict[str, str]:
-    """Labels by key. Raises UsageError."""
-    for text in given:
-        if not text.partition("=")[1]:
-            raise UsageError(f"--label: expected KEY=VALUE, got {text!r}")
-    return {key: value for key, _, value in (text.partition("=") for text in given)}
 
 
 def _show_client(context: Context, client: admin_pb2.ClientStatus) -> None:

@@ -111,7 +111,7 @@ def _run(settings: DemoSettings, console: Console) -> Demo:
         data = fleet.start(show)
         start_seconds = time.monotonic() - began
         with fleet.connect() as client:
-            results = train(client, settings, processes.check, console)
+            results = train(client, settings, processes, console)
     return Demo(settings, data, results, start_seconds, time.monotonic() - began)
 
 
