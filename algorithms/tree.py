@@ -70,6 +70,11 @@ def lerp(a: Tensors, b: Tensors, weight: float) -> Tensors:
     return _named(a, torch._foreach_lerp(list(a.values()), _matched(a, b), weight))
 
 
+def to(a: Tensors, device: torch.device) -> Tensors:
+    """The tensors on a device; those that are there are not copied."""
+    return map(lambda tensor: tensor.to(device), a)
+
+
 def norm(a: Tensors) -> torch.Tensor:
     """The L2 norm over all entries of all tensors, of shape [], on their device, without synchronization."""
     return whole_norm(norms(a))

@@ -48,6 +48,7 @@ __all__ = [
     "parse_digest_text",
     "pieces_of",
     "unpack",
+    "views",
 ]
 
 
@@ -88,11 +89,15 @@ def unpack(buffer: Buffer, layout: Layout) -> dict[str, Tensor]:
     Raises:
         LayoutError: the buffer does not have the layout's size, or a bool tensor has a byte other than 0 and 1.
     """
-    _require_little_endian()
     size = memoryview(buffer).nbytes
     if size != layout.size_bytes:
         raise LayoutError(f"expected a buffer of {layout.size_bytes} bytes, got {size}")
-    whole = torch.from_numpy(np.asarray(_AnyBuffer(buffer)))
+    return views(torch.from_numpy(np.asarray(_AnyBuffer(buffer))), layout)
+
+
+def views(whole: Tensor, layout: Layout) -> dict[str, Tensor]:
+    """The tensors of a bundle as views of its bytes, [size], on their device. Raises LayoutError as `unpack`."""
+    _require_little_endian()
     return {entry.name: _view(whole, entry) for entry in layout.entries}
 
 
@@ -133,7 +138,7 @@ def _view(whole: Tensor, entry: Entry) -> Tensor:
     if entry.dtype == torch.bool and entry.nbytes and int(raw.max()) > 1:
         raise LayoutError(f"tensor {entry.name!r}: expected bytes 0 and 1 for bool, got {int(raw.max())}")
     if entry.nbytes == 0:
-        return torch.empty(entry.shape, dtype=entry.dtype)
+        return torch.empty(entry.shape, dtype=entry.dtype, device=whole.device)
     return raw.view(entry.dtype).view(entry.shape)
 
 

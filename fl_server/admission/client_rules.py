@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -152,7 +153,7 @@ _BLOCK = 1 << 16
 """Values in memory at a time."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BufferRules:
     """The rules for the buffers of one client's update. The default only checks variances."""
 
@@ -177,9 +178,9 @@ class BufferRules:
         """
         if all(entry.trainable for entry in entries):
             return None
-        squares, before, floating, constant = 0.0, 0.0, False, _constant(self.sent)
+        squares, before, floating, constant = 0.0, 0.0, False, self._constant
         for entry, start, values in _blocks(update, entries):
-            sent = self._sent(entry, start, len(values))
+            sent = self._sent(entry, start, values)
             if entry.name in constant or entry.name in odd:
                 _check_unchanged(entry, values, sent, constant)
                 floating = True
@@ -198,9 +199,18 @@ class BufferRules:
         self._check_distance(math.sqrt(squares), math.sqrt(before))
         return math.sqrt(squares)
 
-    def _sent(self, entry: Entry, start: int, count: int) -> torch.Tensor | None:
-        values = self.sent.get(entry.name)
-        return None if values is None else values.flatten()[start : start + count]
+    def _sent(self, entry: Entry, start: int, values: torch.Tensor) -> torch.Tensor | None:
+        sent = self.sent.get(entry.name)
+        return None if sent is None else sent.flatten()[start : start + len(values)].to(values.device)
+
+    @cached_property
+    def _constant(self) -> frozenset[str]:
+        """Names of the floating buffers that were sent with values that are not finite."""
+        floating = {name: tensor for name, tensor in self.sent.items() if tensor.is_floating_point() and tensor.numel()}
+        if not floating:
+            return frozenset()
+        finite = torch.stack([torch.isfinite(tensor).all() for tensor in floating.values()]).tolist()
+        return frozenset(name for name, ok in zip(floating, finite, strict=True) if not ok)
 
     def _check_distance(self, distance: float, before: float) -> None:
         farthest, limit = FARTHEST * (1.0 + before), self.limit.limit_with(FLOOR * before)
@@ -242,12 +252,6 @@ def _check_variance(entry: Entry, values: torch.Tensor) -> None:
         )
 
 
-def _constant(sent: fl.Tensors) -> frozenset[str]:
-    """Names of the floating buffers with values that are not finite."""
-    floating = [name for name, tensor in sent.items() if tensor.is_floating_point() and tensor.numel()]
-    return frozenset(name for name in floating if not bool(torch.isfinite(sent[name]).all()))
-
-
 def _check_unchanged(entry: Entry, values: torch.Tensor, sent: torch.Tensor | None, constant: Collection[str]) -> None:
     """Raises UpdateRefused unless a buffer with values that are not finite has the bits that were sent."""
     if entry.name not in constant:
@@ -264,8 +268,8 @@ def _check_unchanged(entry: Entry, values: torch.Tensor, sent: torch.Tensor | No
 
 
 def _blocks(update: Source, entries: Sequence[Entry]) -> Iterator[tuple[Entry, int, torch.Tensor]]:
-    """(entry, number of the first value, values) of the buffers, in pieces on the CPU."""
+    """(entry, number of the first value, values) of the buffers, in pieces."""
     for entry in entries:
         for start in range(0, 0 if entry.trainable else entry.numel, _BLOCK):
             count = min(_BLOCK, entry.numel - start)
-            yield entry, start, read_block(update, entry, start, count).cpu()
+            yield entry, start, read_block(update, entry, start, count)

@@ -9,12 +9,16 @@ import torch
 import algorithms as fl
 from algorithms.precision import master_dtype
 from protos.buffers import zeros
-from protos.codec import Buffer, Layout, pack, unpack
+from protos.codec import Buffer, Layout, check_tensors, pack, unpack, views
+
+CPU = torch.device("cpu")
 
 
-def blank(layout: Layout) -> fl.Tensors:
+def blank(layout: Layout, device: torch.device = CPU) -> fl.Tensors:
     """Tensors of a layout, all zero, as views on one new buffer of `layout.size_bytes` bytes."""
-    return unpack(zeros(layout.size_bytes), layout)
+    if device.type == "cpu":
+        return unpack(zeros(layout.size_bytes), layout)
+    return views(torch.zeros(layout.size_bytes, dtype=torch.uint8, device=device), layout)
 
 
 def master_layout(layout: Layout) -> Layout:
@@ -27,9 +31,13 @@ def master_layout(layout: Layout) -> Layout:
     return Layout.of(entries, trainable=[entry.name for entry in layout.entries if entry.trainable])
 
 
-def laid_out(tensors: fl.Tensors, layout: Layout) -> fl.Tensors:
+def laid_out(tensors: fl.Tensors, layout: Layout, device: torch.device = CPU) -> fl.Tensors:
     """Copies of the tensors as views on one new buffer. Raises LayoutError if they are not those of the layout."""
-    return unpack(pack(tensors, layout), layout)
+    check_tensors(tensors, layout)
+    made = blank(layout, device)
+    for name, tensor in made.items():
+        tensor.copy_(tensors[name].detach())
+    return made
 
 
 def packed(tensors: fl.Tensors, layout: Layout) -> Buffer:

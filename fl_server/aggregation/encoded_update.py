@@ -13,7 +13,8 @@ import torch
 
 import algorithms as fl
 from algorithms.reference import KnownPart
-from fl_server.aggregation.updates import CPU, HeldUpdate, PayloadShape, Source, UpdateShape
+from fl_server.aggregation.bundles import CPU
+from fl_server.aggregation.updates import HeldUpdate, PayloadShape, Source, UpdateShape
 from fl_server.rounds.sampling import training_seed
 from fl_server.run_settings.config import RunConfig
 from fl_server.store.files import disk_errors

@@ -16,6 +16,7 @@ import torch
 
 import algorithms as fl
 from algorithms import tree
+from fl_server.aggregation.bundles import CPU
 from fl_server.aggregation.encoded_update import Decoding, UpdateKeys, opened
 from fl_server.aggregation.evaluation import EvaluatedModel
 from fl_server.aggregation.methods import (
@@ -41,7 +42,7 @@ from fl_server.aggregation.reduction import (
 from fl_server.aggregation.server_update import ServerUpdateStats, apply_server_update, check_finite
 from fl_server.aggregation.snapshot import Snapshot, Snapshots
 from fl_server.aggregation.task_model import initial_path
-from fl_server.aggregation.updates import CPU, AcceptedUpdates, Source, UpdateShape
+from fl_server.aggregation.updates import AcceptedUpdates, Source, UpdateShape
 from fl_server.rounds.metrics import as_averaged
 from fl_server.run_settings.config import RunConfig
 from fl_server.store.checkpoints import Checkpoint
@@ -65,9 +66,10 @@ class Engine:
         *,
         start: Path | None = None,
     ) -> None:
-        """Updates are summed where they are, and the rest is done on the CPU.
+        """Updates are summed where they are.
 
-        task: in this process, or in one of its own. device: for evaluations in this process. max_model_bytes: of the
+        task: in this process, or in one of its own. device: of the snapshots and the server step, and of evaluations in
+        this process. max_model_bytes: of the
         tensors that building the model takes; 0: any. start: the file whose digest is `initial_model`; None:
         `initial_model` is its path, as in a simulation.
         """
@@ -90,7 +92,7 @@ class Engine:
         """The frozen parameters that clients must have from their own tasks. None if they are sent."""
         self.remarks = self._model.remarks
         """What the creator of the run should know of its model, as lines of text."""
-        self.snapshots = Snapshots(self.layout, self._trainable_layout, self.local_frozen, self._model.tied)
+        self.snapshots = Snapshots(self._model, device)
         self._shapes = self._shapes_of_updates()
 
     def _shapes_of_updates(self) -> list[UpdateShape]:
@@ -178,6 +180,7 @@ class Engine:
         selected = select_updates(self.config.round, accepted, weights)
         made = self.snapshots.blank_after(snapshot)
         given = {**earlier_sums, **self._bundles(snapshot).received_direction(snapshot, last, earlier_sums)}
+        given = {name: tree.to(tensors, self.snapshots.device) for name, tensors in given.items()}
         reduction = replace(self._reduction(snapshot, last, selected), earlier_sums=given)
         stats = apply_server_update(reduction, snapshot.state, made.state, self._trainable_layout)
         if made.rounded:
@@ -218,8 +221,9 @@ class Engine:
         info = round_info(self.config, snapshot.round + 1, len(updates.cohort))
         algorithm = self._algorithm_after(snapshot)
         return Reduction(
-            algorithm, exchange, self.config.round, info, updates, sum_updates=self.sum_updates, release=self.release
-        )
+            algorithm, exchange, self.config.round, info, updates, self.snapshots.device,
+            sum_updates=self.sum_updates, release=self.release,
+        )  # fmt: skip
 
     def _algorithm_after(self, snapshot: Snapshot) -> fl.Algorithm:
         """The method with its parameters of the round under way."""

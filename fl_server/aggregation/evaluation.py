@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -12,8 +13,9 @@ import torch
 from torch import nn
 
 import algorithms as fl
+from algorithms.model_state import fill
+from fl_server.aggregation.bundles import CPU
 from fl_server.aggregation.task_model import TaskModel
-from fl_server.aggregation.updates import CPU
 from fl_tasks import Task
 from fl_tasks.data.examples import Examples
 from fl_tasks.data.forms import Data, as_data
@@ -47,6 +49,8 @@ class EvaluatedModel(TaskModel):
         super().__init__(task, **options)
         self._device, self._batch_size = device, batch_size or batch_size_on(device)
         self._held_out: Data | None = None
+        self._there: nn.Module | None = None
+        """The module on another device than the CPU; it stays there."""
         self._left = ""
         """Why the evaluation under way is to be left at its next batch; empty: it goes on."""
 
@@ -57,9 +61,7 @@ class EvaluatedModel(TaskModel):
 
         Raises as `fl_tasks.evaluate`, and EvaluationLeft after `leave`.
         """
-        with self.filled(values) as module:
-            model = self._on_device(module)
-            del module  # with it goes its memory, when the block ends
+        with self.filled(values) as model:
             self._left = ""
             with task_call("the task's evaluation"):
                 data = self.held_out()
@@ -67,12 +69,21 @@ class EvaluatedModel(TaskModel):
                     estimate_statistics(self._task, model, data, self._batch_size)
                 batches = self._until_left(sums_of_batches(self._task, model, batches_of(data, self._batch_size)))
                 metrics = finished(self._task, totals_of(batches, len(data)))
-            del model, batches
+            del model, batches  # with the model goes its memory, when the block ends
         return metrics
 
-    def _on_device(self, module: nn.Module) -> nn.Module:
-        """The module, or a copy on another device: moved itself, it would lose the memory that `filled` fills."""
-        return module if self._device == CPU else copy.deepcopy(module).to(self._device)
+    @contextmanager
+    def filled(self, values: fl.ModelState) -> Iterator[nn.Module]:
+        """See `TaskModel.filled`; on the device."""
+        if self._device == CPU:
+            with super().filled(values) as module:
+                yield module
+            return
+        if self._there is None:  # a copy: moved itself, the module would lose the memory that is filled
+            with super().filled(values) as module:
+                self._there = copy.deepcopy(module).to(self._device)
+        fill(self._views(self._there), values)
+        yield self._there
 
     def _until_left(self, batches: Iterator[BatchSums]) -> Iterator[BatchSums]:
         for batch in batches:
@@ -92,9 +103,7 @@ class EvaluatedModel(TaskModel):
         """Names of the metrics, from the first batch; None without examples. Raises TaskError."""
         if not len(data := self.held_out()):
             return None
-        with self.filled(values) as module:
-            model = self._on_device(module)
-            del module
+        with self.filled(values) as model:
             with task_call("the task's evaluation"):
                 first = list(sums_of_batches(self._task, model, islice(batches_of(data, self._batch_size), 1)))
                 names = names_of(self._task, totals_of(first, sum(batch.examples for batch in first)))
@@ -105,13 +114,9 @@ class EvaluatedModel(TaskModel):
         """The whole state_dict with these values, in memory of its own. estimate: as in `evaluate`."""
         with self.filled(values) as module:
             if estimate and len(data := self.held_out()):
-                model = self._on_device(module)
                 with task_call("the task's evaluation"):
-                    estimate_statistics(self._task, model, data, self._batch_size)
-                if model is not module:
-                    module.load_state_dict(model.state_dict())
-                del model
-            whole = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+                    estimate_statistics(self._task, module, data, self._batch_size)
+            whole = {name: tensor.to(CPU, copy=True) for name, tensor in module.state_dict().items()}
             del module
         return whole
 

@@ -9,11 +9,12 @@ from types import MappingProxyType
 import torch
 
 import algorithms as fl
+from algorithms import tree
 from algorithms.compose import SENT
 from algorithms.optimizers.federated import averaged_state
 from algorithms.optimizers.spec import PREFIX
 from fl_common.built_in import EDEN
-from fl_server.aggregation.bundles import master_layout, packed
+from fl_server.aggregation.bundles import CPU, master_layout, packed
 from fl_server.aggregation.server_update import Diverged, check_finite
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.errors import model_of
@@ -76,7 +77,7 @@ class Outgoing:
         """The bytes on the wire. Tensors in plain layout are not copied if there is no encoding."""
         if self.encoding == PLAIN:
             return packed(self.tensors, self.layout)
-        return encode(self.tensors, self.encoded, self.key)
+        return encode(tree.to(self.tensors, CPU), self.encoded, self.key)
 
     def received(self, bundle: Buffer) -> fl.Tensors:
         """The values that clients get from the bytes on the wire."""
@@ -195,8 +196,9 @@ class ExchangeBundles:
 
 
 def direction_of(outgoing: list[Outgoing]) -> fl.Tensors | None:
-    """The direction among the bundles of an exchange as clients receive it; None if there is none."""
-    return next((each.received(each.bundle()) for each in outgoing if each.kind == RESOURCE_KIND_DIRECTION), None)
+    """The direction among the bundles of an exchange as clients receive it, on the host; None if there is none."""
+    found = (bundle for bundle in outgoing if bundle.kind == RESOURCE_KIND_DIRECTION)
+    return next((tree.to(bundle.received(bundle.bundle()), CPU) for bundle in found), None)
 
 
 def dtype_names(dtypes: Mapping[str, torch.dtype]) -> str:

@@ -15,7 +15,7 @@ from fractions import Fraction
 import torch
 
 import algorithms as fl
-from algorithms import UpdateInfo
+from algorithms import UpdateInfo, tree
 from algorithms.aggregate import mean_of_buffers
 from fl_server.aggregation import robust
 from fl_server.aggregation.robust import check_outside_reducer
@@ -135,6 +135,8 @@ class Reduction:
     info: fl.RoundInfo
     updates: AcceptedUpdates
     """The selected updates (`select_updates`)."""
+    device: torch.device
+    """Where the sums go."""
     earlier_sums: Mapping[str, fl.Tensors] = field(default_factory=dict)
     """The sums of the round's earlier exchanges."""
     sum_updates: SumUpdates = sum_updates
@@ -146,8 +148,10 @@ class Reduction:
         updates = self.updates if names is None else self.updates.only(names)
         wanted = self.algorithm.exchanges[self.exchange].sums(updates.cohort, self.info)
         if self.section.reducer == "mean" or robust.selects(self.section):  # a selection, then a mean
-            return sum_payloads(updates, wanted, self.sum_updates)
-        return robust.centre_payloads(self.section, updates, wanted, self.algorithm.weights(updates.cohort))
+            made = sum_payloads(updates, wanted, self.sum_updates)
+        else:
+            made = robust.centre_payloads(self.section, updates, wanted, self.algorithm.weights(updates.cohort))
+        return {name: tree.to(tensors, self.device) for name, tensors in made.items()}
 
 
 def check_reducer(section: RoundSection, algorithm: fl.Algorithm) -> None:

@@ -6,8 +6,10 @@ tests/algorithms checks that for every method. A tensor is never cut: torch may 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import chain, islice
 
 import torch
 
@@ -76,9 +78,9 @@ def apply_server_update(
         if unreleased >= RELEASE_BYTES:
             reduction.release()
             unreleased = 0
-    if not lengths.finite:
+    if (stats := lengths.stats()) is None:
         raise _diverged(reduction, "; ", ". Lower the learning rate, or set round.max_update_norm")
-    return lengths.stats()
+    return stats
 
 
 def _server_step(reduction: Reduction, part: fl.ServerState, sums: Mapping[str, fl.Tensors]) -> fl.ServerState:
@@ -110,7 +112,8 @@ class _Lengths:
         self._movement: list[torch.Tensor] = []
         self._direction: list[torch.Tensor] = []
         self._kept: dict[str, list[torch.Tensor]] = {}
-        self._product = 0.0
+        self._products: list[list[torch.Tensor]] = []
+        """The blocks of the scalar product of movement and direction, for each tensor."""
 
     def add(self, before: fl.ServerState, after: fl.ServerState, direction: fl.Tensors | None) -> None:
         """Add one group of tensors: its states, and the direction sent with the model."""
@@ -121,26 +124,29 @@ class _Lengths:
         if direction is not None:
             direction = widened(direction)
             self._direction += tree.norms(direction)
-            self._product -= sum(_product(movement[name], direction[name]) for name in movement)
+            self._products += [_products(movement[name], direction[name]) for name in movement]
 
-    @property
-    def finite(self) -> bool:
-        """Whether every norm of the next state is finite."""
-        return all(bool(torch.isfinite(tree.whole_norm(norms))) for norms in self._kept.values())
-
-    def stats(self) -> ServerUpdateStats:
-        """The norms of all groups together."""
-        length = float(tree.whole_norm(self._movement))
-        if not self._direction:
+    def stats(self) -> ServerUpdateStats | None:
+        """The norms of all groups, read from the device at once; None if one of the next state is not finite."""
+        norms = [*self._kept.values(), self._movement, *([self._direction] if self._direction else [])]
+        wholes = [tree.whole_norm(parts).double() for parts in norms]
+        values: list[float] = torch.stack([*wholes, *chain.from_iterable(self._products)]).tolist()
+        kept = len(self._kept)
+        if not all(map(math.isfinite, values[:kept])):
+            return None
+        length, *size = values[kept : len(norms)]
+        if not size:
             return ServerUpdateStats(length, 0.0, 0.0)
-        size = float(tree.whole_norm(self._direction))
-        return ServerUpdateStats(length, size, self._product / (length * size) if length and size else 0.0)
+        product, parts = 0.0, iter(values[len(norms) :])
+        for blocks in self._products:
+            product -= sum(islice(parts, len(blocks)))
+        return ServerUpdateStats(length, size[0], product / (length * size[0]) if length and size[0] else 0.0)
 
 
-def _product(a: torch.Tensor, b: torch.Tensor) -> float:
-    """The scalar product in float64, block by block: widened whole tensors would take twice their memory."""
+def _products(a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
+    """Parts of the scalar product in float64, block by block: widened whole tensors would take twice their memory."""
     blocks = zip(a.flatten().split(BLOCK), b.flatten().split(BLOCK), strict=True)
-    return sum(float(torch.dot(one.double(), other.double())) for one, other in blocks)
+    return [torch.dot(one.double(), other.double()) for one, other in blocks]
 
 
 def _part(state: fl.ServerState, names: Collection[str]) -> fl.ServerState:

@@ -12,15 +12,15 @@ import algorithms as fl
 from algorithms import tree
 from algorithms.averaging import Averaging
 from algorithms.precision import master_dtype
-from fl_server.aggregation.bundles import blank, laid_out, master_layout
-from fl_server.aggregation.task_model import other_frozen
+from fl_server.aggregation.bundles import CPU, blank, laid_out, master_layout
+from fl_server.aggregation.outside_task.remote_task import RemoteModel
+from fl_server.aggregation.task_model import TaskModel, other_frozen
 from fl_server.run_settings.config import AveragingSection
 from fl_server.store.checkpoint_files import AveragedModel
 from fl_server.store.checkpoints import FROZEN, Checkpoint
 from fl_tasks import TaskError
 from protos.codec import Layout, digest_of, pieces_of
 from protos.digests import digest_text
-from protos.fl.v1.tensor_pb2 import Resource
 from protos.frozen import frozen_text
 
 
@@ -89,11 +89,10 @@ class Snapshot:
 class Snapshots:
     """Lays out, saves and restores the snapshots of one run."""
 
-    def __init__(
-        self, layout: Layout, trainable: Layout, local_frozen: Resource | None, tied: Mapping[str, str]
-    ) -> None:
-        """layout: of all that is sent of the model; the other arguments are as the attributes of `TaskModel`."""
-        self._layout, self._local_frozen, self._tied = layout, local_frozen, tied
+    def __init__(self, model: TaskModel | RemoteModel, device: torch.device = CPU) -> None:
+        """device: where the snapshots are."""
+        self._layout, self._local_frozen, self._tied = model.layout, model.local_frozen, model.tied
+        self.device, trainable = device, model.trainable_layout
         self.state_layout = master_layout(trainable)
         """The layout of the server's state."""
         self.low: Mapping[str, torch.dtype] = {
@@ -105,20 +104,24 @@ class Snapshots:
 
     def first(self, start: fl.ModelState, state: fl.ServerState) -> Snapshot:
         """The snapshot before round 0, in memory of its own. state: of the values that training starts from."""
-        self.frozen = laid_out(start.frozen, Layout.of(start.frozen))
+        self.frozen = self._new(start.frozen, Layout.of(start.frozen))
         return self._laid_out(Snapshot(-1, state, start.buffers))
 
     def blank_after(self, snapshot: Snapshot) -> Snapshot:
         """A snapshot for the round after, whose memory is to be filled."""
-        memory = {symbol: blank(self.state_layout) for symbol in snapshot.state.memory}
+        memory = {symbol: blank(self.state_layout, self.device) for symbol in snapshot.state.memory}
         master = {name: torch.empty_like(snapshot.state.x[name]) for name in self.low}
-        return self._of(snapshot.round + 1, blank(self._layout), master, memory)
+        return self._of(snapshot.round + 1, blank(self._layout, self.device), master, memory)
+
+    def _new(self, tensors: fl.Tensors, layout: Layout) -> fl.Tensors:
+        return laid_out(tensors, layout, self.device)
 
     def _laid_out(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot in memory of its own, in wire layout."""
-        into, master = blank(self._layout), {name: snapshot.state.x[name].clone() for name in self.low}
+        into = blank(self._layout, self.device)
+        master = {name: snapshot.state.x[name].to(self.device, copy=True) for name in self.low}
         tree.copy_(into, {**snapshot.state.x, **snapshot.buffers})
-        memory = {symbol: laid_out(tensors, self.state_layout) for symbol, tensors in snapshot.state.memory.items()}
+        memory = {symbol: self._new(tensors, self.state_layout) for symbol, tensors in snapshot.state.memory.items()}
         return self._of(snapshot.round, into, master, memory).measured()
 
     def _of(self, round_: int, model: fl.Tensors, master: fl.Tensors, memory: fl.Memory) -> Snapshot:
@@ -129,11 +132,11 @@ class Snapshots:
         return Snapshot(round_, fl.ServerState({**x, **master}, memory, self.low), buffers, rounded)
 
     def checkpoint(self, snapshot: Snapshot, facts: Mapping[str, object]) -> Checkpoint:
-        """The checkpoint of a snapshot."""
-        model = {**snapshot.sent, **self.frozen}
-        master = {name: snapshot.state.x[name] for name in snapshot.rounded}
+        """The checkpoint of a snapshot, with tensors on the host."""
+        model = tree.to({**snapshot.sent, **self.frozen}, CPU)
+        master = tree.to({name: snapshot.state.x[name] for name in snapshot.rounded}, CPU)
         named = {FROZEN: frozen_text(self._local_frozen)} if self._local_frozen else {}
-        memory = snapshot.state.memory
+        memory = {symbol: tree.to(tensors, CPU) for symbol, tensors in snapshot.state.memory.items()}
         return Checkpoint(model, memory, {**facts, **named}, self._tied, master, snapshot.averaged)
 
     def restored(self, checkpoint: Checkpoint) -> Snapshot:
@@ -142,7 +145,7 @@ class Snapshots:
             raise TaskError(other_frozen(named, frozen_text(self._local_frozen)))
         sent = {entry.name for entry in self._layout.entries}
         frozen = {name: tensor for name, tensor in checkpoint.model.items() if name not in sent}
-        self.frozen = laid_out(frozen, Layout.of(frozen))
+        self.frozen = self._new(frozen, Layout.of(frozen))
         memory = {symbol: dict(tensors) for symbol, tensors in checkpoint.memory.items()}
         model, master = dict(checkpoint.model), dict(checkpoint.master)
         snapshot = self._laid_out(self._of(checkpoint.facts["round"], model, master, memory))

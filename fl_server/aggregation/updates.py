@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 
 import algorithms as fl
+from fl_server.aggregation.bundles import CPU
 from fl_server.store.files import disk_errors
 from protos.codec import Entry, Layout, unpack
 from protos.encodings import PLAIN, EncodedLayout, EncodingSpec
@@ -30,9 +31,6 @@ TOGETHER_BYTES = 1 << 20
 """The bytes of a block of all updates in float64: up to this size, one call for all is faster than one for each."""
 DEVICE_BYTES = 256 << 20
 """The bytes of one update in a group of neighbours on another device, where only calls cost."""
-
-
-CPU = torch.device("cpu")
 
 
 class HeldUpdate(Protocol):

@@ -1,0 +1,89 @@
+"""The server's part of a round on another device than the CPU, where each value that is read waits for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+import algorithms as fl
+from fl_server.aggregation.engine import Engine
+from fl_server.aggregation.updates import HeldUpdate
+from fl_server.run_settings.spec import from_values
+from protos.codec import Entry
+
+ELSEWHERE = torch.device("meta")
+"""Tensors without values: an operation of such a tensor and one on the CPU fails, and so does a copy to the CPU."""
+TASK: Any = SimpleNamespace(model=lambda: nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 2)))
+READS = {"item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__"}
+
+
+class Reads(TorchFunctionMode):
+    """Counts reads of values that are elsewhere, which are ones then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """See torch."""
+        if getattr(func, "__name__", "") in READS and args[0].device == ELSEWHERE:
+            self.count += 1
+            args = (torch.ones(args[0].shape, dtype=args[0].dtype), *args[1:])
+        return func(*args, **(kwargs or {}))
+
+
+class Held(HeldUpdate):
+    """An update that is elsewhere."""
+
+    @property
+    def device(self) -> torch.device:
+        """See `HeldUpdate`."""
+        return ELSEWHERE
+
+    def read(self, entry: Entry, start: int, count: int) -> Tensor:
+        """See `HeldUpdate`."""
+        return torch.empty(count, dtype=entry.dtype, device=ELSEWHERE)
+
+
+class HeldTogether(Held):
+    """One that is read together with others."""
+
+    def read_with(self, others: Sequence[object], entry: Entry, start: int, count: int) -> Tensor:
+        """See `HeldUpdate`."""
+        return torch.empty(len(others), count, dtype=entry.dtype, device=ELSEWHERE)
+
+
+def reads_of_a_round(method: str, kind: type[Held], clients: int) -> int:
+    """Reads of values in a round of all exchanges; the next snapshot is elsewhere as well."""
+    sections = {"algorithm": {"name": method}, "population": 9, "population_examples": 90}
+    engine = Engine(from_values({"task": {"name": "any"}, **sections}), TASK, ELSEWHERE)
+    cohort, updates = [fl.UpdateInfo(f"c{number}", 10, 2) for number in range(clients)], [kind()] * clients
+    sums: dict[str, fl.Tensors] = {}
+    with Reads() as reads:
+        snapshot = engine.first()
+        reads.count = 0
+        for exchange in range(len(engine.algorithm.exchanges) - 1):
+            sent = engine.outgoing(snapshot, exchange, sums)
+            sums |= engine.reduce(snapshot, exchange, cohort, updates)
+        sent = engine.outgoing(snapshot, len(engine.algorithm.exchanges) - 1, sums)
+        after, _ = engine.server_update(snapshot, cohort, updates, sums)
+        found = reads.count
+    kept = [after.sent, *after.state.memory.values(), *(bundle.tensors for bundle in sent)]
+    assert {tensor.device for tensors in kept for tensor in tensors.values()} == {ELSEWHERE}
+    return found
+
+
+@pytest.mark.parametrize("method", fl.names())
+def test_a_round_reads_few_values_however_many_clients_it_has(method: str) -> None:
+    """Sums, server step and bundles of each method stay there; norms are read once for all clients and tensors."""
+    for kind in (Held, HeldTogether):
+        few, many = (reads_of_a_round(method, kind, clients) for clients in (2, 7))
+        assert few == many <= 4
