@@ -75,7 +75,7 @@ def reads_of_a_round(method: str, kind: type[Held], clients: int) -> int:
             sums |= engine.reduce(snapshot, exchange, cohort, updates)
         sent = engine.outgoing(snapshot, len(engine.algorithm.exchanges) - 1, sums)
         after, _ = engine.server_update(snapshot, cohort, updates, sums)
-        found = reads.count
+        found: int = reads.count
     kept = [after.sent, *after.state.memory.values(), *(bundle.tensors for bundle in sent)]
     assert {tensor.device for tensors in kept for tensor in tensors.values()} == {ELSEWHERE}
     return found
