@@ -337,8 +337,7 @@ class Federation:
     def _update_bytes(self) -> int:
         """Bytes of a round's updates, and of the sums of an averaged model before and after it."""
         size = sum(self.engine.shape(exchange).size_bytes for exchange in range(len(self.engine.algorithm.exchanges)))
-        section = self.config.round
-        cohort = section.clients_per_round if section.sampling == "fixed" else section.rate * len(self.clients)
+        cohort = self.config.policy().drawn_of(len(self.clients))
         sums = 4 * 8 * sum(entry.numel for entry in self.engine.layout.entries) if self.config.averaging else 0
         return int(size * cohort) + sums
 

@@ -73,6 +73,10 @@ class RoundPolicy:
     rounds_between_restarts: int = 0
     """Rounds that are committed between two restarts of the client states because of lost ones."""
 
+    def drawn_of(self, clients: int) -> float:
+        """How many of so many clients a round draws, in the mean."""
+        return self.rate * clients if self.sampling == "bernoulli" else self.clients_per_round
+
 
 _NONE: ByClient[Any] = ByClient()
 

@@ -199,7 +199,7 @@ class LastingServer(grpc.aio.Server):
         """
         self._make, self._credentials = make, credentials
         self._server = make()
-        self._handlers: list[Callable[[grpc.aio.Server], None]] = []
+        self._handlers: list[tuple[grpc.GenericRpcHandler, ...]] = []
         self._address = ""
         self._ending: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
@@ -207,14 +207,11 @@ class LastingServer(grpc.aio.Server):
     def add_generic_rpc_handlers(self, generic_rpc_handlers: Iterable[grpc.GenericRpcHandler]) -> None:
         """Do what grpc.aio.Server does."""
         handlers = tuple(generic_rpc_handlers)
-        self._add(lambda server: server.add_generic_rpc_handlers(handlers))
+        self._handlers.append(handlers)
+        self._server.add_generic_rpc_handlers(handlers)
 
     def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Any]) -> None:
         """Nothing: generated code adds the same handlers as generic ones too, which the interceptor wraps."""
-
-    def _add(self, change: Callable[[grpc.aio.Server], None]) -> None:
-        self._handlers.append(change)
-        change(self._server)
 
     def listen(self, address: str, setting: str) -> str:
         """Listen at an address, not started yet. Returns host:port.
@@ -271,8 +268,8 @@ class LastingServer(grpc.aio.Server):
 
     async def _replace(self) -> None:
         server = self._make()
-        for add in self._handlers:
-            add(server)
+        for handlers in self._handlers:
+            server.add_generic_rpc_handlers(handlers)
         try:
             if self._credentials is None:
                 server.add_insecure_port(self._address)

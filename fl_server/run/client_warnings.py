@@ -104,8 +104,8 @@ def missing_members(context: RunContext, control: RunControl) -> dict[str, int]:
 
 def rounds_until_missing(context: RunContext, control: RunControl) -> int:
     """Committed rounds without a member after which it is missing: several times the usual interval."""
-    section = control.config.round
-    share = section.rate if section.sampling == "bernoulli" else section.clients_per_round / control.config.population
+    population = control.config.population
+    share = control.state.policy.drawn_of(population) / population
     return max(context.services.config.states.missing_after, math.ceil(INTERVALS / min(1.0, share)))
 
 

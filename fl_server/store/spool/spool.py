@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,9 +94,9 @@ class _UnfinishedUploads:
             if not sizes:
                 self._sizes.pop(key.client_id, None)
 
-    def drop_where(self, over: Callable[[SpoolKey], bool]) -> None:
-        """Remove all uploads for which `over` is true."""
-        self.drop([key for sizes in self._sizes.values() for key in sizes if over(key)])
+    def of_run(self, run_id: str) -> list[SpoolKey]:
+        """The uploads for a run."""
+        return [key for sizes in self._sizes.values() for key in sizes if key.run_id == run_id]
 
     def excess(self, key: SpoolKey, size: int, limit: UnfinishedLimit) -> list[SpoolKey]:
         """The client's other uploads, oldest first, if they and this one exceed the limit; otherwise nothing."""
@@ -181,7 +181,7 @@ class Spool:
         The files of whole updates, which have no writer, are kept: the next round overwrites them.
         """
         with self._lock:
-            self._unfinished.drop_where(lambda key: (key.run_id, key.round) == (run_id, round))
+            self._unfinished.drop(key for key in self._unfinished.of_run(run_id) if key.round == round)
         folder, doing = self._round(run_id, round), f"remove the spool of run {run_id!r} round {round}"
         with suppress(OSError):  # files that cannot be kept, as on a full disk, are removed below
             self._spares.add(list(folder.glob("exchange-*/*.update")))
@@ -191,7 +191,7 @@ class Spool:
         """Remove all updates of a run, and the spare files."""
         self.make_room()
         with self._lock:
-            self._unfinished.drop_where(lambda key: key.run_id == run_id)
+            self._unfinished.drop(self._unfinished.of_run(run_id))
         remove_folder(run_folder(self._directory, run_id), f"remove the spool of run {run_id!r}")
 
     def remove_unfinished(self, client_id: str) -> None:
