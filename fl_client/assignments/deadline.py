@@ -10,14 +10,12 @@ import structlog
 from fl_client.connection.messages import seconds_of
 from fl_client.errors import WorkFailed
 from fl_client.gates.availability import AvailabilityMonitor
+from fl_client.training.trainer import AnyAssignment
 from fl_client.training.worker import Worker
 from protos.fl.v1 import coordinator_pb2 as pb
-from protos.fl.v1 import training_pb2
 
 GRACE_S, GRACE_SHARE, MAX_GRACE_S = 1.0, 0.1, 60.0
 """Added to a deadline, so that a coordinator can extend it in time: seconds, and a share of the deadline."""
-
-AnyAssignment = training_pb2.Assignment | training_pb2.EvaluationAssignment
 
 
 def seconds_for(assignment: AnyAssignment, limit: float) -> float:

@@ -21,7 +21,6 @@ from fl_client.setup.flags import (
     TlsFlags,
     TokenFlags,
     WayFlags,
-    enroll_flags,
     settings_flags,
 )
 from fl_client.setup.policy import app as policy_app
@@ -76,7 +75,7 @@ def init(
     With a token the device makes a key and gets its certificate from the coordinator, which the daemon then renews.
     """
     flags = settings_flags(daemon, data, tls, other)
-    enrolling = replace(enroll_flags(daemon, token, tls.ca, force=way.force), use_proxy=not other.no_proxy)
+    enrolling = EnrollFlags(token, daemon, tls.ca, way.force, use_proxy=not other.no_proxy)
     if token.follow_token:
         follow_token(enrolling, target_of(enrolling, config, only_certificate=True))
     elif enrolling.wanted or token.only_certificate:

@@ -12,16 +12,16 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from fl_client.enrollment.enroll import Enrollment, name_in, parse_fingerprint
 from fl_client.enrollment.folder import CertificateFolder, Issued
 from fl_client.errors import ConfigError, NotAllowed, ProtocolMismatch, Revoked, TransportError, UsageError
 from fl_client.settings.config import load_config
+from fl_client.setup.flags import DaemonFlags, TokenFlags
 from fl_client.setup.questions import default_state_dir
 from fl_client.setup.settings_file import check_text, save, settings_text
 from fl_common.certificates.pem import PemFiles, invalid_now
@@ -34,29 +34,21 @@ CLIENT_PORT, ENROLL_PORT = 7070, 7074
 """Ports of a coordinator where an address has none."""
 _LONGEST_TOKEN = 4096
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True)
 class EnrollFlags:
     """The flags of `fl-client init` for an enrollment."""
 
-    token: str | None = None
-    token_file: Path | None = None
-    fingerprint: str | None = None
+    token: TokenFlags
+    daemon: DaemonFlags
     ca: Path | None = None
-    server: str | None = None
-    """Address of the coordinator for clients."""
-    enroll_server: str | None = None
-    name: str | None = None
-    state_dir: Path | None = None
     force: bool = False
     use_proxy: bool = True
 
     @property
     def wanted(self) -> bool:
         """Whether a certificate is to be got."""
-        given = (self.token, self.token_file, self.fingerprint, self.enroll_server)
+        given = (self.token.token, self.token.token_file, self.token.ca_fingerprint, self.token.enroll_server)
         return any(flag is not None for flag in given)
 
 
@@ -77,11 +69,11 @@ def target_of(flags: EnrollFlags, config: Path, *, only_certificate: bool) -> Ta
     """The target from existing settings, or from the flags. Raises UsageError."""
     if not only_certificate and config.exists() and not flags.force:
         return _target_in(config, flags)
-    if flags.server is None:
+    if flags.daemon.server is None:
         raise UsageError("--server is needed with a token: the coordinator's host, or host:port for clients")
-    server = _address(flags.server, CLIENT_PORT, "--server")
-    place = flags.enroll_server or split_address(server)[0]
-    folder = CertificateFolder.in_state(flags.state_dir or default_state_dir(config))
+    server = _address(flags.daemon.server, CLIENT_PORT, "--server")
+    place = flags.token.enroll_server or split_address(server)[0]
+    folder = CertificateFolder.in_state(flags.daemon.state_dir or default_state_dir(config))
     place = _address(place, ENROLL_PORT, "--enroll-server")
     return Target(folder, server, place, flags.ca, flags.use_proxy)
 
@@ -95,7 +87,7 @@ def _target_in(config: Path, flags: EnrollFlags) -> Target:
         raise UsageError(
             f"{config} exists already, and its certificate is not from a token: --force writes new settings"
         )
-    place = flags.enroll_server or settings.tls.enroll_server or split_address(settings.server)[0]
+    place = flags.token.enroll_server or settings.tls.enroll_server or split_address(settings.server)[0]
     folder = CertificateFolder(settings.tls.folder, CertificateFolder.in_state(settings.state_dir).owner)
     place, use_proxy = _address(place, ENROLL_PORT, "--enroll-server"), flags.use_proxy and settings.use_proxy
     return Target(folder, settings.server, place, flags.ca or settings.tls.ca, use_proxy)
@@ -109,11 +101,15 @@ def enroll(flags: EnrollFlags, target: Target) -> Issued | None:
             print(f"{name} has a valid certificate in {target.folder.current}: nothing to do; --force gets a new one")
             return None
         print(f"the certificate of {name} is revoked: {refusal}; getting a new one for the token", file=sys.stderr)
-    if flags.name:
-        _checked(lambda: check_id("--client-id", flags.name or ""))
-    pin = None if flags.fingerprint is None else _checked(lambda: parse_fingerprint(flags.fingerprint or ""))
+    wanted, fingerprint = flags.daemon.client_id or "", flags.token.ca_fingerprint
+    try:
+        if wanted:
+            check_id("--client-id", wanted)
+        pin = None if fingerprint is None else parse_fingerprint(fingerprint)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     authority = b"" if pin is not None else _authority(target.authority)
-    enrollment = Enrollment(target.enroll_server, token_of(flags), pin, authority, flags.name or "", target.use_proxy)
+    enrollment = Enrollment(target.enroll_server, token_of(flags), pin, authority, wanted, target.use_proxy)
     issued = enrollment.into(target.folder)
     end = target.folder.certificate()
     until = "" if end is None else f", valid until {end.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
@@ -136,11 +132,11 @@ def write_settings(config: Path, values: dict[str, Any], flags: EnrollFlags, tar
 
 def token_of(flags: EnrollFlags) -> str:
     """The token from a flag, a file, standard input ("-") or the environment. Raises UsageError."""
-    if flags.token is not None and flags.token_file is not None:
+    if flags.token.token is not None and flags.token.token_file is not None:
         raise UsageError("--token excludes --token-file: leave out one of them")
-    token = flags.token
-    if flags.token_file is not None:
-        token = _token_in(_read_token(flags.token_file), flags.name)
+    token = flags.token.token
+    if flags.token.token_file is not None:
+        token = _token_in(_read_token(flags.token.token_file), flags.daemon.client_id)
     token = (os.environ.get(VARIABLE, "") if token is None else token).strip()
     if not token:
         raise UsageError(
@@ -222,16 +218,12 @@ def _address(text: str, port: int, flag: str) -> str:
     """host:port, with the usual port where there is none. Raises UsageError."""
     if re.fullmatch(r"(\[.*\]|[^:]*):\d+", text) is None:
         text = f"[{text}]:{port}" if text.count(":") > 1 and not text.startswith("[") else f"{text}:{port}"
-    if _checked(lambda: split_address(text))[1] == 0:
-        raise UsageError(f"{flag}: expected a port above 0, got {text!r}")
-    return text
-
-
-def _checked(check: Callable[[], T]) -> T:
     try:
-        return check()
+        if split_address(text)[1] == 0:
+            raise UsageError(f"{flag}: expected a port above 0, got {text!r}")
     except ValueError as error:
         raise UsageError(str(error)) from None
+    return text
 
 
 CHECK_S = 5.0
@@ -242,12 +234,12 @@ LONGEST_S = 600.0
 
 def follow_token(flags: EnrollFlags, target: Target) -> None:
     """Use each new token of the file, if there is no valid certificate or it is revoked; until a signal ends this."""
-    if flags.token_file is None or str(flags.token_file) == "-":
+    if flags.token.token_file is None or str(flags.token.token_file) == "-":
         raise UsageError("--follow-token needs --token-file FILE, whose later content it uses")
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # the first process of a container has no default action
     text, pause, due = "", CHECK_S, -math.inf
     while True:
-        if (content := _content(flags.token_file)) != text:
+        if (content := _content(flags.token.token_file)) != text:
             text, pause, due = content, CHECK_S, -math.inf  # a new token does not wait for the tries of the one before
         if text and time.monotonic() >= due:
             done = _is_done(flags, target)

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from fl_client.errors import UsageError
-from fl_client.setup.enrolling import EnrollFlags
 from fl_client.setup.questions import Flags, parse_pairs
 from fl_common.command_help import FlagGroup
 
@@ -106,21 +105,6 @@ def settings_flags(daemon: DaemonFlags, data: DataFlags, tls: TlsFlags, other: O
         insecure=tls.insecure,
         insecure_remote=tls.insecure_remote,
         other=other.settings(),
-    )
-
-
-def enroll_flags(daemon: DaemonFlags, token: TokenFlags, authority: Path | None, *, force: bool) -> EnrollFlags:
-    """The flags of an enrollment; by the environment's proxy."""
-    return EnrollFlags(
-        token=token.token,
-        token_file=token.token_file,
-        fingerprint=token.ca_fingerprint,
-        ca=authority,
-        server=daemon.server,
-        enroll_server=token.enroll_server,
-        name=daemon.client_id,
-        state_dir=daemon.state_dir,
-        force=force,
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 from fl_client.errors import UsageError
 from fl_client.setup import enrolling
 from fl_client.setup.enrolling import EnrollFlags, Target, follow_token, target_of
+from fl_client.setup.flags import DaemonFlags, TokenFlags
 
 
 class _Stopped(Exception):
@@ -18,9 +19,9 @@ class _Stopped(Exception):
 
 def following(tmp_path: Path, token_file: Path | None) -> tuple[EnrollFlags, Target]:
     """The options of `fl-client init --follow-token`, with a folder for the certificate."""
-    flags = EnrollFlags(token_file=tmp_path / "token", server="127.0.0.1:9", state_dir=tmp_path)
+    flags = EnrollFlags(TokenFlags(token_file=tmp_path / "token"), DaemonFlags("127.0.0.1:9", state_dir=tmp_path))
     target = target_of(flags, tmp_path / "client.toml", only_certificate=True)
-    return replace(flags, token_file=token_file), target
+    return replace(flags, token=TokenFlags(token_file=token_file)), target
 
 
 def test_a_new_token_is_used_at_once_while_the_one_before_waits_for_its_next_try(
