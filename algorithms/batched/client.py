@@ -168,7 +168,7 @@ def _full_gradients(model: nn.Module, members: Members, strategy: Strategy) -> t
     wide, clients, rule = widened(x), len(members.steps), work.algorithm.gradient
     mark = numbers.mark()
     totals = stacked.repeated(tree.map(torch.zeros_like, wide), clients)
-    examples, counts = [0] * clients, [0] * clients
+    examples, counts, like = [0] * clients, [0] * clients, next(iter(totals.values()))
     model.train()
     settings = Settings(work.settings, rule, rule.rho > 0.0, low_dtypes(x))
     for positions, batches in members.batches.whole():
@@ -176,8 +176,8 @@ def _full_gradients(model: nn.Module, members: Members, strategy: Strategy) -> t
         buffers = stacked.repeated({name: each.detach() for name, each in model.named_buffers()}, len(positions))
         g, _ = StackedGradients(strategy, settings, buffers, numbers.of(positions)).compute(point, batches)
         sizes = batches.sizes
-        weighed = stacked.scale(g, stacked.factor_of([float(size) for size in sizes], next(iter(g.values()))))
-        rows = torch.tensor(positions, device=next(iter(g.values())).device)
+        weighed = stacked.scale(g, like.new_tensor(sizes))
+        rows = torch.tensor(positions, device=like.device)
         for name, total in totals.items():
             total.index_add_(0, rows, weighed[name])
         numbers.next_step()
@@ -187,6 +187,5 @@ def _full_gradients(model: nn.Module, members: Members, strategy: Strategy) -> t
     numbers.go_back(mark)
     if not all(counts):
         raise ValueError("expected at least one batch for a full gradient, got none; does this client hold examples?")
-    like = next(iter(totals.values()))
-    mean = stacked.scale(totals, stacked.factor_of([1.0 / count for count in examples], like))
+    mean = stacked.scale(totals, like.new_tensor([1.0 / count for count in examples]))
     return rounded_like(x, mean), counts

@@ -20,7 +20,6 @@ from algorithms import tree
 from algorithms.base import Algorithm, ClientContext, InputAscent, LocalRule, Memory, Payload, Tensors
 from algorithms.batched import stacked
 from algorithms.batched.batches import NotBatched
-from algorithms.batched.stacked import Factor
 from algorithms.optimizers.steps import LocalOptimizer
 from algorithms.outside_code import is_interrupt
 from algorithms.precision import widened
@@ -126,9 +125,11 @@ class Rules:
 
     terms: LocalRule
     """What they have in common: gradient and anchor. Its tensors and factors are not read."""
-    a: Factor
-    mu: Factor
-    gamma: Factor
+    a: Tensor | None
+    """[clients]; None if it is 1 for all."""
+    mu: Tensor | None
+    """So too, and gamma; None if it is 0 for all."""
+    gamma: Tensor | None
     u: Tensors | None
     """[clients, ...], wide; so is v."""
     v: Tensors | None
@@ -165,7 +166,8 @@ def rules_of(algorithm: Algorithm, contexts: Contexts, x: Tensors) -> Rules:
     firsts = {position: rules[positions[0]] for positions, _ in parts for position in positions}
     all_rules, like = [firsts[position] for position in range(len(firsts))], next(iter(x.values()))
     a, mu, gamma = (
-        stacked.factor_of([getattr(rule, name) for rule in all_rules], like) for name in ("a", "mu", "gamma")
+        stacked.factor_of([getattr(rule, name) for rule in all_rules], like, neutral)
+        for name, neutral in (("a", 1.0), ("mu", 0.0), ("gamma", 0.0))
     )
     ascents = [rule.ascent for rule in all_rules if rule.ascent is not None]
     optimizers = [rule.optimizer for rule in all_rules if rule.optimizer is not None]

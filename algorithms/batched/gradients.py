@@ -59,7 +59,7 @@ class StackedGradients:
         outputs = self._ascend_inputs(y) if self._ascents else self._pass(y, batches)
         g = outputs.gradients
         if self._settings.gradient.rho:
-            g = self._replayed_at(stacked.add(y, widened(_ascent(g, self._settings.gradient))))
+            g = self._replayed_at(tree.add(y, widened(_ascent(g, self._settings.gradient))))
         return self._clipped_and_decayed(g, y), outputs.losses
 
     def recompute_at(self, point: Tensors) -> Tensors:

@@ -53,12 +53,23 @@ class RandomStream:
 class OwnNumbers:
     """Dropout masks from each client's stream."""
 
-    def __init__(self, streams: Sequence[RandomStream]) -> None:
+    def __init__(self, streams: Sequence[RandomStream], step: Tensor | None = None) -> None:
+        """step: [1], int64, the number of the step on the clients' device."""
         self.streams = streams
+        self.step = torch.zeros(1, dtype=torch.int64, device=streams[0].device) if step is None else step
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What a recorded step reads of a group's numbers."""
+        return [self.step]
+
+    def copy(self) -> OwnNumbers:
+        """The same numbers, with memory of their own."""
+        return OwnNumbers(self.streams, self.step.clone())
 
     def of(self, positions: Sequence[int]) -> OwnNumbers:
         """Those of some of the clients, for one pass."""
-        return OwnNumbers([self.streams[position] for position in positions])
+        return OwnNumbers([self.streams[position] for position in positions], self.step)
 
     def of_client(self, position: int) -> AbstractContextManager[None]:
         """Within the context torch's default generators are one client's."""
@@ -66,6 +77,7 @@ class OwnNumbers:
 
     def next_step(self) -> None:
         """Called after each step."""
+        self.step.add_(1)
 
     def mark(self) -> list[State | None]:
         """Note the place for `go_back`."""
@@ -103,19 +115,14 @@ class CountedNumbers:
             torch.tensor([*map(_signed, seeds)], device=device), torch.zeros(1, dtype=torch.int64, device=device)
         )
 
-    def copy(self) -> CountedNumbers:
-        """The same numbers, in memory of their own."""
-        return CountedNumbers(self._seeds.clone(), self.step.clone())
-
     @property
     def tensors(self) -> list[Tensor]:
-        """What a group has of its own."""
+        """See `OwnNumbers`."""
         return [self._seeds, self.step]
 
-    def copy_(self, other: CountedNumbers) -> None:
-        """Draw the other's numbers from now on."""
-        self._seeds.copy_(other._seeds)
-        self.step.copy_(other.step)
+    def copy(self) -> CountedNumbers:
+        """See `OwnNumbers`."""
+        return CountedNumbers(self._seeds.clone(), self.step.clone())
 
     def next_step(self) -> None:
         """See `OwnNumbers`."""

@@ -1,4 +1,4 @@
-"""Arithmetic on stacked tensors: named tensors [clients, ...], with one factor for all clients or one for each."""
+"""Arithmetic on stacked tensors: named tensors [clients, ...], with a factor for each client."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from torch import Tensor
 
 from algorithms import tree
 from algorithms.base import Tensors
-
-Factor = float | Tensor
-"""A factor of all clients, or a tensor [clients] with one for each."""
 
 
 def stack(parts: Sequence[Tensors]) -> Tensors:
@@ -41,53 +38,31 @@ def of_client(tensors: Tensors, position: int) -> Tensors:
     return tree.map(lambda tensor: tensor[position], tensors)
 
 
-def factor_of(values: Sequence[float], like: Tensor) -> Factor:
-    """The values as one number if they are equal, else as a tensor [clients] on the device of `like`."""
-    if len(set(values)) == 1:
-        return values[0]
-    return torch.tensor(values, dtype=like.dtype, device=like.device)
+def factor_of(values: Sequence[float], like: Tensor, neutral: float | None = None) -> Tensor | None:
+    """A factor for each client, [clients], of the dtype and on the device of `like`; None if all are neutral."""
+    return None if set(values) == {neutral} else torch.tensor(values, dtype=like.dtype, device=like.device)
 
 
-def first_of(factor: Factor, clients: int) -> Factor:
-    """The factor of the first clients."""
-    return factor[:clients] if isinstance(factor, Tensor) else factor
+def scale(a: Tensors, factor: Tensor) -> Tensors:
+    """factor * a. factor: [clients]; so are those below."""
+    return {name: tensor * _shaped(factor, tensor) for name, tensor in a.items()}
 
 
-def equals(factor: Factor, value: float) -> bool:
-    """Whether it is this number for all clients. It is decided without a synchronization of a device."""
-    return not isinstance(factor, Tensor) and factor == value
-
-
-def scale(a: Tensors, factor: Factor) -> Tensors:
-    """factor * a."""
-    if isinstance(factor, Tensor):
-        return {name: tensor * _shaped(factor, tensor) for name, tensor in a.items()}
-    return tree.scale(a, factor)
-
-
-def add(a: Tensors, b: Tensors, factor: Factor = 1.0) -> Tensors:
+def add(a: Tensors, b: Tensors, factor: Tensor) -> Tensors:
     """a + factor * b."""
-    if isinstance(factor, Tensor):
-        return {name: torch.addcmul(tensor, b[name], _shaped(factor, tensor)) for name, tensor in a.items()}
-    return tree.add(a, b, factor)
+    return {name: torch.addcmul(tensor, b[name], _shaped(factor, tensor)) for name, tensor in a.items()}
 
 
-def add_(a: Tensors, b: Tensors, factor: Factor) -> None:
+def add_(a: Tensors, b: Tensors, factor: Tensor) -> None:
     """a <- a + factor * b."""
-    if isinstance(factor, Tensor):
-        for name, tensor in a.items():
-            tensor.addcmul_(b[name], _shaped(factor, tensor))
-    else:
-        tree.add_(a, b, factor)
+    for name, tensor in a.items():
+        tensor.addcmul_(b[name], _shaped(factor, tensor))
 
 
-def lerp_(a: Tensors, b: Tensors, weight: Factor) -> None:
+def lerp_(a: Tensors, b: Tensors, weight: Tensor) -> None:
     """a <- a + weight * (b - a); bit-exact where a = b."""
-    if isinstance(weight, Tensor):
-        for name, tensor in a.items():
-            tensor.lerp_(b[name], _shaped(weight, tensor).expand_as(tensor))
-    else:
-        tree.lerp_(a, b, weight)
+    for name, tensor in a.items():
+        tensor.lerp_(b[name], _shaped(weight, tensor).expand_as(tensor))
 
 
 def norms(a: Tensors) -> Tensor:

@@ -17,13 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from algorithms import tree
-from algorithms.batched import stacked
 from algorithms.batched.batches import Planned, StepBatches, completed
 from algorithms.batched.choice import Facts
 from algorithms.batched.contexts import Rules
 from algorithms.batched.local import Steps, rates_by_step
 from algorithms.batched.members import Members
-from algorithms.batched.modules import CountedNumbers, OwnNumbers
+from algorithms.batched.modules import OwnNumbers
 from algorithms.batched.recording import NotRecorded, Step, record
 from algorithms.batched.strategies import Strategy
 from algorithms.model_state import trainable_views
@@ -84,7 +83,7 @@ class _Group:
             (clients, examples, _capacity(steps), planned.inputs.data_ptr(), planned.targets.data_ptr()),
             (settings.weight_decay, settings.max_gradient_norm),
             (rules.terms.gradient, rules.terms.anchored, rules.u is None, rules.v is None),
-            tuple(isinstance(factor, Tensor) for factor in (rules.a, rules.mu, rules.gamma)),
+            (rules.a is None, rules.mu is None, rules.gamma is None),
         )
 
 
@@ -93,12 +92,8 @@ class _FixedSteps:
 
     def __init__(self, model: nn.Module, group: _Group, strategy: Strategy) -> None:
         """group: the first one, whose steps may be made at once."""
-        rules, numbers = group.rules, group.members.numbers
-        self._planned, self._strategy = group.planned, strategy
-        self._numbers = numbers.copy() if isinstance(numbers, CountedNumbers) else numbers
-        self._number = torch.zeros(1, dtype=torch.int64, device=group.planned.inputs.device)
-        if isinstance(self._numbers, CountedNumbers):
-            self._number = self._numbers.step
+        rules, self._planned, self._strategy = group.rules, group.planned, strategy
+        self._numbers = group.members.numbers.copy()
         # One direction for all clients is not copied for each of them, but the next group may have several.
         own = rules if rules.u is None else replace(rules, u=tree.map(torch.clone, rules.u))
         self._steps = Steps(model, own, strategy, replace(group.members, numbers=self._numbers))
@@ -109,23 +104,18 @@ class _FixedSteps:
     @property
     def _memory(self) -> list[Tensor]:
         """All that changes between two steps, or between two groups."""
-        counted = self._numbers.tensors if isinstance(self._numbers, CountedNumbers) else [self._number]
-        return [*self._steps.memory, *self._schedule.tensors, self._losses, *counted]
+        return [*self._steps.memory, *self._schedule.tensors, *self._numbers.tensors, self._losses]
 
     def record(self) -> None:
         """Record the step, which changes the values. Raises NotRecorded, and OutOfMemoryError."""
-        self._play = record(self._step, self._memory, self._number.device)
+        self._play = record(self._step, self._memory, self._losses.device)
 
     def load(self, model: nn.Module, group: _Group) -> None:
         """Take the values of another group of the shape."""
         fresh = Steps(model, group.rules, self._strategy, group.members)
-        for one, other in zip(
-            [*self._steps.memory, *self._schedule.tensors], [*fresh.memory, *_schedule(group).tensors], strict=True
-        ):
-            one.copy_(other)
-        self._number.zero_()
-        if isinstance(self._numbers, CountedNumbers) and isinstance(group.members.numbers, CountedNumbers):
-            self._numbers.copy_(group.members.numbers)
+        values = [*fresh.memory, *_schedule(group).tensors, *group.members.numbers.tensors]
+        for mine, other in zip(self._memory, values, strict=False):  # the losses are results
+            mine.copy_(other)
 
     def train(self, count: int) -> tuple[Steps, Tensor]:
         """Make so many steps; see `Training.train`. The next group overwrites the result."""
@@ -134,7 +124,7 @@ class _FixedSteps:
         return self._steps, self._losses[:count]
 
     def _step(self) -> None:
-        schedule, planned, number = self._schedule, self._planned, self._number
+        schedule, planned, number = self._schedule, self._planned, self._numbers.step
         rows, rates = _at(schedule.rows, number), _at(schedule.rates, number)
         inputs, targets = planned.inputs[rows], planned.targets[rows]
         if planned.finish is not None:
@@ -151,7 +141,7 @@ class _FixedSteps:
                 for name, tensor in tensors.items():
                     tensor.copy_(tensor.where(active.view(-1, *(1 for _ in tensor.shape[1:])), values[name]))
         self._losses.index_copy_(0, number, losses[None].to(self._losses.dtype))
-        number.add_(1)
+        self._numbers.next_step()
 
 
 class Training:
@@ -194,7 +184,7 @@ class Training:
             return _called(model, members, rules, self.strategy)
         model.train()
         ones = next(iter(widened(trainable_views(model)).values())).new_ones(len(members.steps))
-        group = _Group(members, planned, _with_factors_on_device(rules, ones), ones, short)
+        group = _Group(members, planned, rules, ones, short)
         shape = group.shape(model)
         fixed = self._recorded.get(shape)
         if fixed is None:
@@ -252,23 +242,15 @@ def _called(model: nn.Module, members: Members, rules: Rules, strategy: Strategy
     """Step k of all clients that have one, then step k + 1: each step works on views of the first clients' tensors."""
     steps = Steps(model, rules, strategy, members)
     losses: list[Tensor] = []
+    rates, placed = _rates(members, next(iter(steps.y.values())))
     model.train()
-    for number, rates in enumerate(rates_by_step(members.work.settings, members.steps)):
-        active = len(rates)
+    for number, own in enumerate(rates):
+        active = len(own)
         batches = members.batches.at(number, active)
-        found = steps.take(batches, active, stacked.factor_of(rates, next(iter(steps.y.values()))), rates)
+        found = steps.take(batches, active, placed[number, :active], own)
         members.numbers.next_step()
         losses.append(torch.cat([found, found.new_zeros(len(members.steps) - active)]))
     return steps, torch.stack(losses)
-
-
-def _with_factors_on_device(rules: Rules, ones: Tensor) -> Rules:
-    """The rules with factors as tensors [clients], so that a recorded step reads them. Neutral ones stay numbers."""
-
-    def placed(factor: stacked.Factor, neutral: float) -> stacked.Factor:
-        return factor if stacked.equals(factor, neutral) else ones * factor
-
-    return replace(rules, a=placed(rules.a, 1.0), mu=placed(rules.mu, 0.0), gamma=placed(rules.gamma, 0.0))
 
 
 def _has_short_batches(members: Members) -> bool:
@@ -290,22 +272,28 @@ def _capacity(steps: int) -> int:
 
 def _schedule(group: _Group) -> _Schedule:
     """The schedule of a group, with room for more steps than it has."""
-    planned, steps, ones = group.planned, group.members.steps, group.ones
+    planned, ones = group.planned, group.ones
     rows = planned.steps.rows
     more = _capacity(len(rows)) - len(rows)
 
     def with_room(tensor: Tensor) -> Tensor:
         return torch.cat([tensor, tensor.new_zeros(more, *tensor.shape[1:])]) if more else tensor.clone()
 
-    rates = [row + [0.0] * (len(steps) - len(row)) for row in rates_by_step(group.members.work.settings, steps)]
     active = weights = None
     if group.short or group.uneven:
         sizes = torch.tensor(planned.steps.sizes, device=ones.device)
         real = torch.arange(rows.shape[2], device=ones.device) < sizes[..., None]
         active = with_room(sizes > 0) if group.uneven else None
         weights = with_room(real / sizes.clamp(min=1)[..., None].to(ones.dtype)) if group.short else None
-    rates_ = torch.tensor(rates, dtype=ones.dtype, device=ones.device)
-    return _Schedule(with_room(rows), with_room(rates_), active, weights, [with_room(it) for it in planned.drawn])
+    _, rates = _rates(group.members, ones)
+    return _Schedule(with_room(rows), with_room(rates), active, weights, [with_room(it) for it in planned.drawn])
+
+
+def _rates(members: Members, like: Tensor) -> tuple[list[list[float]], Tensor]:
+    """The rates of the clients that make each step; and on the device [steps, clients], 0 where a client is done."""
+    rates = rates_by_step(members.work.settings, members.steps)
+    whole = [row + [0.0] * (len(members.steps) - len(row)) for row in rates]
+    return rates, torch.tensor(whole, dtype=like.dtype, device=like.device)
 
 
 def _at(tensor: Tensor, number: Tensor) -> Tensor:

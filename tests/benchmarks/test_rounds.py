@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from benchmarks.lockstep import rounds
+from fl_tasks.models import lenet
 
 
 def test_a_setting_has_a_row(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two counted rounds of a small network: their seconds and the engine's choice as JSON, and the table."""
-    monkeypatch.setattr(rounds, "SETTINGS", {"small": rounds.Setting(rounds.lenet, 2, 4, 2, 1, ("fedavg",))})
+    monkeypatch.setattr(rounds, "SETTINGS", {"small": rounds.Setting(lenet, 2, 4, 2, 1, ("fedavg",))})
     threads = torch.get_num_threads()
     rounds.main(["--rounds", "2"])
     torch.set_num_threads(threads)

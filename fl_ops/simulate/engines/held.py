@@ -104,11 +104,6 @@ class TrainedTogether:
     """Batches of an epoch that the task makes itself; 0 if the run's batch size applies."""
 
     @property
-    def rows(self) -> Tensor:
-        """The updates, [clients, bytes] on the device, each row with the layout of a file."""
-        return self.held.data
-
-    @property
     def squares(self) -> Sequence[Sequence[float]]:
         """[clients][tensors]: see `Rows`."""
         return self.held.squares
