@@ -62,6 +62,8 @@ class Program:
     err: Path
     open_files: int | None = None
     """Limit of open files; None for the parent's limit."""
+    terminal: Path | None = None
+    """The terminal of a session of its own; it replaces `out` and `err`, and is the input too."""
 
 
 class Forked:
@@ -102,10 +104,13 @@ def _run(program: Program) -> None:
     """Run the program in the child."""
     # The program may start processes, as it may when it has an interpreter of its own.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
-    for path, stream in ((program.out, 1), (program.err, 2)):
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        os.dup2(descriptor, stream)
-        os.close(descriptor)
+    if program.terminal is not None:
+        _enter(program.terminal)
+    else:
+        for path, stream in ((program.out, 1), (program.err, 2)):
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            os.dup2(descriptor, stream)
+            os.close(descriptor)
     if program.open_files is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (program.open_files, program.open_files))
     os.chdir(program.folder)
@@ -114,3 +119,13 @@ def _run(program: Program) -> None:
     sys.path[:0] = program.environment.get("PYTHONPATH", "").split(os.pathsep)
     sys.argv = [program.module, *program.arguments]
     runpy.run_module(program.module, run_name="__main__", alter_sys=True)
+
+
+def _enter(terminal: Path) -> None:
+    """Make it the terminal of this process, so that Ctrl-C is a signal."""
+    os.setsid()
+    descriptor = os.open(terminal, os.O_RDWR)  # a session without a terminal gets the first one that it opens
+    for stream in range(3):
+        os.dup2(descriptor, stream)
+    os.close(descriptor)
+    sys.stdin, sys.stdout, sys.stderr = (open(each, mode, closefd=False) for each, mode in enumerate("rww"))  # noqa: PTH123, SIM115

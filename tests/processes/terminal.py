@@ -7,8 +7,6 @@ import os
 import pty
 import select
 import struct
-import subprocess
-import sys
 import termios
 import time
 from collections.abc import Sequence
@@ -17,15 +15,10 @@ from typing import Any, Self
 
 import pyte
 
+from tests.processes.forks import Forked, Program
 from tests.processes.process import ROOT, TIMEOUT_S
 
 _ALTERNATE = "\x1b[?1049h"
-_IN_ITS_TERMINAL = """
-import fcntl, runpy, sys, termios
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C is a signal
-sys.argv[0] = "fl"
-runpy.run_module("fl_ops", run_name="__main__")
-"""
 
 
 class Terminal:
@@ -45,16 +38,16 @@ class Terminal:
         self.before = termios.tcgetattr(theirs)
         self._theirs = theirs
         environment = {key: value for key, value in os.environ.items() if key not in {"COLUMNS", "LINES", "NO_COLOR"}}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _IN_ITS_TERMINAL, *self._arguments],
-            stdin=theirs, stdout=theirs, stderr=theirs, cwd=self._folder, start_new_session=True,
-            env={**environment, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"},
-        )  # fmt: skip
+        environment = {**environment, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
+        terminal = Path(os.ttyname(theirs))
+        self.process = Forked(
+            Program("fl_ops", self._arguments, environment, self._folder, terminal, terminal, terminal=terminal)
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
         self.process.kill()
-        self.process.wait()
+        self.process.wait(TIMEOUT_S)
         os.close(self._ours)
         os.close(self._theirs)
 
@@ -67,20 +60,20 @@ class Terminal:
         until = time.monotonic() + TIMEOUT_S
         while not all(text in self.screen for text in texts):
             assert time.monotonic() < until, f"expected {texts} on the screen, got\n{self.screen}"
-            ended = self.process.poll() is not None
+            code = self.process.poll()
             if not self._read(0.2):
-                assert not ended, f"ended with {self.process.returncode}:\n{self.screen}"
+                assert code is None, f"ended with {code}:\n{self.screen}"
         return self.screen
 
     def ends(self) -> int:
         """Wait for the end of the program; returns its exit code."""
         until = time.monotonic() + TIMEOUT_S
-        while self.process.poll() is None:
+        while (code := self.process.poll()) is None:
             self._read(0.1)
             assert time.monotonic() < until, f"it still runs:\n{self.screen}"
         while self._read(0.1):
             pass
-        return self.process.returncode
+        return code
 
     @property
     def screen(self) -> str:

@@ -201,7 +201,6 @@ def test_the_page_has_a_key_of_its_own(module_workspace: Workspace, pki: Pki) ->
         page = {name: own[name] for name in ("cert", "key") if name in own}
         given = {name: value for name, value in settings.items() if name != "web_tls"}
         server = Coordinator(module_workspace, f"key-{len(page)}", given | ({"web_tls": page} if page else {}))
-        server.forks = False
         assert server.start().wait() == 2
         assert why in server.errors()
 
