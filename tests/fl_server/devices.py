@@ -271,9 +271,10 @@ def update_message(assignment: Assignment, layout: Layout, data: bytes, **change
 
 
 def upload(
-    header: UpdateHeader, data: bytes, session: str, start: int = 0, chunk: int = 100
+    header: UpdateHeader, data: bytes, session: str, start: int = 0, chunk: int | None = None
 ) -> Iterator[pb.SubmitUpdateRequest]:
-    """The messages of an upload that starts at this offset."""
+    """The messages of an upload that starts at this offset; by default chunks of 100 bytes or an eighth of the data."""
+    chunk = chunk or max(100, len(data) // 8)
     first = UpdateHeader()
     first.CopyFrom(header)
     first.session_id, first.resume_offset = session, start

@@ -68,7 +68,7 @@ async def until(probe: Callable[[], T | None], what: str) -> T:
     try:
         async with asyncio.timeout(TIMEOUT_S):
             while not (value := probe()):
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(0.005)
             return value
     except TimeoutError:
         raise AssertionError(f"did not happen within {TIMEOUT_S:g} s: {what}") from None
