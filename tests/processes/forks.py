@@ -128,4 +128,4 @@ def _enter(terminal: Path) -> None:
     for stream in range(3):
         os.dup2(descriptor, stream)
     os.close(descriptor)
-    sys.stdin, sys.stdout, sys.stderr = (open(each, mode, closefd=False) for each, mode in enumerate("rww"))  # noqa: PTH123, SIM115
+    sys.stdin, sys.stdout, sys.stderr = (open(each, mode, closefd=False) for each, mode in enumerate("rww"))  # noqa: SIM115

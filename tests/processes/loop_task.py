@@ -29,7 +29,7 @@ class Adam:
             first.lerp_(gradient, 0.1)
             second.lerp_(gradient * gradient, 0.001)
             scale = (second / (1 - 0.999**self._steps)).sqrt() + 1e-8
-            parameter -= self._rate * first / (1 - 0.9**self._steps) / scale
+            parameter.sub_(self._rate * first / (1 - 0.9**self._steps) / scale)
             parameter.grad = None
 
 

@@ -195,7 +195,7 @@ async def test_after_its_end_a_client_is_drawn_without_an_action(tmp_path: Path,
             await deliver_valid(world, a, 1)
             await world.completed()
             return
-    async with World(tmp_path, quarantine=short) as world:
+    async with World(tmp_path, quarantine=short, reattach_grace_s=0.5) as world:
         await b.connect(world)
         await deliver_valid(world, await a.connect(world), 1)
         await world.completed()

@@ -75,14 +75,14 @@ def test_a_crash_costs_one_restart_and_one_run(fleet: Fleet, part: str, monkeypa
     monkeypatch.syspath_prepend(HERE)
     server, healthy = fleet.server, f"healthy-{part}"
     create(server, f"crashes-{part}", part, "crash")
-    server.create(healthy, stop={"rounds": 8})
+    server.create(healthy, stop={"rounds": 5})
     now = trigger(fleet, f"{part}.crash")
     assert server.wait() == -signal.SIGSEGV
     server.serve()
     reason = f"{'reducer' if part == 'reducer' else 'algorithm'} ending_code:{part} ended the coordinator's process: "
     failed(server, f"crashes-{part}", f"{reason}Segmentation fault \\({PLACE}")
     assert server.history(f"crashes-{part}").count("run_failed") == 1
-    assert server.digests(healthy) == simulated_digests(healthy, stop={"rounds": 8})
+    assert server.digests(healthy) == simulated_digests(healthy, stop={"rounds": 5})
     now.unlink()
     with server.admin() as admin:
         before = admin.runs.resume_run(f"crashes-{part}").rounds_done

@@ -87,7 +87,7 @@ def test_whatever_a_task_does_costs_its_own_run(fleet: Fleet, monkeypatch: pytes
     monkeypatch.syspath_prepend(HERE)
     limit_evaluations(fleet, 6.0)
     server = fleet.server
-    server.create("healthy", stop={"rounds": 12})
+    server.create("healthy", stop={"rounds": 6})
     failing = {create(server, f"{how}-{place}", place, how): message for place, how, message in FAILED}
     with pytest.raises(OpsError, match=r"importing exits_at_import .* raised SystemExit: 2"):
         server.create("argued", task={"name": AT_IMPORT})
@@ -99,7 +99,7 @@ def test_whatever_a_task_does_costs_its_own_run(fleet: Fleet, monkeypatch: pytes
         assert ended.state == admin_pb2.RUN_STATE_FAILED
         assert re.search(message, ended.reason), ended.reason
     assert server.exit_code is None
-    assert server.digests("healthy") == simulated_digests("healthy", stop={"rounds": 12})
+    assert server.digests("healthy") == simulated_digests("healthy", stop={"rounds": 6})
 
 
 def test_a_restart_serves_and_no_process_of_a_task_is_left(fleet: Fleet) -> None:
