@@ -86,16 +86,16 @@ def measure(case: argparse.Namespace, deployment: Deployment) -> dict[str, Any]:
 
 def rows(found: dict[str, Any]) -> Iterator[dict[str, object]]:
     """The columns of docs/measurements/benchmarks.md."""
-    for each in found["cases"]:
-        lag = each["loop_lag_ms"]
+    for case in found["cases"]:
+        lag = case["loop_lag_ms"]
         yield {
             "clients": f"{found['clients']:,}",
-            "drawn": f"{each['drawn']:,}",
-            "round, median": f"{each['round_s_median']:.2f} s",
-            "over bare gRPC": f"{each['over_grpc']:.2f} ({each['floor_grpc_s']:.2f} s)" if "over_grpc" in each else "",
-            "server CPU a round": f"{each['server_cpu_s_per_round']:.2f} s",
+            "drawn": f"{case['drawn']:,}",
+            "round, median": f"{case['round_s_median']:.2f} s",
+            "over bare gRPC": f"{case['over_grpc']:.2f} ({case['floor_grpc_s']:.2f} s)" if "over_grpc" in case else "",
+            "server CPU a round": f"{case['server_cpu_s_per_round']:.2f} s",
             "loop lag, p50 and p99": f"{lag['p50']:.0f} ms, {lag['p99']:.0f} ms",
-            "server memory, peak": f"{each['server_rss_mb']:.0f} MB",
+            "server memory, peak": f"{case['server_rss_mb']:.0f} MB",
         }
 
 
@@ -108,11 +108,11 @@ def _rounds(case: argparse.Namespace, server: Server, admin: AdminClient, drawn:
     lag, cpu = histogram(server.metrics, LAG), cpu_s(server.child)
     rounds = _committed(admin, run, case.rounds + 1)
     used, later = cpu_s(server.child) - cpu, histogram(server.metrics, LAG)
-    commits = [each.committed.ToNanoseconds() / 1e9 for each in rounds]
+    commits = [committed.committed.ToNanoseconds() / 1e9 for committed in rounds]
     seconds = [after - before for before, after in itertools.pairwise(commits)]
     _check(admin, run, case)
     return {
-        "round_s": [round(each, 3) for each in seconds],
+        "round_s": [round(duration, 3) for duration in seconds],
         "round_s_median": round(statistics.median(seconds), 3),
         "phases_s": {name: round(spent, 3) for name, spent in rounds[-1].account.seconds.items()},
         "server_cpu_s_per_round": round(used / case.rounds, 3),
@@ -158,10 +158,10 @@ def _ask(pipes: Sequence[Pipe]) -> Counts:
         pipe.send(Count())
     answers: list[Counts] = [pipe.recv() for pipe in pipes]
     return Counts(
-        attached=sum(each.attached for each in answers),
-        counted=sum(each.counted for each in answers),
-        lost=sum(each.lost for each in answers),
-        failed=sum(each.failed for each in answers),
+        attached=sum(answer.attached for answer in answers),
+        counted=sum(answer.counted for answer in answers),
+        lost=sum(answer.lost for answer in answers),
+        failed=sum(answer.failed for answer in answers),
     )
 
 
@@ -185,7 +185,7 @@ def _check(admin: AdminClient, run: str, case: argparse.Namespace) -> None:
             file.write(part.chunk.data)
         file.flush()
         value = STEP * (case.rounds + 1)
-        if not all(torch.allclose(each, torch.tensor(value)) for each in load_file(file.name).values()):
+        if not all(torch.allclose(tensor, torch.tensor(value)) for tensor in load_file(file.name).values()):
             raise SystemExit(f"the model is wrong: expected {value} everywhere")
 
 

@@ -70,10 +70,10 @@ def measure(case: argparse.Namespace, deployment: Deployment, during: DuringRoun
         with during(server):
             run = admin.runs.create_run(_spec(case)).run.run_id
             rounds = committed_rounds(admin, run, case.rounds)
-        first = time.monotonic() - began - sum(each.seconds for each in rounds[1:])
+        first = time.monotonic() - began - sum(row.seconds for row in rounds[1:])
         export(admin, run, model := deployment.folder / "model.safetensors")
     check(case, load_file(model))
-    seconds = [each.seconds for each in rounds]
+    seconds = [row.seconds for row in rounds]
     return {
         "clients": case.clients,
         "params": case.params,
@@ -82,15 +82,15 @@ def measure(case: argparse.Namespace, deployment: Deployment, during: DuringRoun
         "averaging": case.averaging,
         "tls": case.tls,
         "ahead_mib": case.ahead_mib,
-        "round_s": [round(each, 4) for each in seconds],
+        "round_s": [round(duration, 4) for duration in seconds],
         "round_s_median": round(statistics.median(seconds), 4),
         "server_rss_mb": peak_mb(server.child),
         "server_rss_mb_idle": idle_mb,
         "server_rss_models": round((peak_mb(server.child) - idle_mb) * 2**20 / (4 * case.params), 2),
         "server_cpu_s_per_round": round((cpu_s(server.child) - start_s) / case.rounds, 3),
         "client_rss_mb": {"peak": max(map(peak_mb, clients)), "median": statistics.median(map(peak_mb, clients))},
-        "bytes_down": sum(each.bytes_down for each in rounds),
-        "bytes_up": sum(each.bytes_up for each in rounds),
+        "bytes_down": sum(row.bytes_down for row in rounds),
+        "bytes_up": sum(row.bytes_up for row in rounds),
         "start_to_first_round_s": round(first, 2),
     }
 

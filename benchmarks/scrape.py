@@ -26,7 +26,7 @@ def histogram(address: str, name: str) -> Buckets:
     """A histogram without labels from the metrics page at host:port."""
     with urlopen(f"http://{address}/metrics", timeout=20) as page:
         families = text_string_to_metric_families(page.read().decode())
-        samples = [each for family in families for each in family.samples if each.name == f"{name}_bucket"]
+        samples = [sample for family in families for sample in family.samples if sample.name == f"{name}_bucket"]
     return {float(sample.labels["le"]): sample.value for sample in samples}
 
 

@@ -27,7 +27,10 @@ def draw(results: Sequence[Result], path: Path) -> None:
     by_clients, by_size = of_series("clients", results), of_series("sizes", results)
     with mpl.rc_context({"svg.hashsalt": "round-overhead", "svg.fonttype": "none", "font.size": 10}):
         figure, grid = plt.subplots(2, 2, figsize=(10, 7.2), layout="constrained", sharey="row")
-        clients, sizes = [each["clients"] for each in by_clients], [_megabytes(each["params"]) for each in by_size]
+        clients, sizes = (
+            [result["clients"] for result in by_clients],
+            [_megabytes(result["params"]) for result in by_size],
+        )
         for axes, series, xs in ((grid[0, 0], by_clients, clients), (grid[0, 1], by_size, sizes)):
             _times(axes, series, xs)
         for axes, series, xs in ((grid[1, 0], by_clients, clients), (grid[1, 1], by_size, sizes)):
@@ -50,15 +53,15 @@ def draw(results: Sequence[Result], path: Path) -> None:
 
 def _times(axes: Axes, series: Sequence[Result], xs: Sequence[float]) -> None:
     for key, label, colour, marker, style in LINES:
-        axes.plot(xs, [each[key] for each in series], color=colour, marker=marker, linestyle=style, label=label)
+        axes.plot(xs, [result[key] for result in series], color=colour, marker=marker, linestyle=style, label=label)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _memory(axes: Axes, series: Sequence[Result], xs: Sequence[float]) -> None:
-    idle = [each["server_rss_mb_idle"] for each in series]
-    bound = [each["server_rss_mb_idle"] + 4 * _megabytes(each["params"]) * 1e6 / 2**20 for each in series]
-    axes.plot(xs, [each["server_rss_mb"] for each in series], color="#0b6e99", marker="o", label="peak")
+    idle = [result["server_rss_mb_idle"] for result in series]
+    bound = [result["server_rss_mb_idle"] + 4 * _megabytes(result["params"]) * 1e6 / 2**20 for result in series]
+    axes.plot(xs, [result["server_rss_mb"] for result in series], color="#0b6e99", marker="o", label="peak")
     axes.plot(xs, bound, color="#c0392b", linestyle="--", label="goal: idle + 4 models")
     axes.plot(xs, idle, color="#7f8c8d", linestyle=":", label="idle")
 

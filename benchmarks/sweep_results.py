@@ -65,15 +65,15 @@ def read(path: Path) -> list[Result]:
 def keep(path: Path, result: Result) -> None:
     """Add a result to the file. It replaces an earlier result of the same case."""
     case = Case(**{name: result[name] for name in asdict(Case(0, 0))})
-    kept = [each for each in read(path) if not case.matches(each)]
+    kept = [earlier for earlier in read(path) if not case.matches(earlier)]
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = ",\n".join(json.dumps(each) for each in sorted([*kept, result], key=_order))
+    lines = ",\n".join(json.dumps(kept_result) for kept_result in sorted([*kept, result], key=_order))
     path.write_text(f'{{"machine": {json.dumps(_machine())},\n"measured": [\n{lines}\n]}}\n')
 
 
 def of_series(name: str, results: Sequence[Result]) -> list[Result]:
     """The results of a series, in its order."""
-    return [each for case in SERIES[name] for each in results if case.matches(each)]
+    return [result for case in SERIES[name] for result in results if case.matches(result)]
 
 
 def _machine() -> dict[str, Any]:

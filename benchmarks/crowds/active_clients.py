@@ -87,7 +87,7 @@ async def _live(pipe: Pipe, crowd: Crowd) -> None:
     async def answer(request: Request) -> None:
         if isinstance(request, Floor):
             await _turns(request)
-        pipe.send(Counts(*(sum(getattr(each, field.name) for each in clients) for field in fields(Counts))))
+        pipe.send(Counts(*(sum(getattr(client, field.name) for client in clients) for field in fields(Counts))))
 
     def asked() -> None:
         try:

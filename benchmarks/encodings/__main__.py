@@ -79,7 +79,7 @@ def measure(chosen: Mapping[str, EncodingSpec], repeats: int) -> list[dict[str, 
     normal, heavy = bundle(heavy_tailed=False), bundle(heavy_tailed=True)
     layout = Layout.of(normal, list(normal))
     encoded = {name: EncodedLayout.of(layout, spec) for name, spec in chosen.items()}
-    errors = {name: (relative_error(normal, each), relative_error(heavy, each)) for name, each in encoded.items()}
+    errors = {name: (relative_error(normal, coded), relative_error(heavy, coded)) for name, coded in encoded.items()}
     taken: dict[str, list[tuple[Seconds, Seconds]]] = defaultdict(list)
     for repeat in range(repeats):
         order = list(encoded) if repeat % 2 else list(reversed(encoded))
@@ -88,13 +88,13 @@ def measure(chosen: Mapping[str, EncodingSpec], repeats: int) -> list[dict[str, 
     return [
         {
             "encoding": str(chosen[name]),
-            "bytes": each.size_bytes,
-            "share": round(each.size_bytes / layout.size_bytes, 4),
+            "bytes": coded.size_bytes,
+            "share": round(coded.size_bytes / layout.size_bytes, 4),
             **speeds(layout.size_bytes, taken[name]),
             "error_normal": round(errors[name][0], 4),
             "error_heavy_tailed": round(errors[name][1], 4),
         }
-        for name, each in encoded.items()
+        for name, coded in encoded.items()
     ]
 
 
@@ -106,7 +106,7 @@ def speeds(size_bytes: int, taken: Sequence[tuple[Seconds, Seconds]]) -> dict[st
         "decode": [decoding.wall for _, decoding in taken],
         "decode_cpu": [decoding.cpu for _, decoding in taken],
     }
-    return {f"{name}_gb_s": round(size_bytes / GB / statistics.median(each), 2) for name, each in seconds.items()}
+    return {f"{name}_gb_s": round(size_bytes / GB / statistics.median(samples), 2) for name, samples in seconds.items()}
 
 
 def row(result: Mapping[str, Any]) -> dict[str, str]:

@@ -146,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run what is missing in the file, and print the table."""
     options = _parser().parse_args(arguments)
     done: list[dict[str, Any]] = json.loads(options.out.read_text()) if options.out.exists() else []
-    known = {(each["method"], each["case"], each["seed"]) for each in done}
+    known = {(run["method"], run["case"], run["seed"]) for run in done}
     cases, seeds = list(GROUPS[options.cases]()), SEEDS[: options.seeds]
     missing = [(case, seed) for seed in seeds for case in cases if (case.method, case.name, seed) not in known]
     with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
@@ -161,13 +161,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def table(cases: Iterable[Case], done: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, str]]:
     """A row for each case, in percent."""
     for case in cases:
-        runs = [each for each in done if (each["method"], each["case"]) == (case.method, case.name)]
-        plain = [each for each in done if (each["method"], each["case"]) == (case.method, "plain")]
-        found = [100 * each["accuracy"] for each in runs if each["accuracy"] is not None]
+        runs = [run for run in done if (run["method"], run["case"]) == (case.method, case.name)]
+        plain = [run for run in done if (run["method"], run["case"]) == (case.method, "plain")]
+        found = [100 * run["accuracy"] for run in runs if run["accuracy"] is not None]
         if not found or not plain:
             continue
-        base = {each["seed"]: 100 * each["accuracy"] for each in plain if each["accuracy"] is not None}
-        apart = [100 * each["accuracy"] - base[each["seed"]] for each in runs if each["accuracy"] is not None]
+        base = {run["seed"]: 100 * run["accuracy"] for run in plain if run["accuracy"] is not None}
+        apart = [100 * run["accuracy"] - base[run["seed"]] for run in runs if run["accuracy"] is not None]
         yield {
             "method": case.method,
             "encodings": case.name,
@@ -183,7 +183,7 @@ def _spread(values: Sequence[float]) -> float:
 
 
 def _ratio(runs: Sequence[Mapping[str, Any]], plain: Sequence[Mapping[str, Any]], key: str) -> float:
-    return float(statistics.mean(each[key] for each in runs) / statistics.mean(each[key] for each in plain))
+    return float(statistics.mean(run[key] for run in runs) / statistics.mean(run[key] for run in plain))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -43,7 +43,7 @@ def training(options: argparse.Namespace) -> Iterator[tuple[RunConfig, list[Outg
     config = parse_simulation(
         {
             "seed": 1,
-            "task": {"name": options.task, "options": {name: each for name, each in given.items() if each}},
+            "task": {"name": options.task, "options": {name: option for name, option in given.items() if option}},
             "algorithm": {"name": options.method},
             "local": {"learning_rate": options.rate, "batch_size": options.batch_size, **work},
             "round": {"clients_per_round": options.clients},
@@ -57,7 +57,7 @@ def training(options: argparse.Namespace) -> Iterator[tuple[RunConfig, list[Outg
         for _ in simulation.rounds():
             federation = simulation.federation
             sent = federation.engine.outgoing(federation.snapshot)
-            yield federation.config, [replace(each, tensors=_copied(each.tensors)) for each in sent]
+            yield federation.config, [replace(bundle, tensors=_copied(bundle.tensors)) for bundle in sent]
 
 
 def _copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -114,16 +114,16 @@ def _one(base: Buffer, bundle: Buffer, word: int, layout: Layout) -> dict[str, A
 
 def table(found: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, str]]:
     """A row for each bundle and encoding."""
-    for bundle, encoding in dict.fromkeys((each["bundle"], each["encoding"]) for each in found):
-        rows = [each for each in found if (each["bundle"], each["encoding"]) == (bundle, encoding)]
-        ratios = [each["to_bundle"] for each in rows]
-        applied = [each["apply_gb_s"] for each in rows if each["apply_gb_s"] is not None]
+    for bundle, encoding in dict.fromkeys((row["bundle"], row["encoding"]) for row in found):
+        rows = [row for row in found if (row["bundle"], row["encoding"]) == (bundle, encoding)]
+        ratios = [row["to_bundle"] for row in rows]
+        applied = [row["apply_gb_s"] for row in rows if row["apply_gb_s"] is not None]
         yield {
             "bundle": bundle,
             "encoding": f"`{encoding}`",
             "first, median, last": f"{ratios[0]:.2f}, {statistics.median(ratios):.2f}, {ratios[-1]:.2f}",
-            "to float32, median": f"{statistics.median(each['to_float32'] for each in rows):.3f}",
-            "make, GB/s": f"{statistics.median(each['make_gb_s'] for each in rows):.2f}",
+            "to float32, median": f"{statistics.median(row['to_float32'] for row in rows):.3f}",
+            "make, GB/s": f"{statistics.median(row['make_gb_s'] for row in rows):.2f}",
             "apply, GB/s": f"{statistics.median(applied):.2f}" if applied else "-",
         }
 

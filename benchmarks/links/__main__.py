@@ -93,7 +93,7 @@ def measure(case: argparse.Namespace, link: str, deployment: Deployment) -> dict
         round_overhead.check(case, load_file(model))
     case.rounds -= 1
     # The first round is longer: the daemons load torch in it.
-    found = [each for daemon in daemons for each in transfers(_events(daemon))[1:]]
+    found = [transfer for daemon in daemons for transfer in transfers(_events(daemon))[1:]]
     return {
         "link": link,
         "clients": case.clients,
@@ -102,12 +102,12 @@ def measure(case: argparse.Namespace, link: str, deployment: Deployment) -> dict
         "tls": case.tls,
         "ahead_mib": case.ahead_mib,
         "encoding": dict(case.encoding),
-        "download_s": [round(each.download_s, 3) for each in found],
-        "upload_s": [round(each.upload_s, 3) for each in found],
-        "round_s": [round(each.seconds, 3) for each in rounds[1:]],
-        "download_s_median": round(statistics.median(each.download_s for each in found), 3),
-        "upload_s_median": round(statistics.median(each.upload_s for each in found), 3),
-        "round_s_median": round(statistics.median(each.seconds for each in rounds[1:]), 3),
+        "download_s": [round(transfer.download_s, 3) for transfer in found],
+        "upload_s": [round(transfer.upload_s, 3) for transfer in found],
+        "round_s": [round(row.seconds, 3) for row in rounds[1:]],
+        "download_s_median": round(statistics.median(transfer.download_s for transfer in found), 3),
+        "upload_s_median": round(statistics.median(transfer.upload_s for transfer in found), 3),
+        "round_s_median": round(statistics.median(row.seconds for row in rounds[1:]), 3),
         "bytes_down": rounds[-1].bytes_down,
         "bytes_up": rounds[-1].bytes_up,
         "server_rss_mb": peak_mb(server.child),
@@ -143,12 +143,12 @@ def run_toml(case: argparse.Namespace) -> str:
 
 def transfers(events: Iterable[dict[str, Any]]) -> list[Transfer]:
     """The assignments in a daemon's log, in order."""
-    kept = [each for each in events if each.get("event") in ("assignment", "trained", "submitted")]
-    if [each["event"] for each in kept] != ["assignment", "trained", "submitted"] * (len(kept) // 3):
+    kept = [event for event in events if event.get("event") in ("assignment", "trained", "submitted")]
+    if [event["event"] for event in kept] != ["assignment", "trained", "submitted"] * (len(kept) // 3):
         raise SystemExit(f"expected assignment, trained, submitted again and again, got {kept}")
     found = []
     for three in zip(kept[::3], kept[1::3], kept[2::3], strict=True):
-        assigned, trained, submitted = (datetime.fromisoformat(each["timestamp"]).timestamp() for each in three)
+        assigned, trained, submitted = (datetime.fromisoformat(event["timestamp"]).timestamp() for event in three)
         found.append(Transfer(trained - assigned - float(three[1]["seconds"]), submitted - trained))
     return found
 
@@ -161,16 +161,16 @@ def rows(found: Iterable[dict[str, Any]]) -> list[dict[str, object]]:
     """The rows of docs/measurements/benchmarks.md."""
     return [
         {
-            "link": each["link"],
-            "clients": each["clients"],
-            "MB down and up": f"{each['bytes_down'] / 1e6:.1f}, {each['bytes_up'] / 1e6:.1f}",
-            "download": f"{each['download_s_median']:.2f} s",
-            "upload": f"{each['upload_s_median']:.2f} s",
-            "upload / download": f"{each['upload_s_median'] / each['download_s_median']:.2f}",
-            "round": f"{each['round_s_median']:.2f} s",
-            "server memory, peak": f"{each['server_rss_mb']:.0f} MB",
+            "link": measured["link"],
+            "clients": measured["clients"],
+            "MB down and up": f"{measured['bytes_down'] / 1e6:.1f}, {measured['bytes_up'] / 1e6:.1f}",
+            "download": f"{measured['download_s_median']:.2f} s",
+            "upload": f"{measured['upload_s_median']:.2f} s",
+            "upload / download": f"{measured['upload_s_median'] / measured['download_s_median']:.2f}",
+            "round": f"{measured['round_s_median']:.2f} s",
+            "server memory, peak": f"{measured['server_rss_mb']:.0f} MB",
         }
-        for each in found
+        for measured in found
     ]
 
 

@@ -26,11 +26,11 @@ class Link:
         """From "50MB/s,200ms" or, with another rate up, "50MB/s/10MB/s,200ms". Raises ValueError."""
         rates, _, time = text.partition(",")
         found, trip = [*_RATE.finditer(rates)], _TIME.fullmatch(time)
-        if not 1 <= len(found) <= 2 or "/".join(each[0] for each in found) != rates or trip is None:
+        if not 1 <= len(found) <= 2 or "/".join(rate[0] for rate in found) != rates or trip is None:
             raise ValueError(
                 f'expected a link as "RATE,TIMEms" or "DOWN/UP,TIMEms" with rates in {", ".join(_UNITS)}, got {text!r}'
             )
-        down, up = (float(each[1]) * _UNITS[each[2]] for each in (found[0], found[-1]))
+        down, up = (float(rate[1]) * _UNITS[rate[2]] for rate in (found[0], found[-1]))
         if not min(down, up) > 0:
             raise ValueError(f"expected a rate above 0, got {text!r}")
         return cls(down, up, float(trip[1]) / 1000)

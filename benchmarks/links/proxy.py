@@ -78,18 +78,18 @@ async def _connection(client: socket.socket, address: tuple[str, int], link: Lin
     target = socket.socket()
     with client, target:
         target.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _KERNEL_BYTES)
-        for each in (client, target):
-            each.setblocking(False)
-            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for end in (client, target):
+            end.setblocking(False)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             await asyncio.get_running_loop().sock_connect(target, address)
             async with asyncio.TaskGroup() as directions:
                 directions.create_task(_Direction(client, target, link.up, link).run())
                 directions.create_task(_Direction(target, client, link.down, link).run())
         except* OSError:
-            for each in (client, target):
+            for end in (client, target):
                 with suppress(OSError):
-                    each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                    end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
 
 
 class _Direction:

@@ -120,7 +120,7 @@ def measure(setting: Setting, method: str, options: BatchedOptions, rounds: int)
     if len(ends) < UNCOUNTED + rounds:
         raise RuntimeError(f"expected {UNCOUNTED + rounds} rounds, got {len(ends)}: {simulation.failures[-1:]}")
     seconds = [after - before for before, after in zip(ends[UNCOUNTED - 1 :], ends[UNCOUNTED:], strict=False)]
-    return {"seconds": [round(each, 4) for each in seconds], "engine": chosen}
+    return {"seconds": [round(duration, 4) for duration in seconds], "engine": chosen}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

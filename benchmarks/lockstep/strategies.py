@@ -142,9 +142,9 @@ def measure(setting: Setting, groups: list[int], rounds: int, device: torch.devi
                 alone.append(before)
                 ratios[case].append(before / found)
     print(f"{setting.name}: one after the other {median(alone):.3f} s")
-    for (name, group), each in ratios.items():
-        spread = f"{min(each):.2f} to {max(each):.2f}"
-        print(f"    {name:10} groups of {group:3}   {median(each):.2f} times as fast ({spread})")
+    for (name, group), ratio in ratios.items():
+        spread = f"{min(ratio):.2f} to {max(ratio):.2f}"
+        print(f"    {name:10} groups of {group:3}   {median(ratio):.2f} times as fast ({spread})")
 
 
 def main() -> None:

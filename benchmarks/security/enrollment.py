@@ -175,8 +175,8 @@ def _lag(server: Server) -> dict[float, float]:
     with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=60) as page:
         families = list(text_string_to_metric_families(page.read().decode()))
     samples = [sample for family in families for sample in family.samples]
-    found = [each for each in samples if each.name == "fl_event_loop_lag_seconds_bucket"]
-    return {float(each.labels["le"]): each.value for each in found}
+    found = [sample for sample in samples if sample.name == "fl_event_loop_lag_seconds_bucket"]
+    return {float(bucket.labels["le"]): bucket.value for bucket in found}
 
 
 def _p99(before: dict[float, float], after: dict[float, float]) -> float:

@@ -89,7 +89,7 @@ def measure(clients: int, given: argparse.Namespace) -> dict[str, Any]:
         "start_s": round(start_s, 2),
         "start_cpu_s": round(start_cpu_s, 2),
         "start_mb": start_mb,
-        "round_s": [round(each, 3) for each in seconds],
+        "round_s": [round(duration, 3) for duration in seconds],
         "round_cpu_s": round((time.process_time() - cpu - start_cpu_s) / len(seconds), 3),
         "peak_mb": peaks,
         "states": len(state_bytes),

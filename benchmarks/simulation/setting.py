@@ -57,7 +57,7 @@ def load_data(folder: Path) -> Data:
 
     def normalised(pixels: np.ndarray[Any, Any]) -> Tensor:
         values = torch.from_numpy(pixels.astype(np.float32))
-        scale, shift = (torch.tensor(each, dtype=torch.float32).view(3, 1, 1) for each in (std, mean))
+        scale, shift = (torch.tensor(channels, dtype=torch.float32).view(3, 1, 1) for channels in (std, mean))
         return values.sub_(shift).div_(scale)
 
     return Data(
@@ -81,7 +81,7 @@ def _noise() -> Data:
     """Random images and labels in CIFAR-10's sizes: the same speed where there is no data set."""
     made = torch.Generator().manual_seed(SEED)
     images = [torch.randn(count, 3, 32, 32, generator=made) for count in (CLIENTS * IMAGES, EVALUATION_IMAGES)]
-    labels = [torch.randint(CLASSES, (len(each),), generator=made) for each in images]
+    labels = [torch.randint(CLASSES, (len(part),), generator=made) for part in images]
     return Data(images[0], labels[0], images[1], labels[1])
 
 

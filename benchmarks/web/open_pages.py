@@ -86,12 +86,12 @@ def watched(server: Server, web: psutil.Process, pages: Pages, seconds: float) -
     """Shares of a core, and the loop lag, over some seconds."""
     processes = {"coordinator": psutil.Process(server.child.process.pid), "web": web}
     before, lags, events = (
-        {name: each.cpu_times() for name, each in processes.items()},
+        {name: process.cpu_times() for name, process in processes.items()},
         lag_and_calls(server),
         pages.events,
     )
     time.sleep(seconds)
-    after, found = {name: each.cpu_times() for name, each in processes.items()}, lag_and_calls(server)
+    after, found = {name: process.cpu_times() for name, process in processes.items()}, lag_and_calls(server)
     grown = {bound: found[0][bound] - lags[0][bound] for bound in found[0]}
     calls = {name: found[1][name, "count"] - lags[1][name, "count"] for name, kind in found[1] if kind == "count"}
     shares = {

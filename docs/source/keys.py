@@ -79,7 +79,7 @@ def values_of(field: FieldInfo) -> str:
         if isinstance(limit, kind)
     ]
     # pydantic moves what stands beside the outermost type into the metadata.
-    address = any(each in field.metadata for each in get_args(Address)[1:])
+    address = any(mark in field.metadata for mark in get_args(Address)[1:])
     return ", ".join(["host:port" if address else in_words(field.annotation), *bounds])
 
 
@@ -148,7 +148,8 @@ def signature_rows(function: Any, meanings: dict[str, str]) -> list[Row]:
             f"expected a meaning for {', '.join(unexplained)} in docs/source/configuration.py, found none"
         )
     return [
-        Row(name, in_words(each.annotation), shown(each.default), meanings[name]) for name, each in parameters.items()
+        Row(name, in_words(parameter.annotation), shown(parameter.default), meanings[name])
+        for name, parameter in parameters.items()
     ]
 
 
@@ -156,5 +157,5 @@ def table(rows: list[Row]) -> str:
     """Rows as Markdown."""
     lines = ["| key | value | default | meaning |", "| --- | --- | --- | --- |"]
     cells = ((f"`{row.name}`", row.values, row.default, row.meaning) for row in rows)
-    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in each) + " |" for each in cells]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
     return "\n".join(lines)

@@ -135,11 +135,11 @@ def server_metrics() -> ServerMetrics:
 def page() -> str:
     """The whole page."""
     server, client = server_metrics().factory.declared, ClientMetrics().factory.declared
-    runs = [each for each in server if "run" in each.labels or each.name == "fl_runs"]
-    own = [each for each in server if each not in runs and each.name.startswith("fl_")]
-    daemon = [each for each in client if each.name.startswith("fl_")]
-    both = [each for each in server if not each.name.startswith("fl_")]
-    if unknown := WORRY.keys() - {each.name for each in (*server, *client)}:
+    runs = [metric for metric in server if "run" in metric.labels or metric.name == "fl_runs"]
+    own = [metric for metric in server if metric not in runs and metric.name.startswith("fl_")]
+    daemon = [metric for metric in client if metric.name.startswith("fl_")]
+    both = [metric for metric in server if not metric.name.startswith("fl_")]
+    if unknown := WORRY.keys() - {metric.name for metric in (*server, *client)}:
         raise LookupError(f"expected only declared metrics in WORRY, found {', '.join(sorted(unknown))}")
     tables = ((_RUNS, runs), (_COORDINATOR, own), (_DAEMON, daemon), (_PROCESS, both))
     return "\n\n".join([_INTRO, *(f"{heading}\n\n{_table(declared)}" for heading, declared in tables)]) + "\n"
@@ -147,8 +147,15 @@ def page() -> str:
 
 def _table(declared: Iterable[Declaration]) -> str:
     lines = ["| name | type | unit | labels | meaning | when to act |", "| --- | --- | --- | --- | --- | --- |"]
-    for each in declared:
-        cells = (f"`{each.name}`", each.kind, unit(each.name), _labels(each), each.meaning, _worry(each.name))
+    for metric in declared:
+        cells = (
+            f"`{metric.name}`",
+            metric.kind,
+            unit(metric.name),
+            _labels(metric),
+            metric.meaning,
+            _worry(metric.name),
+        )
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -28,7 +28,7 @@ _DRAWN_MS = 2500
 
 def pictures(run: str, compared: Sequence[str]) -> Mapping[str, tuple[str, str, dict[str, int]]]:
     """File name -> (path, colour scheme, size of the window)."""
-    compare = f"/compare?{urlencode([('run', each) for each in compared])}"
+    compare = f"/compare?{urlencode([('run', run) for run in compared])}"
     return {
         "web-federation": ("/", "light", _DESKTOP),
         "web-run": (f"/runs/{run}", "light", {"width": 1280, "height": 1250}),

@@ -44,7 +44,7 @@ class View:
     def lines(self, target: Mapping[str, Any]) -> list[Line]:
         """Return the series of a range query, in the order of their names."""
         found = self.prometheus.query_range(self.filled(target["expr"]), self.start, self.end, self.step_s)
-        lines = [Line(_named(target, each.labels), each.labels, self._whole(each.points)) for each in found]
+        lines = [Line(_named(target, series.labels), series.labels, self._whole(series.points)) for series in found]
         return sorted(lines, key=lambda line: line.name)
 
     def rows(self, target: Mapping[str, Any]) -> list[tuple[Mapping[str, str], float]]:
@@ -82,8 +82,8 @@ def look_of(panel: Mapping[str, Any], name: str) -> Look:
     field = {**config["defaults"], "custom": dict(config["defaults"].get("custom", {}))}
     for override in config.get("overrides", []):
         if override["matcher"] == {"id": "byName", "options": name}:
-            for each in override["properties"]:
-                id, value = each["id"], each.get("value")
+            for property_ in override["properties"]:
+                id, value = property_["id"], property_.get("value")
                 if id.startswith("custom."):
                     field["custom"][id.removeprefix("custom.")] = value
                 else:

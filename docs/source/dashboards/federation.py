@@ -80,13 +80,13 @@ def _with(algorithm: dict[str, Any], round: dict[str, Any], rounds: int) -> dict
 
 
 def _switch_off(fleet: Federation) -> None:
-    for each in SWITCHED:
-        fleet.daemons[each].kill()
+    for device in SWITCHED:
+        fleet.daemons[device].kill()
 
 
 def _switch_on(fleet: Federation) -> None:
-    for each in SWITCHED:
-        fleet.daemons[each].start()
+    for device in SWITCHED:
+        fleet.daemons[device].start()
 
 
 STORY: tuple[tuple[float, str, Happening], ...] = (
@@ -134,9 +134,9 @@ def _daemon(workspace: Workspace, server: Coordinator, index: int, port: int) ->
 def _free_ports(count: int) -> list[int]:
     """Return free ports, reserved together so that they differ."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
+    ports = [bound.getsockname()[1] for bound in sockets]
+    for bound in sockets:
+        bound.close()
     return ports
 
 

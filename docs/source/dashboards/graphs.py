@@ -63,23 +63,23 @@ def _no_data(sheet: Sheet, box: Box) -> None:
 def _legend(sheet: Sheet, box: Box, series: Sequence[Drawn]) -> float:
     """Draw the names below the plot, as many in a line as fit; return their height."""
     rows, x = [[]], 0.0  # type: list[list[tuple[float, Drawn]]], float
-    for each in series:
-        if each.look.custom("lineWidth", 1) == 0 and each.look.custom("fillBelowTo") is None:
+    for curve in series:
+        if curve.look.custom("lineWidth", 1) == 0 and curve.look.custom("fillBelowTo") is None:
             continue
-        wide = 22 + theme.width(_called(each), TEXT) + 14
+        wide = 22 + theme.width(_called(curve), TEXT) + 14
         if x + wide > box.width - 20 and rows[-1]:
             rows.append([])
             x = 0.0
-        rows[-1].append((x, each))
+        rows[-1].append((x, curve))
         x += wide
     height = 17.0 * len(rows)
     for number, row in enumerate(rows):
         y = box.y + box.height - height + 17 * number + 5
-        for at, each in row:
+        for at, curve in row:
             left = box.x + 14 + at
-            band = each.look.custom("fillBelowTo") is not None
-            sheet.filled(Box(left, y - (4 if band else 1.5), 14, 8 if band else 3), each.colour, 0.35 if band else 1.0)
-            sheet.text(left + 20, y, _called(each), TEXT, color=theme.INK)
+            band = curve.look.custom("fillBelowTo") is not None
+            sheet.filled(Box(left, y - (4 if band else 1.5), 14, 8 if band else 3), curve.colour, 0.35 if band else 1.0)
+            sheet.text(left + 20, y, _called(curve), TEXT, color=theme.INK)
     return height
 
 
@@ -96,7 +96,7 @@ def _time_axes(sheet: Sheet, box: Box, legend: float, view: View) -> Axes:
     axes.grid(color=theme.GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(colors=theme.DIM, length=0, labelsize=theme.points(TEXT), pad=4)
-    step = next(each for each in (10, 15, 30, 60, 120, 300, 900, 3600) if (view.end - view.start) / each <= 5)
+    step = next(seconds for seconds in (10, 15, 30, 60, 120, 300, 900, 3600) if (view.end - view.start) / seconds <= 5)
     first = math.ceil(view.start / step) * step
     axes.set_xticks(np.arange(first, view.end + 1, step))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda at, _: f"{datetime.fromtimestamp(at, UTC):%H:%M:%S}"))
@@ -104,33 +104,33 @@ def _time_axes(sheet: Sheet, box: Box, legend: float, view: View) -> Axes:
 
 
 def _plain(axes: Axes, series: Sequence[Drawn]) -> float:
-    by_name = {each.line.name: each for each in series}
-    for each in series:
-        at, values = _xy(each.line)
-        width = each.look.custom("lineWidth", 1)
-        fill = each.look.custom("fillOpacity", 0) / 100
-        below = by_name.get(each.look.custom("fillBelowTo"))
+    by_name = {curve.line.name: curve for curve in series}
+    for curve in series:
+        at, values = _xy(curve.line)
+        width = curve.look.custom("lineWidth", 1)
+        fill = curve.look.custom("fillOpacity", 0) / 100
+        below = by_name.get(curve.look.custom("fillBelowTo"))
         if below is not None:
-            axes.fill_between(at, _xy(below.line)[1], values, color=each.colour, alpha=fill, linewidth=0)
+            axes.fill_between(at, _xy(below.line)[1], values, color=curve.colour, alpha=fill, linewidth=0)
         elif fill:
-            axes.fill_between(at, 0, values, color=each.colour, alpha=fill, linewidth=0)
-        dash = each.look.custom("lineStyle", {}).get("dash")
+            axes.fill_between(at, 0, values, color=curve.colour, alpha=fill, linewidth=0)
+        dash = curve.look.custom("lineStyle", {}).get("dash")
         style: Any = (0, tuple(dash)) if dash else "-"
         if width:
-            axes.plot(at, values, color=each.colour, linewidth=theme.points(width), linestyle=style)
-    return max((_highest(each.line) for each in series), default=0.0)
+            axes.plot(at, values, color=curve.colour, linewidth=theme.points(width), linestyle=style)
+    return max((_highest(curve.line) for curve in series), default=0.0)
 
 
 def _stacked(axes: Axes, series: Sequence[Drawn]) -> float:
     base = np.zeros(len(series[0].line.points))
-    for each in series:
-        at, values = _xy(each.line)
+    for curve in series:
+        at, values = _xy(curve.line)
         some = ~np.isnan(values)
         above = base + np.nan_to_num(values)
-        fill = each.look.custom("fillOpacity", 0) / 100
-        axes.fill_between(at, base, above, where=some, color=each.colour, alpha=fill, linewidth=0)
+        fill = curve.look.custom("fillOpacity", 0) / 100
+        axes.fill_between(at, base, above, where=some, color=curve.colour, alpha=fill, linewidth=0)
         edge = np.where(some & (np.nan_to_num(values) > 0), above, np.nan)
-        axes.plot(at, edge, color=each.colour, linewidth=theme.points(1))
+        axes.plot(at, edge, color=curve.colour, linewidth=theme.points(1))
         base = above
     return float(base.max())
 

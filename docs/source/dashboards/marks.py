@@ -40,7 +40,7 @@ class Mark:
 
 def marks_of(dashboard: Mapping[str, Any], view: View) -> list[Mark]:
     """Return the marks of all annotations that are shown by default."""
-    shown = [each for each in dashboard["annotations"]["list"] if each["enable"]]
+    shown = [annotation for annotation in dashboard["annotations"]["list"] if annotation["enable"]]
     return [mark for annotation in shown for mark in _marks(annotation, view)]
 
 
