@@ -38,7 +38,7 @@ from fl_server.store.certificates import (
     of_renewed,
 )
 from fl_server.store.database import rows
-from fl_server.store.database.rows import rows_where, write_history
+from fl_server.store.database.rows import find, rows_where, write_history
 from fl_server.store.database.schema import JsonText, Words, metadata
 from fl_server.store.database.transactions import Transactions
 from fl_server.store.records import HistoryRecord
@@ -112,7 +112,7 @@ class CertificateLedger(Transactions):
 
     def enrollment(self, enrollment_id: str) -> EnrollmentRecord | None:
         """One token, if there is one."""
-        tokens = self._read("an enrollment token", rows_where(enrollments, id=enrollment_id))
+        tokens = self._rows("an enrollment token", enrollments, id=enrollment_id)
         return EnrollmentRecord(**tokens[0]) if tokens else None
 
     def enrollments(self, after: Position | None, limit: int) -> list[EnrollmentRecord]:
@@ -126,7 +126,7 @@ class CertificateLedger(Transactions):
         with self._transaction(f"revoke the token {enrollment_id!r}", fsynced=True) as db:
             if db.execute(change(enrollments).filter_by(id=enrollment_id).where(still).values(revoked=True)).rowcount:
                 write_history(db, why)
-            token = db.execute(rows_where(enrollments, id=enrollment_id)).mappings().first()
+            token = find(db, enrollments, id=enrollment_id)
             return EnrollmentRecord(**token) if token else None
 
     def spend(self, certificate: CertificateRecord, why: HistoryRecord) -> CertificateRecord | NotSpent:
@@ -137,7 +137,7 @@ class CertificateLedger(Transactions):
         """
         token_id, now = certificate.enrollment_id, certificate.issued_at
         with self._transaction(f"issue a certificate to {certificate.name!r}", fsynced=True) as db:
-            token = db.execute(rows_where(enrollments, id=token_id)).mappings().first()
+            token = find(db, enrollments, id=token_id)
             if token is None or token["revoked"]:
                 return NotSpent.REVOKED
             earlier = rows_where(certificates, enrollment_id=token_id, key=certificate.key)
@@ -244,7 +244,7 @@ def _deny(db: Connection, row: RevocationRecord) -> None:
     place = {"kind": row.kind, "value": row.value}
     if row.kind == "name":
         db.execute(delete(revocations).filter_by(**place))
-    elif db.execute(rows_where(revocations, **place)).first():
+    elif find(db, revocations, **place):
         return
     db.execute(insert(revocations), rows.to_row(row))
 

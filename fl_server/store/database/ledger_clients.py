@@ -8,11 +8,13 @@ from sqlalchemy import bindparam, delete, insert, select
 from sqlalchemy import update as change
 
 from fl_server.store.database import rows, schema
-from fl_server.store.database.rows import replace_quarantine_record, rows_where, write_history
+from fl_server.store.database.rows import find, replace_quarantine_record, write_history
 from fl_server.store.database.transactions import Transactions
 from fl_server.store.records import ClientRecord, ClientStateRecord, HistoryRecord, QuarantineRecord, only_banned
 
 _NO_UPDATES = {"updates_counted": 0, "updates_refused": 0}
+_KNOWN = select(schema.clients.c.client_id).where(schema.clients.c.client_id.in_(bindparam("ids", expanding=True)))
+_AGAIN = change(schema.clients).where(schema.clients.c.client_id == bindparam("id_of_row"))
 
 
 class ClientLedger(Transactions):
@@ -25,14 +27,14 @@ class ClientLedger(Transactions):
         """
         table, latest = schema.clients, {client.client_id: rows.to_row(client) for client in clients}
         with self._transaction(f"write clients {', '.join(latest)[:200]}") as db:
-            known = set(db.execute(select(table.c.client_id).where(table.c.client_id.in_(latest))).scalars())
+            known = set(db.execute(_KNOWN, {"ids": list(latest)}).scalars())
             fresh = [row | _NO_UPDATES for client_id, row in latest.items() if client_id not in known]
             again = [_without_counters(latest[client_id]) for client_id in latest if client_id in known]
             # A list of rows is one statement; an empty one would be a row of defaults.
             if fresh:
                 db.execute(insert(table), fresh)
             if again:
-                db.execute(change(table).where(table.c.client_id == bindparam("id_of_row")), again)
+                db.execute(_AGAIN, again)
             write_history(db, *whys)
 
     def forget_client(self, client_id: str, why: HistoryRecord) -> bool:
@@ -42,7 +44,7 @@ class ClientLedger(Transactions):
         ban ends only by unbanning.
         """
         with self._transaction(f"forget client {client_id!r}") as db:
-            client = db.execute(rows_where(schema.clients, client_id=client_id)).mappings().first()
+            client = find(db, schema.clients, client_id=client_id)
             if client is None:
                 return False
             db.execute(delete(schema.clients).filter_by(client_id=client_id))
@@ -55,7 +57,7 @@ class ClientLedger(Transactions):
 
     def client(self, client_id: str) -> ClientRecord | None:
         """One client; None if it is not on the roster."""
-        clients = self._read("a client", rows_where(schema.clients, client_id=client_id))
+        clients = self._rows("a client", schema.clients, client_id=client_id)
         return rows.client(clients[0]) if clients else None
 
     def clients(self) -> list[ClientRecord]:
@@ -109,7 +111,7 @@ class ClientLedger(Transactions):
 
     def client_state_records(self, run_id: str) -> list[ClientStateRecord]:
         """The records of clients' states in a run, in the order of id bytes."""
-        states = map(rows.client_state, self._read("client states", rows_where(schema.client_states, run_id=run_id)))
+        states = map(rows.client_state, self._rows("client states", schema.client_states, run_id=run_id))
         return sorted(states, key=lambda state: state.client_id.encode())
 
     def put_client_state_records(
@@ -124,7 +126,7 @@ class ClientLedger(Transactions):
         """
         with self._transaction("write client states") as db:
             for state in states:
-                if db.execute(rows_where(schema.clients, client_id=state.client_id)).first():
+                if find(db, schema.clients, client_id=state.client_id):
                     db.execute(delete(schema.client_states).filter_by(run_id=state.run_id, client_id=state.client_id))
                     db.execute(insert(schema.client_states), rows.to_row(state))
             replace_quarantine_record(db, quarantine, None)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, delete, insert
+from sqlalchemy import Connection, bindparam, delete, insert
 from sqlalchemy import update as change
 
 from fl_server.store.database import rows, schema
 from fl_server.store.database.rows import (
     LARGEST,
+    find,
     increment,
     replace_quarantine_record,
     replace_run,
     rows_where,
+    rows_with,
     write_history,
 )
 from fl_server.store.database.transactions import Transactions
@@ -28,6 +30,10 @@ from fl_server.store.records import (
     Weighed,
 )
 
+_OF_CLIENTS = rows_with(schema.updates, "run_id", "round", "exchange").where(
+    schema.updates.c.client_id.in_(bindparam("clients", expanding=True))
+)
+
 
 class RoundLedger(Transactions):
     """The part of the `Store` for rounds that are not committed yet."""
@@ -37,16 +43,15 @@ class RoundLedger(Transactions):
         key = {name: getattr(attempt, name) for name in ("run_id", "round", "exchange", "attempt")}
         doing = f"open attempt {attempt.attempt} of run {attempt.run_id!r} round {attempt.round}"
         with self._transaction(doing) as db:
-            known = db.execute(rows_where(schema.attempts, **key)).mappings().first()
+            known = find(db, schema.attempts, **key)
             if known is None or rows.attempt(known) != attempt:
                 db.execute(insert(schema.attempts), rows.to_row(attempt))
                 write_history(db, why)
 
     def attempts(self, run_id: str, round: int) -> list[AttemptRecord]:
         """Attempts of a round, by exchange and attempt."""
-        table = schema.attempts
-        query = rows_where(table, run_id=run_id, round=round).order_by(table.c.exchange, table.c.attempt)
-        return [rows.attempt(row) for row in self._read("attempts", query)]
+        attempts = map(rows.attempt, self._rows("attempts", schema.attempts, run_id=run_id, round=round))
+        return sorted(attempts, key=lambda each: (each.exchange, each.attempt))
 
     def set_seconds_left(self, run_id: str, attempt: tuple[int, int, int], seconds: float) -> None:
         """Write the time left of an attempt, named by (round, exchange, attempt). This is no change of state.
@@ -77,8 +82,8 @@ class RoundLedger(Transactions):
         """One update's record, if there is one."""
         if max(round, exchange) > LARGEST:
             return None
-        query = rows_where(schema.updates, run_id=run_id, round=round, exchange=exchange, client_id=client_id)
-        return next((rows.update(row) for row in self._read("an update", query)), None)
+        key = {"run_id": run_id, "round": round, "exchange": exchange, "client_id": client_id}
+        return next(map(rows.update, self._rows("an update", schema.updates, **key)), None)
 
     def updates_of(self, run_id: str, exchange: int, rounds: Sequence[int], client_id: str) -> list[UpdateRecord]:
         """The records of a client in an exchange of these rounds, in any order; no other record is read."""
@@ -90,8 +95,8 @@ class RoundLedger(Transactions):
 
     def updates(self, run_id: str, round: int, exchange: int) -> list[UpdateRecord]:
         """The records of an exchange, in the order of client id bytes."""
-        query = rows_where(schema.updates, run_id=run_id, round=round, exchange=exchange)
-        return sorted(map(rows.update, self._read("updates", query)), key=lambda update: update.client_id.encode())
+        found = self._rows("updates", schema.updates, run_id=run_id, round=round, exchange=exchange)
+        return sorted(map(rows.update, found), key=lambda update: update.client_id.encode())
 
     def drop_update(self, run_id: str, round: int, exchange: int, client_id: str, why: HistoryRecord) -> None:
         """Remove the record of an update with a torn or missing file, so that it can be sent again.
@@ -117,7 +122,7 @@ class RoundLedger(Transactions):
         first = refused[0]
         of_round = {"run_id": first.run_id, "round": first.round}
         with self._transaction(f"refuse accepted updates of run {first.run_id!r}") as db:
-            if db.execute(rows_where(schema.commits, **of_round)).first():
+            if find(db, schema.commits, **of_round):
                 raise StoreError(f"round {first.round} of run {first.run_id!r} is committed: its list stands")
             if not db.execute(delete(schema.accepted).filter_by(**of_round, exchange=first.exchange)).rowcount:
                 return
@@ -160,7 +165,7 @@ class RoundLedger(Transactions):
         entries = [[client_id, digest.hex()] for client_id, digest in accepted]
         key = {"run_id": run_id, "round": round, "exchange": exchange}
         with self._transaction(f"fix the accepted list of run {run_id!r} round {round}", fsynced=True) as db:
-            fixed = db.execute(rows_where(schema.accepted, **key)).mappings().first()
+            fixed = find(db, schema.accepted, **key)
             if fixed is None:
                 db.execute(insert(schema.accepted).values(**key, entries=entries))
             elif fixed["entries"] != entries:
@@ -171,8 +176,7 @@ class RoundLedger(Transactions):
 
     def accepted(self, run_id: str, round: int, exchange: int) -> list[tuple[str, bytes]] | None:
         """The fixed list; None before it is fixed."""
-        query = rows_where(schema.accepted, run_id=run_id, round=round, exchange=exchange)
-        accepted = self._read("an accepted list", query)
+        accepted = self._rows("an accepted list", schema.accepted, run_id=run_id, round=round, exchange=exchange)
         return (
             [(client_id, bytes.fromhex(digest)) for client_id, digest in accepted[0]["entries"]] if accepted else None
         )
@@ -190,7 +194,7 @@ class RoundLedger(Transactions):
         """
         key = {"run_id": run.run_id, "round": round}
         with self._transaction(f"restart round {round} of run {run.run_id!r}") as db:
-            if db.execute(rows_where(schema.commits, **key)).first():
+            if find(db, schema.commits, **key):
                 raise StoreError(f"round {round} of run {run.run_id!r} is committed: it cannot be restarted")
             for table in (schema.attempts, schema.updates, schema.failures, schema.accepted):
                 db.execute(delete(table).filter_by(**key))
@@ -221,8 +225,8 @@ def _known(db: Connection, updates: Sequence[UpdateRecord]) -> dict[tuple[object
     known: dict[tuple[object, ...], UpdateRecord] = {}
     for exchange in {(update.run_id, update.round, update.exchange) for update in updates}:
         clients = {update.client_id for update in updates if _key(update)[:3] == exchange}
-        query = rows_where(schema.updates, **dict(zip(("run_id", "round", "exchange"), exchange, strict=True)))
-        for row in db.execute(query.where(schema.updates.c.client_id.in_(clients))).mappings():
+        values = dict(zip(("run_id", "round", "exchange"), exchange, strict=True))
+        for row in db.execute(_OF_CLIENTS, {**values, "clients": list(clients)}).mappings():
             record = rows.update(row)
             known[_key(record)] = record
     return known

@@ -11,7 +11,7 @@ from sqlalchemy import update as change
 
 from fl_server.rounds.metrics import EVALUATED
 from fl_server.store.database import rows, schema
-from fl_server.store.database.rows import LARGEST, increment, replace_run, rows_where, write_history
+from fl_server.store.database.rows import LARGEST, find, increment, replace_run, rows_where, write_history
 from fl_server.store.database.transactions import Transactions
 from fl_server.store.errors import StoreError
 from fl_server.store.records import (
@@ -88,7 +88,7 @@ class RunLedger(Transactions):
     def create_run(self, run: RunRecord, why: HistoryRecord) -> None:
         """Add a run; fsynced. Raises StoreError if the id exists."""
         with self._transaction(f"create run {run.run_id!r}", fsynced=True) as db:
-            if db.execute(rows_where(schema.runs, run_id=run.run_id)).first():
+            if find(db, schema.runs, run_id=run.run_id):
                 raise StoreError(f"there is a run {run.run_id!r} already; choose another id")
             db.execute(insert(schema.runs), rows.to_row(run))
             write_history(db, why)
@@ -160,8 +160,7 @@ class CommitLedger(Transactions):
         digest it is a StoreError.
         """
         with self._transaction(f"commit run {commit.run_id!r} round {commit.round}", fsynced=True) as db:
-            query = rows_where(schema.commits, run_id=commit.run_id, round=commit.round)
-            entered = db.execute(query).mappings().first()
+            entered = find(db, schema.commits, run_id=commit.run_id, round=commit.round)
             if entered is None:
                 db.execute(insert(schema.commits), rows.to_row(commit))
                 counted = [client for client in _clients_of(db, commit) if client not in left_out]
@@ -253,7 +252,7 @@ class CommitLedger(Transactions):
 
     def totals(self, run_id: str) -> TotalsRecord | None:
         """The totals of a run's settled rounds; None if there are none that are valid."""
-        totals = self._read("totals", rows_where(schema.run_totals, run_id=run_id))
+        totals = self._rows("totals", schema.run_totals, run_id=run_id)
         return rows.totals(totals[0]) if totals else None
 
     def put_totals(self, totals: TotalsRecord) -> None:
@@ -267,7 +266,7 @@ class CommitLedger(Transactions):
         key = {name: getattr(evaluation, name) for name in ("run_id", "round", "client_id")}
         doing = f"record the evaluation of {evaluation.client_id!r} in run {evaluation.run_id!r}"
         with self._transaction(doing) as db:
-            if first := db.execute(rows_where(schema.client_evaluations, **key)).mappings().first():
+            if first := find(db, schema.client_evaluations, **key):
                 return rows.evaluation(first)
             db.execute(insert(schema.client_evaluations), rows.to_row(evaluation))
             return evaluation

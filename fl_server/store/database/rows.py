@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, Select, Table, delete, insert, select
+from sqlalchemy import Connection, RowMapping, Select, Table, bindparam, delete, insert, select
 from sqlalchemy import update as change
 
 from fl_server.store.certificates import CertificateRecord, EnrollmentRecord, RevocationRecord
@@ -116,6 +117,20 @@ def rows_where(table: Table, **key: object) -> Select[tuple[object, ...]]:
     return select(table).filter_by(**key)
 
 
+@cache
+def rows_with(table: Table, *columns: str) -> Select[tuple[object, ...]]:
+    """The rows of a table whose columns have the values that come with the execution; none is None.
+
+    To make a statement costs more than to execute it, so the frequent ones are made once.
+    """
+    return select(table).where(*(table.c[name] == bindparam(name) for name in columns))
+
+
+def find(db: Connection, table: Table, **key: object) -> Row | None:
+    """A row with these values, none of which is None."""
+    return db.execute(rows_with(table, *key), key).mappings().first()
+
+
 def replace_run(db: Connection, run: RunRecord) -> None:
     """Replace a run's record. Raises StoreError if there is none."""
     table = schema.runs
@@ -125,7 +140,7 @@ def replace_run(db: Connection, run: RunRecord) -> None:
 
 def replace_quarantine_record(db: Connection, quarantine: QuarantineRecord | None, why: HistoryRecord | None) -> None:
     """Replace the quarantine record of a known client, with a line of history. An unknown client is ignored."""
-    if quarantine is not None and db.execute(rows_where(schema.clients, client_id=quarantine.client_id)).first():
+    if quarantine is not None and find(db, schema.clients, client_id=quarantine.client_id):
         db.execute(delete(schema.quarantines).filter_by(client_id=quarantine.client_id))
         db.execute(insert(schema.quarantines), to_row(quarantine))
         write_history(db, why)

@@ -23,7 +23,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, RowMapping, Select, create_engine, event, insert, inspect, select
+from sqlalchemy import Connection, Engine, RowMapping, Select, Table, create_engine, event, insert, inspect, select
 from sqlalchemy import update as change
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
@@ -32,7 +32,7 @@ from sqlalchemy.pool import QueuePool
 from fl_common.files import fsync_path
 from fl_server.store.database import schema
 from fl_server.store.database.postgres import is_away, postgres_engine
-from fl_server.store.database.rows import HISTORY
+from fl_server.store.database.rows import HISTORY, rows_with
 from fl_server.store.database.schema import metadata
 from fl_server.store.errors import StoreError, StoreFull, StoreTakenOver, StoreUnavailable
 from fl_server.store.files import Durability, disk_errors
@@ -292,6 +292,11 @@ class Transactions:
         """Call this after each transaction with lines of history, in the transaction's thread; None: nothing."""
         self._after_history = call
 
-    def _read(self, doing: str, query: Select[tuple[object, ...]]) -> list[RowMapping]:
+    def _read(self, doing: str, query: Select[tuple[object, ...]], **values: object) -> list[RowMapping]:
+        """The rows of a query. values: those of its parameters."""
         with database_errors(f"read {doing}"), self._reads.begin() as db:
-            return list(db.execute(query).mappings())
+            return list(db.execute(query, values).mappings())
+
+    def _rows(self, doing: str, table: Table, **key: object) -> list[RowMapping]:
+        """The rows of a table with these values, none of which is None."""
+        return self._read(doing, rows_with(table, *key), **key)
