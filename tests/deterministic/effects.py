@@ -207,6 +207,7 @@ def ledger_engine(path: Any, effects: Effects, process: Process) -> Engine:
     engine.dialect.do_commit = do_commit  # type: ignore[method-assign, assignment]  # of this engine alone
 
     def end() -> None:
+        del engine.dialect.do_commit  # compiled statements keep their dialect, which would keep the life
         for connection in connections:
             with suppress(sqlite3.ProgrammingError):  # it is closed already
                 connection.rollback()

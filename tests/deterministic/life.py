@@ -27,6 +27,8 @@ from tests.deterministic.uptime import Uptime
 EPOCH = 1_700_000_000.0
 WITHIN_S = 900.0
 """A run completes within this virtual time after the last fault."""
+_LOOK_S, _LOOK_DOWN_S = 0.5, 5.0
+"""Between two looks at the run; the second while no coordinator runs that could have it."""
 CLEAN_S = 900.0
 """No file of the run is left this long after its end and a registration of each device."""
 
@@ -231,7 +233,7 @@ class Life:
                 raise Violated(f"the run failed: {run.state.ending}")
             if now > self.healed_at + WITHIN_S:
                 raise Violated(f"the run has not ended {WITHIN_S:g} s after the faults: {self._describe()}")
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(_LOOK_S if self.server is not None else _LOOK_DOWN_S)
             if repaired_at < self.healed_at < self.loop.time():
                 repaired_at = self.healed_at
                 await self._repair()
