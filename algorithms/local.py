@@ -88,10 +88,11 @@ def train_locally(  # noqa: PLR0913, PLR0917 - five inputs that every training h
             parameters.
     """
     personal = options.personal
-    y = trainable_views(model, personal)
+    views = trainable_views(model)
+    y = {name: tensor for name, tensor in views.items() if name not in personal}
     gradients = BatchGradients(model, loss, settings, rule, options.forward)
     rates = rates_of(settings, options.steps)
-    step = _Step(gradients, model, settings, rule, values_before(y, options.x, rule), personal, rates)
+    step = _Step(gradients, model, views, settings, rule, values_before(y, options.x, rule), personal, rates)
     model.train()
     taken, sums = _take_steps(step, batches, options.epoch_steps, options.on_step)
     model.zero_grad()
@@ -157,6 +158,7 @@ class _Step:
         self,
         gradients: BatchGradients,
         model: nn.Module,
+        views: Tensors,
         settings: LocalSettings,
         rule: LocalRule,
         x: Tensors,
@@ -164,9 +166,9 @@ class _Step:
         rates: Iterator[float],
     ) -> None:
         self._gradients, self._rates = gradients, rates
-        self._low, self._sent = bool(low_dtypes(trainable_views(model))), x
-        self._model = trainable_views(model, personal)
-        self._personal_model = {name: tensor for name, tensor in trainable_views(model).items() if name in personal}
+        self._low, self._sent = bool(low_dtypes(views)), x
+        self._model = {name: tensor for name, tensor in views.items() if name not in personal}
+        self._personal_model = {name: tensor for name, tensor in views.items() if name in personal}
         self._personal = widened(self._personal_model)
         """The parameters with plain steps, as y."""
         x = self._x = widened(x)

@@ -45,14 +45,19 @@ sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # None
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A slow machine is no failure. CI uses the same examples every time.
-settings.register_profile("impetus", settings(), deadline=None)
-settings.load_profile("impetus")
+# A slow machine is no failure.
+settings.register_profile("all", settings(), deadline=None)
+settings.register_profile("short", settings(), deadline=None, max_examples=40)
 
 
 WAITING = ("deterministic", "docs", "hostile", "integration", "chaos", "monitoring", "images", "power", "soak",
            "fl_ops", "browser")  # fmt: skip
 """Folders with long tests, most of which wait for processes; the folder with the longest of all is first."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose how many examples a property gets that names no number: fewer without the slow tests."""
+    settings.load_profile("short" if config.getoption("markexpr") == "not slow" else "all")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
