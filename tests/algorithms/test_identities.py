@@ -75,8 +75,8 @@ def test_fednova_with_equal_work_is_fedavg(federation: Federation) -> None:
 
 def test_fednova_removes_the_tilt_of_unequal_work(conditioned: Federation) -> None:
     """All clients, small rate: FedNova ends nearer to the minimiser over examples than FedAvg does."""
-    slow = dataclasses.replace(conditioned, settings=fl.LocalSettings(0.02))
-    rounds = [Round(t) for t in range(250)]
+    slow = dataclasses.replace(conditioned, settings=fl.LocalSettings(0.04))
+    rounds = [Round(t) for t in range(80)]
     optimum = slow.minimiser(by_examples=True)
     far = {name: (end(slow, name, rounds) - optimum).norm() for name in ("fednova", "fedavg")}
     assert far["fednova"] < 0.2 * far["fedavg"]
@@ -102,7 +102,7 @@ EXACT = [
 ]
 
 
-@pytest.mark.parametrize(("name", "parameters"), slow_except(EXACT, EXACT[0], EXACT[3], EXACT[4], EXACT[7]), ids=str)
+@pytest.mark.parametrize(("name", "parameters"), slow_except(EXACT, EXACT[3], EXACT[7]), ids=str)
 def test_exact_minimiser_with_many_local_steps(conditioned: Federation, name: str, parameters: dict[str, Any]) -> None:
     """Constant rate, all clients, K = 6: the minimiser of the method's objective, whatever the server optimizer."""
     by_examples = "examples" in parameters.values()
@@ -110,7 +110,7 @@ def test_exact_minimiser_with_many_local_steps(conditioned: Federation, name: st
     torch.testing.assert_close(x, conditioned.minimiser(by_examples), rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("name", slow_except(["fedavg", "fedavgm", "fedcm", "mimelite"], "fedavg", "fedcm"))
+@pytest.mark.parametrize("name", slow_except(["fedavg", "fedavgm", "fedcm", "mimelite"], "fedavg"))
 def test_without_correction_it_stays_away(conditioned: Federation, name: str) -> None:
     """Constant rate, all clients, K = 6: what does not take the drift out ends elsewhere, so the law above can fail."""
     x = end(conditioned.with_steps(6), name, [Round(t) for t in range(100)], weights="uniform")

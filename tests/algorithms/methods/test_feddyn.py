@@ -9,6 +9,7 @@ import torch
 
 import algorithms as fl
 from algorithms.conformance.federation import UNEVEN, Federation, Round, everyone, flat, parabolas, path, total
+from tests.marks import slow_except
 
 OBJECTIVES = ["uniform", "examples"]
 
@@ -95,7 +96,7 @@ ACCIDENTS = [
 """Changing cohorts; in six rounds two clients' deltas are admitted clipped."""
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", slow_except(OBJECTIVES, "examples"))
 def test_exact_optimum_in_spite_of_clips_and_abandoned_attempts(
     conditioned: Federation, objective: fl.Objective
 ) -> None:
