@@ -74,11 +74,11 @@ def rows_in_ledger(place: Path | str) -> Iterator[AuditRow]:
     Raises Refused if it cannot be read.
     """
     # Imported here: other commands need no database.
-    from fl_server.store.database.store import LEDGER, open_postgres_read_only, open_sqlite_read_only
+    from fl_server.store.database.store import open_read_only
     from fl_server.store.errors import StoreError
 
     try:
-        store = open_sqlite_read_only(place / LEDGER) if isinstance(place, Path) else open_postgres_read_only(place)
+        store = open_read_only(place)
         try:
             begin = _LEAST
             while begin <= _LARGEST:

@@ -27,7 +27,7 @@ from fl_server.run.assignments import RoundPosition
 from fl_server.run_settings.config import RunConfig
 from fl_server.run_settings.spec import from_stored
 from fl_server.store.checkpoints import start_file
-from fl_server.store.database.store import LEDGER, Store, open_postgres_read_only, open_sqlite_read_only
+from fl_server.store.database.store import Store, open_read_only
 from fl_server.store.errors import StoreError
 from fl_server.store.files import file_digest
 from fl_server.store.records import CommitRecord, RunRecord
@@ -131,7 +131,7 @@ def open_ledger(place: Path | str) -> Store:
     """
     in_directory = isinstance(place, Path)
     try:
-        return open_sqlite_read_only(place / LEDGER) if isinstance(place, Path) else open_postgres_read_only(place)
+        return open_read_only(place)
     except StoreError as error:
         hint = "; for a ledger in PostgreSQL use --ledger URL" if in_directory else ""
         raise UsageError(f"{'--state-dir' if in_directory else '--ledger'}: {error}{hint}") from error

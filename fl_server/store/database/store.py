@@ -42,20 +42,16 @@ def open_sqlite(path: Path | str, durability: Durability = "process", home: Home
     return Store(f"sqlite:///{path}", durability, home)
 
 
-def open_postgres_read_only(url: str) -> Store:
-    """A ledger in PostgreSQL for reading while a coordinator may be writing it. A write through it is a StoreFull.
-
-    Raises StoreError if there is none, or it has another schema.
-    """
-    return Store(postgres_engine(url, read_only=True), home=None)
-
-
-def open_sqlite_read_only(path: Path | str) -> Store:
+def open_read_only(place: Path | str) -> Store:
     """A ledger for reading while a coordinator may be writing it. A write through it is a StoreFull.
 
-    Raises StoreError if there is none, or it has another schema.
+    place: a state directory, or the URL of a database in PostgreSQL. Raises StoreError if there is no ledger, or it has
+    another schema.
     """
-    if not Path(path).is_file():
+    if isinstance(place, str):
+        return Store(postgres_engine(place, read_only=True), home=None)
+    path = place / LEDGER
+    if not path.is_file():
         raise StoreError(f"there is no ledger {path}: expected a coordinator's state directory, with {LEDGER} in it")
     return Store(create_engine(f"sqlite:///file:{quote(str(path))}?mode=ro&uri=true"), home=None)
 

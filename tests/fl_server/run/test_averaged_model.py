@@ -16,7 +16,7 @@ from safetensors.torch import load
 from algorithms.model_state import read_state
 from fl_server.errors import InvalidInput
 from fl_server.rpc.admin import AdminService
-from fl_server.store.database.store import open_sqlite_read_only
+from fl_server.store.database.store import open_read_only
 from protos.codec import Layout, digest_text, pack
 from protos.fl.v1 import admin_pb2 as pb
 from tests.fl_server.devices import Device
@@ -50,7 +50,7 @@ def averaged_files(folder: Path) -> Files:
 
 def averaged_digests(folder: Path) -> list[str | None]:
     """The digests of the averaged models in the ledger, by round."""
-    with closing(open_sqlite_read_only(ledger_file(folder))) as ledger:
+    with closing(open_read_only(folder)) as ledger:
         return [commit.averaged_digest for commit in ledger.commits("r")]
 
 

@@ -18,7 +18,7 @@ from fl_server.run.round_statistics import RoundStatistics
 from fl_server.run_settings.config import RunConfig
 from fl_server.run_settings.spec import from_values
 from fl_server.store.database import rows, schema
-from fl_server.store.database.store import open_ledger, open_sqlite_read_only
+from fl_server.store.database.store import open_ledger, open_read_only
 from fl_server.store.records import AttemptRecord, ClientRecord, CommitRecord, HistoryRecord, RunRecord
 from fl_server.store.state_directory import lock_directory
 from protos.wire import MAX_MESSAGE_BYTES
@@ -152,7 +152,7 @@ def test_a_killed_coordinator_completes_the_deletion(server: Coordinator) -> Non
             ("coordinator", "run_removed", "all data of the run is removed"),
         ]
     assert not (state / "checkpoints" / f"run-{DELETED}").exists()
-    store = open_sqlite_read_only(state / "ledger.sqlite")
+    store = open_read_only(state)
     assert (store.commits(DELETED), store.deleted_runs()) == ([], [DELETED])
     assert store.attempts(DELETED, DELETED_ROUNDS - 1) == []
     store.close()

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Connection, event
 
 from fl_server.store.database import postgres as backend
-from fl_server.store.database.store import Store, open_ledger, open_postgres_read_only
+from fl_server.store.database.store import Store, open_ledger, open_read_only
 from fl_server.store.errors import StoreError, StoreFull, StoreTakenOver, StoreUnavailable
 from tests.fl_server.store.records import a_client, a_commit, a_run, an_attempt, an_update, why
 from tests.postgres_server import PostgresServer
@@ -250,7 +250,7 @@ def test_a_failed_write_leaves_nothing_behind(store: Store) -> None:
 
 def test_a_ledger_can_be_read_while_a_coordinator_writes_it(url: str, store: Store) -> None:
     """A reader needs no lock, sees every write, and can change nothing."""
-    reader = open_postgres_read_only(url)
+    reader = open_read_only(url)
     store.open_attempt(an_attempt())
     assert reader.attempts("r1", 0) == [an_attempt()]
     with pytest.raises(StoreFull, match="read-only transaction"):
@@ -261,6 +261,6 @@ def test_a_ledger_can_be_read_while_a_coordinator_writes_it(url: str, store: Sto
 def test_reading_an_empty_database_does_not_make_it_a_ledger(url: str, postgres: PostgresServer) -> None:
     """A reader creates no tables."""
     with pytest.raises(StoreError, match="could not open the ledger: .*read-only transaction"):
-        open_postgres_read_only(url)
+        open_read_only(url)
     tables = postgres.execute("SELECT schemaname FROM pg_tables")
     assert (url.rpartition("%3D")[2],) not in tables
