@@ -22,11 +22,12 @@ from algorithms.batched.recording import NotRecorded, Step, record
 from algorithms.batched.strategies import Holder, Inputs, Name, OneByOne, Strategy, Together, losses_of_examples
 from algorithms.batches import Batch, examples_of, leaves, to_device
 from algorithms.client import LocalData
+from algorithms.gradients import Loss
 from algorithms.model_state import trainable_views
 from algorithms.outside_code import is_interrupt
 from algorithms.parameters import AlgorithmError
 
-NAMES: tuple[Name, ...] = ("grouped", "unfolded", "one_by_one")
+NAMES: tuple[Name, ...] = ("grouped", "unfolded", "one_by_one", "streams", "channels_last")
 REPEATS = 3
 
 
@@ -84,7 +85,9 @@ def choose(  # noqa: PLR0913, PLR0917 - model, data and batches are one view of 
     model.train()
     holder = Holder(model, data.forward)
     facts = _facts(model, holder, data, batches.of_client(batches.sizes.index(max(batches.sizes))))
-    strategies = {name: _make(name, holder, data, fills=facts.fills) for name in _candidates(model, wanted)}
+    strategies = {
+        name: make_strategy(name, holder, data.loss, fills=facts.fills) for name in _candidates(model, wanted)
+    }
     trial, possible, errors = _Trial(model, batches), dict[Name, Step](), dict[str, BaseException]()
     for name, strategy in strategies.items():
         try:
@@ -148,15 +151,19 @@ def _seconds(play: Step, clock: Callable[[], float]) -> float:
 
 
 def _candidates(model: nn.Module, wanted: Name | None) -> tuple[Name, ...]:
+    """A CPU has no streams. Without convolutions no form of them matters."""
     if wanted is not None:
         return (wanted,)
-    return NAMES if has_convolutions(model) else ("grouped", "one_by_one")
+    of_images: set[Name] = set() if has_convolutions(model) else {"unfolded", "channels_last"}
+    of_cuda: set[Name] = set() if next(model.parameters()).is_cuda else {"streams", "channels_last"}
+    return tuple(name for name in NAMES if name not in of_images | of_cuda)
 
 
-def _make(name: Name, holder: Holder, data: LocalData, *, fills: bool) -> Strategy:
-    if name == "one_by_one":
-        return OneByOne(holder, data.loss)
-    return Together(holder, data.loss, unfold=name == "unfolded", fill=fills)
+def make_strategy(name: Name, holder: Holder, loss: Loss, *, fills: bool) -> Strategy:
+    """The strategy of this name. fills: as in Facts."""
+    if name in {"grouped", "unfolded"}:
+        return Together(holder, loss, unfold=name == "unfolded", fill=fills)
+    return OneByOne(holder, loss, streams=name != "one_by_one", channels_last=name == "channels_last")
 
 
 def _facts(model: nn.Module, holder: Holder, data: LocalData, batch: Batch) -> Facts:

@@ -3,6 +3,8 @@
     grouped    one pass under vmap; a convolution becomes a grouped convolution
     unfolded   the same, with convolutions as products of matrices
     one_by_one a pass for each client; only the local rule is applied to all clients together
+    streams    the same, with passes side by side on several streams of CUDA
+    channels_last  the same as streams, with images and weights of convolutions in the order height, width, channel
 
 All compute each client's gradient of its own mean loss. Under vmap the loss may be any function of the outputs and
 targets of the real examples that torch can map.
@@ -28,7 +30,8 @@ from algorithms.batched.stacked import of_client
 from algorithms.batches import Batch, Forward, leaves, map_leaves
 from algorithms.gradients import Loss
 
-Name = Literal["grouped", "unfolded", "one_by_one"]
+Name = Literal["grouped", "unfolded", "one_by_one", "streams", "channels_last"]
+STREAMS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,31 +98,50 @@ class Holder:
 class OneByOne:
     """A pass for each client, as it trains alone."""
 
-    def __init__(self, holder: Holder, loss: Loss) -> None:
-        self._holder, self._loss = holder, loss
+    def __init__(self, holder: Holder, loss: Loss, *, streams: bool = False, channels_last: bool = False) -> None:
+        """streams: passes run side by side on STREAMS streams, on CUDA; channels_last: see `Name`."""
+        self._holder, self._loss, self._last = holder, loss, channels_last
+        on_cuda = next(holder.model.parameters()).is_cuda
+        self._sides = [torch.cuda.Stream() for _ in range(STREAMS)] if streams and on_cuda else []
 
     def compute(self, inputs: Inputs) -> Outputs:
         """Do what Strategy says."""
         losses, also = [], [torch.zeros_like(leaf) for leaf in inputs.also]
         gradients = tree.map(torch.empty_like, inputs.parameters)
         clients = len(next(iter(gradients.values())))
+        # What the passes write is in memory of this stream, which waits for them. Sums of `also` need an order.
+        sides = [] if also else self._sides
+        for side in sides:
+            side.wait_stream(torch.cuda.current_stream())
         for position in range(clients):
-            mine = {name: each.detach()[position].requires_grad_() for name, each in inputs.parameters.items()}
-            with inputs.numbers.of_client(position):
-                tensors = {**mine, **of_client(inputs.constants, position)}
-                made = self._holder.call(tensors, inputs.batches.of_client(position))
-                weights = inputs.batches.weights
-                loss = (
-                    self._loss(*made)
-                    if weights is None
-                    else (losses_of_examples(self._loss, *made) * weights[position]).sum()
-                )
-            slopes = _slopes(loss, [*mine.values(), *inputs.also])
-            for name, slope in zip(mine, slopes, strict=False):
-                gradients[name][position] = slope
-            also = [total + slope for total, slope in zip(also, slopes[len(mine) :], strict=True)]
-            losses.append(loss.detach())
+            with torch.cuda.stream(sides[position % len(sides)]) if sides else nullcontext():
+                loss, slopes = self._pass(inputs, position)
+                for name, slope in zip(gradients, slopes, strict=False):
+                    gradients[name][position] = slope
+            also = [total + slope for total, slope in zip(also, slopes[len(gradients) :], strict=True)]
+            losses.append(loss)
+        for side in sides:
+            torch.cuda.current_stream().wait_stream(side)
         return Outputs(torch.stack(losses), gradients, also)
+
+    def _pass(self, inputs: Inputs, position: int) -> tuple[Tensor, list[Tensor]]:
+        """One client's loss, and the gradients of its parameters and of the other leaves."""
+        parameters, batch = of_client(inputs.parameters, position), inputs.batches.of_client(position)
+        if self._last:
+            parameters, batch = tree.map(_channels_last, parameters), map_leaves(_channels_last, batch)
+        mine = {name: each.detach().requires_grad_() for name, each in parameters.items()}
+        weights = inputs.batches.weights
+        with inputs.numbers.of_client(position):
+            made = self._holder.call({**mine, **of_client(inputs.constants, position)}, batch)
+            if weights is None:
+                loss = self._loss(*made)
+            else:
+                loss = (losses_of_examples(self._loss, *made) * weights[position]).sum()
+        return loss.detach(), _slopes(loss, [*mine.values(), *inputs.also])
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
 
 class Together:

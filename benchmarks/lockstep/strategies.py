@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import algorithms as fl
-from algorithms.batched.choice import NAMES, Facts
+from algorithms.batched.choice import NAMES, Facts, make_strategy
 from algorithms.batched.client import answer_together
 from algorithms.batched.members import Members
 from algorithms.batched.modules import RandomStream
-from algorithms.batched.strategies import Holder, Name, OneByOne, Strategy, Together
+from algorithms.batched.strategies import Holder, Name, Strategy
 from algorithms.batched.training import Training
 from algorithms.batches import forward_pair
 from fl_common.allocator import keep_freed_memory
@@ -100,10 +100,7 @@ class Cohort:
             answer_together(self._model, Members.drawn(some, [self._work] * len(some), streams), training)
 
     def _strategy(self, name: Name) -> Strategy:
-        holder = Holder(self._model, forward_pair)
-        if name == "one_by_one":
-            return OneByOne(holder, functional.cross_entropy)
-        return Together(holder, functional.cross_entropy, unfold=name == "unfolded", fill=True)
+        return make_strategy(name, Holder(self._model, forward_pair), functional.cross_entropy, fills=True)
 
     def _members(self) -> Iterator[fl.LocalData]:
         one = self._setting
@@ -129,7 +126,9 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
 def measure(setting: Setting, groups: list[int], rounds: int, device: torch.device) -> None:
     """Print a line for each strategy and size of groups: the median of the ratios, the smallest and the largest."""
     cohort = Cohort(setting, device)
-    names = [name for name in NAMES if name != "unfolded" or "CNN" in setting.name or "cnn" in setting.name]
+    images = "CNN" in setting.name or "cnn" in setting.name
+    names = [name for name in NAMES if images or name not in {"unfolded", "channels_last"}]
+    names = [name for name in names if device.type == "cuda" or name not in {"streams", "channels_last"}]
     cases = [(name, group) for name in names for group in groups if group <= setting.clients]
     works: dict[tuple[Name, int], Callable[[], object]] = {case: partial(cohort.together, *case) for case in cases}
     ratios: dict[tuple[Name, int], list[float]] = {case: [] for case in cases}

@@ -249,7 +249,8 @@ class BatchedEngine(LocalEngine):
             self._training = Training(self._choice.strategy, self._choice.facts, time.thread_time, masks=masks)
         members, device = ready.members, self._options.device
         # A pass of one client alone draws from torch's generators.
-        if device.type == "cuda" and not (self._choice.name == "one_by_one" and self._choice.facts.draws):
+        alone = self._choice.name not in {"grouped", "unfolded"}
+        if device.type == "cuda" and not (alone and self._choice.facts.draws):
             numbers = CountedNumbers.of_seeds([seed for _, seed in ready.clients], device)
             members = replace(members, numbers=numbers)
         updates = answer_together(ready.work.model, members, self._training)

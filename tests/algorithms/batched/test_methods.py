@@ -12,8 +12,8 @@ import torch
 from torch.nn import functional
 
 import algorithms as fl
-from algorithms.batched.choice import NAMES, Facts
-from algorithms.batched.strategies import Holder, Name, OneByOne, Strategy, Together
+from algorithms.batched.choice import NAMES, Facts, make_strategy
+from algorithms.batched.strategies import Holder, Name, Strategy
 from algorithms.batched.training import Training
 from algorithms.batches import forward_pair
 from algorithms.optimizers.spec import RateSchedule
@@ -30,10 +30,7 @@ FULL = fl.LocalSettings(0.1, weight_decay=0.01, max_gradient_norm=0.5, schedule=
 
 def strategy_of(name: Name, model: torch.nn.Module, *, fill: bool = True) -> Strategy:
     """A strategy for a model of cross entropy."""
-    holder = Holder(model, forward_pair)
-    if name == "one_by_one":
-        return OneByOne(holder, functional.cross_entropy)
-    return Together(holder, functional.cross_entropy, unfold=name == "unfolded", fill=fill)
+    return make_strategy(name, Holder(model, forward_pair), functional.cross_entropy, fills=fill)
 
 
 def both(label: str, dtype: torch.dtype, strategy: Name, settings: fl.LocalSettings, *, fill: bool = True) -> list[Run]:
