@@ -1,19 +1,26 @@
-"""The task's model on the training device, and loading of a bundle's values into it after a check of its layout."""
+"""The task's model on the training device: a bundle's values, after a check of the layout; one step as a trial."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+import torch
 from torch import nn
 
 from algorithms.base import Tensors
+from algorithms.batches import examples_of, to_device
 from algorithms.model_state import ModelState, fill, state_views, trainable_views
 from algorithms.optimizers.spec import PREFIX
 from algorithms.precision import widened
 from fl_client.connection.bundles.expected import Bundle, Layouts, ResourceKey
 from fl_client.errors import WorkFailed
-from protos.codec import Layout
+from fl_tasks.base import Task
+from fl_tasks.batches import batches
+from fl_tasks.data.forms import Data, forward_of
+from fl_tasks.errors import TaskError
+from protos.codec import Layout, LayoutError
 from protos.digests import digest_text
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2
@@ -150,3 +157,43 @@ class LocalModel:
                 " them on this device, and restart the daemon",
             )
         return module
+
+
+_BATCH = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The result of the trial step."""
+
+    model_bytes: int
+    """The size of all values of the model."""
+    examples: int
+    """The number of examples in the batch."""
+    seconds: float
+    loss: float
+
+
+def trial_step(task: Task, data: Data, model: nn.Module, device: torch.device) -> Trial:
+    """Train on one batch, without a step of an optimizer. The model is changed.
+
+    model: on the device. Raises TaskError for a model that cannot be sent or changes its layout, and whatever the
+    task's code raises.
+    """
+    try:
+        before = layouts_of(model)
+        began = time.monotonic()
+        batch = to_device(next(batches(data, min(_BATCH, len(data)), seed=0, steps=1)), device)
+        loss = task.loss(*forward_of(task)(model, batch))
+        loss.backward()
+        value, seconds = loss.item(), time.monotonic() - began
+        after = layouts_of(model)
+    except LayoutError as error:
+        raise TaskError(f"the task's model cannot be sent: {error}") from error
+    if changed := before[tensor_pb2.RESOURCE_KIND_MODEL].difference(after[tensor_pb2.RESOURCE_KIND_MODEL]):
+        raise TaskError(
+            f"the model changes in training: {changed}; parameters and buffers keep their shapes and types: keep what"
+            " must change in a buffer with persistent=False"
+        )
+    size = sum(tensor.nbytes for tensor in model.state_dict().values() if isinstance(tensor, torch.Tensor))
+    return Trial(size, examples_of(batch), seconds, value)

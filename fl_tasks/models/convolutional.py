@@ -153,23 +153,20 @@ def grey_cnn(num_classes: int = 10) -> nn.Module:
 
 def grey_cnn_small(num_classes: int = 10) -> nn.Module:
     """For [n, 1, 28, 28]: two 5x5 convolutions of stride 2, 16 and 32 channels, 512-10. 18,378 parameters."""
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 5, stride=2),
-        nn.ReLU(),
-        nn.Conv2d(16, 32, 5, stride=2),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(512, num_classes),
-    )
+    return _strided(1, 512, num_classes)
 
 
 def colour_cnn_small(num_classes: int = 10) -> nn.Module:
     """For [n, 3, 32, 32]: two 5x5 convolutions of stride 2, 16 and 32 channels, 800-10. 22,058 parameters."""
+    return _strided(3, 800, num_classes)
+
+
+def _strided(channels: int, features: int, num_classes: int) -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(3, 16, 5, stride=2),
+        nn.Conv2d(channels, 16, 5, stride=2),
         nn.ReLU(),
         nn.Conv2d(16, 32, 5, stride=2),
         nn.ReLU(),
         nn.Flatten(),
-        nn.Linear(800, num_classes),
+        nn.Linear(features, num_classes),
     )

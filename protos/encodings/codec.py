@@ -131,12 +131,12 @@ class _WordsOf:
     words: RandomWords
     tensor: int
 
-    def blocks(self, first: int, count: int, each: int) -> Words:
-        """[count, each]: the words of `count` blocks of `each` words."""
-        if not each:
+    def blocks(self, first: int, count: int, words: int) -> Words:
+        """[count, words]: the words of `count` blocks."""
+        if not words:
             return np.empty((count, 0), np.uint64)
-        self.words.seek(self.tensor, first * each)
-        return self.words.take(count * each).reshape(count, each)
+        self.words.seek(self.tensor, first * words)
+        return self.words.take(count * words).reshape(count, words)
 
 
 def _tiles(numel: int, block: int, first: int, last: int) -> Iterator[tuple[int, int, int]]:

@@ -23,7 +23,7 @@ from fl_client.setup.doctor.files import USER, nearest
 from fl_client.setup.doctor.findings import Finding, fail, ok, warn
 from fl_client.storage.state import StateDir
 from fl_client.training.data import LocalTask, load_local_task
-from fl_client.training.trial import trial_step
+from fl_client.training.local_model import trial_step
 from fl_common.units import size
 from fl_tasks.errors import TaskError
 from fl_tasks.new_model import new_model

@@ -140,7 +140,7 @@ def _data(made: dict[str, Any]) -> str:
 def _step(made: dict[str, Any]) -> str:
     import torch
 
-    from fl_client.training.trial import trial_step
+    from fl_client.training.local_model import trial_step
     from fl_tasks import TaskError
     from fl_tasks.new_model import new_model
 
