@@ -6,9 +6,8 @@ ledger.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from types import TracebackType
@@ -239,23 +238,18 @@ class Federation:
             raise RuntimeError("commit() was called without a step()")
         done = self._accepted(len(self.engine.algorithm.exchanges) - 1, accepted)
         self.states.promote((one.info.client_id, one.info.clip_factor) for one in done)
-        self.snapshot, self._stepped = self._keep_average(self._stepped), None
+        self.snapshot, self._stepped = self._with_sums(self._stepped), None
         counted = [self._contributions[key] for key in self._reduced] + done
         self._norms = self._norms.after(one.norms for one in counted)
         self.discard_round()
         return done
 
-    def _keep_average(self, made: Snapshot) -> Snapshot:
-        """Write the sums of an averaged model; those of the round before are removed."""
+    def _with_sums(self, made: Snapshot) -> Snapshot:
+        """The snapshot with the sums of its averaged model, if it has one, in memory."""
         if made.averaged is None:
             return made
         with self.profile.part("aggregation"), one_thread():
-            before, folder = made.averaged.before, self._scratch.path / f"averaged-{made.round}"
-            folder.mkdir()
-            made.averaged.write_sums(folder)
-            if before is not None and before.parent == self._scratch.path:
-                shutil.rmtree(before)
-        return made.averaged_in(folder)
+            return replace(made, averaged=made.averaged.in_memory())
 
     def discard_round(self) -> None:
         """Delete the current round's updates; the next round starts from the latest model."""
@@ -335,11 +329,10 @@ class Federation:
         return [self._contributions[exchange, client] for client in accepted]
 
     def _update_bytes(self) -> int:
-        """Bytes of a round's updates, and of the sums of an averaged model before and after it."""
+        """Estimate of the bytes of a round's updates."""
         size = sum(self.engine.shape(exchange).size_bytes for exchange in range(len(self.engine.algorithm.exchanges)))
         cohort = self.config.policy().drawn_of(len(self.clients))
-        sums = 4 * 8 * sum(entry.numel for entry in self.engine.layout.entries) if self.config.averaging else 0
-        return int(size * cohort) + sums
+        return int(size * cohort)
 
     def _state_bytes(self) -> int:
         """Estimate of the bytes of all clients' states, each with the next one."""

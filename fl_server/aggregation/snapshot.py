@@ -58,7 +58,7 @@ class Snapshot:
         """The snapshot whose averaged model, if there is one, has its sums in this folder."""
         if self.averaged is None:
             return self
-        return replace(self, averaged=replace(self.averaged, folder=folder, before=None))
+        return replace(self, averaged=replace(self.averaged, sums=folder, before=None))
 
     def with_average(self, section: AveragingSection | None, before: AveragedModel | None) -> Snapshot:
         """A new model with the average of all up to it, whose sums are written with its checkpoint.
@@ -70,8 +70,8 @@ class Snapshot:
         rule = Averaging(section.method, section.decay or 0.0, section.start or 0, section.window or 0)
         if rule.mean(self.round) is None:
             return self
-        folder = None if before is None else before.folder
-        return replace(self, averaged=AveragedModel(rule, self.round, self.sent, before=folder))
+        sums = None if before is None else before.sums
+        return replace(self, averaged=AveragedModel(rule, self.round, self.sent, before=sums))
 
     def of_average(self) -> Snapshot | None:
         """The averaged model in the form of a snapshot, to be evaluated; None if there is none. It has no memory.
@@ -137,7 +137,8 @@ class Snapshots:
         master = tree.to({name: snapshot.state.x[name] for name in snapshot.rounded}, CPU)
         named = {FROZEN: frozen_text(self._local_frozen)} if self._local_frozen else {}
         memory = {symbol: tree.to(tensors, CPU) for symbol, tensors in snapshot.state.memory.items()}
-        return Checkpoint(model, memory, {**facts, **named}, self._tied, master, snapshot.averaged)
+        averaged = None if snapshot.averaged is None else replace(snapshot.averaged, model=tree.to(snapshot.sent, CPU))
+        return Checkpoint(model, memory, {**facts, **named}, self._tied, master, averaged)
 
     def restored(self, checkpoint: Checkpoint) -> Snapshot:
         """The snapshot of a checkpoint. Raises TaskError if the task has other frozen parameters than the run."""

@@ -1,8 +1,9 @@
 """The files of one checkpoint: tensors as safetensors, each with its BLAKE3 digest in a meta.json. No pickle.
 
 The averaged model of a run has float64 sums in files, made block by block, so that no sum is ever whole in memory. The
-sums of a round are made from those of the round before while its checkpoint is written. The averaged model has the mean
-of the parameters and of the floating buffers, and the latest integer buffers.
+sums of a round are made from those of the round before while its checkpoint is written. A simulation has them in
+memory, where its model is. The averaged model has the mean of the parameters and of the floating buffers, and the
+latest integer buffers.
 """
 
 from __future__ import annotations
@@ -10,10 +11,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from io import BufferedReader
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -154,6 +154,10 @@ BLOCK = 1 << 16
 """Entries of a block."""
 
 
+Sums = Path | Mapping[str, Mapping[str, torch.Tensor]]
+"""The sums of an averaged model: a folder of files, or tensors by the sum's name and the model's."""
+
+
 @dataclass(frozen=True, slots=True)
 class AveragedModel:
     """The averaged model after a round."""
@@ -162,10 +166,10 @@ class AveragedModel:
     round: int
     model: Mapping[str, torch.Tensor]
     """The committed model as clients get it: parameters and buffers."""
-    folder: Path | None = None
-    """Has the sums of this round. None: they are not written yet."""
-    before: Path | None = None
-    """Has the sums of the round before; None if there are none."""
+    sums: Sums | None = None
+    """Those of this round. None: they are not made yet."""
+    before: Sums | None = None
+    """Those of the round before; None if there are none."""
 
     @property
     def files(self) -> list[str]:
@@ -178,48 +182,52 @@ class AveragedModel:
         for name, term in self.rule.terms(self.round).items():
             path = folder / file_of(name)
             with disk_errors(f"write {path}"):
-                if self.folder is None:
-                    digest = self._write(path, name, term)
-                else:
-                    shutil.copyfile(self.folder / path.name, path)
+                if isinstance(self.sums, Path):
+                    shutil.copyfile(self.sums / path.name, path)
                     digest = file_digest(path)
+                elif self.sums is None:
+                    digest = _write(path, self._made(name, term, _blocks(self.model)))
+                else:
+                    digest = _write(path, self.sums[name].values())
                 fsync_path(path)
                 entries[path.name] = {"digest": digest_text(digest), "size_bytes": path.stat().st_size}
         return entries
+
+    def in_memory(self) -> AveragedModel:
+        """The same with its sums in memory, on the device of the model, as a simulation has them."""
+        floating = {name: tensor for name, tensor in self.model.items() if tensor.is_floating_point()}
+        sums = {
+            name: dict(zip(floating, self._made(name, term, _wholes(self.model)), strict=True))
+            for name, term in self.rule.terms(self.round).items()
+        }
+        return replace(self, sums=sums, before=None)
 
     def values(self, folder: Path | None = None) -> dict[str, torch.Tensor]:
         """The averaged model, each value rounded once to the dtype of the model. In memory of its own.
 
         folder: with the sums of this round, if they have just been written.
         """
-        folder, mean = folder or self.folder, self.rule.mean(self.round)
-        if folder is None or mean is None:
-            raise RuntimeError("expected the sums of an averaged model, got one whose sums are not written")
+        sums, mean = folder or self.sums, self.rule.mean(self.round)
+        if sums is None or mean is None:
+            raise RuntimeError("expected the sums of an averaged model, got one whose sums are not made")
         averaged = {name: torch.empty_like(tensor) for name, tensor in self.model.items()}
-        path = folder / file_of(mean.sum)
-        with disk_errors(f"read {path}"), path.open("rb") as file:
-            for into in _blocks(averaged):
-                into.copy_(mean_of(_read(file, into.numel()), mean, into.dtype))
+        for into, total in _beside(_blocks(averaged) if isinstance(sums, Path) else _wholes(averaged), sums, mean.sum):
+            into.copy_(mean_of(total, mean, into.dtype))
         for name, tensor in self.model.items():
             if not tensor.is_floating_point():
                 averaged[name].copy_(tensor)
         return averaged
 
-    def _write(self, path: Path, name: str, term: Term) -> bytes:
-        hasher = blake3()
-        with ExitStack() as stack:
-            before: BufferedReader | None = None
-            if term.keep:
-                if self.before is None:
-                    raise RuntimeError(f"expected the sums of round {self.round - 1}, got none")
-                before = stack.enter_context((self.before / file_of(name)).open("rb"))
-            file = stack.enter_context(path.open("wb"))
-            for x in _blocks(self.model):
-                total = stepped(None if before is None else _read(before, x.numel()), x, term)
-                raw = total.numpy().tobytes()
-                hasher.update(raw)
-                file.write(raw)
-        return hasher.digest()
+    def _made(self, name: str, term: Term, parts: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+        """A sum of these parts of the model, in parts."""
+        if not term.keep:
+            yield from (stepped(None, x, term) for x in parts)
+        elif self.before is None:
+            raise RuntimeError(f"expected the sums of round {self.round - 1}, got none")
+        else:
+            for x, before in _beside(parts, self.before, name):
+                # The sums of the round before may still be in use.
+                yield stepped(before.to(x.device, copy=not isinstance(self.before, Path)), x, term)
 
 
 def file_of(name: str) -> str:
@@ -227,15 +235,35 @@ def file_of(name: str) -> str:
     return f"sum-{name}.f64"
 
 
+def _wholes(tensors: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Flat views of the floating tensors."""
+    return (tensor.view(-1) for tensor in tensors.values() if tensor.is_floating_point())
+
+
 def _blocks(tensors: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Views of the floating tensors, in blocks."""
-    for tensor in tensors.values():
-        if tensor.is_floating_point():
-            yield from tensor.view(-1).split(BLOCK)
+    """These in blocks."""
+    return (block for whole in _wholes(tensors) for block in whole.split(BLOCK))
 
 
-def _read(file: BufferedReader, count: int) -> torch.Tensor:
-    raw = bytearray(8 * count)
-    if file.readinto(raw) != len(raw):
-        raise OSError("the file of a sum is too short")
-    return torch.frombuffer(raw, dtype=torch.float64) if count else torch.empty(0, dtype=torch.float64)
+def _beside(parts: Iterable[torch.Tensor], sums: Sums, name: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Each part with that of a sum. Sums in memory have whole tensors."""
+    if not isinstance(sums, Path):
+        yield from zip(parts, sums[name].values(), strict=True)
+        return
+    with disk_errors(f"read {sums / file_of(name)}"), (sums / file_of(name)).open("rb") as file:
+        for part in parts:
+            raw = bytearray(8 * part.numel())
+            if file.readinto(raw) != len(raw):
+                raise OSError("the file of a sum is too short")
+            yield part, torch.frombuffer(raw, dtype=torch.float64) if raw else torch.empty(0, dtype=torch.float64)
+
+
+def _write(path: Path, blocks: Iterable[torch.Tensor]) -> bytes:
+    """Write a sum. Returns the digest of the file."""
+    hasher = blake3()
+    with path.open("wb") as file:
+        for block in blocks:
+            raw = block.cpu().numpy().tobytes()
+            hasher.update(raw)
+            file.write(raw)
+    return hasher.digest()

@@ -63,7 +63,8 @@ class HeldTogether(Held):
 
 def reads_of_a_round(method: str, kind: type[Held], clients: int) -> int:
     """Reads of values in a round of all exchanges; the next snapshot is elsewhere as well."""
-    sections = {"algorithm": {"name": method}, "population": 9, "population_examples": 90}
+    sections: dict[str, Any] = {"algorithm": {"name": method}, "population": 9, "population_examples": 90}
+    sections["averaging"] = {"method": "ema", "decay": 0.9}
     engine = Engine(from_values({"task": {"name": "any"}, **sections}), TASK, ELSEWHERE)
     cohort, updates = [fl.UpdateInfo(f"c{number}", 10, 2) for number in range(clients)], [kind()] * clients
     sums: dict[str, fl.Tensors] = {}
@@ -75,8 +76,10 @@ def reads_of_a_round(method: str, kind: type[Held], clients: int) -> int:
             sums |= engine.reduce(snapshot, exchange, cohort, updates)
         sent = engine.outgoing(snapshot, len(engine.algorithm.exchanges) - 1, sums)
         after, _ = engine.server_update(snapshot, cohort, updates, sums)
+        assert after.averaged is not None
+        averaged = after.averaged.in_memory().values()
         found: int = reads.count
-    kept = [after.sent, *after.state.memory.values(), *(bundle.tensors for bundle in sent)]
+    kept = [after.sent, averaged, *after.state.memory.values(), *(bundle.tensors for bundle in sent)]
     assert {tensor.device for tensors in kept for tensor in tensors.values()} == {ELSEWHERE}
     return found
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from algorithms.averaging import Averaging, stepped
-from fl_server.store.checkpoint_files import BLOCK, AveragedModel
+from fl_server.store.checkpoint_files import BLOCK, AveragedModel, Sums
 from fl_server.store.checkpoints import Checkpoint, Checkpoints
 
 RULE = Averaging("window", window=4)
@@ -29,7 +29,7 @@ def a_model(round_: int) -> dict[str, torch.Tensor]:
     }
 
 
-def a_checkpoint(round_: int, before: Path | None) -> Checkpoint:
+def a_checkpoint(round_: int, before: Sums | None) -> Checkpoint:
     """The checkpoint of a round, whose sums are made from those in the folder `before`."""
     model = a_model(round_)
     averaged = AveragedModel(RULE, round_, model, before=before)
@@ -104,7 +104,7 @@ def test_a_process_that_ends_while_it_writes_changes_nothing(
     found = restarted.latest("r")
     assert found is not None
     assert found.averaged is not None
-    made = restarted.save("r", 3, a_checkpoint(3, found.averaged.folder))
+    made = restarted.save("r", 3, a_checkpoint(3, found.averaged.sums))
     assert files_of(made) == files_of(undisturbed)
 
 
@@ -127,10 +127,27 @@ def test_a_damaged_file_damages_its_checkpoint(tmp_path: Path, name: str, damage
 def test_sums_are_copied_as_they_are(tmp_path: Path) -> None:
     """Into another folder, as by a save of a simulation: the same files and the same average."""
     _, last = saved(tmp_path, 4)
-    model = replace(AveragedModel(RULE, 3, a_model(3)), folder=last)
+    model = replace(AveragedModel(RULE, 3, a_model(3)), sums=last)
     copy = tmp_path / "copy"
     copy.mkdir()
     entries = model.write_sums(copy)
-    again = replace(model, folder=copy)
+    again = replace(model, sums=copy)
     assert sorted(entries) == ["sum-a.f64", "sum-b.f64"]
     assert all(torch.equal(again.values()[name], tensor) for name, tensor in model.values().items())
+
+
+def test_sums_in_memory_have_the_bits_of_files(tmp_path: Path) -> None:
+    """In a run that goes on from files, too; written, they are the files."""
+    _, last = saved(tmp_path, 6)
+    _, first = saved(tmp_path / "other", 2)
+    assert last is not None
+    sums: Sums | None = first
+    for round_ in range(2, 6):
+        model = AveragedModel(RULE, round_, a_model(round_), before=sums).in_memory()
+        sums = model.sums
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    model.write_sums(copy)
+    assert {name: (last / name).read_bytes() for name in model.files} == files_of(copy)
+    filed = replace(model, sums=last).values()
+    assert all(torch.equal(filed[name], tensor) for name, tensor in model.values().items())
