@@ -251,7 +251,9 @@ class Server:
     async def watch_certificates(self) -> None:
         """Use renewed certificates."""
         if self._certificates is not None:
-            await self._certificates.watch(self._poll_others, self._web.renew)
+            async for _ in self._certificates.checks():
+                await asyncio.to_thread(self._poll_others)
+                self._web.renew()
 
     def _poll_others(self) -> None:
         self._web.poll()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -73,23 +73,17 @@ class Certificates:
         asked = cast("Callable[[], grpc.ServerCertificateConfiguration]", renewed)
         return grpc.dynamic_ssl_server_credentials(_configuration(used[0]), asked, needed)
 
-    async def watch(
-        self, poll_more: Callable[[], None] = lambda: None, polled: Callable[[], None] = lambda: None
-    ) -> None:
-        """Check the files periodically, without end.
-
-        poll_more: checks other files, in a thread. polled: called on the event loop after each check.
-        """
+    async def checks(self) -> AsyncIterator[None]:
+        """Check the files periodically, without end. Yields after each check."""
         while True:
             await asyncio.sleep(CHECK_S)
-            await asyncio.to_thread(poll_more)
             match await asyncio.to_thread(self.files.poll):
                 case PemChange.RENEWED:
                     log.info("certificates_renewed", serial=f"{self.files.pem.leaf.serial_number:x}")
                 case PemChange.UNUSABLE:
                     log.warning("certificates_not_used", reason=self.files.problem, todo="the earlier ones stay in use")
             self._report_expiry()
-            polled()
+            yield
 
     def _report_expiry(self) -> None:
         pem = self.files.pem

@@ -303,11 +303,17 @@ async def port(renewable: Renewable, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("fl.v1.Coordinator", one),))
     number = server.add_secure_port("127.0.0.1:0", certificates.credentials())
     await server.start()
-    watching = asyncio.create_task(certificates.watch())
+    watching = asyncio.create_task(check_all(certificates))
     with structlog.testing.capture_logs() as logs:
         yield f"127.0.0.1:{number}", logs, metrics
     watching.cancel()
     await server.stop(None)
+
+
+async def check_all(certificates: Certificates) -> None:
+    """Check the files without end."""
+    async for _ in certificates.checks():
+        pass
 
 
 async def logged(logs: Logs, event: str) -> None:
