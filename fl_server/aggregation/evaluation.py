@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
 from typing import Any
 
@@ -61,7 +61,7 @@ class EvaluatedModel(TaskModel):
 
         Raises as `fl_tasks.evaluate`, and EvaluationLeft after `leave`.
         """
-        with self.filled(values) as model:
+        with self._filled(values) as model:
             self._left = ""
             with task_call("the task's evaluation"):
                 data = self.held_out()
@@ -72,15 +72,15 @@ class EvaluatedModel(TaskModel):
             del model, batches  # with the model goes its memory, when the block ends
         return metrics
 
+    def _filled(self, values: fl.ModelState) -> AbstractContextManager[nn.Module]:
+        """See `filled`; on the device."""
+        # No block around `filled`: its variable would hold the module, which would be built again each time.
+        return self.filled(values) if self._device == CPU else self._filled_there(values)
+
     @contextmanager
-    def filled(self, values: fl.ModelState) -> Iterator[nn.Module]:
-        """See `TaskModel.filled`; on the device."""
-        if self._device == CPU:
-            with super().filled(values) as module:
-                yield module
-            return
+    def _filled_there(self, values: fl.ModelState) -> Iterator[nn.Module]:
         if self._there is None:  # a copy: moved itself, the module would lose the memory that is filled
-            with super().filled(values) as module:
+            with self.filled(values) as module:
                 self._there = copy.deepcopy(module).to(self._device)
         fill(self._views(self._there), values)
         yield self._there
@@ -103,7 +103,7 @@ class EvaluatedModel(TaskModel):
         """Names of the metrics, from the first batch; None without examples. Raises TaskError."""
         if not len(data := self.held_out()):
             return None
-        with self.filled(values) as model:
+        with self._filled(values) as model:
             with task_call("the task's evaluation"):
                 first = list(sums_of_batches(self._task, model, islice(batches_of(data, self._batch_size), 1)))
                 names = names_of(self._task, totals_of(first, sum(batch.examples for batch in first)))
@@ -112,7 +112,7 @@ class EvaluatedModel(TaskModel):
 
     def whole(self, values: fl.ModelState, *, estimate: bool = False) -> fl.Tensors:
         """The whole state_dict with these values, in memory of its own. estimate: as in `evaluate`."""
-        with self.filled(values) as module:
+        with self._filled(values) as module:
             if estimate and len(data := self.held_out()):
                 with task_call("the task's evaluation"):
                     estimate_statistics(self._task, module, data, self._batch_size)
@@ -127,7 +127,7 @@ class EvaluatedModel(TaskModel):
 
     def part(self, values: fl.ModelState, first: int, last: int) -> list[BatchSums]:
         """The batches from `first` up to `last`, on the CPU, in order, with sums as numbers."""
-        with self.filled(values) as module:
+        with self._filled(values) as module:
             batches = sums_of_batches(
                 self._task, module, islice(batches_of(self.held_out(), self._batch_size), first, last)
             )

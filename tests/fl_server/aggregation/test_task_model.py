@@ -9,8 +9,11 @@ import torch
 from torch import nn
 
 import algorithms as fl
+from fl_server.aggregation.bundles import CPU
+from fl_server.aggregation.evaluation import EvaluatedModel
 from fl_server.aggregation.task_model import TaskModel
 from fl_tasks import Task
+from tests.processes.tiny_task import Tiny
 
 
 class Tied(nn.Module):
@@ -154,3 +157,24 @@ def test_memory_that_the_task_holds_is_not_released() -> None:
     assert torch.equal(row, values.trainable["one.weight"][0])
     with model.filled(values) as module:
         assert torch.equal(next(module.parameters()), values.trainable["one.weight"])
+
+
+class CountedTask(Tiny):
+    """A task that counts its models."""
+
+    made = 0
+
+    def model(self) -> nn.Module:
+        self.made += 1
+        return super().model()
+
+
+def test_one_module_serves_all_evaluations() -> None:
+    """Nothing of an evaluation holds the module, so the next one fills it again and builds no other."""
+    task = CountedTask()
+    model = EvaluatedModel(task, CPU, 16, seed=5)
+    values, before = first(model), task.made
+    assert model.evaluate(values) == model.evaluate(values)
+    model.whole(values)
+    model.part(values, 0, 2)
+    assert task.made == before

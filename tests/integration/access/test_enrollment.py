@@ -35,7 +35,8 @@ def foreign(module_workspace: Workspace) -> OpensslAuthority:
 def server(module_workspace: Workspace, foreign: OpensslAuthority) -> EnrollingCoordinator:
     """A coordinator that trusts its own authority and another one."""
     pki = Pki(module_workspace.folder / "pki")
-    server = EnrollingCoordinator(module_workspace, pki, address_failures_per_min=1e6)
+    settings = {"limits": {"reattach_grace_s": 1.0}}
+    server = EnrollingCoordinator(module_workspace, pki, settings, address_failures_per_min=1e6)
     both = module_workspace.folder / "both.crt"
     both.write_bytes(pki.ca.read_bytes() + foreign.ca.read_bytes())
     server.settings["tls"]["client_ca"] = str(both)
