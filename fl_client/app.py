@@ -94,7 +94,7 @@ def run(config: ClientConfig, progress: Progress) -> bool:
         # The objects so far, most of them torch's, live as long as the process. Without this, full garbage collections
         # search all of them again and again.
         gc.freeze()
-        return asyncio.run(_until_signal(lambda: build(config, local, state, instruments)))
+        return asyncio.run(_until_signal(config, local, state, instruments))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
     return Daemon(SessionManager(endpoint, link), services, _renewal(config, endpoint.certificates, services))
 
 
-async def _until_signal(build: Callable[[], Daemon]) -> bool:
+async def _until_signal(config: ClientConfig, local: LocalTask, state: StateDir, instruments: Instruments) -> bool:
     """Run until SIGTERM or SIGINT. A second one ends the process at once."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
@@ -165,7 +165,7 @@ async def _until_signal(build: Callable[[], Daemon]) -> bool:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
-    return await build().run(stop)
+    return await build(config, local, state, instruments).run(stop)
 
 
 class DaemonEndpoint(Endpoint):
