@@ -51,7 +51,7 @@ class RoundLedger(Transactions):
     def attempts(self, run_id: str, round: int) -> list[AttemptRecord]:
         """Attempts of a round, by exchange and attempt."""
         attempts = map(rows.attempt, self._rows("attempts", schema.attempts, run_id=run_id, round=round))
-        return sorted(attempts, key=lambda each: (each.exchange, each.attempt))
+        return sorted(attempts, key=lambda attempt: (attempt.exchange, attempt.attempt))
 
     def set_seconds_left(self, run_id: str, attempt: tuple[int, int, int], seconds: float) -> None:
         """Write the time left of an attempt, named by (round, exchange, attempt). This is no change of state.
@@ -95,8 +95,8 @@ class RoundLedger(Transactions):
 
     def updates(self, run_id: str, round: int, exchange: int) -> list[UpdateRecord]:
         """The records of an exchange, in the order of client id bytes."""
-        found = self._rows("updates", schema.updates, run_id=run_id, round=round, exchange=exchange)
-        return sorted(map(rows.update, found), key=lambda update: update.client_id.encode())
+        updates = map(rows.update, self._rows("updates", schema.updates, run_id=run_id, round=round, exchange=exchange))
+        return sorted(updates, key=lambda update: update.client_id.encode())
 
     def drop_update(self, run_id: str, round: int, exchange: int, client_id: str, why: HistoryRecord) -> None:
         """Remove the record of an update with a torn or missing file, so that it can be sent again.

@@ -257,7 +257,8 @@ class Transactions:
             with database_errors("open the ledger"), self._fsynced.begin() as db:
                 migrate(db)
                 self._claim = None if home is None else claim(db, home)
-                self._coordinator_id = identify(db)
+                self.coordinator_id = identify(db)
+                """Random id of this ledger, made once with it."""
         except StoreError:
             self.close()
             raise
@@ -266,11 +267,6 @@ class Transactions:
     def _byte_order(self) -> str:
         """The collation that orders text by its bytes."""
         return "BINARY" if self._engine.dialect.name == "sqlite" else "C"
-
-    @property
-    def coordinator_id(self) -> str:
-        """Random id of this ledger, made once with it."""
-        return self._coordinator_id
 
     def close(self) -> None:
         """Release files and connections."""
