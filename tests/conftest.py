@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import logging
+import os
 import signal
 import sys
 from collections.abc import Generator, Iterator
@@ -117,10 +118,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [item for pair in pairs for path in pair if path is not None for item in files[path]]
 
 
-@pytest.fixture(autouse=True)
-def _environment_of_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
     """A program that a test runs in its own process sets this variable; later tests start Pythons that need `tests`."""
-    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    os.environ.pop("PYTHONSAFEPATH", None)
 
 
 @pytest.fixture
