@@ -136,11 +136,10 @@ async def refused(
     assert text in str(error.value.details())
 
 
-@pytest.mark.parametrize("token", ["x", "====", "W10=", "WzEsWzFdXQ==", "a" * 60_000, "\N{SNOWMAN}", "bnVsbA=="])
-async def test_a_token_that_is_not_valid(stub: Any, token: str) -> None:
+async def test_a_token_that_is_not_valid(stub: Any) -> None:
     """It is refused in one line by every list, and so is a token of another list."""
     other = (await stub.ListRounds(pb.ListRoundsRequest(run_id="r", page_size=1))).next_page_token
-    for each in (token, other):
+    for each in ("x", "====", "W10=", "WzEsWzFdXQ==", "a" * 60_000, "\N{SNOWMAN}", "bnVsbA==", other):
         await refused(stub.ListClients, pb.ListClientsRequest(page_token=each))
         await refused(stub.ListRuns, pb.ListRunsRequest(page_token=each))
         await refused(stub.ListHistory, pb.ListHistoryRequest(page_token=each))
