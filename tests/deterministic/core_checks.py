@@ -46,6 +46,9 @@ def check_restored(before: RoundState, after: RoundState) -> None:
         same += [] if before.repeated else ["admitted", "drawn"]
     if before.policy.stop.uses_metrics:
         same += ["judged", "judged_from"]
+    if before.phase is Phase.EVALUATING:  # one of an earlier round is awaited only where it had begun before
+        was, now = before.awaited - {"earlier"}, after.awaited - {"earlier"}
+        assert was == now, f"the evaluations {set(was)} were awaited before a restart, and {set(now)} after it"
     for name in same:
         was, now = _plain(getattr(before, name)), _plain(getattr(after, name))
         assert was == now, f"{name} was {was} before a restart in {before.phase.value}, and is {now} after it"

@@ -142,6 +142,49 @@ def _goal_shrinks_at_restart() -> Patch:
     return restoring, "restored_round", restored
 
 
+def _ends_a_round_early() -> Patch:
+    return committing, "go_on", lambda state: _GO_ON(replace(state, rounds=state.rounds - 1))
+
+
+def _nobody_works() -> Patch:
+    return collecting, "next_attempt", lambda state, again=frozenset(): (state, ())
+
+
+def _strangers_count() -> Patch:
+    def not_wanted(state: RoundState, place: tuple[int, int], client: str) -> str:
+        return "" if state.collects and place == (state.round, state.exchange) else "late"
+
+    return RoundState, "not_wanted", not_wanted
+
+
+def _step_of_another_list() -> Patch:
+    def close(state: RoundState) -> Any:
+        closed, (first, *more) = _CLOSE(state)
+        changed: Any = first
+        return closed, (replace(changed, accepted=closed.accepted[:-1]), *more)
+
+    return collecting, "close", close
+
+
+def _announced_before_committed() -> Patch:
+    def stepped(state: RoundState, event: events.StepComputed) -> Any:
+        after, found = _STEPPED(state, event)
+        return after, (*found, effects.Announce(state.round, evaluate=False))
+
+    return RULES, (Phase.STEPPING, events.StepComputed), stepped  # type: ignore[return-value]
+
+
+def _not_awaited_after_restart() -> Patch:
+    return restoring, "awaited_evaluations", lambda state, round: frozenset()
+
+
+def _late_updates_count() -> Patch:
+    def admit(driver: Driver, client: str, place: tuple[int, int], made: bytes) -> Iterator[str]:
+        return _ADMIT(driver, client, (driver.state.round, driver.state.exchange), made)
+
+    return Driver, "admit", admit
+
+
 def _driver(**changes: Any) -> Callable[[], Patch]:
     name, value = next(iter(changes.items()))
     return lambda: (Driver, name, value)
@@ -166,6 +209,7 @@ _REDRAW, _NEXT_ROUND, _RESET, _WAIT, _SELECT = (
     selecting.redraw, selecting.next_round, selecting.reset_states, selecting.wait_for_clients, selecting.select,
 )  # fmt: skip
 _RESTORED, _COMMITTED = restoring.restored_round, committing.committed
+_GO_ON, _STEPPED, _ADMIT = committing.go_on, committing.stepped, Driver.admit
 
 PLANTED: dict[str, Callable[[], Patch]] = {
     "one update is a quorum": _quorum_of_one,
@@ -181,6 +225,15 @@ PLANTED: dict[str, Callable[[], Patch]] = {
     "a restart forgets failures": _restored(failed=ByClient()),
     "a restart forgets the fixed list": _restored(fixed=None),
     "a restart lowers the goal to the fixed list": _goal_shrinks_at_restart,
+    "a restart forgets admitted updates": _restored(admitted=()),
+    "a restart forgets how often a daemon was started": _restored(restarts={}),
+    "a restart does not wait for an evaluation": _not_awaited_after_restart,
+    "a round in which nobody works stays open": _nobody_works,
+    "an update of a client that is not in the cohort counts": _strangers_count,
+    "an update of an earlier round counts": _late_updates_count,
+    "a step is computed from another list than the accepted one": _step_of_another_list,
+    "a round is announced before it is committed": _announced_before_committed,
+    "a run ends a round early": _ends_a_round_early,
     "the population has no limit": _population_ignored,
     "evaluations are not judged": _not_judged,
     "no evaluation is awaited": _not_awaited,
@@ -206,6 +259,8 @@ FOUND_BY = {
     "no evaluation is awaited": 486,
     "a pause does not stop new rounds": 30,
     "a run that waits for clients never tries again": 39,
+    "a restart does not wait for an evaluation": 17,
+    "an update of a client that is not in the cohort counts": 132,
     "clients do not join the population": 16,
 }
 """The first seed that finds a fault, where it is over 9."""

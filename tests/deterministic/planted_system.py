@@ -6,12 +6,14 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from fl_client.storage.device_storage import DeviceStorage
 from fl_client.storage.pending_updates import key_of
+from fl_client.training.trainer import Trainer
 from fl_server.clients.attendance import Attendance
 from fl_server.clients.roster import Presence
 from fl_server.run import restore
@@ -20,8 +22,10 @@ from fl_server.run.models import ModelStore
 from fl_server.runs.coordinator import Outcomes
 from fl_server.store.database.rows import increment
 from fl_server.store.spool.part_file import PartFile
+from fl_server.store.spool.spool import Spool
 from fl_server.uploads import verdicts
 from fl_server.uploads.verdicts import Verdicts
+from protos.fl.v1.training_pb2 import Assignment
 from tests.deterministic.living import live
 from tests.deterministic.plan import plan_of
 
@@ -136,11 +140,41 @@ def _deadline_goes_on() -> Patch:
     return restore, "resume_deadline", resume
 
 
+def _own_seed() -> Patch:
+    train, starts = Trainer.train, count(1)
+
+    def trained(self: Trainer, assignment: Assignment, *rest: Any) -> Any:
+        changed = Assignment.FromString(assignment.SerializeToString())
+        changed.training.seed += next(starts)
+        return train(self, changed, *rest)
+
+    return Trainer, "train", trained
+
+
+def _repeat_refused() -> Patch:
+    receipt = Verdicts.receipt
+
+    async def refused(self: Any, run: Any, key: Any, client: str) -> Any:
+        first = await receipt(self, run, key, client)
+        if first is not None:
+            first.admitted = False
+        return first
+
+    return Verdicts, "receipt", refused
+
+
+def _spool_stays() -> Patch:
+    return Spool, "remove_run", lambda self, run_id: None
+
+
 PLANTED: dict[str, Callable[[], Patch]] = {
     "an update is acknowledged before it is written": _acknowledged_before_written,
     "an update is acknowledged before its file has its name": _acknowledged_before_in_place,
     "a repeated update gets no receipt": _no_receipt_for_a_repeat,
     "a repeated update counts twice": _repeat_counts,
+    "a repeat of an admitted update is told that it was refused": _repeat_refused,
+    "a device trains with another seed than the assignment's": _own_seed,
+    "the files of an ended run stay in the spool": _spool_stays,
     "a daemon removes its update before it is acknowledged": _removed_before_acknowledged,
     "a daemon keeps its client state when an update has counted": _state_stays,
     "a client whose stream was lost is not drawn again": _lost_stream_stays_lost,
@@ -155,6 +189,9 @@ FOUND_BY = {
     "an update is acknowledged before its file has its name": 0,
     "a repeated update gets no receipt": 74,
     "a repeated update counts twice": 24,
+    "a repeat of an admitted update is told that it was refused": 24,
+    "a device trains with another seed than the assignment's": 0,
+    "the files of an ended run stay in the spool": 2,
     "a daemon removes its update before it is acknowledged": 10,
     "a daemon keeps its client state when an update has counted": 10,
     "a client whose stream was lost is not drawn again": 7,
