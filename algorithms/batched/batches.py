@@ -109,7 +109,7 @@ class Drawn:
 
     def __init__(self, data: Sequence[LocalData], streams: Sequence[RandomStream]) -> None:
         self._data, self._streams = data, streams
-        self._batches = [iter(each.complete) for each in data]
+        self._batches = [iter(own.complete) for own in data]
 
     def at(self, step: int, active: int) -> StepBatches:
         """The batches of the first clients, read in the order of the steps. Raises ValueError where one is missing."""
@@ -121,7 +121,7 @@ class Drawn:
 
     def whole(self) -> Iterator[tuple[list[int], StepBatches]]:
         """The next batch of the whole local set of every client that has one, with the clients' positions."""
-        batches, positions = [iter(each.whole) for each in self._data], [*range(len(self._data))]
+        batches, positions = [iter(own.whole) for own in self._data], [*range(len(self._data))]
         while positions:
             drawn = [(position, self._next(batches, position)) for position in positions]
             positions = [position for position, batch in drawn if batch is not None]
@@ -199,11 +199,11 @@ class Planned:
     def _numbers(self, step: int, inputs: Tensor, sizes: Sequence[int]) -> list[Tensor]:
         """What `draw` gives each client for its real examples, [clients, examples, ...]."""
         if self.draw is None or self.drawn:
-            return [each[step, : inputs.shape[0], : inputs.shape[1]] for each in self.drawn]
+            return [numbers[step, : inputs.shape[0], : inputs.shape[1]] for numbers in self.drawn]
         of_clients = []
         for row, size, stream in zip(inputs, sizes, self.streams, strict=False):
             with stream.use():
-                of_clients.append([_filled(each, size, len(row)) for each in self.draw(row[:size])])
+                of_clients.append([_filled(numbers, size, len(row)) for numbers in self.draw(row[:size])])
         return [torch.stack(parts) for parts in zip(*of_clients, strict=True)]
 
 
@@ -217,11 +217,11 @@ def drawn_ahead(
     stream = RandomStream(inputs.device, hash((*seeds, len(seeds))) & (1 << 63) - 1)
     with stream.use():
         found = draw(inputs[:1].expand(rows.numel(), *inputs.shape[1:]))
-    return [each.unflatten(0, rows.shape) for each in found]
+    return [numbers.unflatten(0, rows.shape) for numbers in found]
 
 
 def completed(finish: Finish, inputs: Tensor, targets: Tensor, drawn: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Batches [clients, examples, ...] after their last step, which works on each example by itself."""
-    whole = finish(tuple(each.flatten(0, 1) for each in (inputs, targets, *drawn)))
-    done_inputs, done_targets = (each.unflatten(0, inputs.shape[:2]) for each in whole)
+    whole = finish(tuple(part.flatten(0, 1) for part in (inputs, targets, *drawn)))
+    done_inputs, done_targets = (part.unflatten(0, inputs.shape[:2]) for part in whole)
     return done_inputs, done_targets

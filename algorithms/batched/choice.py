@@ -111,7 +111,7 @@ def choose(  # noqa: PLR0913, PLR0917 - model, data and batches are one view of 
         return Choice(name, strategies[name], facts, {}, impossible)
     # Alternating, so that other work of the machine slows down all of them.
     found = [{name: _seconds(play, clock) for name, play in possible.items()} for _ in range(REPEATS)]
-    seconds = {name: min(each[name] for each in found) for name in possible}
+    seconds = {name: min(times[name] for times in found) for name in possible}
     fastest = min(possible, key=lambda name: seconds[name])
     return Choice(fastest, strategies[fastest], facts, seconds, impossible)
 
@@ -121,8 +121,8 @@ class _Trial:
 
     def __init__(self, model: nn.Module, batches: StepBatches) -> None:
         views, clients = trainable_views(model), len(batches.sizes)
-        self._parameters = {name: each.requires_grad_() for name, each in stacked.repeated(views, clients).items()}
-        self._buffers = {name: each.detach() for name, each in model.named_buffers()}
+        self._parameters = {name: tensor.requires_grad_() for name, tensor in stacked.repeated(views, clients).items()}
+        self._buffers = {name: buffer.detach() for name, buffer in model.named_buffers()}
         self._device, self._batches = next(iter(views.values())).device, batches
         self._numbers: Numbers = (
             CountedNumbers.of_seeds(range(clients), self._device)
@@ -200,7 +200,7 @@ def _facts(model: nn.Module, holder: Holder, data: LocalData, batch: Batch) -> F
 
 def _passed(model: nn.Module, holder: Holder, batch: Batch) -> tuple[object, object]:
     """Output and target. The model's buffers stay."""
-    return holder.call({name: each.detach().clone() for name, each in model.named_buffers()}, batch)
+    return holder.call({name: buffer.detach().clone() for name, buffer in model.named_buffers()}, batch)
 
 
 _STACKS = 8
@@ -216,7 +216,7 @@ def bytes_of_client(model: nn.Module, data: LocalData, batch: Batch) -> int:
     """
     model.train()
     device = next(model.parameters()).device
-    parameters = {each.data_ptr() for each in model.parameters()}
+    parameters = {parameter.data_ptr() for parameter in model.parameters()}
     saved: dict[int, int] = {}
 
     def count(tensor: Tensor) -> Tensor:
@@ -228,5 +228,5 @@ def bytes_of_client(model: nn.Module, data: LocalData, batch: Batch) -> int:
         # Kept until the hooks end, so that no memory is used, and counted, twice.
         loss = data.loss(*data.forward(model, to_device(batch, device)))
     del loss
-    size = sum(each.numel() * max(4, each.element_size()) for each in trainable_views(model).values())
+    size = sum(tensor.numel() * max(4, tensor.element_size()) for tensor in trainable_views(model).values())
     return _STACKS * size + _PASSES * sum(saved.values())

@@ -106,8 +106,8 @@ def _trained(model: nn.Module, members: Members, steps: Steps, losses: Tensor) -
         members.work.settings.learning_rate,
         [sums[client][count] / count for client, count in enumerate(members.steps)],
         [_epochs(sums[client], members.epoch_steps[client], members.steps[client]) for client in clients],
-        [dict(each) for each in steps.gradients.ascended],
-        [each.memory() for each in steps.optimizers],
+        [dict(parameters) for parameters in steps.gradients.ascended],
+        [optimizer.memory() for optimizer in steps.optimizers],
     )
 
 
@@ -172,8 +172,8 @@ def _full_gradients(model: nn.Module, members: Members, strategy: Strategy) -> t
     model.train()
     settings = Settings(work.settings, rule, rule.rho > 0.0, low_dtypes(x))
     for positions, batches in members.batches.whole():
-        point = {name: each.expand(len(positions), *each.shape) for name, each in wide.items()}
-        buffers = stacked.repeated({name: each.detach() for name, each in model.named_buffers()}, len(positions))
+        point = {name: tensor.expand(len(positions), *tensor.shape) for name, tensor in wide.items()}
+        buffers = stacked.repeated({name: buffer.detach() for name, buffer in model.named_buffers()}, len(positions))
         g, _ = StackedGradients(strategy, settings, buffers, numbers.of(positions)).compute(point, batches)
         sizes = batches.sizes
         weighed = stacked.scale(g, like.new_tensor(sizes))

@@ -42,7 +42,7 @@ class Contexts:
     @classmethod
     def of_clients(cls, contexts: Sequence[ClientContext]) -> Contexts:
         """The contexts of clients that were sent the same."""
-        states, omegas = [each.state for each in contexts], [each.omega for each in contexts]
+        states, omegas = [context.state for context in contexts], [context.omega for context in contexts]
         common = replace(contexts[0], state={}, omega=1.0)
         if len({_form(state) for state in states}) > 1:
             return cls(common, omegas, separate=states, alone="their states differ in their tensors")
@@ -107,8 +107,8 @@ class _PerTensor(TorchFunctionMode):
         if not name.startswith("_foreach_"):
             return func(*args, **(kwargs or {}))
         one = getattr(Tensor, name.removeprefix("_foreach_"))
-        lists = [each if isinstance(each, list | tuple) else [each] * len(args[0]) for each in args]
-        return [one(*each, **(kwargs or {})) for each in zip(*lists, strict=True)]
+        lists = [values if isinstance(values, list | tuple) else [values] * len(args[0]) for values in args]
+        return [one(*operands, **(kwargs or {})) for operands in zip(*lists, strict=True)]
 
 
 def in_order(parts: Sequence[tuple[Sequence[int], Any]]) -> Any:
@@ -147,7 +147,7 @@ def rules_of(algorithm: Algorithm, contexts: Contexts, x: Tensors) -> Rules:
         rule = algorithm.client_rule(context)
         mapped = contexts.separate is None and contexts.states and not contexts.alone
         factors: tuple[object, ...] = (rule.a, rule.mu, rule.gamma)
-        if mapped and (rule.ascent or rule.optimizer or any(isinstance(each, Tensor) for each in factors)):
+        if mapped and (rule.ascent or rule.optimizer or any(isinstance(factor, Tensor) for factor in factors)):
             raise NotImplementedError("the rule has parts of each client that are no tensors of the model")
         rules[position] = replace(rule, u=None, v=None)
         return {name: widened(it) for name, it in (("u", rule.u), ("v", rule.v)) if it is not None}
@@ -162,7 +162,7 @@ def rules_of(algorithm: Algorithm, contexts: Contexts, x: Tensors) -> Rules:
     found = in_order(parts)
     for name, tensors in found.items():
         tree.check_layout(x, stacked.of_client(tensors, 0), f"direction {name} of the local rule")
-        found[name] = {each: tensors[each].to(tensor.device) for each, tensor in x.items()}
+        found[name] = {key: tensors[key].to(tensor.device) for key, tensor in x.items()}
     firsts = {position: rules[positions[0]] for positions, _ in parts for position in positions}
     all_rules, like = [firsts[position] for position in range(len(firsts))], next(iter(x.values()))
     a, mu, gamma = (
@@ -176,7 +176,7 @@ def rules_of(algorithm: Algorithm, contexts: Contexts, x: Tensors) -> Rules:
 
 def _form(state: Memory) -> object:
     return tuple(
-        (symbol, tuple((name, each.shape, each.dtype) for name, each in tensors.items()))
+        (symbol, tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()))
         for symbol, tensors in state.items()
     )
 
@@ -184,7 +184,7 @@ def _form(state: Memory) -> object:
 def _nested(function: Callable[[Tensor], Tensor], found: Any) -> Any:
     if isinstance(found, Tensor):
         return function(found)
-    return {name: _nested(function, each) for name, each in found.items()}
+    return {name: _nested(function, part) for name, part in found.items()}
 
 
 def _joined(parts: Sequence[Any], order: Tensor) -> Any:

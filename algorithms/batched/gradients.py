@@ -76,7 +76,7 @@ class StackedGradients:
 
     def _pass(self, y: Tensors, batches: StepBatches, also: Sequence[Tensor] = ()) -> Outputs:
         clients = len(next(iter(y.values())))
-        leaves = {name: each.detach().requires_grad_() for name, each in rounded(y, self._settings.dtypes).items()}
+        leaves = {name: tensor.detach().requires_grad_() for name, tensor in rounded(y, self._settings.dtypes).items()}
         buffers = stacked.first(self._buffers, clients)
         return self._strategy.compute(Inputs(leaves, buffers, batches, self._numbers.of(range(clients)), also))
 
@@ -98,11 +98,11 @@ class StackedGradients:
                 raise NotBatched("the method transforms inputs, and batches are no pairs (inputs, targets)")
             inputs, targets = batch
             start = self.ascended[position] or ascent.start(inputs)
-            parameters = {name: each.to(inputs.device).detach().requires_grad_() for name, each in start.items()}
+            parameters = {name: tensor.to(inputs.device).detach().requires_grad_() for name, tensor in start.items()}
             mapped.append((ascent.apply(inputs, parameters), targets))
             leaves.append(parameters)
         batches = stacked_batches(mapped)
-        outputs = self._pass(y, batches, [leaf for each in leaves for leaf in each.values()])
+        outputs = self._pass(y, batches, [leaf for parameters in leaves for leaf in parameters.values()])
         slopes = iter(outputs.also)
         for position, parameters in enumerate(leaves):
             slope = {name: next(slopes) for name in parameters}
@@ -115,7 +115,7 @@ def _ascent(g: Tensors, rule: GradientRule) -> Tensors:
     """rho * g / (||g|| + 1e-12) with each client's own norm; 0 for g = 0."""
     if rule.scope == "tensor":
         return {
-            name: next(iter(stacked.scale({name: each}, rule.rho / (stacked.each_norm(each) + 1e-12)).values()))
-            for name, each in g.items()
+            name: next(iter(stacked.scale({name: slope}, rule.rho / (stacked.each_norm(slope) + 1e-12)).values()))
+            for name, slope in g.items()
         }
     return stacked.scale(g, rule.rho / (stacked.norms(g) + 1e-12))

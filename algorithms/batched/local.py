@@ -31,14 +31,14 @@ class Steps:
     def __init__(self, model: nn.Module, rules: Rules, strategy: Strategy, members: Members) -> None:
         views, clients, settings = trainable_views(model), len(members.steps), members.work.settings
         self._rule, self._settings = rules, settings
-        self.x = {name: each.unsqueeze(0) for name, each in widened(tree.map(torch.clone, views)).items()}
+        self.x = {name: tensor.unsqueeze(0) for name, tensor in widened(tree.map(torch.clone, views)).items()}
         self.y = stacked.repeated(widened(views), clients)
         self._u = rules.u
         self._anchor: Tensors | None = None
         if rules.mu is not None:
             self._prepare_proximal_term(rules.mu)
         self.v = None if rules.v is None else tree.map(torch.clone, rules.v)
-        self.buffers = stacked.repeated({name: each.detach() for name, each in model.named_buffers()}, clients)
+        self.buffers = stacked.repeated({name: buffer.detach() for name, buffer in model.named_buffers()}, clients)
         replays = rules.terms.gradient.rho > 0.0 or rules.terms.anchored
         self.gradients = StackedGradients(
             strategy,
@@ -48,7 +48,8 @@ class Steps:
             rules.ascents,
         )
         self.optimizers: list[OptimizerSteps] = [
-            each.begin(stacked.of_client(self.y, number), model) for number, each in enumerate(rules.optimizers)
+            optimizer.begin(stacked.of_client(self.y, number), model)
+            for number, optimizer in enumerate(rules.optimizers)
         ]
 
     def _prepare_proximal_term(self, mu: Tensor) -> None:

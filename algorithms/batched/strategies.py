@@ -75,7 +75,7 @@ class Holder:
         self.dropouts = [module for module in model.modules() if type(module) is nn.Dropout]
         """Under vmap no other module may draw random numbers."""
         self._places: dict[str, list[tuple[dict[str, Any], str]]] = {}
-        names = {id(each): name for name, each in [*model.named_parameters(), *model.named_buffers()]}
+        names = {id(tensor): name for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
         for module in model.modules():
             for places in (module._parameters, module._buffers):  # noqa: SLF001 - where torch.func puts them, too
                 for key, tensor in places.items():
@@ -129,7 +129,7 @@ class OneByOne:
         parameters, batch = of_client(inputs.parameters, position), inputs.batches.of_client(position)
         if self._last:
             parameters, batch = tree.map(_channels_last, parameters), map_leaves(_channels_last, batch)
-        mine = {name: each.detach().requires_grad_() for name, each in parameters.items()}
+        mine = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
         weights = inputs.batches.weights
         with inputs.numbers.of_client(position):
             made = self._holder.call({**mine, **of_client(inputs.constants, position)}, batch)
@@ -218,7 +218,7 @@ def losses_of_examples(loss: Loss, output: Any, target: Any) -> Tensor:
     """The loss of each example as a batch of its own, [examples]."""
 
     def one(output: Any, target: Any) -> Tensor:
-        return loss(*(map_leaves(lambda leaf: leaf.unsqueeze(0), each) for each in (output, target)))
+        return loss(*(map_leaves(lambda leaf: leaf.unsqueeze(0), parts) for parts in (output, target)))
 
     losses: Tensor = vmap(one)(output, target)
     return losses

@@ -54,7 +54,9 @@ class _Schedule:
     @property
     def tensors(self) -> list[Tensor]:
         """All of them."""
-        return [each for each in (self.rows, self.rates, self.active, self.weights, *self.drawn) if each is not None]
+        return [
+            tensor for tensor in (self.rows, self.rates, self.active, self.weights, *self.drawn) if tensor is not None
+        ]
 
 
 @dataclass(frozen=True, slots=True)

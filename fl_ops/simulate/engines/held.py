@@ -147,7 +147,7 @@ class DeviceMemory:
         """
         size = sum(part.layout.size_bytes for part in payloads)
         clients = _clients(payloads)
-        if size * clients + sum(each.data.nbytes for each in self._held) > self._limit:
+        if size * clients + sum(rows.data.nbytes for rows in self._held) > self._limit:
             return None
         try:
             rows = Rows(_packed(payloads, self._device), sums_of_squares(payloads))

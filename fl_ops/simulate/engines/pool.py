@@ -85,20 +85,20 @@ def _joined(clients: Mapping[str, LocalTask]) -> tuple[Examples, dict[str, Rows]
     """The clients' examples as one set, and where each one's are in it."""
     locals_ = [*clients.values()]
     first, parts = locals_[0], [local.train for local in locals_ if isinstance(local.train, Examples)]
-    if len(parts) < len(locals_) or any(_kind(each) != _kind(parts[0]) or not len(each) for each in parts):
+    if len(parts) < len(locals_) or any(_kind(part) != _kind(parts[0]) or not len(part) for part in parts):
         return None
     code = first.name, first.task, first.fingerprint
     if any((local.name, local.task, local.fingerprint) != code for local in locals_):
         return None
     whole = replace(
-        parts[0], inputs=torch.cat([each.inputs for each in parts]), targets=torch.cat([each.targets for each in parts])
+        parts[0], inputs=torch.cat([part.inputs for part in parts]), targets=torch.cat([part.targets for part in parts])
     )
-    rows = torch.arange(len(whole)).split([len(each) for each in parts])
-    return whole, {client: each.numpy() for client, each in zip(clients, rows, strict=True)}
+    rows = torch.arange(len(whole)).split([len(part) for part in parts])
+    return whole, {client: own.numpy() for client, own in zip(clients, rows, strict=True)}
 
 
 def _kind(examples: Examples) -> tuple[object, ...]:
-    tensors = ((each.dtype, each.shape[1:], each.device) for each in (examples.inputs, examples.targets))
+    tensors = ((tensor.dtype, tensor.shape[1:], tensor.device) for tensor in (examples.inputs, examples.targets))
     return examples.augment, examples.prepare, *tensors
 
 

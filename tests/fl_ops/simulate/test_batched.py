@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -9,14 +10,15 @@ import pytest
 import torch
 
 import algorithms as fl
+from algorithms.batched import training
 from algorithms.batched.choice import WrongStrategy
 from algorithms.batched.client import Updates, answer_together
 from algorithms.batched.members import Members
 from algorithms.batched.strategies import Name
 from algorithms.batched.training import Training
-from fl_ops.errors import UsageError
+from fl_ops.errors import Refused, UsageError
 from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions, EngineRequest
-from fl_ops.simulate.engines import batched
+from fl_ops.simulate.engines import batched, pool
 from fl_ops.simulate.engines.batched import BatchedOptions
 from fl_ops.simulate.reports import RoundResult
 from fl_tasks import Examples
@@ -207,6 +209,28 @@ def test_a_group_that_runs_out_of_memory_is_halved(simulated: Simulated, monkeyp
     rounds, _ = run(simulated, engine, round={"clients_per_round": 4})
     assert [len(each.accepted) for each in rounds] == [4, 4, 4]
     assert sizes == [4, 2, 2, 2, 2, 2, 2]
+
+
+def test_the_size_of_groups_follows_the_memory_of_a_recorded_step(
+    simulated: Simulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recorded step of four clients took 400 bytes: of 200 free ones and these 400, half is for three clients."""
+    reserved = iter([1000, 1400])
+    monkeypatch.setattr(training, "SHORT_S", math.inf)
+    monkeypatch.setattr(training, "reserved_bytes", lambda device: next(reserved, 1400))
+    monkeypatch.setattr(batched, "free_bytes", lambda device: 200)
+    sections = {"round": {"clients_per_round": 4}, "local": {"learning_rate": 0.1, "batch_size": 10}}
+    with simulated(EngineOptions(batched=BatchedOptions(strategy="grouped")), **sections) as simulation:
+        assert len(list(simulation.rounds())) == 3
+        assert simulation.federation.engine_report.startswith("lockstep: groups of at most 3 clients")
+
+
+def test_data_that_does_not_fit_a_gpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says what was needed, what is free, and what to do."""
+    monkeypatch.setattr(pool, "free_bytes", lambda device: 2**30)
+    examples = Examples(torch.zeros(1).expand(2**30), torch.zeros(1).expand(2**30))
+    with pytest.raises(Refused, match=r"--device cuda: .* 8.0 GiB, got 1.0 GiB free: .*--engine workers"):
+        pool._moved(examples, torch.device("cuda"))
 
 
 @pytest.mark.parametrize(
