@@ -62,7 +62,9 @@ def values(fleet: Fleet, run: str, metric: str) -> list[float]:
 )
 def test_best_goes_by_the_direction(fleet: ScoredFleet, metric: str, stop: dict[str, Any], pick: Any) -> None:
     """By the table, by the task, by the run's file, and for a metric of the clients: best is the best value."""
-    run = fleet.server.create(f"best-{metric.replace('_', '-')}", **SECTIONS, stop={"metric": metric, **stop})
+    run = fleet.server.create(
+        f"best-{metric.replace('_', '-')}", **SECTIONS, stop={"metric": metric, "rounds": 2, **stop}
+    )
     status = fleet.server.completed(run)
     found = values(fleet, run, metric)
     assert (status.best.metrics[metric], status.best.round) == (pick(found), found.index(pick(found)))
