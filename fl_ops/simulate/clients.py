@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from algorithms import build
-from fl_client.errors import StartError
-from fl_client.settings.config import ClientConfig, load_config
-from fl_client.settings.identity import identity_of
-from fl_client.training.data import LocalTask, load_local_task, local_data
+from fl_client.training.data import LocalTask, local_data
 from fl_client.training.methods import NO_METHODS, Methods
-from fl_common.settings import parse_json
-from fl_ops.errors import UsageError
 from fl_ops.simulate.settings import SimulationConfig, SimulationSection, with_code
 from fl_ops.simulate.system.devices import Devices
 from fl_server.run_settings.config import RunConfig
@@ -271,38 +265,3 @@ class ValidatedTask:
             return self._task.eval_data(shard)
         examples = self._task.train_data(Shard(self._indices))
         return replace(examples, augment=None) if isinstance(examples, Examples) else examples
-
-
-def load_daemons(folder: Path, task_name: str) -> dict[str, LocalTask]:
-    """All clients of a task, by id, from the daemons' TOML files in a folder. Raises UsageError."""
-    try:
-        configs = [load_config(path) for path in sorted(folder.glob("*.toml"))]
-        clients = {identity_of(config): _load(config) for config in configs if config.task.name == task_name}
-    except StartError as error:
-        raise UsageError(f"--client-configs: {error}") from error
-    if not clients:
-        raise UsageError(f"--client-configs: expected daemons' files *.toml with the task {task_name} in {folder}")
-    return clients
-
-
-def _load(config: ClientConfig) -> LocalTask:
-    return load_local_task(config, _StoredShard(config.state_dir), CPU)
-
-
-class _StoredShard:
-    """Reads the shard that a daemon stored in its state directory; computes it if there is none.
-
-    It writes nothing: the daemon may be running.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "shard.json"
-
-    def shard(self, asked: dict[str, Any], make: Callable[[], list[int] | None]) -> list[int] | None:
-        """Indices of the device's examples; None if the shard is not made of indices."""
-        try:
-            stored = parse_json(self._path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return make()
-        indices: list[int] | None = stored["indices"] if stored.get("asked") == asked else make()
-        return indices

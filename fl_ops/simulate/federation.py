@@ -16,8 +16,8 @@ from typing import Self
 import torch
 
 import algorithms as fl
-from fl_client.connection.bundles.expected import Bundle, ResourceKey
 from fl_client.training.data import LocalTask
+from fl_ops.simulate.bundles import RoundBundles
 from fl_ops.simulate.clients import examples_of
 from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions, make_engine
 from fl_ops.simulate.engines.client_work import one_thread
@@ -27,7 +27,7 @@ from fl_ops.simulate.reports import Profile
 from fl_ops.simulate.run_files import SimulatedStates, UpdateFiles, folder_of_states, folder_of_updates
 from fl_ops.simulate.saving.point import FederationPoint
 from fl_ops.simulate.shared_work import SharedWork
-from fl_ops.simulate.traffic import Made, Names, Sent, TrafficCounter, made
+from fl_ops.simulate.traffic import TrafficCounter
 from fl_ops.simulate.updates import Contribution, NotDelivered, admit, admit_together
 from fl_server.admission.norms import Culprits, NormHistory, outliers, overflow_culprit
 from fl_server.admission.round_gate import Collecting
@@ -42,14 +42,6 @@ from fl_server.run_settings.config import RunConfig
 from fl_tasks import Task
 from fl_tasks.metrics import declared_directions
 from fl_tasks.summed_metrics import PlainSum, without_personal
-from protos.codec import digest_text
-from protos.encodings import PLAIN
-from protos.fl.v1.tensor_pb2 import (
-    RESOURCE_KIND_AVERAGED,
-    RESOURCE_KIND_DIRECTION,
-    RESOURCE_KIND_FROZEN,
-    RESOURCE_KIND_MODEL,
-)
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
 
 
@@ -96,13 +88,8 @@ class Federation:
         self._sums: dict[str, fl.Tensors] = {}
         self._reduced: list[tuple[int, str]] = []
         self._stepped: Snapshot | None = None
-        self.bundles: dict[tuple[ResourceKey, bytes], int] = {}
-        """What the clients of the exchange load."""
-        self._loaded: Mapping[ResourceKey, Bundle] = {}
-        self._averaged: Made | None = None
-        self._digest = ""
-        self._packs = digests or options.batched is None or options.ranks is not None
-        """Whether the bundles are bytes for someone."""
+        packs = digests or options.batched is None or options.ranks is not None
+        self.bundles = RoundBundles(self.engine, self.traffic, packs=packs)
         self._scratch = folder_of_updates(self._update_bytes())
         self._state_folder = folder_of_states(self._state_bytes())
         folder, alone = self._state_folder.path, options.batched is not None and options.ranks is None
@@ -144,7 +131,7 @@ class Federation:
         self, place: RoundPosition, clients: Sequence[str]
     ) -> Generator[list[Contribution | NotDelivered], None, None]:
         """The same; results that are there at the same time come together."""
-        self.traffic.download_by(clients, self.bundles)
+        self.traffic.download_by(clients, self.bundles.names)
         seeds = training_seeds(self.config.seed, place.round, clients)
         collecting = Collecting(self.snapshot, place.exchange, self.state_epoch, self._norms)
         for done in self.profile.waiting("clients", self._engine.train(self._assignment(place), clients, seeds)):
@@ -164,23 +151,6 @@ class Federation:
                     self.traffic.upload(done.header.size_bytes)
             yield results
 
-    @property
-    def evaluation_bundles(self) -> Names:
-        """What clients load to evaluate the latest model, and the averaged one if the run asks for it."""
-        used = (RESOURCE_KIND_MODEL, RESOURCE_KIND_FROZEN)
-        averaged = {} if (made := self._averaged_bundle()) is None else {made.name: made.size}
-        return {**{name: size for name, size in self.bundles.items() if name[0] in used}, **averaged}
-
-    def _averaged_bundle(self) -> Made | None:
-        """The averaged model for clients, made once a round; None if they do not evaluate it."""
-        if not self.config.evaluation.averaged_on_clients or self.snapshot.averaged is None:
-            return None
-        if self._averaged is None:
-            with self.profile.part("bundles"), one_thread():
-                outgoing = self.engine.averaged_for_clients(self.snapshot)
-                self._averaged = None if outgoing is None else made(outgoing, self._version())
-        return self._averaged
-
     def _assignment(self, place: RoundPosition) -> Assignment:
         """The assignment without what is the client's own. Each client has the task that the server has."""
         work = RoundWork(
@@ -191,10 +161,10 @@ class Federation:
 
     def evaluate(self, clients: Sequence[str]) -> Iterator[tuple[str, Measured | NotDelivered]]:
         """What clients measured with the latest model on their held-out data, with their ids, in any order."""
-        bundles = self.evaluation_bundles
-        self.traffic.download_by(clients, bundles)
-        if (averaged := self._averaged_bundle()) is not None:
-            self._engine.begin({**self._loaded, RESOURCE_KIND_AVERAGED: averaged.bundle})
+        with self.profile.part("bundles"), one_thread():
+            self.traffic.download_by(clients, self.bundles.of_evaluation)
+        if self.bundles.averaged() is not None:
+            self._engine.begin(self.bundles.loaded_for_evaluation())
         common = EvaluationAssignment(
             task=self.config.task.name, personal=self.config.personal, local_frozen=self.engine.local_frozen
         )
@@ -306,9 +276,7 @@ class Federation:
     @property
     def digest(self) -> str:
         """Digest of the latest model, as in the ledger."""
-        if not self._digest:
-            self._digest = self.engine.snapshots.digest(self.snapshot)
-        return self._digest
+        return self.bundles.model_digest or self.engine.snapshots.digest(self.snapshot)
 
     @property
     def averaged_digest(self) -> str | None:
@@ -340,31 +308,7 @@ class Federation:
         return 2 * self.engine.layout.size_bytes * len(self.clients) if keeps else 0
 
     def _prepare_bundles(self, exchange: int) -> None:
-        """Pack the bundles that the clients of an exchange load."""
+        """Make the bundles that the clients of an exchange load."""
         with self.profile.part("bundles"):
-            self._pack_bundles(exchange)
-
-    def _pack_bundles(self, exchange: int) -> None:
-        bundles: dict[ResourceKey, Bundle] = {}
-        differing: dict[ResourceKey, Sent] = {}
-        self.bundles, self._averaged, self._digest = {}, None, ""
-        for outgoing in self.engine.outgoing(self.snapshot, exchange, self._sums):
-            of_exchange = exchange if outgoing.kind == RESOURCE_KIND_DIRECTION else 0
-            ready = made(outgoing, self._version(of_exchange))
-            key = ready.name[0]
-            bundles[key] = ready.bundle
-            self.bundles[ready.name] = ready.size
-            if outgoing.word and ready.sent is not None:
-                differing[key] = Sent(ready.name, ready.sent, outgoing.word)
-            if outgoing.kind == RESOURCE_KIND_MODEL and outgoing.encoding == PLAIN and ready.digest:
-                self._digest = digest_text(ready.digest)
-        self.traffic.send(differing)
-        self._loaded = bundles
-        self._engine.begin(bundles)
-
-    def _version(self, exchange: int = 0) -> bytes:
-        """Distinguishes the bundles of one kind where no digest does: those of a round are others than the last one's.
-
-        exchange: of a direction; the others are the same in all exchanges. Empty: the bundles are packed.
-        """
-        return b"" if self._packs else f"{self.snapshot.round}.{exchange}.{self.state_epoch}".encode()
+            self.bundles.prepare(self.snapshot, exchange, self._sums, self.state_epoch)
+            self._engine.begin(self.bundles.loaded)

@@ -15,7 +15,8 @@ from typing import Any
 from rich.console import Console
 
 from fl_ops.errors import NotFound, Refused, UsageError
-from fl_ops.simulate.clients import load_daemons, prepare
+from fl_ops.simulate.clients import prepare
+from fl_ops.simulate.daemons import load_daemons
 from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions
 from fl_ops.simulate.federation import Federation
 from fl_ops.simulate.output.console import print_line

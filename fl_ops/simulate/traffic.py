@@ -1,15 +1,13 @@
-"""What the server sends: packed as bundles for simulated clients, and counted as a networked run would transfer it."""
+"""Counts what a networked run would transfer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from fl_client.connection.bundles.expected import Bundle, ResourceKey
-from fl_server.aggregation.outgoing import Outgoing
-from protos.codec import Buffer, pack, unpack
+from fl_client.connection.bundles.expected import ResourceKey
+from protos.codec import Buffer
 from protos.differences import make_difference
-from protos.encodings import PLAIN
 
 Name = tuple[ResourceKey, bytes]
 """A bundle's key and digest, with the key of its encoding."""
@@ -109,33 +107,3 @@ class TrafficCounter:
         counted = (self._bytes_down, self._bytes_up)
         self._bytes_down = self._bytes_up = 0
         return counted
-
-
-class Made(NamedTuple):
-    """A bundle for clients."""
-
-    name: Name
-    size: int
-    """Bytes on the wire."""
-    sent: Buffer | None
-    """These bytes; None if nobody needs them."""
-    digest: bytes
-    """Their digest; empty without them."""
-    bundle: Bundle
-    """What clients load."""
-
-
-def made(outgoing: Outgoing, version: bytes = b"") -> Made:
-    """The bundle of tensors for clients, with their encoding.
-
-    version: distinguishes bundles of one kind. Plain tensors are then taken as they are, for clients on their device:
-    nothing is packed, and equal values of two versions count as two bundles. Empty: the digest of the bytes does that.
-    """
-    key: ResourceKey = (outgoing.kind, outgoing.name) if outgoing.name else outgoing.kind
-    size, plain = outgoing.encoded.size_bytes, outgoing.encoding == PLAIN
-    if version and plain and not outgoing.word:
-        return Made((key, version), size, None, b"", Bundle(outgoing.layout, outgoing.tensors))
-    sent = outgoing.bundle()
-    digest = outgoing.encoded.digest(sent)
-    received = unpack(sent if plain else pack(outgoing.received(sent), outgoing.layout), outgoing.layout)
-    return Made((key, digest + outgoing.key), size, sent, digest, Bundle(outgoing.layout, received))

@@ -15,7 +15,7 @@ from algorithms import tree
 from algorithms.base import Tensors
 from fl_client.storage.client_state_store import ClientStateStore
 from fl_client.storage.device_storage import DeviceStorage
-from fl_ops.simulate.clients import load_daemons
+from fl_ops.simulate.daemons import load_daemons
 from fl_ops.simulate.federation import Federation
 from fl_ops.simulate.replay import Replay, config_of, find_run, open_ledger
 from fl_server.run.client_states import counted_outcome

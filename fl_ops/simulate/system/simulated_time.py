@@ -33,13 +33,13 @@ class Workload:
             gradients += self._trained(examples, own_batches) * self._per_step
         if algorithm.gradient.rho > 0:  # SAM takes one gradient for its ascent, and one there
             gradients *= 2
-        down = federation.traffic.missing(client, federation.bundles)
+        down = federation.traffic.missing(client, federation.bundles.names)
         return Amount(down, gradients, federation.engine.shape(exchange).size_bytes)
 
     def evaluation(self, client: str) -> Amount:
         """The evaluation of the latest model; metrics are no tensor bytes. An example counts like a gradient."""
         federation = self._federation
-        return Amount(federation.traffic.missing(client, federation.evaluation_bundles), self._size_of(client)[2], 0)
+        return Amount(federation.traffic.missing(client, federation.bundles.of_evaluation), self._size_of(client)[2], 0)
 
     def _trained(self, examples: int, own_batches: int) -> int:
         """Number of examples in the batches of all local steps."""
@@ -107,7 +107,7 @@ class SimulatedTime:
     def open(self, attempt: effects.OpenAttempt) -> None:
         """The cohort of an attempt begins its work, and the deadline starts."""
         self._waits = 0
-        self._assigned |= dict.fromkeys(attempt.cohort, self._federation.bundles)
+        self._assigned |= dict.fromkeys(attempt.cohort, self._federation.bundles.names)
         self._clock.assign(
             attempt.cohort,
             lambda client: self._workload.training(attempt.exchange, client),
@@ -154,7 +154,7 @@ class SimulatedTime:
         )
         for course in courses:
             if not course.delivers:
-                self._assigned[course.client] = self._federation.evaluation_bundles
+                self._assigned[course.client] = self._federation.bundles.of_evaluation
                 self._interrupted(course, until)
         if awaited:
             self._clock.wait_until(until)

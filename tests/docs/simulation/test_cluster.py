@@ -81,7 +81,7 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def digests(config: Path) -> list[str]:
+def digests(config: Path) -> list[str | None]:
     """The models of the run in one process."""
     reports: list[Report] = []
     simulate(Job(read_simulation(config), 0, None), reports.append)
