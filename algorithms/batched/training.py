@@ -162,11 +162,13 @@ class Training:
         self._shortest = math.inf
         self.client_bytes = 0
         """The largest memory of a recorded step on CUDA, for each client of its group; 0 before the first."""
-        self._why_not = ""
+        self._never = self._not_now = ""
+        """Why no step is recorded, and why those of some group are not."""
 
     def __str__(self) -> str:
         shapes = f"steps of {len(self._recorded)} shapes are recorded" if self._recorded else "no step is recorded"
-        return f"{shapes} ({self._why_not})" if self._why_not else shapes
+        why_not = self._never or self._not_now
+        return f"{shapes} ({why_not})" if why_not else shapes
 
     def train(self, model: nn.Module, members: Members, rules: Rules) -> tuple[Steps, Tensor]:
         """Train all members from the model's current values. The model itself is not changed.
@@ -181,7 +183,7 @@ class Training:
         """
         planned, short = members.batches, _has_short_batches(members)
         if why := self._not_fixed(members, rules, short=short):
-            self._why_not = why
+            self._not_now = why
         if why or not isinstance(planned, Planned):
             return _called(model, members, rules, self.strategy)
         model.train()
@@ -203,18 +205,18 @@ class Training:
 
     def _pays(self, shape: object, device: torch.device) -> bool:
         self._seen[shape] += 1
-        if self._seen[shape] <= SEEN or len(self._recorded) == MOST_RECORDED or self._why_not:
+        if self._seen[shape] <= SEEN or len(self._recorded) == MOST_RECORDED or self._never:
             return False
         if device.type == "cpu" and self._shortest > SHORT_S:
-            self._why_not = f"one takes {1000 * self._shortest:.0f} ms"
-        return not self._why_not
+            self._never = f"one takes {1000 * self._shortest:.0f} ms"
+        return not self._never
 
     def _record(self, shape: object, fixed: _FixedSteps, device: torch.device, clients: int) -> None:
         before = reserved_bytes(device)
         try:
             fixed.record()
         except NotRecorded as error:
-            self._why_not = str(error)
+            self._never = str(error)
             return
         self._recorded[shape] = fixed
         self.client_bytes = max(self.client_bytes, -(-(reserved_bytes(device) - before) // clients))

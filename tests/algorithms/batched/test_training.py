@@ -148,6 +148,15 @@ def test_a_recording_changes_no_bit(label: str) -> None:
     assert str(recorded) == "steps of 1 shapes are recorded"
 
 
+def test_a_group_that_cannot_be_recorded_leaves_the_others() -> None:
+    """Clients with other numbers of steps are between groups of equal ones, whose third is recorded."""
+    model = make(0, small_cnn, torch.float64)
+    training = training_of(strategy_of("grouped", model))
+    for seed, sizes in enumerate([(8, 8), (8, 4), (8, 8), (8, 8)]):
+        answers(model, group("fedavg", model, seed, sizes), training)
+    assert str(training) == "steps of 1 shapes are recorded (some clients have fewer steps or examples than others)"
+
+
 def test_what_is_not_recorded_says_why() -> None:
     """Other steps on a CPU, a loss that is no mean, random numbers of clients, and long steps."""
     model = make(0, small_cnn, torch.float64)
