@@ -61,7 +61,7 @@ class Collection:
             self._place = place
         while client not in self._results:
             if (together := next(self._working, None)) is None:
-                needed = [each for each in self._needed(state, client) if each not in self._results]
+                needed = [other for other in self._needed(state, client) if other not in self._results]
                 self._working = self._federation.work_together(place, needed)
             else:
                 self._results |= {one.client: one for one in together}
@@ -108,10 +108,10 @@ class Evaluations:
             drawn = self._time.evaluate(round_, drawn, awaited=awaited)
         found = dict(self._federation.evaluate(drawn))
         measured = (found[client] for client in by_id(drawn))
-        reported = [each for each in measured if not isinstance(each, NotDelivered)]
+        reported = [one for one in measured if not isinstance(one, NotDelivered)]
         sums = Pool()
-        for each in reported:
-            sums.add(each.sums)
+        for measurement in reported:
+            sums.add(measurement.sums)
         values, _ = sums.values(self._federation.task)
-        means = summary([each.metrics for each in reported], self._federation.directions)
+        means = summary([measurement.metrics for measurement in reported], self._federation.directions)
         return with_pooled(means, sums.metrics, values)

@@ -164,7 +164,7 @@ class _ProcessPool:
                 while waiting and len(self._running) < processes:
                     self._start(waiting.pop(0))
                 ready = wait(list(self._running))
-                for connection in [each for each in self._running if each in ready]:
+                for connection in [running for running in self._running if running in ready]:
                     self._receive(connection)
         finally:
             self._interrupt_all()

@@ -323,6 +323,6 @@ class Simulation:
 def _judged(state: RoundState, earlier: Sequence[RoundResult]) -> RoundState:
     """The state with what the evaluations of earlier rounds say."""
     metric = state.policy.stop.criterion.metric
-    evaluations = [(each.round, each.metrics) for each in earlier if has_evaluation(each.metrics, metric)]
+    evaluations = [(row.round, row.metrics) for row in earlier if has_evaluation(row.metrics, metric)]
     state = replace(state, metric_seen=any(metric in metrics for _, metrics in evaluations))
     return with_evaluations(state, evaluations, Judged(), frozenset())

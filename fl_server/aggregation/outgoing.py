@@ -165,7 +165,7 @@ class ExchangeBundles:
             ]
         if self.frozen:
             sent.append(Outgoing(RESOURCE_KIND_FROZEN, self.frozen, Layout.of(self.frozen)))
-        return [in_encoding(each, self.config, snapshot.round + 1) for each in sent]
+        return [in_encoding(bundle, self.config, snapshot.round + 1) for bundle in sent]
 
     def _direction(self, snapshot: Snapshot, exchange: int, sums: Mapping[str, fl.Tensors]) -> fl.Tensors | None:
         return self.algorithm.exchanges[exchange].direction(snapshot.state, sums)

@@ -111,7 +111,7 @@ def neighbours(entries: Sequence[Entry], device: torch.device = CPU) -> list[lis
     for entry in entries:
         last = groups[-1] if groups else []
         fits = last and (last[-1].dtype, last[-1].end) == (entry.dtype, entry.offset)
-        if fits and sum(each.numel for each in (*last, entry)) * entry.dtype.itemsize <= most:
+        if fits and sum(neighbour.numel for neighbour in (*last, entry)) * entry.dtype.itemsize <= most:
             last.append(entry)
         else:
             groups.append([entry])

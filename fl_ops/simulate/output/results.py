@@ -52,11 +52,11 @@ class SeedResult:
     @property
     def evaluated(self) -> list[RoundResult]:
         """The rounds that have metrics."""
-        return [each for each in self.rounds if each.metrics]
+        return [row for row in self.rounds if row.metrics]
 
     def as_json(self) -> dict[str, Any]:
         """All fields as JSON values."""
-        return {**asdict(self), "rounds": [asdict(each) for each in self.rounds]}
+        return {**asdict(self), "rounds": [asdict(row) for row in self.rounds]}
 
 
 def settings_of(config: SimulationConfig, prepared: PreparedRun, simulation: Simulation) -> dict[str, Any]:
@@ -147,8 +147,7 @@ def draw(results: Sequence[SeedResult], path: Path) -> bool:
     run = results[0].settings["run"]
     metric = str(run["stop"]["metric"])
     curves = [
-        {each.round + 1: each.metrics[metric] for each in result.evaluated if metric in each.metrics}
-        for result in results
+        {row.round + 1: row.metrics[metric] for row in result.evaluated if metric in row.metrics} for result in results
     ]
     if not any(curves):
         return False
