@@ -109,7 +109,7 @@ def _long_steps_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_module, "SHORT_S", math.inf)
 
 
-@pytest.mark.parametrize("label", slow_except(LABELS, "scaffold-I", "mime", "mofedsam"))
+@pytest.mark.parametrize("label", slow_except(LABELS, "scaffold-I", "mime"))
 def test_recorded_steps_are_those_of_the_group(label: str) -> None:
     """Groups of other values, rates and states use the memory of the first one: short batches, 8, 6, 4 and 2 steps."""
     model = make(0, small_cnn, torch.float64)
