@@ -30,8 +30,8 @@ def count_reads(world: World) -> Iterator[SimpleNamespace]:
     def on_statement(_connection: object, _cursor: object, statement: str, *_: object) -> None:
         counted.statements += statement.lstrip().upper().startswith("SELECT")
 
-    def counting(doing: str, query: Any) -> Any:
-        found = read(doing, query)
+    def counting(doing: str, query: Any, **values: object) -> Any:
+        found = read(doing, query, **values)
         # An accepted list is one row, with an entry for each client of its cohort.
         counted.rows += sum(len(row["entries"]) if "entries" in row else 1 for row in found)
         return found
