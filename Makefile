@@ -1,7 +1,7 @@
 # `make install` makes .venv. Every other target makes it if it is missing or if its sources have changed.
 
 PYTHON ?= python3
-WORKERS ?= 4
+WORKERS ?= 3
 SEEDS ?= 20
 MINUTES ?= 30
 SECONDS ?= 120

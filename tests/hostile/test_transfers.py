@@ -104,6 +104,7 @@ def test_an_attack_without_work_is_a_failure(federation: Federation, tmp_path: P
     assert "the attacker got no work" in attacker.failure()
 
 
+@pytest.mark.slow
 def test_an_attack_ends_when_it_is_asked_to(federation: Federation, tmp_path: Path) -> None:
     """It has begun when its constructor returns, and it has no time of its own."""
     attacker = Attacker("silent_connections", target(federation), tmp_path / "out")

@@ -12,6 +12,7 @@ from fl_ops.admin.settings import Certificates
 from fl_ops.certificates import ca
 from fl_ops.certificates import pki as files
 from fl_ops.errors import OpsError
+from tests.marks import slow_except
 from tests.processes.certificates import Pki, credentials, server_section
 from tests.processes.enrollment import EnrollingCoordinator, RawDevice, write_key
 from tests.processes.process import Workspace
@@ -50,7 +51,7 @@ def test_a_device_enrolls_and_an_operator_works(server: EnrollingCoordinator) ->
         grpc.channel_ready_future(channel).result(20)
 
 
-@pytest.mark.parametrize("role", ["admin", "operator", "viewer", "enroller", "server"])
+@pytest.mark.parametrize("role", slow_except(["admin", "operator", "viewer", "enroller", "server"], "admin", "server"))
 def test_the_key_of_the_devices_authority_makes_no_operator(server: EnrollingCoordinator, role: str) -> None:
     """TLS refuses the certificate at the operators' port and at the clients'."""
     made = stolen(server, role, "mallory")

@@ -26,6 +26,7 @@ def test_a_paused_run_finishes_its_round_and_draws_no_other(fleet: Fleet, undist
     assert {"run_paused", "run_resumed", "run_completed"} <= set(server.history("pause"))
 
 
+@pytest.mark.slow
 def test_a_pause_outlives_a_restart(fleet: Fleet) -> None:
     """A paused run is still paused after SIGKILL and a restart, and can be resumed."""
     server = fleet.server
@@ -76,6 +77,7 @@ def test_a_run_ends_when_its_metric_is_reached(fleet: Fleet) -> None:
     assert "0.01" in run.reason
 
 
+@pytest.mark.slow
 def test_a_run_ends_when_its_metric_does_not_improve(fleet: Fleet) -> None:
     """With steps too small to change an answer, patience 2 ends the run two evaluations after the first."""
     run = fleet.server.create(
