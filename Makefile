@@ -24,6 +24,7 @@ install: .venv/installed
 	    exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/python -m compileall -q -j 0 $(PACKAGES) tests  # or each process of a first run would compile what it imports
 	@touch $@
 
 # Trains with one coordinator and 20 daemons on this machine: FedCM, then FedAvg.
