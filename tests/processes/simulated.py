@@ -38,7 +38,7 @@ def simulated_rounds(name: str, **sections: Any) -> list[RoundResult]:
 
 def simulated_digests(name: str, **sections: Any) -> list[str]:
     """The digest of the model after each round."""
-    return [done.digest for done in simulated_rounds(name, **sections)]
+    return [done.digest or "" for done in simulated_rounds(name, **sections)]
 
 
 def replay(

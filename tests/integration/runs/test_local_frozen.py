@@ -69,7 +69,7 @@ def simulated(name: str, spec: dict[str, Any]) -> list[tuple[str, dict[str, floa
     config = SimulationConfig(run, SimulationSection(clients=3, names="edge-{index}", partition=PARTITION))
     prepared = prepare(config, config.run.seed)
     with Simulation(prepared.config, prepared.clients, task=prepared.server_task) as simulation:
-        return [(done.digest, dict(done.metrics)) for done in simulation.rounds()]
+        return [(done.digest or "", dict(done.metrics)) for done in simulation.rounds()]
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def _task_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
 def simulated(name: str, **sections: Any) -> list[Round]:
     """Digest, evaluation and training loss of each round of the same run, simulated in this process."""
     rounds = simulated_rounds(name, **sections)
-    return [(done.digest, dict(done.metrics), done.training_loss) for done in rounds]
+    return [(done.digest or "", dict(done.metrics), done.training_loss) for done in rounds]
 
 
 def over_the_wire(server: Coordinator, name: str) -> list[Round]:
