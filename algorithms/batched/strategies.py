@@ -137,7 +137,7 @@ class OneByOne:
                 loss = self._loss(*made)
             else:
                 loss = (losses_of_examples(self._loss, *made) * weights[position]).sum()
-        return loss.detach(), _slopes(loss, [*mine.values(), *inputs.also])
+        return loss.detach(), _slopes(loss, [*mine.values(), *inputs.also], again=bool(inputs.also))
 
 
 def _channels_last(tensor: Tensor) -> Tensor:
@@ -234,9 +234,12 @@ def _in_order(losses: Sequence[Tensor], parts: Sequence[tuple[int, list[int]]]) 
     return torch.cat([*losses])[order.to(losses[0].device)]
 
 
-def _slopes(value: Tensor, leaves: list[Tensor]) -> list[Tensor]:
-    """The gradients of the leaves, dense; zero for a leaf that the value does not depend on."""
-    slopes = torch.autograd.grad(value, leaves, allow_unused=True)
+def _slopes(value: Tensor, leaves: list[Tensor], *, again: bool = False) -> list[Tensor]:
+    """The gradients of the leaves, dense; zero for a leaf that the value does not depend on.
+
+    again: the graph is used again, as that of batches with leaves is by the passes of other clients.
+    """
+    slopes = torch.autograd.grad(value, leaves, allow_unused=True, retain_graph=again)
     return [
         torch.zeros_like(leaf) if slope is None else slope if slope.layout is torch.strided else slope.to_dense()
         for leaf, slope in zip(leaves, slopes, strict=True)
