@@ -39,8 +39,11 @@ def of_client(tensors: Tensors, position: int) -> Tensors:
 
 
 def factor_of(values: Sequence[float], like: Tensor, neutral: float | None = None) -> Tensor | None:
-    """A factor for each client, [clients], of the dtype and on the device of `like`; None if all are neutral."""
-    return None if set(values) == {neutral} else torch.tensor(values, dtype=like.dtype, device=like.device)
+    """A factor for each client, [clients], on the device of `like`; None if all are neutral.
+
+    It is float64, as numbers of Python are: a product of two factors is rounded to a model's dtype once.
+    """
+    return None if set(values) == {neutral} else torch.tensor(values, dtype=torch.float64, device=like.device)
 
 
 def scale(a: Tensors, factor: Tensor) -> Tensors:

@@ -100,7 +100,7 @@ class _FixedSteps:
         own = rules if rules.u is None else replace(rules, u=tree.map(torch.clone, rules.u))
         self._steps = Steps(model, own, strategy, replace(group.members, numbers=self._numbers))
         self._schedule = _schedule(group)
-        self._losses = torch.zeros_like(self._schedule.rates)
+        self._losses = group.ones.new_zeros(self._schedule.rates.shape)
         self._play: Step = self._step
 
     @property
@@ -297,7 +297,7 @@ def _rates(members: Members, like: Tensor) -> tuple[list[list[float]], Tensor]:
     """The rates of the clients that make each step; and on the device [steps, clients], 0 where a client is done."""
     rates = rates_by_step(members.work.settings, members.steps)
     whole = [row + [0.0] * (len(members.steps) - len(row)) for row in rates]
-    return rates, torch.tensor(whole, dtype=like.dtype, device=like.device)
+    return rates, torch.tensor(whole, dtype=torch.float64, device=like.device)
 
 
 def _at(tensor: Tensor, number: Tensor) -> Tensor:

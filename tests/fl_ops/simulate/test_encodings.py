@@ -52,6 +52,7 @@ REFERENCES: dict[str, dict[str, Any]] = {
         product(("workers", "batched"), ("fedcm", "scaffold"), REFERENCES),
         ("workers", "scaffold", "sparse"),
         ("batched", "scaffold", "reference"),
+        ("batched", "fedcm", "delta"),  # the only one of them whose rule multiplies two factors of a client
     ),
 )
 def test_engines_have_the_same_bits(simulated: Simulated, engine: str, method: str, reference: str) -> None:
