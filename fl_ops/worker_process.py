@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -11,7 +12,12 @@ import torch
 
 
 def become_worker() -> None:
-    """Use one torch thread, leave Ctrl-C to the parent, and end when the parent ends."""
+    """Use one torch thread, leave Ctrl-C to the parent, and end when the parent ends.
+
+    The parent's objects stay: destroying a channel of gRPC that it had thrown away crashes a forked process, and would
+    copy pages of memory that both share.
+    """
+    gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))  # the parent may block them at the fork
