@@ -155,10 +155,12 @@ class GradientRule:
     """How a local gradient g is computed."""
 
     rho: float = 0.0
-    """Radius of SAM: g at y + rho * g(y) / ||g(y)||, same batch. 0: at y."""
+    """Radius of SAM: g at y + e, same batch, with e of that norm in the direction of g(y). 0: at y."""
     order: Order = "paper"
     scope: Scope = "model"
     """The scope of SAM's norm."""
+    p: float = 2.0
+    """The order of SAM's norm: a finite number over 1."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from algorithms import tree
+from algorithms.ascent import ascent
 from algorithms.base import GradientRule, InputAscent, LocalRule, LocalSettings, Tensors
 from algorithms.batches import Batch, Forward, examples_of, forward_pair, is_pair, split, to_device
 from algorithms.model_state import trainable_parameters
@@ -85,7 +86,7 @@ class BatchGradients:
         self._batch = batch
         g = self._read_gradients()
         if self._gradient.rho:
-            step = _ascent(g, self._gradient, self._g_out)
+            step = ascent(g, self._gradient, self._g_out)
             g = self._gradients_at(tree.add(self._y, step, into=self._g_out))
         return value, self._clipped_and_decayed(g, self._y, self._g_out)
 
@@ -248,13 +249,6 @@ def gradient_or_zero(parameter: Tensor) -> Tensor:
     if (gradient := parameter.grad) is None:
         return torch.zeros_like(parameter)
     return gradient if gradient.layout is torch.strided else gradient.to_dense()
-
-
-def _ascent(g: Tensors, rule: GradientRule, into: Tensors | None) -> Tensors:
-    """rho * g / (||g|| + 1e-12); 0 for g = 0."""
-    if rule.scope == "tensor":
-        return tree.map(lambda tensor: tensor * (rule.rho / (torch.linalg.vector_norm(tensor) + 1e-12)), g)
-    return tree.scale(g, rule.rho / (tree.norm(g) + 1e-12), into)
 
 
 class _SavedBuffers:

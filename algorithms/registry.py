@@ -5,7 +5,8 @@ Besides its own parameters, a method has options for the components that it does
     server_optimizer   sgd, momentum, ...; its parameters have the prefix server_, as in server_beta, except eta_g;
                        its memory is server_m, server_v, ...
     momentum_units     parameter | gradient, for optimizers whose memory is in units of the model's parameters
-    gradient           plain | sam; sam adds its radius rho and sam_scope = model | tensor, the scope of its norm
+    gradient           plain | sam; sam adds its radius rho, sam_p, the order of its norm, and sam_scope = model |
+                       tensor, the scope of the norm
     normaliser         none | fednova
     order              paper | feddyn_code
 
@@ -17,7 +18,7 @@ A method from outside this package is known once this process has called `add_me
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from algorithms import tree
 from algorithms.base import Algorithm, GradientRule, Memory, Order, RoundInfo, Scope, Tensors
@@ -42,6 +43,7 @@ from algorithms.parameters import (
     NonNegativePerRound,
     Parameter,
     Parameters,
+    Range,
     Value,
     check_builder,
     declared,
@@ -177,7 +179,11 @@ def options_of(method: Method, given: Mapping[str, object]) -> dict[str, Paramet
     if method.gradient is None:
         parameters["gradient"] = Parameter(_one_of(GRADIENTS), "plain")
     if (method.gradient or given.get("gradient")) == "sam":
-        parameters |= {"rho": Parameter(NonNegativePerRound, 0.1), "sam_scope": Parameter(Scope, "model")}
+        parameters |= {
+            "rho": Parameter(NonNegativePerRound, 0.1),
+            "sam_p": Parameter(Annotated[float, Range(over=1)], 2.0),
+            "sam_scope": Parameter(Scope, "model"),
+        }
     if method.normaliser is None:
         parameters["normaliser"] = Parameter(Normaliser, "none")
     parameters["order"] = Parameter(Order, "paper")
@@ -205,7 +211,9 @@ def components_of(name: str, method: Method, chosen: Mapping[str, Any]) -> Compo
         method.correction,
         method.weights,
         optimizer,
-        GradientRule(chosen.get("rho", 0.0), chosen["order"], chosen.get("sam_scope", "model")),
+        GradientRule(
+            chosen.get("rho", 0.0), chosen["order"], chosen.get("sam_scope", "model"), chosen.get("sam_p", 2.0)
+        ),
         method.normaliser or chosen["normaliser"],
     )
 

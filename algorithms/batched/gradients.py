@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from algorithms import tree
+from algorithms.ascent import ascent_in_norm
 from algorithms.base import GradientRule, InputAscent, LocalSettings, Tensors
 from algorithms.batched import stacked
 from algorithms.batched.batches import NotBatched, StepBatches, stacked_batches
@@ -112,7 +113,9 @@ class StackedGradients:
 
 
 def _ascent(g: Tensors, rule: GradientRule) -> Tensors:
-    """rho * g / (||g|| + 1e-12) with each client's own norm; 0 for g = 0."""
+    """rho * g / (||g|| + 1e-12) with each client's own norm, or that of another norm; 0 for g = 0."""
+    if rule.p != 2.0:
+        return ascent_in_norm(g, rule)
     if rule.scope == "tensor":
         return {
             name: next(iter(stacked.scale({name: slope}, rule.rho / (stacked.each_norm(slope) + 1e-12)).values()))

@@ -11,6 +11,13 @@ use the first pass only. `gradient = sam` applies the same ascent to every other
 one norm for each tensor, which is another method. With order = "feddyn_code" the effective weight decay of
 MoFedSAM is wd/beta (see fedcm).
 
+`sam_p` is the order of the norm, over 1 and finite. The step e of p-norm rho along which a linear loss ascends most is
+
+    e         = rho * sign(g) |g|^(q-1) / (||g||_q^q)^(1/p)         1/p + 1/q = 1;  p = 2 is the one above
+
+A large p comes close to rho * sign(g). At p = 1 only the largest entry would move, and which one is not defined if two
+are equal.
+
 Qu, Li, Duan, Liu, Tang, Lu: Generalized Federated Learning via Sharpness Aware Minimization, ICML 2022.
 """
 

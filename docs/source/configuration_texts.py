@@ -56,6 +56,7 @@ METHOD = {
     "order": '"feddyn_code": clipping and decay after the mixing, as in the program of FedDyn\'s authors. '
     "Weight decay is then 1/alpha times as strong with fedcm and 1/beta times with mofedsam as with others.",
     "rho": "Radius of SAM's ascent; 0 is the plain gradient.",
+    "sam_p": "Order p of SAM's norm, over 1: with a large one all entries of the ascent have almost the same size.",
     "sam_scope": 'Scope of SAM\'s norm: the "model", or each "tensor".',
     "server_optimizer": (
         "Optimizer of the server model: sgd, momentum, nesterov, slowmo, demon, adagrad, yogi, adam or demon_adam. Its "

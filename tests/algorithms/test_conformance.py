@@ -44,6 +44,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "mime-undamped": ("mime", {"beta": 0.3, "damp": False}),
     "fedsam": ("fedsam", {}),
     "fedsam-tensor": ("fedsam", {"sam_scope": "tensor"}),
+    "fedsam-p": ("fedsam", {"sam_p": 4.0}),
     "mofedsam": ("mofedsam", {}),
     "fedrobust": ("fedrobust", {"eta_2": 0.1}),
     "fedrobust-matrix": ("fedrobust", {"eta_2": 0.1, "L": "matrix"}),
@@ -70,7 +71,7 @@ NO_SINGLE_STEP_OPTIMUM = {
         "fedcm-adam",
         "mimelite-demon_adam-sam",
     ),
-    "gradients are taken at a distance rho, also near the optimum": ("fedsam", "fedsam-tensor", "mofedsam"),
+    "gradients are taken at a distance rho, also near the optimum": ("fedsam", "fedsam-tensor", "fedsam-p", "mofedsam"),
     "it wants local problems solved": ("feddyn", "feddyn-examples", "feddyn-feddyn_code", "feddyn-nesterov"),
     "it minimises another objective": ("fedrobust", "fedrobust-matrix"),
 }

@@ -36,8 +36,8 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
 }
 FIXED: dict[str, dict[str, Any]] = {
     "fednova": {"weights": "examples", **OPTIONS},
-    "fedsam": {"weights": "uniform", **OPTIONS, "rho": 0.1, "sam_scope": "model"},
-    "mofedsam": {"beta": 0.1, "weights": "uniform", **OPTIONS, "rho": 0.1, "sam_scope": "model"},
+    "fedsam": {"weights": "uniform", **OPTIONS, "rho": 0.1, "sam_p": 2.0, "sam_scope": "model"},
+    "mofedsam": {"beta": 0.1, "weights": "uniform", **OPTIONS, "rho": 0.1, "sam_p": 2.0, "sam_scope": "model"},
 }
 del FIXED["fednova"]["normaliser"], FIXED["fedsam"]["gradient"], FIXED["mofedsam"]["gradient"]
 ADAPTIVE = {"tau": 1e-3, "eta_g": 0.1, "v_from": "delta"}
@@ -87,6 +87,7 @@ def test_chosen_parts_bring_their_parameters() -> None:
         "momentum_units": "parameter",
         "gradient": "sam",
         "rho": 0.2,
+        "sam_p": 2.0,
         "sam_scope": "model",
         "normaliser": "none",
         "order": "paper",

@@ -23,7 +23,7 @@ from tests.marks import slow_except
 
 TOLERANCE: Mapping[torch.dtype, float] = {torch.float32: 1e-5, torch.float64: 1e-12}
 """Largest relative distance of a model, a state or a payload, in the norm over all its tensors."""
-SHORT = ("fedavg", "scaffold-I", "feddyn-examples", "mime", "fedsam-tensor", "fedrobust", "mfl", "fedadam")
+SHORT = ("fedavg", "scaffold-I", "feddyn-examples", "mime", "fedsam-tensor", "fedsam-p", "fedrobust", "mfl", "fedadam")
 """The rows of `make test`: one of each kind of correction, of gradient, of payload and of server step."""
 FULL = fl.LocalSettings(0.1, weight_decay=0.01, max_gradient_norm=0.5, schedule=RateSchedule("cosine", 0.2))
 

@@ -31,7 +31,17 @@ from tests.marks import slow_except
 
 SIZES, BATCH, EPOCHS = (14, 9, 6, 4), 4, 2
 CUDA = torch.device("cuda")
-LABELS = ("fedavg", "fedcm-0.1", "scaffold-I", "feddyn-examples", "mime", "fedsam-tensor", "mofedsam", "mfl")
+LABELS = (
+    "fedavg",
+    "fedcm-0.1",
+    "scaffold-I",
+    "feddyn-examples",
+    "mime",
+    "fedsam-tensor",
+    "fedsam-p",
+    "mofedsam",
+    "mfl",
+)
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="recording needs CUDA")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import algorithms as fl
+from algorithms.ascent import ascent
 from algorithms.conformance.federation import UNEVEN, Federation, everyone, flat, parabolas, path
 
 
@@ -123,6 +125,69 @@ def test_scope_of_the_norm_by_hand(scope: fl.Scope, expected: tuple[float, float
     batch, rule = (torch.ones(1), torch.zeros(1)), fl.LocalRule(gradient=fl.GradientRule(rho=5.0, scope=scope))
     delta = fl.train_locally(Pair(), [batch], lambda output, _: output.mean(), rule, fl.LocalSettings(1.0)).delta
     assert (delta["y"].item(), delta["z"].item()) == pytest.approx(expected)
+
+
+def step_in_norm(g: Tensor, rho: float, p: float) -> Tensor:
+    """e = rho sign(g) |g|^(q-1) / (||g||_q^q)^(1/p), as printed."""
+    q = p / (p - 1)
+    return rho * g.sign() * g.abs() ** (q - 1) / (g.abs() ** q).sum() ** (1 / p)
+
+
+@pytest.mark.parametrize("scope", ["model", "tensor"])
+@pytest.mark.parametrize("p", [1.2, 1.9, 2.0, 3.0, 20.0])
+def test_p_norm_agrees_with_the_printed_formula(p: float, scope: fl.Scope) -> None:
+    """In float64 d is the gradient at y + e to 1e-12, with e of a reference that has the formula of the paper."""
+    model, inputs, targets = net().double(), torch.randn(6, 4).double(), torch.randn(6, 2).double()
+    y = {name: parameter.detach().clone().requires_grad_() for name, parameter in model.named_parameters()}
+
+    def slopes(at: dict[str, Tensor]) -> dict[str, Tensor]:
+        loss = nn.functional.mse_loss(torch.func.functional_call(model, at, (inputs,)), targets)
+        return dict(zip(at, torch.autograd.grad(loss, list(at.values())), strict=True))
+
+    g = slopes(y)
+    whole = step_in_norm(torch.cat([gradient.flatten() for gradient in g.values()]), 0.3, p)
+    parts = whole.split([gradient.numel() for gradient in g.values()])
+    e = {name: part.view_as(g[name]) for name, part in zip(g, parts, strict=True)}
+    if scope == "tensor":
+        e = {name: step_in_norm(gradient, 0.3, p) for name, gradient in g.items()}
+    expected = slopes({name: (y[name].detach() + e[name]).requires_grad_() for name in y})
+    sam = fl.LocalRule(gradient=fl.GradientRule(rho=0.3, scope=scope, p=p))
+    found = fl.train_locally(model, [(inputs, targets)], nn.functional.mse_loss, sam, fl.LocalSettings(1.0)).delta
+    for name, gradient in expected.items():
+        torch.testing.assert_close(-found[name], gradient, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("p", [1.001, 1.5, 4.0, 1e9])
+@pytest.mark.parametrize("size", [1e-44, 1e-20, 1.0, 1e30])
+def test_ascent_has_length_rho_for_gradients_of_any_size(p: float, size: float) -> None:
+    """In float32 ||e||_p = rho, also where powers of the gradient leave the range of float32 or are 0 in it."""
+    g = {"y": torch.tensor([3.0, -4.0]) * size, "z": torch.tensor([[1.0], [0.0]]) * size}
+    e = torch.cat([tensor.flatten() for tensor in ascent(g, fl.GradientRule(rho=0.5, p=p), None).values()]).double()
+    sizes = e.abs() / e.abs().max()
+    assert (e.abs().max() * (sizes**p).sum() ** (1 / p)).item() == pytest.approx(
+        0.5, rel=1e-2 if size < 1e-40 else 1e-5
+    )
+
+
+def test_large_p_comes_close_to_the_sign_of_the_gradient() -> None:
+    """At p = 1e9 every entry that is not 0 moves by rho, in the direction of its sign."""
+    e = ascent({"y": torch.tensor([3.0, -4e-9, 0.0])}, fl.GradientRule(rho=0.5, p=1e9), None)
+    torch.testing.assert_close(e["y"], torch.tensor([0.5, -0.5, 0.0]))
+
+
+@pytest.mark.parametrize("p", [1, 0.5, -2.0, math.inf, math.nan])
+def test_p_must_be_finite_and_over_one(p: float) -> None:
+    """The error of a p that has no step says which ones have."""
+    with pytest.raises(fl.AlgorithmError, match=r"fedsam, parameter 'sam_p': expected a number over 1; got"):
+        fl.build("fedsam", sam_p=p)
+
+
+@pytest.mark.parametrize("p", [1.5, 2.0, 4.0])
+@pytest.mark.parametrize("scope", ["model", "tensor"])
+def test_ascent_of_a_zero_gradient_is_zero(p: float, scope: fl.Scope) -> None:
+    """e = 0, and no NaN, in every norm."""
+    e = ascent({"y": torch.zeros(2, 3), "z": torch.zeros(())}, fl.GradientRule(rho=0.5, scope=scope, p=p), None)
+    assert not any(tensor.any() for tensor in e.values())
 
 
 def test_zero_gradient_is_not_divided_by() -> None:
