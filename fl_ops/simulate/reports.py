@@ -38,6 +38,8 @@ class RoundResult:
     """Simulated time since the previous round: on the clients' devices. None without [simulation.system]."""
     simulated_total_s: float | None = None
     """Simulated time since the start of the run."""
+    why_short: str = ""
+    """Why the round has fewer updates than it wants, as a coordinator says it; empty if it has all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,12 @@ from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions
 from fl_ops.simulate.evaluations import Collection, Evaluations
 from fl_ops.simulate.federation import Federation
 from fl_ops.simulate.reports import Failure, Note, RoundResult, Step
+from fl_ops.simulate.round_report import RoundReport
 from fl_ops.simulate.saving.point import RunPoint, before_draw
 from fl_ops.simulate.system.devices import Devices
 from fl_ops.simulate.system.simulated_time import SimulatedTime
+from fl_ops.simulate.undelivered import Undelivered
 from fl_ops.simulate.updates import Contribution
-from fl_server.admission.client_rules import mean_epochs
 from fl_server.aggregation.server_update import Diverged
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.rounds import effects
@@ -32,9 +33,6 @@ from fl_server.rounds.state import Phase, RoundState
 from fl_server.rounds.stop_rules import Judged
 from fl_server.run_settings.config import RunConfig
 from fl_tasks import Task
-
-FAILURES_KEPT = 100
-"""Number of client failures that a simulation remembers."""
 
 
 class Simulation:
@@ -81,19 +79,16 @@ class Simulation:
         self._state = RoundState(policy, self.config.stop.rounds, wall_time_s=self.config.stop.wall_time_s)
         self._evaluations = Evaluations(self.federation, self._members, self._time)
         self._finished: list[RoundResult] = []
-        self._counted: list[Contribution] = []
-        self._closed: RoundState = self._state
         self._metrics: Mapping[str, float] = {}
         """The metrics of the latest evaluation."""
         self._engine_report = ""
         self._roster_changed = False
         self._earlier_s = 0.0
-        self._started = self._began = self._round_began = time.monotonic()
-        self._round_began_at = 0.0
+        self._started = self._began = time.monotonic()
         self.point: RunPoint | None = None
         """What to save now: the run after its last round, or after its end. None during a commit and its evaluation."""
-        self.failures: list[str] = []
-        """Why clients delivered no update, the latest last; at most FAILURES_KEPT."""
+        self._undelivered = Undelivered(notify)
+        self._report = RoundReport(self.federation, self._undelivered, self._time)
 
     def __enter__(self) -> Self:
         self.federation.__enter__()
@@ -101,6 +96,11 @@ class Simulation:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.federation.__exit__(kind, error, at)
+
+    @property
+    def failures(self) -> list[str]:
+        """Why clients delivered no update, the latest last; at most FAILURES_KEPT."""
+        return self._undelivered.latest
 
     @property
     def snapshot(self) -> Snapshot:
@@ -127,8 +127,9 @@ class Simulation:
 
     def rounds(self) -> Iterator[RoundResult]:
         """Run to the end; yields each round once it is committed and evaluated. Raises TaskError from evaluations."""
-        self._started = self._round_began = time.monotonic()
+        self._started = time.monotonic()
         self._began = self._started - self._earlier_s
+        self._report.begin()
         self._update_roster()
         self._count_time()
         while self._state.phase is not Phase.ENDED:
@@ -137,7 +138,7 @@ class Simulation:
             if self._finished:
                 self.point = self._point()
                 yield self._finished.pop()
-                self._round_began = time.monotonic()
+                self._report.begin()
         self.point = self._point()
 
     @property
@@ -154,8 +155,7 @@ class Simulation:
         self._state, self._earlier_s = point.state, point.seconds
         if self._time is not None and point.clock is not None:
             self._time.continue_from(point.clock)
-            self._round_began_at = point.clock.now
-        self.failures = [*point.failures]
+        self._undelivered.latest = [*point.failures]
         self.point = point
         if self._state.phase is not Phase.ENDED:
             self._state = _judged(self._state, earlier)
@@ -176,14 +176,19 @@ class Simulation:
         for command in commands:
             match command:
                 case effects.DropCulprits():
-                    self._drop(command)
+                    self._undelivered.dropped(command)
                 case effects.RestartRound():
                     self._collection.discard()
                     self.federation.discard_round()
+                    self._undelivered.forget()
                 case effects.Announce():
                     self._announce(command)
-                case effects.OpenAttempt() if self._time is not None:
-                    self._time.open(command)
+                case effects.OpenAttempt():
+                    self._undelivered.begin(command)
+                    if self._time is not None:
+                        self._time.open(command)
+                case effects.DeadlineMissed():
+                    self._undelivered.late(command.clients, self._state)
                 case effects.Cancel() if self._time is not None:
                     self._time.cancel(command.clients)
         if self._roster_changed:
@@ -216,6 +221,8 @@ class Simulation:
         happens = self._time.go_on()
         if isinstance(happens, ev.DeadlinePassed) or self._state.working == 1:
             self._update_roster()  # other clients may be drawn now
+        if isinstance(happens, ev.ClientDroppedOut):
+            self._undelivered.gone(happens.client)
         return self._event_of(happens) if isinstance(happens, str) else happens or ev.TimeUsed(self._time.now)
 
     def _event_of(self, client: str, *, alone: bool = True) -> ev.Event:
@@ -229,11 +236,7 @@ class Simulation:
         if isinstance(result, Contribution):
             others = [] if alone else self._collection.following(state)
             return ev.UpdateAdmitted(client, result.digest, tuple((one.client, one.digest) for one in others))
-        self._record_failure(Failure(state.round, client, result.why, result.trace))
-        if result.refused:
-            return ev.UpdateRefused(client, result.fault, result.why)
-        # On the same data, with the same seed, the same work fails again.
-        return ev.WorkFailed(client, result.why, result.cause, result.not_finite, repeats=True)
+        return self._undelivered.failed(state, result)
 
     def _usable(self) -> tuple[str, ...]:
         """The clients that may be drawn for this round."""
@@ -255,54 +258,20 @@ class Simulation:
             return ev.CulpritsFound(culprits) if culprits else ev.ModelDiverged(str(error))
         return ev.ExchangeReduced() if self._state.phase is Phase.REDUCING else ev.StepComputed()
 
-    def _drop(self, command: effects.DropCulprits) -> None:
-        """Report clients that spoiled the round."""
-        for client, why in command.culprits:
-            self._record_failure(Failure(command.round, client, why))
-
-    def _record_failure(self, failure: Failure) -> None:
-        self.failures = [*self.failures, str(failure)][-FAILURES_KEPT:]
-        self._notify(failure)
-
     def _commit(self, accepted: list[str]) -> None:
         self.point = None
-        self._counted, self._closed = self.federation.commit(accepted), self._state
+        self._report.committed(self._state, self.federation.commit(accepted))
         if self._time is not None:
             self._time.commit()
             self._update_roster()
 
     def _announce(self, announce: effects.Announce) -> None:
         """Evaluate a committed round if that is due, and build its result."""
-        snapshot, closed = self.federation.snapshot, self._closed
         if announce.evaluate or announce.ask_clients:
-            self._notify(Step(snapshot.round, "evaluation"))
+            self._notify(Step(self.federation.snapshot.round, "evaluation"))
         metrics = self._metrics = self._evaluations.measure(announce, awaited="clients" in self._state.awaited)
         self._roster_changed = self._roster_changed or (self._time is not None and announce.ask_clients)
-        losses = [one.training_loss for one in self._counted if one.training_loss is not None]
-        down, up = self.federation.traffic.take()
-        result = RoundResult(
-            round=snapshot.round,
-            accepted=tuple(one.info.client_id for one in self._counted),
-            dropped=len(closed.drawn) - len(closed.accepted),
-            attempts=closed.attempt + 1,
-            training_loss=sum(losses) / len(losses) if losses else None,
-            metrics=metrics,
-            bytes_down=down,
-            bytes_up=up,
-            seconds=time.monotonic() - self._round_began,
-            digest=self.federation.digest if self._digests else None,
-            local_epochs=mean_epochs((one.info.num_examples, one.epochs) for one in self._counted),
-            **self._simulated_seconds(),
-        )
-        self._finished.append(result)
-        self._counted = []  # the updates may be in a device's memory, which the next round needs
-
-    def _simulated_seconds(self) -> dict[str, float]:
-        """Those fields of a round's result."""
-        if self._time is None:
-            return {}
-        before, self._round_began_at = self._round_began_at, self._time.now
-        return {"simulated_s": self._time.now - before, "simulated_total_s": self._time.now}
+        self._finished.append(self._report.result(metrics, digests=self._digests))
 
     def _count_time(self) -> None:
         if self._state.wall_time_s and self.ending is None:

@@ -263,6 +263,7 @@ class Submissions:
         context.counters.update_refused(word)
         log.warning("culprit_dropped", run=context.run_id, round=update.round, client=client, why=update.detail)
         context.watchers.publish(Progress("client_out", f"{client}: {update.detail}"))
+        context.rounds.transfers.outs[client] = "refused", f"update refused: {update.detail}"
         outcome = refused_outcome(update, reason, self._control.state.state_epoch)
         context.fleet.streams.push(client, pb.AttendResponse(outcome=outcome))
         await context.fleet.records.write_note(client, f"update refused ({word}): {update.detail}"[:300])

@@ -133,6 +133,7 @@ def round_line(done: RoundResult) -> str:
     return (
         f"round {done.round}: {len(done.accepted)} clients, training loss {value(done.training_loss)}{metrics}, "
         f"{duration(done.seconds)}, {size(done.bytes_down)} down, {size(done.bytes_up)} up{_simulated(done)}"
+        f"{'; ' if done.why_short else ''}{done.why_short}"
     )
 
 

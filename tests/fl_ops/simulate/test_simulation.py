@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fl_ops.simulate import run_files
+from fl_ops.simulate.output.console import round_line
 from fl_ops.simulate.simulation import Simulation
 from fl_server.admission.round_gate import build_gate
 from fl_tasks import Examples
@@ -173,6 +174,8 @@ def test_updates_over_the_limit_are_refused(simulated: Simulated) -> None:
 def test_a_client_that_spoils_a_round_is_excluded(simulated: Simulated, scale: float, limits: dict[str, float]) -> None:
     """A client with much larger inputs: the models equal those of a run in which this client cannot train."""
 
+    lines: list[str] = []
+
     def run_with(scale: float) -> tuple[list[tuple[tuple[str, ...], str | None]], list[str]]:
         round_ = {"clients_per_round": 4, "quorum": 2, **limits}
         sections = {"algorithm": {"name": "fedavg"}, "round": round_, "local": {"steps": 1}}
@@ -181,12 +184,33 @@ def test_a_client_that_spoils_a_round_is_excluded(simulated: Simulated, scale: f
         train: Any = honest.train
         scaled = replace(honest, train=Examples(train.inputs * scale, train.targets))
         with simulated(**sections, replaced={"c3": scaled}) as simulation:
-            return [(done.accepted, done.digest) for done in simulation.rounds()], simulation.failures
+            rounds = [*simulation.rounds()]
+            lines.append(rounds[0].why_short)
+            return [(done.accepted, done.digest) for done in rounds], simulation.failures
 
     rounds, failures = run_with(scale)
     assert [accepted for accepted, _ in rounds] == [("c0", "c1", "c2")] * 3
     assert rounds == run_with(float("nan"))[0]
     assert "norm" in failures[0]
+    assert "round 0 has 3 of 4 updates: 1 refused; 1 of them: update refused: " in lines[0]
+
+
+def test_a_short_round_says_why(simulated: Simulated) -> None:
+    """The line of a round with fewer updates than it wants has the coordinator's words for those that are missing."""
+    five = {"round": {"clients_per_round": 5}, "simulation": {"clients": 5}}
+    with simulated(**five) as simulation:
+        whole = next(simulation.rounds())
+        clients = simulation.federation.clients
+    train: Any = clients["c1"].train
+    replaced = {"c1": replace(clients["c1"], train=Examples(train.inputs * float("nan"), train.targets))}
+    with simulated(**five, replaced=replaced) as simulation:
+        done = list(simulation.rounds())
+        why = simulation.failures[0].removeprefix("round 0, c1: ")
+    assert [one.why_short for one in done] == [
+        f"round {n} has 4 of 5 updates: 1 failed; 1 of them: {why}" for n in range(3)
+    ]
+    assert round_line(done[0]).endswith(f" up; {done[0].why_short}")
+    assert (whole.why_short, "has" in round_line(whole)) == ("", False)
 
 
 def test_one_of_five_is_no_round(simulated: Simulated) -> None:

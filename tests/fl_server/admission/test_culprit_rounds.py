@@ -14,6 +14,7 @@ import torch
 from algorithms.base import Tensors
 from fl_server.admission.norms import NormHistory
 from fl_server.errors import InvalidInput, WrongState
+from fl_server.rpc.views import run_status
 from fl_server.run_settings.spec import from_stored
 from protos.codec import Layout, digest_message, digest_of, pack, unpack
 from protos.fl.v1.training_pb2 import (
@@ -115,6 +116,17 @@ async def test_an_update_that_spoils_the_sum_is_dropped_and_the_round_repeated(
     assert (len(digests), lists) == (2, [["b", "c"], ["b", "c"]])
     assert history.count("culprit_dropped") == 2
     assert {outcome.counted for outcome in devices[0].outcomes.values()} == {False}
+
+
+async def test_a_round_without_a_dropped_update_says_whose_is_missing(tmp_path: Path) -> None:
+    """The account of the round has a refused update, with the reason of the refusal."""
+    async with World(tmp_path) as world:
+        for device in (FaultyDevice("a", change=huge(1e6)), Device("b"), Device("c")):
+            await device.connect(world)
+        run = await world.create(round={**THREE, "quorum": 2}, stop={"rounds": 1})
+        await world.completed()
+        why = run_status(run).latest.account.why_short
+        assert why.startswith("round 0 has 2 of 3 updates: 1 refused; 1 of them: update refused: ")
 
 
 async def test_the_only_client_of_a_round_is_replaced(tmp_path: Path) -> None:

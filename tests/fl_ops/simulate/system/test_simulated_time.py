@@ -99,6 +99,8 @@ def test_a_deadline_closes_a_round_with_a_quorum(run: Run, four: dict[str, Any])
     rounds = run(four, round={"clients_per_round": 4, "quorum": 2, "deadline_s": 12})
     assert [(done.accepted, done.attempts) for done in rounds] == [(("c1", "c3"), 1)] * 3
     assert times(rounds) == [12] * 3
+    late = "of 4 updates: 2 cancelled; 2 of them: the deadline passed"
+    assert [done.why_short for done in rounds] == [f"round {number} has 2 {late}" for number in range(3)]
 
 
 def test_a_deadline_without_a_quorum_begins_another_attempt(run: Run, four: dict[str, Any]) -> None:
@@ -125,6 +127,7 @@ def test_clients_that_drop_out_are_drawn_again(run: Run) -> None:
     assert len(rounds) == 3
     assert min(done.attempts for done in rounds) > 1
     assert max(done.simulated_s or 0 for done in rounds) > RETRY_S
+    assert all(" lost; " in done.why_short and done.why_short.endswith("its device went away") for done in rounds)
 
 
 def test_a_client_that_fails_is_not_tried_for_ever(simulated: Simulated) -> None:
