@@ -173,7 +173,6 @@ def test_updates_over_the_limit_are_refused(simulated: Simulated) -> None:
 )
 def test_a_client_that_spoils_a_round_is_excluded(simulated: Simulated, scale: float, limits: dict[str, float]) -> None:
     """A client with much larger inputs: the models equal those of a run in which this client cannot train."""
-
     lines: list[str] = []
 
     def run_with(scale: float) -> tuple[list[tuple[tuple[str, ...], str | None]], list[str]]:
