@@ -145,6 +145,15 @@ class LocalSettings:
         if self.micro_batch_size < 0:
             raise ValueError(f"expected a micro_batch_size of 0 (whole batches) or more, got {self.micro_batch_size}")
 
+    @property
+    def clips(self) -> bool:
+        """Whether gradients are clipped."""
+        return self.max_gradient_norm > 0.0
+
+    def clip_factor(self, norm: torch.Tensor) -> torch.Tensor:
+        """min(1, C / (||g|| + 1e-6)) for each of the norms, on their device: a clipped gradient is factor * g."""
+        return (self.max_gradient_norm / (norm + 1e-6)).clamp(max=1.0)
+
 
 Scope = Literal["model", "tensor"]
 """The scope of SAM's norm: all trainable parameters together, or each tensor separately."""

@@ -29,10 +29,8 @@ Batches = Iterable[Batch]
 
 
 def clipped(g: Tensors, settings: LocalSettings, into: Tensors | None = None) -> Tensors:
-    """g * min(1, C / (||g|| + 1e-6)), with one norm over all parameters, which stays on its device."""
-    if not settings.max_gradient_norm:
-        return g
-    return tree.scale(g, (settings.max_gradient_norm / (tree.norm(g) + 1e-6)).clamp(max=1.0), into)
+    """clip(g), with one norm over all parameters, which stays on its device."""
+    return tree.scale(g, settings.clip_factor(tree.norm(g)), into) if settings.clips else g
 
 
 def decayed(g: Tensors, y: Tensors, settings: LocalSettings, into: Tensors | None = None) -> Tensors:

@@ -72,7 +72,7 @@ class StackedGradients:
         g = widened(g)
         if self._settings.gradient.order == "feddyn_code":
             return g
-        g = stacked.clipped(g, settings.max_gradient_norm)
+        g = stacked.clipped(g, settings)
         return tree.add(g, point, settings.weight_decay) if settings.weight_decay else g
 
     def _pass(self, y: Tensors, batches: StepBatches, also: Sequence[Tensor] = ()) -> Outputs:

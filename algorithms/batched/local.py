@@ -113,7 +113,7 @@ class Steps:
             d = stacked.add(d, tree.subtract(y, stacked.first(self._anchor, active)), mu)
         if self._rule.terms.gradient.order == "paper":
             return d
-        d = stacked.clipped(d, self._settings.max_gradient_norm)
+        d = stacked.clipped(d, self._settings)
         if mu is not None:
             return stacked.add(d, y, decay + mu)
         return tree.add(d, y, decay) if decay else d

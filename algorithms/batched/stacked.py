@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from algorithms import tree
-from algorithms.base import Tensors
+from algorithms.base import LocalSettings, Tensors
 
 
 def stack(parts: Sequence[Tensors]) -> Tensors:
@@ -80,9 +80,9 @@ def each_norm(tensor: Tensor) -> Tensor:
     return norm
 
 
-def clipped(g: Tensors, max_norm: float) -> Tensors:
-    """g * min(1, C / (||g|| + 1e-6)) with each client's own norm. 0: no clipping."""
-    return scale(g, (max_norm / (norms(g) + 1e-6)).clamp(max=1.0)) if max_norm else g
+def clipped(g: Tensors, settings: LocalSettings) -> Tensors:
+    """clip(g) with each client's own norm."""
+    return scale(g, settings.clip_factor(norms(g))) if settings.clips else g
 
 
 def _shaped(factor: Tensor, like: Tensor) -> Tensor:

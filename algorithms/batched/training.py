@@ -83,7 +83,7 @@ class _Group:
         return (
             (id(model), planned.finish, type(self.members.numbers), self.uneven, self.short),
             (clients, examples, _capacity(steps), planned.inputs.data_ptr(), planned.targets.data_ptr()),
-            (settings.weight_decay, settings.max_gradient_norm),
+            replace(settings, learning_rate=1.0),  # a step reads its rate from memory
             (rules.terms.gradient, rules.terms.anchored, rules.u is None, rules.v is None),
             (rules.a is None, rules.mu is None, rules.gamma is None),
         )

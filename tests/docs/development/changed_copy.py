@@ -1,4 +1,4 @@
-"""A copy of the tree in which a made-up change is made, and its code run."""
+"""A copy of the tree in which made-up changes are made, and its code run."""
 
 from __future__ import annotations
 
@@ -25,33 +25,41 @@ PACKAGES = (
 
 
 class ChangedCopy:
-    """A copy of the packages and the tests. `files` are those that were changed."""
+    """A copy of the packages and the tests. `files` are those that each change touched, by the change's name."""
 
     def __init__(self, folder: Path) -> None:
-        self.files: set[str] = set()
-        self._folder = folder
+        self.files: dict[str, set[str]] = {}
+        self.folder, self._change = folder, ""
         ignored = shutil.ignore_patterns("__pycache__", "images", "browser")
         for name in (*PACKAGES, "tests"):
             shutil.copytree(ROOT / name, folder / name, ignore=ignored)
         shutil.copy(ROOT / "pyproject.toml", folder)
 
-    def put(self, path: str, before: str, after: str, *, part_of_change: bool = True) -> None:
+    def begin(self, change: str) -> None:
+        """What is put and added from now on belongs to this change."""
+        self._change = change
+        self.files[change] = set()
+
+    def put(self, path: str, before: str, after: str) -> None:
         """Put one text in the place of another, which the file has exactly once."""
-        text = (self._folder / path).read_text()
+        text = (self.folder / path).read_text()
         assert text.count(before) == 1, f"{path} has {text.count(before)} times {before!r}"
-        (self._folder / path).write_text(text.replace(before, after))
-        if part_of_change:
-            self.files.add(path)
+        (self.folder / path).write_text(text.replace(before, after))
+        self.files[self._change].add(path)
+
+    def after(self, path: str, line: str, added: str) -> None:
+        """Put a line after one that the file has exactly once."""
+        self.put(path, line, line + added)
 
     def add(self, path: str, text: str) -> None:
         """Add a file."""
-        (self._folder / path).write_text(text)
-        self.files.add(re.sub(r"\w+\.py$", "NAME.py", path))
+        (self.folder / path).write_text(text)
+        self.files[self._change].add(re.sub(r"\w+\.py$", "NAME.py", path))
 
     def run(self, *arguments: str) -> str:
         """Run Python in the copy. Returns its output."""
         done = subprocess.run(
-            [sys.executable, *arguments], cwd=self._folder, capture_output=True, text=True, check=False
+            [sys.executable, *arguments], cwd=self.folder, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         return done.stdout

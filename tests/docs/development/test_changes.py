@@ -1,4 +1,4 @@
-"""docs/development/changes.md: its counts, and two of its changes, made in a copy of the tree."""
+"""docs/development/changes.md: its counts, and some of its changes, made in one copy of the tree."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ import pytest
 from tests.docs.development.changed_copy import ChangedCopy, files_of_change
 from tests.docs.pages import read_page
 
+ADMIN = "protos/fl/v1/admin.proto"
+SECTIONS = "fl_server/run_settings/sections.py"
+ROUNDS = "fl_server/rounds"
+
 
 def test_the_counts_of_usual_changes_are_those_of_their_files() -> None:
     """Each of the twelve rows counts the files that it names."""
@@ -17,6 +21,39 @@ def test_the_counts_of_usual_changes_are_those_of_their_files() -> None:
     rows = re.findall(r"^\| [^|]+ \| [^|]+ \| ([^|]+) \| (\d+) \| \d+ \|$", page, re.MULTILINE)
     assert len(rows) == 12
     assert [len(set(re.findall(r"`[^`]+`", files))) for files, _ in rows] == [int(count) for _, count in rows]
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> ChangedCopy:
+    """A copy with all of the changes below."""
+    made = ChangedCopy(tmp_path_factory.mktemp("tree"))
+    for change in (add_run_field, add_clip, add_phase):
+        change(made)
+    made.run("-m", "grpc_tools.protoc", "-I", ".", "--python_out=.", ADMIN, "protos/fl/v1/training.proto")
+    return made
+
+
+def add_run_field(copy: ChangedCopy) -> None:
+    """`round.cohort_multiple`: the number of clients that are drawn is rounded up to a multiple of it."""
+    copy.begin("a run field")
+    copy.after(ADMIN, "  optional uint32 min_accepted = 21;\n", "  optional uint32 cohort_multiple = 999;\n")
+    copy.after(
+        SECTIONS,
+        "    min_accepted: int | None = Field(default=None, ge=1, le=MAX_COUNT)\n",
+        "    cohort_multiple: int = Field(default=1, ge=1, le=MAX_COUNT)\n",
+    )
+    copy.after(
+        "fl_server/run_settings/config.py",
+        "            min_accepted=section.least,\n",
+        "            cohort_multiple=section.cohort_multiple,\n",
+    )
+    copy.after(f"{ROUNDS}/state.py", "    deadline_s: float = 600.0\n", "    cohort_multiple: int = 1\n")
+    copy.put(
+        f"{ROUNDS}/selecting.py",
+        "    return math.ceil(round(wanted * state.draws_per_update, 6))\n",
+        "    multiple = state.policy.cohort_multiple\n"
+        "    return multiple * math.ceil(round(wanted * state.draws_per_update, 6) / multiple)\n",
+    )
 
 
 DRAW = """
@@ -35,67 +72,80 @@ print(fl_server.__file__, len(attempt.cohort))
 """
 
 
-def add_run_field(copy: ChangedCopy) -> None:
-    """`round.cohort_multiple`: the number of clients that are drawn is rounded up to a multiple of it."""
-    field = "  optional uint32 min_accepted = 21;\n"
-    copy.put("protos/fl/v1/admin.proto", field, f"{field}  // Made up.\n  optional uint32 cohort_multiple = 999;\n")
-    field = "    min_accepted: int | None = Field(default=None, ge=1, le=MAX_COUNT)\n"
-    copy.put(
-        "fl_server/run_settings/sections.py",
-        field,
-        f"{field}    cohort_multiple: int = Field(default=1, ge=1, le=MAX_COUNT)\n",
-    )
-    passed = "            min_accepted=section.least,\n"
-    copy.put(
-        "fl_server/run_settings/config.py", passed, f"{passed}            cohort_multiple=section.cohort_multiple,\n"
-    )
-    field = "    deadline_s: float = 600.0\n"
-    copy.put("fl_server/rounds/state.py", field, f"{field}    cohort_multiple: int = 1\n")
-    copy.put(
-        "fl_server/rounds/selecting.py",
-        "    return math.ceil(round(wanted * state.draws_per_update, 6))\n",
-        "    multiple = state.policy.cohort_multiple\n"
-        "    return multiple * math.ceil(round(wanted * state.draws_per_update, 6) / multiple)\n",
-    )
-    copy.run("-m", "grpc_tools.protoc", "-I", ".", "--python_out=.", "protos/fl/v1/admin.proto")
-
-
-def test_a_run_field_needs_the_files_of_its_row(tmp_path: Path) -> None:
-    """In a copy with a made-up field, a run's file sets what the core draws."""
-    copy = ChangedCopy(tmp_path)
-    add_run_field(copy)
-    assert copy.files == files_of_change("a run field")
+def test_a_run_field_needs_the_files_of_its_row(copy: ChangedCopy) -> None:
+    """In the copy with a made-up field, a run's file sets what the core draws."""
+    assert copy.files["a run field"] == files_of_change("a run field")
     place, drawn = copy.run("-c", DRAW).split()
-    assert (Path(place).parents[1], drawn) == (tmp_path, "4")
+    assert (Path(place).parents[1], drawn) == (copy.folder, "4")
 
 
-@pytest.mark.slow
-def test_a_run_field_keeps_the_core(tmp_path: Path) -> None:
-    """The tests of rounds, of a run's settings and a simulated run pass in the copy with the made-up field."""
-    copy = ChangedCopy(tmp_path)
-    add_run_field(copy)
-    copy.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *CORE, "tests/fl_server/rounds")
+def add_clip(copy: ChangedCopy) -> None:
+    """`local.soft_gradient_norm`: S / (S + ||g||) is the factor of a gradient."""
+    copy.begin("a clip on the device")
+    copy.after(ADMIN, "  optional double max_gradient_norm = 7;\n", "  optional double soft_gradient_norm = 999;\n")
+    copy.after(
+        "protos/fl/v1/training.proto", "  double max_gradient_norm = 7;\n", "  double soft_gradient_norm = 999;\n"
+    )
+    copy.after(
+        SECTIONS,
+        "    max_gradient_norm: float = Field(default=0.0, ge=0, le=MAX_NUMBER)\n",
+        "    soft_gradient_norm: float = Field(default=0.0, ge=0, le=MAX_NUMBER)\n",
+    )
+    copy.after("fl_tasks/own_loop.py", "    max_gradient_norm: float\n", "    soft_gradient_norm: float\n")
+    rule = "algorithms/base.py"
+    copy.after(rule, "    max_gradient_norm: float = 0.0\n", "    soft_gradient_norm: float = 0.0\n")
+    clips = "self.max_gradient_norm > 0.0\n"
+    copy.put(rule, clips, f"self.soft_gradient_norm > 0.0 or {clips}")
+    factor = "        return (self.max_gradient_norm / (norm + 1e-6)).clamp(max=1.0)\n"
+    copy.put(
+        rule,
+        factor,
+        "        if self.soft_gradient_norm:\n"
+        f"            return self.soft_gradient_norm / (self.soft_gradient_norm + norm)\n{factor}",
+    )
 
 
-CORE = ("tests/deterministic/test_planted.py::test_lives_of_the_core_keep_every_invariant",
-        "tests/fl_ops/simulate/test_as_a_library.py")  # fmt: skip
+STEP = """
+import sys
 
-LIFE = """
-import fl_server
-from fl_server.rounds import events as ev
-from fl_server.rounds.machine import advance
-from fl_server.rounds.state import Phase, RoundPolicy, RoundState
+import torch
+import fl_ops
+from fl_ops.simulate.clients import prepare
+from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions
+from fl_ops.simulate.engines.batched import BatchedOptions
+from fl_ops.simulate.settings import parse_simulation
+from fl_ops.simulate.simulation import Simulation
 
-state, phases = RoundState(RoundPolicy(seed=1), 1), []
-for event in (ev.RosterChanged(("a",), settled=True), ev.UpdateAdmitted("a", b"digest"), ev.StepComputed(),
-              ev.ModelChecked(), ev.ModelCommitted(), ev.Evaluated("server", 0, {})):
-    state, _ = advance(state, event)
-    phases.append(state.phase.value)
-print(fl_server.__file__, *phases)
+sys.path.append("tests/fl_ops")  # the task
+ROUND = {
+    "task": {"name": "points:Points"}, "algorithm": {"name": "fedavg"},
+    "stop": {"rounds": 1}, "evaluation": {"every": 0},
+    "round": {"clients_per_round": 1}, "simulation": {"clients": 1},
+}
+
+def norm(clip, engine):
+    local = {"steps": 1, "learning_rate": 1.0, "soft_gradient_norm": clip}
+    run = prepare(parse_simulation({**ROUND, "local": local}), 1)
+    with Simulation(run.config, run.clients, task=run.server_task, engine=engine) as simulation:
+        before = {name: tensor.clone() for name, tensor in simulation.model().items()}
+        list(simulation.rounds())
+        return torch.cat([(tensor - before[name]).flatten() for name, tensor in simulation.model().items()]).norm()
+
+lockstep = EngineOptions(batched=BatchedOptions())
+print(fl_ops.__file__, *(float(norm(clip, engine)) for clip in (0.0, 0.01) for engine in (SEQUENTIAL, lockstep)))
 """
 
 
-ROUNDS = "fl_server/rounds"
+def test_a_clip_needs_the_files_of_its_row(copy: ChangedCopy) -> None:
+    """In the copy with a made-up clip, a run's file clips the gradient of a client alone and of one in lockstep."""
+    assert copy.files["a clip on the device"] == files_of_change("a clip on the device")
+    place, *norms = copy.run("-c", STEP).split()
+    assert Path(place).parents[1] == copy.folder
+    plain, plain_in_lockstep, *clipped = map(float, norms)
+    assert plain_in_lockstep == pytest.approx(plain)
+    assert clipped == [pytest.approx(0.01 * plain / (0.01 + plain), rel=1e-4)] * 2
+
+
 STEPPING = '    STEPPING = "stepping"\n'
 EVENT = "@dataclass(frozen=True, slots=True)\nclass StepComputed"
 EFFECT = "@dataclass(frozen=True, slots=True)\nclass Commit:"
@@ -134,6 +184,7 @@ PHASE = (
 
 def add_phase(copy: ChangedCopy) -> None:
     """The phase "checking" between the server step and the commit. Its work, a check of the model, does nothing."""
+    copy.begin("a round phase")
     copy.add(f"{ROUNDS}/checking.py", CHECKING)
     for change in PHASE:
         copy.put(*change)
@@ -156,35 +207,49 @@ def check(state: RoundState, event: StepComputed) -> Result:
     return replace(state, phase=Phase.CHECKING), (CheckModel(),)
 '''
 
+LIFE = """
+import fl_server
+from fl_server.rounds import events as ev
+from fl_server.rounds.machine import advance
+from fl_server.rounds.state import Phase, RoundPolicy, RoundState
 
-def test_a_phase_needs_the_files_of_its_row(tmp_path: Path) -> None:
-    """In a copy with a made-up phase, a round of the core passes through it."""
-    copy = ChangedCopy(tmp_path)
-    add_phase(copy)
-    assert copy.files == files_of_change("a round phase")
+state, phases = RoundState(RoundPolicy(seed=1), 1), []
+for event in (ev.RosterChanged(("a",), settled=True), ev.UpdateAdmitted("a", b"digest"), ev.StepComputed(),
+              ev.ModelChecked(), ev.ModelCommitted(), ev.Evaluated("server", 0, {})):
+    state, _ = advance(state, event)
+    phases.append(state.phase.value)
+print(fl_server.__file__, *phases)
+"""
+
+
+def test_a_phase_needs_the_files_of_its_row(copy: ChangedCopy) -> None:
+    """In the copy with a made-up phase, a round of the core passes through it."""
+    assert copy.files["a round phase"] == files_of_change("a round phase")
     place, *phases = copy.run("-c", LIFE).split()
-    assert Path(place).parents[1] == tmp_path
+    assert Path(place).parents[1] == copy.folder
     assert phases == ["collecting", "stepping", "checking", "committing", "evaluating", "ended"]
 
 
+DRIVER = "tests/deterministic/core_driver.py"
+ENDS = '        elif kind == "commit":\n'
+
+
 @pytest.mark.slow
-def test_a_phase_keeps_the_core(tmp_path: Path) -> None:
-    """Lives of the core, simulated runs and a networked run that equals one pass through the made-up phase."""
-    copy = ChangedCopy(tmp_path)
-    add_phase(copy)
+def test_the_changes_keep_the_core(copy: ChangedCopy) -> None:
+    """Lives of the core, its tests, simulated runs and a networked run that equals one pass in the copy."""
+    copy.begin("what the notes name")
     checks, phases = "tests/deterministic/core_checks.py", "Phase.STEPPING, Phase.COMMITTING"
-    copy.put(checks, phases, phases.replace(",", ", Phase.CHECKING,"), part_of_change=False)
-    driver = "tests/deterministic/core_driver.py"  # the note below the table names it
-    copy.put(driver, "            case fx.Commit():\n", CHECK + "            case fx.Commit():\n", part_of_change=False)
-    ends = '        elif kind == "commit":\n'
+    copy.put(checks, phases, phases.replace(",", ", Phase.CHECKING,"))
+    copy.put(DRIVER, "            case fx.Commit():\n", f"{CHECK}            case fx.Commit():\n")
     copy.put(
-        driver,
-        ends,
-        f'        elif kind == "check":\n            yield from self.take(ev.ModelChecked())\n{ends}',
-        part_of_change=False,
+        DRIVER, ENDS, f'        elif kind == "check":\n            yield from self.take(ev.ModelChecked())\n{ENDS}'
     )
-    networked = "tests/integration/runs/test_simulation.py::test_a_simulated_run_is_the_networked_run[fedavg]"
-    copy.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *CORE, networked)
+    copy.run(
+        *("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-m", "not slow"),
+        "tests/deterministic/test_planted.py::test_lives_of_the_core_keep_every_invariant",
+        "tests/fl_ops/simulate/test_as_a_library.py",
+        "tests/integration/runs/test_simulation.py::test_a_simulated_run_is_the_networked_run[fedavg]",
+    )
 
 
 CHECK = '            case fx.CheckModel():\n                self.work.append("check")\n'
