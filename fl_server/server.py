@@ -239,7 +239,7 @@ class Server:
             await asyncio.sleep(0.05)
 
     def _busy(self) -> bool:
-        return self._uploads.in_flight > 0 or any(run.computing for run in self._coordinator.runs())
+        return self._uploads.in_flight > 0 or any(run.state.computing for run in self._coordinator.runs())
 
     async def stop(self) -> None:
         """Close everything, in the reverse order of opening."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fl_web.facts.rounds import Round
-from fl_web.facts.words import RUN_PHASES, counts
+from fl_web.facts.words import counts
 
 MOST_POINTS = 2000
 """The most points of a curve in a chart: more than a screen has columns."""
@@ -97,9 +97,9 @@ class Chart:
         return [with_value[index] for index in kept]
 
 
-def charts_of(metrics: Sequence[str]) -> list[Chart]:
-    """The charts of a run. metrics: names of all its metrics, which decide the charts of evaluations."""
-    own = [name for name in metrics if not name.startswith(("clients_", "averaged_")) and name != "loss"]
+def _charts_of(rounds: Sequence[Round]) -> list[Chart]:
+    """The charts of a run. The names of its metrics decide the charts of evaluations."""
+    own = [name for name in metric_names(rounds) if not name.startswith(("clients_", "averaged_")) and name != "loss"]
     own.sort(key=lambda name: (name != "accuracy", name))
     return [
         *(_evaluation(name) for name in own or ["accuracy"]),
@@ -121,7 +121,7 @@ def charts_of(metrics: Sequence[str]) -> list[Chart]:
             Series("cosine", "step and direction", "cosine"),
         ]),
         Chart("phases", "Time by phase", "seconds", "Seconds of each round by phase", [
-            Series(name, name, "phases", name) for name in RUN_PHASES
+            Series(name, name, "phases", name) for name in sorted({name for row in rounds for name in row.phases})
         ]),
         Chart("bytes", "Bytes", "bytes", "Tensor bytes of each round", [
             Series("down", "down", "down"),
@@ -153,7 +153,7 @@ def metric_names(rounds: Sequence[Round]) -> list[str]:
 def present_charts(rounds: Sequence[Round]) -> list[Chart]:
     """The charts with at least one value, each with the series that have one."""
     charts = []
-    for chart in charts_of(metric_names(rounds)):
+    for chart in _charts_of(rounds):
         series = [line for line in chart.series if any(line.value(of) is not None for of in rounds)]
         if series:
             charts.append(Chart(chart.key, chart.title, chart.unit, chart.about, series))

@@ -188,6 +188,11 @@ class RoundState:
         return 0 < self.policy.most_processes <= self.restarts.get(client, 0)
 
     @property
+    def computing(self) -> bool:
+        """Whether a reduction, server step or commit is under way. A stopping coordinator waits for it."""
+        return self.phase in (Phase.REDUCING, Phase.STEPPING, Phase.COMMITTING)
+
+    @property
     def may_restart_states(self) -> bool:
         """Whether enough rounds were committed in this epoch for another restart because of a lost state."""
         return not self.state_epoch or self.epoch_rounds >= self.policy.rounds_between_restarts

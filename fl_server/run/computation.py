@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +45,11 @@ class RoundComputation:
         self._task: asyncio.Task[None] | None = None
         """The latest computation."""
         self._committing = False
+        self.handlers: Mapping[type, Callable[[Any], Awaitable[None]]] = {
+            effects.ReduceExchange: self._reduce_exchange,
+            effects.ComputeStep: self._compute_step,
+            effects.Commit: self._commit_model,
+        }
 
     def _start(self, work: Coroutine[Any, Any, None], *, committing: bool = False) -> None:
         self._task, self._committing = self._control.spawn(work), committing
@@ -60,17 +65,17 @@ class RoundComputation:
             self._task.cancel()
         await asyncio.wait([self._task])
 
-    async def reduce_exchange(self, command: effects.ReduceExchange) -> None:
+    async def _reduce_exchange(self, command: effects.ReduceExchange) -> None:
         """Fix the accepted list, then reduce the exchange."""
         await self._fix(command.accepted)
         self._start(self._reduce())
 
-    async def compute_model(self, command: effects.ComputeStep) -> None:
+    async def _compute_step(self, command: effects.ComputeStep) -> None:
         """Fix the accepted list, then compute the next model."""
         await self._fix(command.accepted)
         self._start(self._compute_model())
 
-    async def commit(self, command: effects.Commit) -> None:
+    async def _commit_model(self, command: effects.Commit) -> None:
         """Write the next model."""
         del command
         self._start(self._commit(), committing=True)

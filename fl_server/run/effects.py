@@ -81,12 +81,10 @@ class Effects:
             effects.DeadlineMissed: parts.submissions.deadline_missed,
             effects.Cancel: self._cancel,
             effects.RestartRound: self._restart_round,
-            effects.ReduceExchange: parts.computation.reduce_exchange,
-            effects.ComputeStep: parts.computation.compute_model,
             effects.DropCulprits: parts.submissions.refuse_accepted,
-            effects.Commit: parts.computation.commit,
             effects.Announce: self._announce,
             effects.EndRun: self._end,
+            **parts.computation.handlers,
         }
 
     async def handle(self, command: effects.Effect) -> None:

@@ -15,7 +15,6 @@ import structlog
 
 from fl_server.aggregation.broadcast import Broadcast
 from fl_server.rounds import effects
-from fl_server.rounds.state import Phase
 from fl_server.run import deadline
 from fl_server.run.context import RunContext, RunDependencies
 from fl_server.run.control import RunControl
@@ -49,11 +48,6 @@ class Run(RunControl):
     def task(self) -> Mapping[str, str]:
         """Name, version and source of the task that clients must have."""
         return self.context.task
-
-    @property
-    def computing(self) -> bool:
-        """Whether a reduction, server step or commit is under way. A stopping coordinator waits for it."""
-        return self.state.phase in (Phase.REDUCING, Phase.STEPPING, Phase.COMMITTING)
 
     # Its life.
 

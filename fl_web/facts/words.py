@@ -46,7 +46,6 @@ PHASES = ("training", "uploading", "checking", "downloading", "assigned", "deliv
 """Phases of a client in a round, in the order in which they are counted."""
 NOT_AWAITED = frozenset(PHASES[PHASES.index("refused") :])
 """Phases of a client that is not expected to deliver."""
-RUN_PHASES = ("selecting", "collecting", "reducing", "stepping", "committing", "evaluating")
 
 
 def enum_word(enum: Any, number: int) -> str:

@@ -24,6 +24,13 @@ def test_a_series_without_values_is_left_out() -> None:
     assert [series.key for series in chart.series] == ["accuracy", "clients_accuracy_mean"]
 
 
+def test_each_phase_that_took_time_is_a_series() -> None:
+    """The rounds name the phases, so the page knows none of them."""
+    rounds = [committed(0, phases={"stepping": 1.0}), committed(1, phases={"made up": 2.0, "stepping": 1.0})]
+    chart = next(drawn for drawn in present_charts(rounds) if drawn.key == "phases")
+    assert [series.key for series in chart.series] == ["made up", "stepping"]
+
+
 def test_the_averaged_model_is_a_series_beside_the_latest_one() -> None:
     """In the chart of the same metric, with a title in words; it has no chart of its own."""
     metrics = {"accuracy": 0.5, "averaged_accuracy": 0.6, "loss": 1.0, "averaged_loss": 0.9}

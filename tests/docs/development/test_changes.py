@@ -146,13 +146,15 @@ def test_a_clip_needs_the_files_of_its_row(copy: ChangedCopy) -> None:
     assert clipped == [pytest.approx(0.01 * plain / (0.01 + plain), rel=1e-4)] * 2
 
 
+COMPUTATION = "fl_server/run/computation.py"
 STEPPING = '    STEPPING = "stepping"\n'
 EVENT = "@dataclass(frozen=True, slots=True)\nclass StepComputed"
 EFFECT = "@dataclass(frozen=True, slots=True)\nclass Commit:"
 RULE = "    (Phase.STEPPING, ev.StepComputed): "
 COLLECTING = "from fl_server.rounds.collecting import (\n"
-HANDLER = "            effects.ComputeStep: parts.computation.compute_model,\n"
-COMMIT = "    async def commit(self, command: effects.Commit) -> None:\n"
+HANDLER = "            effects.ComputeStep: self._compute_step,\n"
+COMMIT = "    async def _commit_model(self, command: effects.Commit) -> None:\n"
+WORK = "Phase.STEPPING, Phase.COMMITTING)\n"
 SIMULATED = "            case Phase.COMMITTING:\n"
 PHASE = (
     (f"{ROUNDS}/state.py", STEPPING, f'{STEPPING}    CHECKING = "checking"\n'),
@@ -162,22 +164,21 @@ PHASE = (
     (f"{ROUNDS}/effects.py", "| ComputeStep |", "| ComputeStep | CheckModel |"),
     (f"{ROUNDS}/machine.py", f"{RULE}stepped,\n", f"{RULE}check,\n    (Phase.CHECKING, ev.ModelChecked): stepped,\n"),
     (f"{ROUNDS}/machine.py", COLLECTING, f"from fl_server.rounds.checking import check\n{COLLECTING}"),
-    ("fl_server/run/effects.py", HANDLER, f"{HANDLER}            effects.CheckModel: parts.computation.check,\n"),
+    (f"{ROUNDS}/state.py", WORK, f"Phase.CHECKING, {WORK}"),
+    (COMPUTATION, HANDLER, f"{HANDLER}            effects.CheckModel: self._check_model,\n"),
     (
-        "fl_server/run/computation.py",
+        COMPUTATION,
         COMMIT,
         (
-            "    async def check(self, command: effects.CheckModel) -> None:\n"
+            "    async def _check_model(self, command: effects.CheckModel) -> None:\n"
             f"        self._control.post(ev.ModelChecked())\n\n{COMMIT}"
         ),
     ),
-    ("fl_server/run/run.py", "Phase.STEPPING, Phase.COMMITTING", "Phase.STEPPING, Phase.CHECKING, Phase.COMMITTING"),
     (
         "fl_ops/simulate/simulation.py",
         SIMULATED,
         f"            case Phase.CHECKING:\n                return ev.ModelChecked()\n{SIMULATED}",
     ),
-    ("fl_web/facts/words.py", '"stepping", "committing"', '"stepping", "checking", "committing"'),
 )
 """File, text, and the text in its place."""
 
