@@ -104,6 +104,21 @@ def _sum_of_rows(blocks: torch.Tensor, row: Sequence[float]) -> torch.Tensor:
     return total.to(master_dtype(blocks.dtype))
 
 
+def squares_of_rows(rows: torch.Tensor) -> torch.Tensor:
+    """The sum of the squares of each row's values in float64; 0 of none. The number of rows changes no bit of it.
+
+    Values are added in pairs, each by itself: the order of additions of a reduction may depend on the shape.
+    """
+    wide = rows.to(torch.float64, copy=True)
+    wide.mul_(wide)
+    width = wide.shape[1]
+    while width > 1:
+        half = width // 2
+        wide[:, :half].add_(wide[:, width - half : width])
+        width -= half
+    return wide[:, :1].sum(dim=1)  # 0 of an empty row
+
+
 def maximum(blocks: Iterable[torch.Tensor]) -> torch.Tensor:
     """The largest value of each entry. blocks: as in `weighted_sums`, but of any dtype."""
     return reduce(torch.maximum, _alike(blocks)).clone()

@@ -43,6 +43,8 @@ def trimmed_cut(count: int, trim: float) -> int:
 
 def stacked(blocks: Iterable[torch.Tensor]) -> torch.Tensor:
     """The same slice of each update, as the rows of a float64 matrix [clients, entries]."""
+    if isinstance(blocks, torch.Tensor):
+        return blocks.flatten(1).double()
     return torch.stack([block.flatten().double() for block in blocks])
 
 

@@ -22,9 +22,9 @@ from fl_ops.simulate.clients import examples_of
 from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions, make_engine
 from fl_ops.simulate.engines.client_work import one_thread
 from fl_ops.simulate.engines.engine import EngineContext, Failed, Trained
-from fl_ops.simulate.held_states import HeldStates
+from fl_ops.simulate.places import Folders, place_held_out
 from fl_ops.simulate.reports import Profile
-from fl_ops.simulate.run_files import SimulatedStates, UpdateFiles, folder_of_states, folder_of_updates
+from fl_ops.simulate.run_files import UpdateFiles
 from fl_ops.simulate.saving.point import FederationPoint
 from fl_ops.simulate.shared_work import SharedWork
 from fl_ops.simulate.traffic import TrafficCounter
@@ -32,7 +32,7 @@ from fl_ops.simulate.updates import Contribution, NotDelivered, admit, admit_tog
 from fl_server.admission.norms import Culprits, NormHistory, outliers, overflow_culprit
 from fl_server.admission.round_gate import Collecting
 from fl_server.aggregation.engine import Engine
-from fl_server.aggregation.methods import keeps_client_state, optimizer_spec
+from fl_server.aggregation.methods import optimizer_spec
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.rounds.metrics import ClientMetrics, as_averaged, with_own
 from fl_server.rounds.sampling import training_seeds
@@ -79,6 +79,7 @@ class Federation:
         self.clients, self.task = clients, task
         self.engine = Engine(config, task, options.device)
         self.snapshot: Snapshot = self.engine.first()
+        place_held_out(self.engine, clients, options)
         check_metric(config, self.engine.reported_metrics(self.snapshot) if needs_metric(config) else None)
         self.state_epoch = 0
         self.traffic = TrafficCounter()
@@ -90,15 +91,11 @@ class Federation:
         self._stepped: Snapshot | None = None
         packs = digests or options.batched is None or options.ranks is not None
         self.bundles = RoundBundles(self.engine, self.traffic, packs=packs)
-        self._scratch = folder_of_updates(self._update_bytes())
-        self._state_folder = folder_of_states(self._state_bytes())
-        folder, alone = self._state_folder.path, options.batched is not None and options.ranks is None
-        self.states = HeldStates(folder, clients, options.device) if alone else SimulatedStates(folder)
+        self._folders = Folders(self.engine, clients, options)
+        self.states = self._folders.states
         self._context = self._new_context(task)
-        if config.evaluation.every and options.workers > 1:
-            self.engine.evaluated_model.held_out()  # read before the processes start, so that they share it
         self._engine = make_engine(options, self._context)
-        self._shared = SharedWork(self.engine, self._engine, options.workers, self._scratch.path)
+        self._shared = SharedWork(self.engine, self._engine, options.workers, self._folders.path)
         self.engine.sum_updates = self._shared.sum_updates
         self._prepare_bundles(0)
 
@@ -109,8 +106,8 @@ class Federation:
             task,
             optimizer_spec(self.config.local).name,
             self.states,
-            UpdateFiles(self._scratch.path),
-            self._scratch.path,
+            UpdateFiles(self._folders.path),
+            self._folders.path,
             partial(examples_of, self.clients),
             self.engine,
         )
@@ -120,8 +117,7 @@ class Federation:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._engine.close()
-        self._scratch.cleanup()
-        self._state_folder.cleanup()
+        self._folders.cleanup()
 
     def work(self, place: RoundPosition, clients: Sequence[str]) -> Iterator[Contribution | NotDelivered]:
         """Train clients for an exchange and admit their updates. Yields a result for each client, in any order."""
@@ -295,17 +291,6 @@ class Federation:
 
     def _accepted(self, exchange: int, accepted: Iterable[str]) -> list[Contribution]:
         return [self._contributions[exchange, client] for client in accepted]
-
-    def _update_bytes(self) -> int:
-        """Estimate of the bytes of a round's updates."""
-        size = sum(self.engine.shape(exchange).size_bytes for exchange in range(len(self.engine.algorithm.exchanges)))
-        cohort = self.config.policy().drawn_of(len(self.clients))
-        return int(size * cohort)
-
-    def _state_bytes(self) -> int:
-        """Estimate of the bytes of all clients' states, each with the next one."""
-        keeps = keeps_client_state(self.config, self.engine.algorithm)
-        return 2 * self.engine.layout.size_bytes * len(self.clients) if keeps else 0
 
     def _prepare_bundles(self, exchange: int) -> None:
         """Make the bundles that the clients of an exchange load."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import algorithms as fl
 from fl_ops.simulate.engines.engine import Failed, Trained
 from fl_ops.simulate.engines.held import TrainedTogether
+from fl_server.admission.buffer_rules import buffer_facts
 from fl_server.admission.client_rules import Epochs, RegisteredData, UpdateRefused, epochs_of
 from fl_server.admission.gate import AdmissionGate, fault_of
 from fl_server.admission.norms import Measured
@@ -102,21 +103,33 @@ def admit_together(engine: Engine, collecting: Collecting, done: TrainedTogether
     alike: dict[RegisteredData, list[int]] = {}
     for number, registered in enumerate(zip(done.examples, done.own_batches, strict=True)):
         alike.setdefault(RegisteredData(*registered), []).append(number)
+    shape = engine.shape(collecting.exchange)
+    facts = (
+        buffer_facts(
+            [done.held.update(number) for number in range(len(done.clients))],
+            shape.layout_of("delta").entries,
+            collecting.snapshot.buffers,
+        )
+        if shape.has_buffers
+        else None
+    )
     results: dict[int, Contribution | NotDelivered] = {}
     for registered, numbers in alike.items():
         gate = build_gate(engine, collecting, done.clients[numbers[0]], registered)
-        results.update(zip(numbers, _admitted(gate, done, numbers), strict=True))
+        buffers = None if facts is None else [facts[number] for number in numbers]
+        usual = gate.usual_norms([done.squares[number] for number in numbers], buffers)
+        results.update(zip(numbers, _admitted(gate, done, dict(zip(numbers, usual, strict=True))), strict=True))
     return [results[number] for number in range(len(done.clients))]
 
 
 def _admitted(
-    gate: AdmissionGate, done: TrainedTogether, numbers: Sequence[int]
+    gate: AdmissionGate, done: TrainedTogether, usual: Mapping[int, Mapping[str, float] | None]
 ) -> Iterator[Contribution | NotDelivered]:
-    """The results of clients with one gate."""
+    """The results of clients with one gate. usual: of each client, by number, as in `usual_norms`."""
     digest, formed = bytes(done.header.digest.value), False
     same_work: tuple[int, Epochs] | None = None
     """Steps and epochs of the client before: those of the next are mostly equal."""
-    for number, norms in zip(numbers, gate.usual_norms([done.squares[number] for number in numbers]), strict=True):
+    for number, norms in usual.items():
         client, examples, steps, epochs = (
             done.clients[number], done.examples[number], done.steps[number], done.epochs[number]
         )  # fmt: skip

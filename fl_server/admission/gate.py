@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_server.admission.client_rules import BufferRules, Epochs, ExpectedWork, UpdateRefused, wrong_work
+from fl_server.admission.buffer_rules import BufferFacts, BufferRules
+from fl_server.admission.client_rules import Epochs, ExpectedWork, UpdateRefused, wrong_work
 from fl_server.admission.norms import BUFFERS, DELTA, FARTHEST, FLOOR, NO_LIMIT, RelativeNorm
 from fl_server.admission.reading import UpdateContent, read_update
 from fl_server.aggregation.encoded_update import Decoding, EncodedUpdate, UpdateKeys
@@ -173,28 +174,39 @@ class AdmissionGate:
         self._check_others(norms)
         return norms
 
-    def usual_norms(self, squares: Sequence[Sequence[float]]) -> list[dict[str, float] | None]:
+    def usual_norms(
+        self, squares: Sequence[Sequence[float]], buffers: Sequence[BufferFacts] | None = None
+    ) -> list[dict[str, float] | None]:
         """For each of several updates what `check_values` returns, if no rule speaks against it; None: it decides.
 
-        squares: [updates][tensors]. Buffers have rules for their values too, so updates with buffers get None.
+        squares: [updates][tensors]. buffers: the facts of each update, where updates have buffers. None: `check_values`
+        decides then.
         """
-        if self.shape.has_buffers:
+        if self.shape.has_buffers and buffers is None:
             return [None] * len(squares)
-        lengths, place = list[np.ndarray](), 0
-        rows = np.asarray(squares, np.float64)
-        usual = np.isfinite(rows.sum(axis=1))
+        columns, rows = iter(np.asarray(squares, np.float64).T), range(len(squares))
+        usual, lengths = np.ones(len(squares), bool), dict[str, list[float]]()
         for shape in self.shape.payloads:
-            total = np.zeros(len(rows))
-            for square in rows.T[place : (place := place + len(shape.layout.entries))]:
-                total += square  # one after the other, as `_norm` adds them
-            lengths.append(np.sqrt(total))
-            usual &= lengths[-1] <= self._most(shape.payload)
-        names = [shape.payload for shape in self.shape.payloads]
-        norms_of_all = zip(*(length.tolist() for length in lengths), strict=True)
-        return [
-            dict(zip(names, norms, strict=True)) if ok else None
-            for norms, ok in zip(norms_of_all, usual.tolist(), strict=True)
-        ]
+            total = np.zeros(len(squares))
+            for entry, square in zip(shape.layout.entries, columns, strict=False):
+                if entry.trainable:
+                    total += square  # one after the other, as `_norm` adds them
+            norms = np.sqrt(total)
+            usual &= norms <= self._most(shape.payload)
+            usual &= np.isfinite(total)
+            lengths[shape.payload] = norms.tolist()
+        for row, facts in enumerate(buffers or ()):
+            near, distance = self.buffers.usual(facts)
+            usual[row] &= near
+            if self._has_distance:
+                lengths.setdefault(BUFFERS, []).append(distance)
+        return [{name: of[row] for name, of in lengths.items()} if usual[row] else None for row in rows]
+
+    @cached_property
+    def _has_distance(self) -> bool:
+        """Whether the buffers have a distance from those sent: integers have none."""
+        sent = self.buffers.sent
+        return any(entry.dtype.is_floating_point and entry.name in sent for entry in self.shape.entries)
 
     def _most(self, vector: str) -> float:
         """The largest norm of a payload that no rule refuses."""

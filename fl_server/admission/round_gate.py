@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fl_server.admission.client_rules import BufferRules, ExpectedWork, RegisteredData, most_counted
+from fl_server.admission.buffer_rules import BufferRules, most_counted
+from fl_server.admission.client_rules import ExpectedWork, RegisteredData
 from fl_server.admission.gate import AdmissionGate
 from fl_server.admission.norms import BUFFERS, DELTA, FARTHEST, FLOOR, NO_LIMIT, NormHistory
 from fl_server.aggregation.engine import Engine

@@ -49,6 +49,8 @@ class EvaluatedModel(TaskModel):
         super().__init__(task, **options)
         self._device, self._batch_size = device, batch_size or batch_size_on(device)
         self._held_out: Data | None = None
+        self._placed = False
+        """Whether the examples are on the device."""
         self._there: nn.Module | None = None
         """The module on another device than the CPU; it stays there."""
         self._left = ""
@@ -143,10 +145,16 @@ class EvaluatedModel(TaskModel):
             del batches
         return sums
 
-    def held_out(self) -> Data:
-        """The examples, on the device. The first call reads them. Raises TaskError."""
+    def read_held_out(self) -> Data:
+        """The examples, on the CPU until `held_out` is called. The first call reads them. Raises TaskError."""
         if self._held_out is None:
             with task_call("the task's eval_data()"):
                 data = as_data(self._task.eval_data())
-            self._held_out = numbered(self._task, data, "the held-out data of the coordinator").to(self._device)
+            self._held_out = numbered(self._task, data, "the held-out data of the coordinator")
         return self._held_out
+
+    def held_out(self) -> Data:
+        """The examples, on the device, where they stay. Raises TaskError."""
+        if not self._placed:
+            self._held_out, self._placed = self.read_held_out().to(self._device), True
+        return self.read_held_out()

@@ -1,7 +1,8 @@
 """Robust reducers over the updates: median, trimmed mean, multi-Krum and those from outside, block by block.
 
 Memory is one block times the cohort for median and trimmed mean; multi-Krum adds the distances of all pairs. Every
-entry of a centre is computed by itself, so cutting tensors into blocks changes no bit of it.
+entry of a centre is computed by itself, so cutting tensors into blocks changes no bit of it. Built-in reducers work on
+the device that has the updates. A reducer from outside gets tensors of the CPU, for which its author tried it.
 `algorithms.reducers.robust` derives how these reducers fit into the sums of a method.
 """
 
@@ -26,13 +27,16 @@ from algorithms.reducers.robust import (
     trimmed_maximum,
     trimmed_mean,
 )
-from fl_server.aggregation.updates import AcceptedUpdates, Source, by_block
+from fl_server.aggregation.bundles import CPU
+from fl_server.aggregation.updates import AcceptedUpdates, Source, by_block, device_of
 from fl_server.errors import InvalidInput
 from fl_server.run_settings.sections import RoundSection
-from protos.codec import Layout
+from protos.codec import Entry, Layout
 
 BLOCK_ENTRIES = 1 << 13
 """Entries of one update in a block. Distances are summed block by block, so their last bits depend on this number."""
+DEVICE_BLOCK_BYTES = 1 << 30
+"""The bytes of a block of all updates in float64 on another device than a CPU, where only calls cost."""
 
 Blocks = Iterable[torch.Tensor]
 Reduce = Callable[[torch.Tensor], torch.Tensor]
@@ -67,10 +71,14 @@ def select(section: RoundSection, updates: AcceptedUpdates, weights: Sequence[fl
 
 
 def _distances(updates: AcceptedUpdates, *, with_zero: bool = False) -> torch.Tensor:
-    """Squared distances between the clipped deltas, [n, n]; with_zero: and to a last one that is 0, [n + 1, n + 1]."""
-    factors = torch.tensor([[info.clip_factor] for info in updates.cohort], dtype=torch.float64)
+    """Squared distances between the clipped deltas, [n, n]; with_zero: and to a last one that is 0, [n + 1, n + 1].
+
+    They are on the CPU, read from the device of the updates at once.
+    """
+    device = device_of(updates.sources)
+    factors = torch.tensor([[info.clip_factor] for info in updates.cohort], dtype=torch.float64, device=device)
     size = len(factors) + with_zero
-    distances = torch.zeros(size, size, dtype=torch.float64)
+    distances = torch.zeros(size, size, dtype=torch.float64, device=device)
 
     def measure(blocks: Blocks) -> list[torch.Tensor]:
         deltas = stacked(blocks) * factors
@@ -79,22 +87,34 @@ def _distances(updates: AcceptedUpdates, *, with_zero: bool = False) -> torch.Te
 
     for entry in updates.shape.layout_of("delta").entries:
         if entry.trainable:
-            by_block(updates.sources, entry, measure, BLOCK_ENTRIES)
-    return distances
+            _by_block(updates.sources, entry, measure, device)
+    return distances.cpu()
+
+
+def _by_block(
+    sources: Sequence[Source],
+    entry: Entry,
+    reduce: Callable[[Blocks], list[torch.Tensor]],
+    device: torch.device,
+) -> list[torch.Tensor]:
+    """See `by_block`."""
+    entries = BLOCK_ENTRIES if device.type == "cpu" else max(BLOCK_ENTRIES, DEVICE_BLOCK_BYTES // (8 * len(sources)))
+    return by_block(sources, entry, reduce, entries, device)
 
 
 def centre_payloads(
     section: RoundSection, updates: AcceptedUpdates, sums: Mapping[str, fl.WeightedSum], weights: Sequence[float]
 ) -> dict[str, fl.Tensors]:
     """The centre in place of each weighted sum, by name. weights: the method's weights p_i of the updates."""
-    reduce = _reduce(section, weights)
+    reduce, device = _reduce(section, weights), _device(section, updates)
     centres: dict[str, fl.Tensors] = {}
     for payload in {row.payload: None for row in sums.values()}:
         scales = {
             name: contribution_scales(row.coefficients, weights) for name, row in sums.items() if row.payload == payload
         }
         layout = updates.shape.layout_of(payload)
-        centres |= zip(scales, centre_updates(updates.sources, layout, list(scales.values()), reduce), strict=True)
+        found = centre_updates(updates.sources, layout, list(scales.values()), reduce, device)
+        centres |= zip(scales, found, strict=True)
     return {name: centres[name] for name in sums}
 
 
@@ -105,7 +125,7 @@ def centre_buffers(section: RoundSection, updates: AcceptedUpdates, weights: Seq
     Entries that are the same in all updates keep their bits.
     Counters, of which a mean takes the maximum, have the median of a reducer from outside too.
     """
-    cut = _cut(section, len(updates.sources))
+    cut, device = _cut(section, len(updates.sources)), _device(section, updates)
     reduce = partial(trimmed_mean, cut=cut) if selects(section) else _reduce(section, weights)
 
     def centre(blocks: Blocks) -> list[torch.Tensor]:
@@ -117,7 +137,7 @@ def centre_buffers(section: RoundSection, updates: AcceptedUpdates, weights: Seq
     centres: fl.Tensors = {}
     for entry in updates.shape.layout_of("delta").entries:
         if not entry.trainable:
-            [centres[entry.name]] = by_block(updates.sources, entry, centre, BLOCK_ENTRIES)
+            [centres[entry.name]] = _by_block(updates.sources, entry, centre, device)
     return centres
 
 
@@ -129,13 +149,22 @@ def _reduce(section: RoundSection, weights: Sequence[float]) -> Reduce:
     return lambda values: outside.reduced(section.reducer, values, p)
 
 
+def _device(section: RoundSection, updates: AcceptedUpdates) -> torch.device:
+    """The device of the centres."""
+    return CPU if outside_reducer(section) is not None else device_of(updates.sources)
+
+
 def _cut(section: RoundSection, count: int) -> int:
     """Values that a centre of `count` updates leaves out on each side."""
     return trimmed_cut(count, section.trim) if section.reducer == "trimmed_mean" else median_cut(count)
 
 
-def centre_updates(
-    sources: Sequence[Source], layout: Layout, scales: Sequence[Sequence[float]], reduce: Reduce
+def centre_updates(  # noqa: PLR0913, PLR0917 - what is read, and how it is reduced
+    sources: Sequence[Source],
+    layout: Layout,
+    scales: Sequence[Sequence[float]],
+    reduce: Reduce,
+    device: torch.device = CPU,
 ) -> list[fl.Tensors]:
     """Reduce the scaled updates' trainable tensors for each row of scales, rounded once, as a mean is.
 
@@ -144,11 +173,12 @@ def centre_updates(
         layout: of each update.
         scales: rows of one factor for each update.
         reduce: of the values of a block.
+        device: of these values and of the result.
 
     Raises:
         OSError, LayoutError: a file is gone or too short.
     """
-    factors = [torch.tensor(row, dtype=torch.float64).unsqueeze(1) for row in scales]
+    factors = [torch.tensor(row, dtype=torch.float64, device=device).unsqueeze(1) for row in scales]
     centres: list[fl.Tensors] = [{} for _ in scales]
     for entry in layout.entries:
         if not entry.trainable:
@@ -158,7 +188,7 @@ def centre_updates(
             values = stacked(blocks)
             return [reduce(values * factor).to(master_dtype(dtype)) for factor in factors]
 
-        for result, whole in zip(centres, by_block(sources, entry, centre, BLOCK_ENTRIES), strict=True):
+        for result, whole in zip(centres, _by_block(sources, entry, centre, device), strict=True):
             result[entry.name] = whole
     return centres
 

@@ -15,6 +15,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
+from algorithms.aggregate import squares_of_rows
 from fl_client.training.payloads import PlacedPayload
 from fl_ops.simulate.run_files import MEMORY_SHARE, free_memory
 from protos.codec import Entry
@@ -168,24 +169,14 @@ def sums_of_squares(payloads: Sequence[PlacedPayload]) -> list[list[float]]:
             tensor = part.tensors[entry.name]
             if entry.dtype.is_floating_point:
                 together = max(1, _WIDE_BYTES // (8 * max(entry.numel, 1)))
-                columns.append(torch.cat([_squares(some) for some in tensor.split(together)]))
+                columns.append(
+                    torch.cat([squares_of_rows(some.reshape(len(some), -1)) for some in tensor.split(together)])
+                )
             else:
                 columns.append(torch.zeros(len(tensor), dtype=torch.float64, device=tensor.device))
     # One transfer for all, because each waits for the device.
     found: list[list[float]] = torch.stack(columns, dim=1).tolist()
     return found
-
-
-def _squares(tensor: Tensor) -> Tensor:
-    """The sums of the squares of each client's part, [clients]."""
-    wide = tensor.reshape(len(tensor), -1).to(torch.float64, copy=True)
-    wide.mul_(wide)
-    width = wide.shape[1]
-    while width > 1:
-        half = width // 2
-        wide[:, :half].add_(wide[:, width - half : width])
-        width -= half
-    return wide[:, :1].sum(dim=1)  # 0 of an empty tensor
 
 
 def _packed(payloads: Sequence[PlacedPayload], device: torch.device) -> Tensor:

@@ -70,14 +70,20 @@ class Pool:
         return self._rows[client]
 
 
+def check_room(device: torch.device, wanted: Mapping[str, int]) -> None:
+    """Raises Refused if a GPU has no room for all that is wanted: bytes by what they are."""
+    needed, free = sum(wanted.values()), free_bytes(device)
+    if device.type != "cpu" and needed > free:
+        parts = " and ".join(f"{what}, {size / 2**30:.1f} GiB" for what, size in wanted.items() if size)
+        raise Refused(
+            f"--device {device}: expected room for {parts}, got {free / 2**30:.1f} GiB free: end what else uses the "
+            "GPU, take one with more memory, or --engine workers"
+        )
+
+
 def _moved(examples: Examples, device: torch.device) -> Examples:
     """The examples on the device. Raises Refused if it has no room for them."""
-    needed, free = examples.inputs.nbytes + examples.targets.nbytes, free_bytes(device)
-    if device.type != "cpu" and needed > free:
-        raise Refused(
-            f"--device {device}: expected room for the examples of all clients, {needed / 2**30:.1f} GiB, got "
-            f"{free / 2**30:.1f} GiB free: end what else uses the GPU, take one with more memory, or --engine workers"
-        )
+    check_room(device, {"the examples of all clients": examples.inputs.nbytes + examples.targets.nbytes})
     return examples.to(device)
 
 

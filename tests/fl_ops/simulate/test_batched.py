@@ -17,9 +17,11 @@ from algorithms.batched.members import Members
 from algorithms.batched.strategies import Name
 from algorithms.batched.training import Training
 from fl_ops.errors import Refused, UsageError
+from fl_ops.simulate.clients import SimulatedClients
 from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions, EngineRequest
 from fl_ops.simulate.engines import batched, pool
 from fl_ops.simulate.engines.batched import BatchedOptions
+from fl_ops.simulate.places import place_held_out
 from fl_ops.simulate.reports import RoundResult
 from fl_tasks import Examples
 from tests.fl_ops.simulate.conftest import Simulated
@@ -231,6 +233,21 @@ def test_data_that_does_not_fit_a_gpu_is_an_error(monkeypatch: pytest.MonkeyPatc
     examples = Examples(torch.zeros(1).expand(2**30), torch.zeros(1).expand(2**30))
     with pytest.raises(Refused, match=r"--device cuda: .* 8.0 GiB, got 1.0 GiB free: .*--engine workers"):
         pool._moved(examples, torch.device("cuda"))
+
+
+def test_held_out_data_that_does_not_fit_beside_the_clients_is_an_error(
+    simulated: Simulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them fits alone: the error is that of the clients' data, with both sizes."""
+    with simulated() as simulation:
+        server, clients = simulation.federation.engine, simulation.federation.clients
+    large = Examples(torch.zeros(1).expand(2**28), torch.zeros(1).expand(2**28))
+    monkeypatch.setattr(server.evaluated_model, "read_held_out", lambda: large)
+    monkeypatch.setattr(SimulatedClients, "whole", large)
+    monkeypatch.setattr(pool, "free_bytes", lambda device: 3 * 2**30)
+    needed = "the examples of all clients, 2.0 GiB and the server's held-out examples, 2.0 GiB, got 3.0 GiB free: "
+    with pytest.raises(Refused, match=f"--device cuda: expected room for {needed}"):
+        place_held_out(server, clients, EngineOptions(batched=BatchedOptions(torch.device("cuda"))))
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from fl_server.admission import client_rules
-from fl_server.admission.client_rules import BufferRules, UpdateRefused, most_counted
+from algorithms.base import Tensors
+from fl_ops.simulate.engines.held import Rows
+from fl_server.admission import buffer_rules
+from fl_server.admission.buffer_rules import BufferRules, buffer_facts, most_counted
+from fl_server.admission.client_rules import UpdateRefused
 from fl_server.admission.norms import RelativeNorm
 from protos.codec import Layout, pack
 from protos.fl.v1.training_pb2 import RefusalReason
@@ -34,7 +38,7 @@ def check(tmp_path: Path, rules: BufferRules = BOUNDED, **changes: torch.Tensor)
 @pytest.mark.parametrize("block", [1, 1 << 16])
 def test_the_distance_is_from_the_buffers_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     """|(3, 4)| = 5 for any trained values and any block size; 0 for unchanged buffers."""
-    monkeypatch.setattr(client_rules, "_BLOCK", block)
+    monkeypatch.setattr(buffer_rules, "_BLOCK", block)
     assert check(tmp_path, norm_of_running_mean=torch.tensor([4.0, 6.0]), w=torch.ones(2)) == 5.0
     assert check(tmp_path) == 0.0
 
@@ -97,6 +101,50 @@ def test_a_count_grows_at_most_by_the_work_done(tmp_path: Path, count: int) -> N
     assert check(tmp_path, norm_of_num_batches_tracked=torch.tensor(17)) == 0.0
     assert check(tmp_path, queue=torch.tensor([0, 9], dtype=torch.int32)) == 0.0
     assert check(tmp_path, BufferRules(SENT), norm_of_num_batches_tracked=torch.tensor(count)) == 0.0
+
+
+ODD: list[dict[str, torch.Tensor]] = [
+    {},
+    {"norm.running_mean": torch.tensor([4.0, 6.0])},
+    {"norm.running_mean": torch.tensor([1.0, 103.0])},
+    {"norm.running_mean": torch.tensor([1.0, 1e30])},
+    {"norm.running_mean": torch.tensor([1.0, torch.nan])},
+    {"norm.running_mean": torch.tensor([1.0, -torch.inf])},
+    {"norm.running_var": torch.tensor([1.0, -0.5])},
+    {"norm.running_var": torch.tensor([0.0, 0.3])},
+    *({"norm.num_batches_tracked": torch.tensor(count)} for count in (17, 18, -1, 2**62, -(2**63))),
+    {"queue": torch.tensor([0, 9], dtype=torch.int32)},
+]
+MASK = {**SENT, "norm.running_mean": torch.tensor([1.0, -torch.inf])}
+
+
+@pytest.mark.parametrize("block", [1, 1 << 16])
+@pytest.mark.parametrize("sent", [SENT, MASK], ids=["finite", "mask"])
+@pytest.mark.parametrize(
+    "rules", [BOUNDED, BufferRules(), BufferRules(bounded=True, limit=RelativeNorm(100.0, 1.0), most=1)]
+)
+def test_a_cohort_is_checked_as_one_update_is(
+    monkeypatch: pytest.MonkeyPatch, rules: BufferRules, sent: Tensors, block: int
+) -> None:
+    """An update has the distance that it has alone, or a rule refuses it alone, for every rule."""
+    monkeypatch.setattr(buffer_rules, "_BLOCK", block)
+    rules = replace(rules, sent=sent)
+    changed = [{**sent, **values} for values in ODD]
+    data = torch.stack([torch.frombuffer(bytearray(pack(values, LAYOUT)), dtype=torch.uint8) for values in changed])
+    rows = Rows(data, [])
+    facts = buffer_facts([rows.update(number) for number in range(len(ODD))], LAYOUT.entries, sent)
+    assert facts is not None
+    refused = 0
+    for number, (values, of_update) in enumerate(zip(changed, facts, strict=True)):
+        usual, distance = rules.usual(of_update)
+        odd = {name for name, value in values.items() if not torch.isfinite(value).all()}
+        if usual:
+            assert rules.check(rows.update(number), LAYOUT.entries, odd) == distance
+        else:
+            refused += 1
+            with pytest.raises(UpdateRefused):
+                rules.check(rows.update(number), LAYOUT.entries, odd)
+    assert 0 < refused < len(ODD)
 
 
 def test_the_largest_growth_of_a_count() -> None:

@@ -12,6 +12,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import algorithms as fl
+from fl_server.admission.buffer_rules import buffer_facts
+from fl_server.admission.client_rules import RegisteredData
+from fl_server.admission.norms import NormHistory
+from fl_server.admission.round_gate import Collecting, build_gate
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.updates import HeldUpdate
 from fl_server.run_settings.spec import from_values
@@ -61,9 +65,10 @@ class HeldTogether(Held):
         return torch.empty(len(others), count, dtype=entry.dtype, device=ELSEWHERE)
 
 
-def reads_of_a_round(method: str, kind: type[Held], clients: int) -> int:
+def reads_of_a_round(method: str, kind: type[Held], clients: int, **round_: Any) -> int:
     """Reads of values in a round of all exchanges; the next snapshot is elsewhere as well."""
     sections: dict[str, Any] = {"algorithm": {"name": method}, "population": 9, "population_examples": 90}
+    sections["round"] = round_
     sections["averaging"] = {"method": "ema", "decay": 0.9}
     engine = Engine(from_values({"task": {"name": "any"}, **sections}), TASK, ELSEWHERE)
     cohort, updates = [fl.UpdateInfo(f"c{number}", 10, 2) for number in range(clients)], [kind()] * clients
@@ -90,3 +95,32 @@ def test_a_round_reads_few_values_however_many_clients_it_has(method: str) -> No
     for kind in (Held, HeldTogether):
         few, many = (reads_of_a_round(method, kind, clients) for clients in (2, 7))
         assert few == many <= 4
+
+
+@pytest.mark.parametrize("reducer", ["median", "trimmed_mean", "krum"])
+def test_a_robust_round_reads_few_values_too(reducer: str) -> None:
+    """Centres stay there, those of buffers too; the distances of a selection are read at once."""
+    enough = {"clients_per_round": 9, "quorum": 5}
+    for kind in (Held, HeldTogether):
+        few, many = (reads_of_a_round("fedavg", kind, clients, reducer=reducer, **enough) for clients in (5, 9))
+        assert few == many <= 5
+
+
+def reads_of_admission(clients: int) -> int:
+    """Reads of values for the norms of a cohort, whose updates have buffers, at a gate."""
+    engine = Engine(from_values({"task": {"name": "any"}}), TASK, ELSEWHERE)
+    shape = engine.shape(0)
+    with Reads() as reads:
+        snapshot = engine.first()
+        gate = build_gate(engine, Collecting(snapshot, 0, 0, NormHistory()), "c", RegisteredData(10))
+        reads.count = 0
+        facts = buffer_facts([HeldTogether()] * clients, shape.layout_of("delta").entries, snapshot.buffers)
+        norms = gate.usual_norms([[1.0] * len(shape.entries)] * clients, facts)
+        found: int = reads.count
+    assert [set(of_client or ()) for of_client in norms] == [{"delta", "buffers"}] * clients
+    return found
+
+
+def test_admission_reads_the_buffers_of_a_cohort_at_once() -> None:
+    """Finiteness, distances and limits of the batch norms of all clients are one read."""
+    assert (reads_of_admission(2), reads_of_admission(7)) == (1, 1)
