@@ -1,8 +1,9 @@
 """`python -m tests.deterministic --depth 2 --seeds 0:100`: live the lives of these seeds, and check each.
 
 A life that fails prints the command that repeats it, what was violated, and the fewest of its faults that are enough.
-The last line is a summary in JSON. The exit status is the number of failed lives, 99 at most. Long runs use all cores:
-`--depth 1 --seeds 0:1000000 --processes 16 --results lives.jsonl --seconds 500`.
+The last line is a summary in JSON. The exit status is the number of failed lives, 99 at most. A long run is
+`--depth 1 --seeds 0:1000000 --processes 16 --results lives.jsonl --seconds 500`: the same command again goes on with
+the seeds that the file has not, and says where it stands.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from tests.deterministic import clocks
 from tests.deterministic.batches import SIZES, Batch, batches, live_batch
+from tests.deterministic.standing import commit_id, standing_of
 
 HASH_SEED = "0"
 """Sets of texts have one order in every process."""
@@ -30,14 +32,17 @@ def main() -> int:
     seeds = range(int(first), int(end) if end else int(first) + 1)
     if options.planted:
         return _planted(seeds)
-    began, all_lives = time.monotonic(), Batch(options.depth)
-    for part, batch in _lived(options, seeds):
+    began, all_lives, commit = time.monotonic(), Batch(options.depth), commit_id()
+    standing = standing_of(options.results, options.depth, seeds)
+    for part, batch in _lived(options, standing.left()):
         all_lives.add(batch)
+        standing.add(commit, part, batch)
         for lines in batch.failed.values():
             print(*lines, sep="\n", flush=True)
         if options.results:
             with options.results.open("a") as file:
-                file.write(json.dumps({"seeds": [part.start, part.stop], **batch.values()}) + "\n")
+                file.write(json.dumps({"seeds": [part.start, part.stop], "commit": commit, **batch.values()}) + "\n")
+    print(*standing.lines(), sep="\n")
     seconds = round(time.monotonic() - began, 2)
     print(json.dumps({"seeds": options.seeds, "seconds": seconds, **all_lives.values()}), flush=True)
     return min(len(all_lives.failed), 99)
@@ -58,16 +63,16 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seeds", default="0:50", help="first:end, or one seed")
     parser.add_argument("--processes", type=int, default=1, help="live so many lives beside each other")
     parser.add_argument("--batch", type=int, default=0, help="lives of one batch; 0: about as many as a second has")
-    parser.add_argument("--results", type=Path, help="append a line of JSON for each batch of lives to this file")
+    parser.add_argument("--results", type=Path, help="leave out the lives of this file, and add a line for each batch")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no batch after this time")
     parser.add_argument("--planted", action="store_true", help="live with each planted fault until it is found")
     parser.add_argument("--log", action="store_true", help="print what happens, with virtual times")
     return parser.parse_args()
 
 
-def _lived(options: argparse.Namespace, seeds: range) -> Iterator[tuple[range, Batch]]:
+def _lived(options: argparse.Namespace, left: list[range]) -> Iterator[tuple[range, Batch]]:
     size = options.batch or SIZES[options.depth]
-    parts = (seeds[at : at + size] for at in range(0, len(seeds), size))
+    parts = (seeds[at : at + size] for seeds in left for at in range(0, len(seeds), size))
     if options.processes > 1:
         yield from batches(options.depth, parts, options.processes, options.seconds)
         return

@@ -38,6 +38,13 @@ class Batch:
         self.happened += other.happened
         self.digest = (self.digest + other.digest) % _DIGESTS
 
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Batch:
+        """From the `values` of one."""
+        failed = {int(seed): lines for seed, lines in values["failed"].items()}
+        faults, digest = Counter(values["faults"]), int(values["digest"], 16)
+        return cls(values["depth"], values["lives"], values["processor_seconds"], failed, faults, digest)
+
     def values(self) -> dict[str, Any]:
         """As JSON."""
         return {

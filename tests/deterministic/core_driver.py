@@ -36,8 +36,6 @@ class Driver:
         self.deadline: float | None = None
         """When the attempt under way is over, by the clock."""
         self.retries = False
-        self.carrying = False
-        """Whether the effects of an event are being carried out."""
         self.counted: dict[int, Any] = {}
 
     # The start.
@@ -103,7 +101,6 @@ class Driver:
 
     def take(self, event: ev.Event) -> Iterator[str]:
         """Process an event, if it still means something, and carry out its effects."""
-        assert not self.carrying, f"{event} came while effects were carried out"
         if not isinstance(event, ev.RoundRestored) and not machine.applies(event, self.state):
             return
         before = self.state
@@ -112,10 +109,8 @@ class Driver:
             self.deadline = None
         if before.phase is Phase.SELECTING and self.state.phase is not Phase.SELECTING:
             self.retries = False
-        self.carrying = True
         for effect in effects:
             yield from self.carry_out(effect)
-        self.carrying = False
 
     def admit(self, client: str, place: Place, made: bytes) -> Iterator[str]:
         """An upload: written, acknowledged, and then an event."""
@@ -175,22 +170,20 @@ class Driver:
         if kind == "reduce":
             yield from self.take(ev.ExchangeReduced())
         elif kind == "step":
-            self.counted[state.round] = digest(ledger.model, ledger.fixed[state.round, state.exchange])
+            self.counted[state.round] = self.compute()
             yield from self.take(ev.StepComputed())
         elif kind == "commit":
-            assert state.phase is Phase.COMMITTING, "a model is committed in another phase"
             yield "checkpoint written"
             fixed = ledger.fixed[state.round, state.exchange]
-            assert fixed == state.accepted, "the accepted list of the state is not that of the ledger"
-            assert state.round == len(ledger.commits), f"round {state.round} is committed again or too early"
-            assert state.state_epoch == ledger.epoch, "the epoch of the state is not that of the ledger"
+            assert fixed == state.accepted, f"commits are of the fixed list: {state.accepted}, not {fixed}"
+            assert state.state_epoch == ledger.epoch, f"commits are of the epoch: {state.state_epoch}"
             ledger.commits.append((self.counted[state.round], fixed, ledger.epoch, state.over_selection))
             for client, _ in fixed:
                 ledger.lost.pop(client, None)
             yield "commit written"
             yield from self.take(ev.ModelCommitted(any(each.startswith("evaluate") for each in self.work)))
         elif kind == "evaluate":
-            metrics = {"loss": int.from_bytes(digest("loss", number)) % 1000 / 1000}
+            metrics = {"loss": int.from_bytes(digest("loss", state.policy.seed, number)) % 1000 / 1000}
             ledger.metrics[int(number)] = metrics
             yield "metrics written"
             yield from self.take(ev.Evaluated("server", int(number), metrics))
@@ -199,22 +192,28 @@ class Driver:
             yield "clients' metrics written"
             yield from self.take(ev.Evaluated("clients", int(number)))
 
+    def compute(self) -> bytes:
+        """The model of the fixed list."""
+        state, ledger = self.state, self.ledger
+        return digest(ledger.model, ledger.fixed[state.round, state.exchange])
+
     # Effects.
 
     order, order_of_uploads = ("write", "act", "send"), ("write", "acknowledge")
 
     def carry_out(self, effect: fx.Effect) -> Iterator[str]:
-        """Write, act, send."""
+        """Write, act, send. A kill can come after each that did something."""
         for step in self.order:
-            getattr(self, step)(effect)
-            yield step
+            if getattr(self, step)(effect):
+                yield step
 
-    def write(self, effect: fx.Effect) -> None:
+    def write(self, effect: fx.Effect) -> bool:
+        """What the ledger has of an effect. Returns whether there is something, as `act` and `send` do."""
         ledger, place = self.ledger, (self.state.round, self.state.exchange)
         match effect:
             case fx.OpenAttempt(round_, exchange, attempt, cohort):
                 rows = ledger.attempts.setdefault(round_, [])
-                assert rows or not ledger.paused, f"round {round_} was begun in a pause"
+                assert rows or not ledger.paused, f"no round begins in a pause: round {round_}"
                 if (exchange, attempt) not in [row[:2] for row in rows]:
                     rows.append((exchange, attempt, cohort))
                 self.deadline = None  # that of the attempt before: its time left is not written any more
@@ -223,7 +222,7 @@ class Driver:
                 self._write_failure(client, why)
             case fx.ReduceExchange(accepted) | fx.ComputeStep(accepted):
                 known = ledger.fixed.get(place)
-                assert known in (None, accepted), f"another list of {place} is accepted: {accepted}, not {known}"
+                assert known in (None, accepted), f"one list is fixed: {accepted} after {known} in {place}"
                 ledger.fixed[place] = accepted
             case fx.DropCulprits(round_, exchange, culprits):
                 for client, why in culprits:
@@ -233,12 +232,15 @@ class Driver:
                 ledger.fixed.pop((round_, exchange))
             case fx.RestartRound(round_, _, states, epoch):
                 self._forget_round(round_)
-                assert epoch == ledger.epoch + states, f"epoch {epoch} follows {ledger.epoch}"
+                assert epoch == ledger.epoch + states, f"epochs follow each other: {epoch} after {ledger.epoch}"
                 if states:
                     ledger.epoch = epoch
                     ledger.lost.clear()
             case fx.EndRun(status, reason):
                 ledger.status, ledger.reason = status, reason
+            case _:
+                return False
+        return True
 
     def _forget_round(self, round_: int) -> None:
         ledger = self.ledger
@@ -250,7 +252,8 @@ class Driver:
         for key in [key for key in self.told.acknowledged if key[0] == round_]:
             del self.told.acknowledged[key]
 
-    def act(self, effect: fx.Effect) -> None:
+    def act(self, effect: fx.Effect) -> bool:
+        """What the process does."""
         match effect:
             case fx.OpenAttempt():
                 self.deadline = self.clock.now + DEADLINE_S
@@ -262,18 +265,16 @@ class Driver:
                 self.work.append("step")
             case fx.Commit():
                 self.work.append("commit")
-            case fx.DropCulprits() | fx.RestartRound():
-                self._stop_computing()
             case fx.Announce(round_, evaluate, ask):
                 self.work.extend([f"evaluate {round_}"] * evaluate + [f"ask {round_}"] * ask)
             case fx.EndRun():
                 self.deadline, self.retries = None, False
-                self._stop_computing()
+            case _:
+                return False
+        return True
 
-    def _stop_computing(self) -> None:
-        self.work = deque(each for each in self.work if each.partition(" ")[0] in ("evaluate", "ask"))
-
-    def send(self, effect: fx.Effect) -> None:
+    def send(self, effect: fx.Effect) -> bool:
+        """What clients are told."""
         match effect:
             case fx.OpenAttempt():
                 for client in self.state.outstanding:
@@ -284,16 +285,18 @@ class Driver:
                 for client in clients:
                     self.told.assigned.pop(client, None)
             case fx.Announce(round_):
-                assert round_ < len(self.ledger.commits), f"round {round_} is announced and not committed"
-                self.told.announced = round_ + 1
+                assert round_ < len(self.ledger.commits), f"commits come before their news: not round {round_}"
             case fx.EndRun():
                 self.told.assigned.clear()
+            case _:
+                return False
+        return True
 
     def assign(self, client: str) -> None:
         """Send a client its work."""
         state, ledger = self.state, self.ledger
-        if not state.works(client) or state.phase is not Phase.COLLECTING:
+        if state.phase is not Phase.COLLECTING or not state.works(client):
             return
         cohorts = [cohort for exchange, _, cohort in ledger.attempts.get(state.round, []) if exchange == state.exchange]
-        assert any(client in cohort for cohort in cohorts), f"{client} got work of {state.round} before it is written"
+        assert any(client in cohort for cohort in cohorts), f"cohorts are written before their work: not {client}"
         self.told.assigned[client] = (state.round, state.exchange, state.state_epoch, ledger.model)

@@ -77,5 +77,3 @@ class Told:
     acknowledged: dict[tuple[int, int, str], bytes] = field(default_factory=dict)
     opened: float = 0.0
     """`Clock.up` when the attempt under way was written."""
-    announced: int = 0
-    """Rounds whose outcomes were sent."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 
 from fl_server.rounds import events as ev
 from fl_server.rounds.metrics import BY_LOSS
@@ -54,7 +54,7 @@ def policy_of(draw: random.Random) -> RoundPolicy:
         evaluate_every=draw.choice((0, 1, 1, 3)) if not uses_metric else 1,
         await_evaluation=uses_metric,
         ask_clients_every=draw.choice((0, 0, 2)),
-        stop=StopPolicy(BY_LOSS, 0.02 if uses_metric else None, draw.choice((0, 6)) if uses_metric else 0),
+        stop=StopPolicy(BY_LOSS, 0.1 if uses_metric else None, draw.choice((0, 6)) if uses_metric else 0),
         rounds_between_restarts=draw.choice((0, 2)),
         most_processes=draw.choice((0, 2)),
     )
@@ -70,12 +70,12 @@ class CoreLife:
         self.new = RoundState(self.policy, ROUNDS)
         self.ledger, self.told, self.clock = Ledger(ROUNDS), Told(), Clock()
         self.faulty = self.draw.choice((0.0, 0.02, 0.05, 0.15))
-        self.chances = [(what, chance * self.faulty) for what, chance in _FAULTS.items()]
+        self.chance, self.kill_chance = sum(_FAULTS.values()) * self.faulty, 0.3 * self.faulty
         self.may = faults if faults is None else frozenset(faults)
         self.happened: list[CoreFault] = []
         self.step = 0
         self.healing = False
-        self.present = set(CLIENTS)
+        self.present = CLIENTS
         self.made: dict[tuple[str, int, int, int], bytes] = {}
         """Updates that clients have computed, by (client, round, exchange, epoch)."""
         self.old: list[tuple[str, Place, bytes, int]] = []
@@ -99,10 +99,10 @@ class CoreLife:
                 self.step += 1
                 if self.step == MOST_STEPS:
                     self._heal()
-                assert self.step < MOST_STEPS + MOST_AFTER, f"the run does not end: {self._describe()}"
+                assert self.step < MOST_STEPS + MOST_AFTER, f"every run ends: not {self._describe()}"
             check_end(self.driver, {fault.what for fault in self.happened})
         except UnexpectedEvent as error:
-            raise AssertionError(f"unexpected: {error}") from error
+            raise AssertionError(f"every event has a rule: {error}") from error
 
     def _describe(self) -> str:
         state = self.driver.state
@@ -117,7 +117,7 @@ class CoreLife:
 
     def _heal(self) -> None:
         self.healing = True
-        self.present = set(CLIENTS)
+        self.present = CLIENTS
 
     def _fault(self, what: str, chance: float) -> bool:
         """Whether a fault happens in this step. The same numbers are drawn whether it may or not."""
@@ -134,16 +134,13 @@ class CoreLife:
         self.clock.go_on(1.0)
         if self.step % SAVED_EVERY == 0 and self.driver.deadline is not None:
             self.ledger.seconds_left = self.driver.deadline - self.clock.now
-        if self.draw.random() < 0.3 * self.faulty and self._happens("kill"):
+        if self.draw.random() < self.kill_chance and self._happens("kill"):
             self._kill()
-        elif self.running is not None:
-            try:
-                next(self.running)
-            except StopIteration:
-                self.running = None
-                check_state(self.driver)
-        else:
+        elif self.running is None:
             self._next()
+        elif next(self.running, None) is None:
+            self.running = None
+            check_state(self.driver)
 
     def _kill(self) -> None:
         quiet = self.running is None
@@ -179,9 +176,8 @@ class CoreLife:
             possible.append("deadline")
         if state.paused and (self.healing or draw.random() < 0.2):
             possible.append("resume")
-        if state.phase is not Phase.ENDED:
-            drawn = [what for what, chance in self.chances if draw.random() < chance]
-            possible += [what for what in drawn if self._happens(what)]
+        if state.phase is not Phase.ENDED and draw.random() < self.chance:
+            possible += filter(self._happens, draw.choices(_NAMES, cum_weights=_WEIGHTS))
         if not possible:
             self._roster()
             return
@@ -193,12 +189,14 @@ class CoreLife:
         waited = self.settled or self.draw.random() < 0.5
         self.settled = self.settled or waited
         shut_out = len(CLIENTS) - len(self.present)
-        self._do(self._rejoin(ev.RosterChanged(tuple(sorted(self.present)), self.settled, shut_out)))
+        self._do(self._rejoin(ev.RosterChanged(self.present, self.settled, shut_out)))
 
     def _rejoin(self, event: ev.RosterChanged) -> Iterator[str]:
         yield from self.driver.take(event)
         state = self.driver.state
-        for client in sorted(self.present):
+        if not state.collects:
+            return
+        for client in self.present:
             if state.may_return(client) and self.driver.state.may_return(client) and self.draw.random() < 0.5:
                 yield from self.driver.take(ev.ClientReturned(client))
             if client not in self.told.assigned:
@@ -232,7 +230,7 @@ class CoreLife:
         else:
             made = digest(client, round_, exchange, epoch, model)
             known = self.made.setdefault((client, round_, exchange, epoch), made)
-            assert known == made, f"{client} made two updates for {place}"
+            assert known == made, f"repeated work is the same: not that of {client} for {place}"
             self.old.append((client, place, made, epoch))
             self._do(self.driver.admit(client, place, made))
 
@@ -257,13 +255,13 @@ class CoreLife:
 
     def _leave(self) -> None:
         client = self.draw.choice(CLIENTS)
-        self.present.discard(client)
+        self.present = tuple(each for each in self.present if each != client)
         self.told.assigned.pop(client, None)
         if self.driver.state.works(client):
             self._do(self.driver.take(ev.ClientDroppedOut(client)))
 
     def _come(self) -> None:
-        self.present.add(self.draw.choice(CLIENTS))
+        self.present = tuple(sorted({*self.present, self.draw.choice(CLIENTS)}))
         self._roster()
 
     def _repeat(self) -> None:
@@ -285,6 +283,7 @@ class CoreLife:
 
 _FAULTS = {"pause": 0.1, "leave": 0.5, "come": 1.0, "repeat": 1.0, "extend": 0.1, "states": 0.1}
 """Chance of each fault in a step, times the life's own."""
+_NAMES, _WEIGHTS = tuple(_FAULTS), tuple(accumulate(_FAULTS.values()))
 
 
 def live_core(seed: int, faults: tuple[int, ...] | None = None) -> tuple[str, list[CoreFault]]:
@@ -293,5 +292,5 @@ def live_core(seed: int, faults: tuple[int, ...] | None = None) -> tuple[str, li
     try:
         life.live()
     except AssertionError as error:
-        return f"step {life.step}: {error}", life.happened
+        return str(error), life.happened
     return "", life.happened

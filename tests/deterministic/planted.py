@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from fl_server.rounds import collecting, committing, effects, events, restoring, selecting
+from fl_server.rounds import collecting, committing, effects, ending, events, machine, restoring, selecting
 from fl_server.rounds import state as states
 from fl_server.rounds.by_client import ByClient
 from fl_server.rounds.machine import RULES
 from fl_server.rounds.state import Phase, RoundState
 from tests.deterministic.core_driver import DEADLINE_S, Driver
+from tests.deterministic.core_ledger import digest
 
 Patch = tuple[Any, str, Any]
 """(module or class, name, what stands in its place)."""
@@ -71,11 +72,24 @@ def _lost_states_stay() -> Patch:
     return selecting, "reset_states", reset
 
 
-def _restored(**changes: Any) -> Callable[[], Patch]:
-    def planted() -> Patch:
-        return restoring, "restored_round", lambda state, saved: _RESTORED(state, replace(saved, **changes))
+def _saved(**changes: Any) -> Callable[[], Patch]:
+    """A restart finds something else in the ledger."""
+    return lambda: (restoring, "restored_round", lambda state, saved: _RESTORED(state, replace(saved, **changes)))
 
-    return planted
+
+def _restored(**changes: Any) -> Callable[[], Patch]:
+    """A restart has another state."""
+    return lambda: (restoring, "restored_round", lambda state, saved: replace(_RESTORED(state, saved), **changes))
+
+
+def _restored_from(change: Callable[[RoundState], dict[str, Any]]) -> Callable[[], Patch]:
+    """The same, from what it should be."""
+
+    def restored(state: RoundState, saved: restoring.SavedRound) -> RoundState:
+        after = _RESTORED(state, saved)
+        return replace(after, **change(after))
+
+    return lambda: (restoring, "restored_round", restored)
 
 
 def _population_ignored() -> Patch:
@@ -135,11 +149,26 @@ def _deadline_without_quorum() -> Patch:
 
 
 def _goal_shrinks_at_restart() -> Patch:
+    return _restored_from(lambda after: {"goal": len(after.fixed) or after.goal})()
+
+
+def _round_drawn_anew() -> Patch:
+    return restoring, "restored_round", lambda state, saved: state
+
+
+def _replacements_forgotten() -> Patch:
     def restored(state: RoundState, saved: restoring.SavedRound) -> RoundState:
         after = _RESTORED(state, saved)
-        return replace(after, goal=len(after.fixed)) if after.fixed else after
+        return after if after.fixed or not saved.attempts else replace(after, drawn=frozenset(saved.attempts[0][2]))
 
     return restoring, "restored_round", restored
+
+
+def _judged_from_the_start() -> Patch:
+    def restored(*known: Any) -> RoundState:
+        return replace(_WITH_EVALUATIONS(*known), judged_from=0)
+
+    return restoring, "with_evaluations", restored
 
 
 def _ends_a_round_early() -> Patch:
@@ -178,6 +207,90 @@ def _not_awaited_after_restart() -> Patch:
     return restoring, "awaited_evaluations", lambda state, round: frozenset()
 
 
+def _skips_a_round() -> Patch:
+    return committing, "next_round", lambda state: replace(_NEXT_ROUND(state), round=state.round + 2)
+
+
+def _next_exchange_keeps_drop_outs() -> Patch:
+    def reduced(state: RoundState, event: events.ExchangeReduced) -> Any:
+        after, found = _NEXT_EXCHANGE(state, event)
+        return replace(after, out=state.out), found
+
+    return RULES, (Phase.REDUCING, events.ExchangeReduced), reduced  # type: ignore[return-value]
+
+
+def _retry_forgets_cohort() -> Patch:
+    def draw(state: RoundState, again: frozenset[str] = frozenset()) -> Any:
+        after, found = _DRAW_REPLACEMENTS(state, again)
+        return replace(after, drawn=after.drawn - set(after.arrivals.clients())), found
+
+    return collecting, "draw_replacements", draw
+
+
+def _drop_out_fails() -> Patch:
+    def dropped(state: RoundState, event: events.ClientDroppedOut) -> Any:
+        return ending.end_by_fault(state, ("task", f"{event.client} has gone"))
+
+    return RULES, (Phase.COLLECTING, events.ClientDroppedOut), dropped  # type: ignore[return-value]
+
+
+def _goal_of_one_more() -> Patch:
+    return selecting, "goal_of", lambda policy, cohort: min(len(cohort), _GOAL_OF(policy, cohort) + 1)
+
+
+def _other_digests() -> Patch:
+    def close(state: RoundState) -> Any:
+        return _CLOSE(replace(state, admitted=tuple((client, made[::-1]) for client, made in state.admitted)))
+
+    return collecting, "close", close
+
+
+def _sums_in_order_of_arrival() -> Patch:
+    return Driver, "compute", lambda self: digest(self.ledger.model, tuple(self.state.admitted))
+
+
+def _ends_no_run() -> Patch:
+    return committing, "_verdict", lambda state, event, round: None
+
+
+def _last_round_not_evaluated() -> Patch:
+    def due(state: RoundState, round: int) -> bool:
+        return _EVALUATION_DUE(state, round) and round + 1 < state.rounds
+
+    return committing, "evaluation_due", due
+
+
+def _epoch_written_alone() -> Patch:
+    def reset(state: RoundState, why: str) -> Any:
+        after, restart = _RESET(state, why)
+        return replace(after, state_epoch=state.state_epoch), restart
+
+    return selecting, "reset_states", reset
+
+
+def _stays_paused() -> Patch:
+    def take(driver: Driver, event: events.Event) -> Iterator[str]:
+        if not isinstance(event, events.ResumeRequested):
+            return _TAKE(driver, event)
+        driver.ledger.paused = True
+        return iter(())
+
+    return Driver, "take", take
+
+
+def _outdated_events() -> Patch:
+    return machine, "applies", lambda event, state: True
+
+
+def _other_model_in_a_retry() -> Patch:
+    def assign(self: Driver, client: str) -> None:
+        _ASSIGN(self, client)
+        if self.state.attempt and client in self.told.assigned:
+            self.told.assigned[client] = (*self.told.assigned[client][:3], b"another")
+
+    return Driver, "assign", assign
+
+
 def _late_updates_count() -> Patch:
     def admit(driver: Driver, client: str, place: tuple[int, int], made: bytes) -> Iterator[str]:
         return _ADMIT(driver, client, (driver.state.round, driver.state.exchange), made)
@@ -209,7 +322,10 @@ _REDRAW, _NEXT_ROUND, _RESET, _WAIT, _SELECT = (
     selecting.redraw, selecting.next_round, selecting.reset_states, selecting.wait_for_clients, selecting.select,
 )  # fmt: skip
 _RESTORED, _COMMITTED = restoring.restored_round, committing.committed
-_GO_ON, _STEPPED, _ADMIT = committing.go_on, committing.stepped, Driver.admit
+_WITH_EVALUATIONS, _EVALUATION_DUE = restoring.with_evaluations, committing.evaluation_due
+_GO_ON, _STEPPED, _ADMIT, _ASSIGN = committing.go_on, committing.stepped, Driver.admit, Driver.assign
+_TAKE = Driver.take
+_DRAW_REPLACEMENTS, _GOAL_OF = collecting.draw_replacements, selecting.goal_of
 
 PLANTED: dict[str, Callable[[], Patch]] = {
     "one update is a quorum": _quorum_of_one,
@@ -221,12 +337,12 @@ PLANTED: dict[str, Callable[[], Patch]] = {
     "refusals last for more than a round": _refusals_stand_for_ever,
     "a reset of states stays in its epoch": _epoch_stays,
     "lost states are kept after the reset": _lost_states_stay,
-    "a restart forgets refusals": _restored(refused=ByClient()),
-    "a restart forgets failures": _restored(failed=ByClient()),
-    "a restart forgets the fixed list": _restored(fixed=None),
+    "a restart forgets refusals": _saved(refused=ByClient()),
+    "a restart forgets failures": _saved(failed=ByClient()),
+    "a restart forgets the fixed list": _saved(fixed=None),
     "a restart lowers the goal to the fixed list": _goal_shrinks_at_restart,
-    "a restart forgets admitted updates": _restored(admitted=()),
-    "a restart forgets how often a daemon was started": _restored(restarts={}),
+    "a restart forgets admitted updates": _saved(admitted=()),
+    "a restart forgets how often a daemon was started": _saved(restarts={}),
     "a restart does not wait for an evaluation": _not_awaited_after_restart,
     "a round in which nobody works stays open": _nobody_works,
     "an update of a client that is not in the cohort counts": _strangers_count,
@@ -245,25 +361,35 @@ PLANTED: dict[str, Callable[[], Patch]] = {
     "work is sent before its cohort is written": _driver(order=("send", "write", "act")),
     "an update is acknowledged before it is written": _driver(order_of_uploads=("acknowledge", "write")),
     "an attempt has no deadline": _no_deadline,
+    "a commit skips a round": _skips_a_round,
+    "the next exchange keeps the drop-outs of the last": _next_exchange_keeps_drop_outs,
+    "a retry forgets who has delivered": _retry_forgets_cohort,
+    "a client that drops out fails the run": _drop_out_fails,
+    "a round has one update too many": _goal_of_one_more,
+    "an accepted list has other digests than its updates": _other_digests,
+    "a step sums its updates in the order of arrival": _sums_in_order_of_arrival,
+    "an evaluation ends no run": _ends_no_run,
+    "the last round is not evaluated": _last_round_not_evaluated,
+    "a reset of states is written and not kept": _epoch_written_alone,
+    "a paused run stays paused": _stays_paused,
+    "events that are out of date are not dropped": _outdated_events,
+    "a later attempt trains another model": _other_model_in_a_retry,
+    "a restart skips a round": _restored_from(lambda after: {"round": after.round + bool(after.round)}),
+    "a restart begins with the first exchange": _restored(exchange=0),
+    "a restart forgets the epoch of the states": _restored(state_epoch=0),
+    "a restart forgets a pause": _restored(paused=False),
+    "a restart forgets how long the epoch is": _restored(epoch_rounds=0),
+    "a restart forgets who has lost a state": _restored(lost=ByClient()),
+    "a restart forgets the population": _restored(members=frozenset()),
+    "a restart forgets an extension": _restored(rounds=10),
+    "a restart draws the round anew": _round_drawn_anew,
+    "a restart counts attempts anew": _restored_from(lambda after: {"attempt": after.first_attempt}),
+    "a restart forgets the replacements": _replacements_forgotten,
+    "a restart judges from the start": _judged_from_the_start,
+    "a restart loses one of the fixed list": _restored_from(lambda after: {"fixed": after.fixed[:-1]}),
+    "a restart lowers the goal": _restored_from(lambda after: {"goal": max(0, after.goal - 1)}),
     "a deadline goes on while the coordinator is down": _deadline_goes_on,
 }
-
-FOUND_BY = {
-    "a deadline closes a round below its quorum": 14,
-    "more updates than the goal are accepted": 15,
-    "a refused client may deliver again": 19,
-    "a redrawn round keeps its updates": 19,
-    "lost states are kept after the reset": 19,
-    "a restart forgets refusals": 10,
-    "a restart lowers the goal to the fixed list": 23,
-    "no evaluation is awaited": 486,
-    "a pause does not stop new rounds": 30,
-    "a run that waits for clients never tries again": 39,
-    "a restart does not wait for an evaluation": 17,
-    "an update of a client that is not in the cohort counts": 132,
-    "clients do not join the population": 16,
-}
-"""The first seed that finds a fault, where it is over 9."""
 
 
 @contextmanager

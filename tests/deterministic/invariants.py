@@ -1,0 +1,166 @@
+"""The invariants of docs/measurements/reliability.md, their checks by depth, and the faults planted for each check.
+
+`python -m tests.deterministic.invariants` writes the table of that page; a test compares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+PAGE = Path(__file__).parents[2] / "docs/measurements/reliability.md"
+BEGIN, END = "<!-- invariants -->\n", "<!-- end of invariants -->\n"
+
+RESTORED = (
+    "round", "exchange", "state_epoch", "rounds", "paused", "epoch_rounds", "members", "lost", "phase", "goal",
+    "refused", "failed", "restarts", "attempt", "admitted", "drawn", "judged", "judged_from",
+)  # fmt: skip
+"""Fields of the state of a run that a restart keeps."""
+
+INVARIANTS: dict[str, dict[int, tuple[str, ...]]] = {
+    "A restart continues in the same round, with the same cohort, updates and refusals": {
+        1: (
+            *(f"a restart keeps {name}" for name in RESTORED),
+            "a restart keeps the fixed list",
+            "a restart keeps the awaited evaluations",
+            "admitted as in the ledger",
+        ),
+    },
+    "An acknowledged update is durable, and never lost": {1: ("acknowledged updates stay",)},
+    "An update counts once, and only for the round, exchange and model for which its client was asked": {
+        1: (
+            "only drawn clients count",
+            "only drawn clients are out",
+            "cohorts are written before their work",
+            "admitted updates are accepted",
+            "accepted lists are in order",
+            "updates are of the round's model",
+            "repeated work is the same",
+        ),
+    },
+    "A refused update never counts": {1: ("no refused update counts",)},
+    "A round closes with a quorum, and with no more updates than its goal": {
+        1: ("a round closes with a quorum", "a model has its fewest updates", "a round has its goal"),
+    },
+    "A model is that of one fixed list, and durable before any client learns of it": {
+        1: (
+            "one list is fixed",
+            "commits are of the fixed list",
+            "a model is that of its list",
+            "round after the last commit",
+            "commits come before their news",
+        ),
+    },
+    "Client states restart together, and a population has its limit": {
+        1: ("epochs follow each other", "commits are of the epoch", "population has its limit"),
+    },
+    "A deadline gives its whole time, without the time in which the coordinator is down": {
+        1: ("a round that collects has a deadline", "a deadline gives its time while up"),
+    },
+    "A run waits for clients, and goes on when they come": {
+        1: ("somebody works while a round collects", "a round that waits is tried again", "every run ends"),
+    },
+    "A run ends for the first reason that there is": {
+        1: (
+            "no run fails without a cause",
+            "a run has all of its rounds",
+            "a target ends the run",
+            "each due round is evaluated",
+        ),
+    },
+    "A paused run begins no round": {1: ("no round begins in a pause",)},
+    "No event comes for which the state has no rule": {1: ("every event has a rule",)},
+}
+"""What holds in every life, with its checks by depth. A violation begins with the name of its check and a colon."""
+
+PLANTED: dict[int, dict[str, tuple[str, int]]] = {
+    1: {
+        "one update is a quorum": ("a round closes with a quorum", 15),
+        "a deadline closes a round below its quorum": ("a model has its fewest updates", 0),
+        "more updates than the goal are accepted": ("a round closes with a quorum", 15),
+        "the accepted list is in order of arrival": ("accepted lists are in order", 0),
+        "a refused client may deliver again": ("no refused update counts", 39),
+        "a redrawn round keeps its updates": ("admitted as in the ledger", 8),
+        "refusals last for more than a round": ("a restart keeps refused", 1),
+        "a reset of states stays in its epoch": ("epochs follow each other", 4),
+        "lost states are kept after the reset": ("a restart keeps lost", 25),
+        "a restart forgets refusals": ("a restart keeps refused", 1),
+        "a restart forgets failures": ("a restart keeps failed", 1),
+        "a restart forgets the fixed list": ("one list is fixed", 17),
+        "a restart lowers the goal to the fixed list": ("a round closes with a quorum", 15),
+        "a restart forgets admitted updates": ("a restart keeps admitted", 17),
+        "a restart forgets how often a daemon was started": ("a restart keeps restarts", 1),
+        "a restart does not wait for an evaluation": ("a restart keeps the awaited evaluations", 1),
+        "a round in which nobody works stays open": ("somebody works while a round collects", 1),
+        "an update of a client that is not in the cohort counts": ("admitted as in the ledger", 148),
+        "an update of an earlier round counts": ("updates are of the round's model", 2),
+        "a step is computed from another list than the accepted one": ("commits are of the fixed list", 0),
+        "a round is announced before it is committed": ("commits come before their news", 0),
+        "a run ends a round early": ("a run has all of its rounds", 2),
+        "the population has no limit": ("population has its limit", 2),
+        "evaluations are not judged": ("a restart keeps judged", 1),
+        "no evaluation is awaited": ("a target ends the run", 0),
+        "a pause does not stop new rounds": ("no round begins in a pause", 27),
+        "a run that waits for clients never tries again": ("a round that waits is tried again", 39),
+        "clients do not join the population": ("a restart keeps members", 2),
+        "the next exchange begins with an update of the last": ("admitted as in the ledger", 3),
+        "a culprit stays among the updates": ("no refused update counts", 1),
+        "work is sent before its cohort is written": ("cohorts are written before their work", 0),
+        "an update is acknowledged before it is written": ("acknowledged updates stay", 1),
+        "an attempt has no deadline": ("a round that collects has a deadline", 0),
+        "a commit skips a round": ("round after the last commit", 0),
+        "the next exchange keeps the drop-outs of the last": ("only drawn clients are out", 3),
+        "a retry forgets who has delivered": ("only drawn clients count", 0),
+        "a client that drops out fails the run": ("no run fails without a cause", 111),
+        "a round has one update too many": ("a round has its goal", 2),
+        "an accepted list has other digests than its updates": ("admitted updates are accepted", 0),
+        "a step sums its updates in the order of arrival": ("a model is that of its list", 0),
+        "an evaluation ends no run": ("a target ends the run", 22),
+        "the last round is not evaluated": ("each due round is evaluated", 3),
+        "a reset of states is written and not kept": ("commits are of the epoch", 4),
+        "a paused run stays paused": ("every run ends", 27),
+        "events that are out of date are not dropped": ("every event has a rule", 0),
+        "a later attempt trains another model": ("repeated work is the same", 8),
+        "a restart skips a round": ("a restart keeps round", 2),
+        "a restart begins with the first exchange": ("a restart keeps exchange", 74),
+        "a restart forgets the epoch of the states": ("a restart keeps state_epoch", 10),
+        "a restart forgets a pause": ("a restart keeps paused", 82),
+        "a restart forgets how long the epoch is": ("a restart keeps epoch_rounds", 1),
+        "a restart forgets who has lost a state": ("a restart keeps lost", 132),
+        "a restart forgets the population": ("a restart keeps members", 2),
+        "a restart forgets an extension": ("a restart keeps rounds", 53),
+        "a restart draws the round anew": ("a restart keeps phase", 2),
+        "a restart counts attempts anew": ("a restart keeps attempt", 2),
+        "a restart forgets the replacements": ("a restart keeps drawn", 19),
+        "a restart judges from the start": ("a restart keeps judged_from", 1),
+        "a deadline goes on while the coordinator is down": ("a deadline gives its time while up", 1),
+        "a restart loses one of the fixed list": ("a restart keeps the fixed list", 1),
+        "a restart lowers the goal": ("a restart keeps goal", 2),
+    },
+}
+"""By depth: each planted fault with the check that finds it and the first seed whose life does."""
+
+
+def table() -> str:
+    """The table of the page: a row for each check."""
+    rows = ["| invariant | depth | check | planted faults that it finds |", "| --- | --: | --- | --- |"]
+    return "\n".join([*rows, *_rows()]) + "\n"
+
+
+def _rows() -> Iterator[str]:
+    for invariant, by_depth in INVARIANTS.items():
+        for depth, checks in by_depth.items():
+            for check in checks:
+                faults = [fault for fault, (found_by, _) in PLANTED[depth].items() if found_by == check]
+                yield f"| {invariant} | {depth} | {check} | {'; '.join(faults)} |"
+
+
+def page() -> str:
+    """The whole page, with the table of today."""
+    text = PAGE.read_text(encoding="utf-8")
+    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
+    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

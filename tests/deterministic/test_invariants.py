@@ -1,0 +1,71 @@
+"""Every check of the simulation stands for an invariant and finds a fault that is planted for it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.deterministic import invariants
+from tests.deterministic.invariants import INVARIANTS, PLANTED, RESTORED
+
+FOLDER = Path(__file__).parent
+MODULES = {1: ("core_checks", "core_driver", "core_life")}
+"""The modules of each depth that have checks."""
+PATCHES = {1: "planted"}
+
+
+def tree_of(module: str) -> ast.Module:
+    """A module of the simulation, which is not imported: depth 2 replaces parts of the product."""
+    return ast.parse((FOLDER / f"{module}.py").read_text(encoding="utf-8"))
+
+
+def checks_of(module: str) -> Iterator[str]:
+    """The names of a module's checks: how what each of them raises or notes begins."""
+    for node in ast.walk(tree_of(module)):
+        match node:
+            case ast.Assert(msg=ast.expr() as text):
+                yield from names_of(text)
+            case ast.Raise(exc=ast.Call(func=ast.Name("AssertionError" | "Violated" | "StuckLoop"), args=[text])):
+                yield from names_of(text)
+            case ast.Call(func=ast.Attribute(value=ast.Attribute(attr="violations"), attr="append"), args=[text]):
+                yield from names_of(text)
+
+
+def names_of(text: ast.expr) -> Iterator[str]:
+    """The text before the colon. One with the field of a state stands for each field."""
+    parts = text.values if isinstance(text, ast.JoinedStr) else [text]
+    begin = "".join(part.value if isinstance(part, ast.Constant) else "{}" for part in parts).partition(":")[0]
+    yield from [begin.format(name) for name in RESTORED] if "{}" in begin else [begin]
+
+
+@pytest.mark.parametrize("depth", MODULES)
+def test_every_check_stands_for_an_invariant(depth: int) -> None:
+    """The checks in the code are those of the table, each at one place."""
+    found = [name for module in MODULES[depth] for name in checks_of(module)]
+    listed = [name for checks in INVARIANTS.values() for name in checks.get(depth, ())]
+    assert sorted(found) == sorted(listed)
+    assert len(set(listed)) == len(listed)
+
+
+@pytest.mark.parametrize("depth", MODULES)
+def test_every_check_finds_a_planted_fault(depth: int) -> None:
+    """No check is without a fault that is planted for it, and every planted fault is listed with its check."""
+    checks = {name for checks in INVARIANTS.values() for name in checks.get(depth, ())}
+    assert {check for check, _ in PLANTED[depth].values()} == checks
+    (patches,) = [
+        node.value
+        for node in tree_of(PATCHES[depth]).body
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "PLANTED"
+    ]
+    assert isinstance(patches, ast.Dict)
+    assert {ast.literal_eval(key) for key in patches.keys if key} == PLANTED[depth].keys()
+
+
+def test_the_page_has_the_invariants() -> None:
+    """docs/measurements/reliability.md has the table of today."""
+    assert invariants.PAGE.read_text(encoding="utf-8") == invariants.page(), (
+        "python -m tests.deterministic.invariants writes it"
+    )
