@@ -165,7 +165,11 @@ def _tokens(server: Server, count: int) -> list[str]:
     names = [admin_pb2.EnrollmentSpec(name=f"edge-{number}") for number in range(count)]
     with server.operator() as admin:
         calls = [
-            admin.access.create_enrollments(names[at : at + _MOST_TOKENS], 0) for at in range(0, count, _MOST_TOKENS)
+            admin.call(
+                admin_pb2.CreateEnrollmentsRequest(specs=names[at : at + _MOST_TOKENS]),
+                admin_pb2.CreateEnrollmentsResponse,
+            )
+            for at in range(0, count, _MOST_TOKENS)
         ]
     return [created.token for answer in calls for created in answer.created]
 

@@ -49,40 +49,38 @@ class AdminCalls:
             self._channel = grpc.insecure_channel(connection.server, options)
         else:
             self._channel = grpc.secure_channel(connection.server, credentials(connection.security), options)
-        # The generated stub has no types; the methods below add them.
+        # The generated stub has no types; callers name that of the response.
         self._stub: Any = cast(Any, admin_pb2_grpc).AdminStub(self._channel)
 
     def close(self) -> None:
         """End the connection."""
         self._channel.close()
 
-    def pages(self, method: str, request: Any, response: type[Response]) -> Iterator[Response]:
-        """All pages of a list. request: with page_size and page_token."""
+    def pages(self, request: Any, response: type[Response]) -> Iterator[Response]:
+        """All pages of a list. request: with page_size and page_token. response: as in `call`."""
         request.page_size = _PAGE_SIZE
         while True:
-            page: Any = self.call(method, request, response)
+            page: Any = self.call(request, response)
             yield page
             if not page.next_page_token:
                 return
             request.page_token = page.next_page_token
 
-    def call(self, method: str, request: Message, response: type[Response]) -> Response:
-        """The response to a request. response: its type."""
-        del response  # only for the type
+    def call(self, request: Message, response: type[Response]) -> Response:
+        """The response to a request. response: its type, which no code at run time needs."""
+        del response
         try:
             return cast(
                 Response,
-                getattr(self._stub, method)(
-                    request, timeout=self._call_seconds, metadata=call_metadata(self._connection)
-                ),
+                self._method(request)(request, timeout=self._call_seconds, metadata=call_metadata(self._connection)),
             )
         except grpc.RpcError as exc:
             raise self._explained(exc) from exc
 
-    def stream(self, method: str, request: Message, response: type[Response]) -> Iterator[Response]:
-        """The messages of a stream, which is cancelled when the reader leaves it. response: their type."""
-        del response  # only for the type
-        stream = getattr(self._stub, method)(request, metadata=call_metadata(self._connection))
+    def stream(self, request: Message, response: type[Response]) -> Iterator[Response]:
+        """The messages of a stream, which is cancelled when the reader leaves it. response: as in `call`."""
+        del response
+        stream = self._method(request)(request, metadata=call_metadata(self._connection))
         try:
             yield from stream
         except grpc.RpcError as exc:
@@ -90,9 +88,13 @@ class AdminCalls:
         finally:
             stream.cancel()
 
+    def _method(self, request: Message) -> Any:
+        """The method that takes such a request: PauseRun for a PauseRunRequest."""
+        return getattr(self._stub, request.DESCRIPTOR.name.removesuffix("Request"))
+
     def upload(self, method: str, requests: Iterator[Message], response: type[Response]) -> Response:
-        """The response to a stream of requests. It has no timeout: models are large. response: its type."""
-        del response  # only for the type
+        """The response to a stream of requests. It has no timeout: models are large. response: as in `call`."""
+        del response
         try:
             return cast(Response, getattr(self._stub, method)(requests, metadata=call_metadata(self._connection)))
         except grpc.RpcError as exc:

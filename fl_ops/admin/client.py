@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import BinaryIO, Self
 
@@ -25,6 +25,8 @@ class AdminClient:
         self, connection: Connection, call_seconds: float = CALL_SECONDS, calls: type[AdminCalls] = AdminCalls
     ) -> None:
         self._calls = calls(connection, call_seconds)
+        self.call = self._calls.call
+        """For the calls that have no method below: those of one command, a message each way."""
         self.runs = RunCalls(self._calls)
         self.clients = ClientCalls(self._calls)
         self.models = ModelCalls(self._calls)
@@ -48,43 +50,33 @@ class RunCalls:
 
     def create_run(self, spec: admin_pb2.RunSpec) -> admin_pb2.CreateRunResponse:
         """Create a run; with what its creator should know of it."""
-        return self._calls.call("CreateRun", admin_pb2.CreateRunRequest(spec=spec), admin_pb2.CreateRunResponse)
+        return self._calls.call(admin_pb2.CreateRunRequest(spec=spec), admin_pb2.CreateRunResponse)
 
     def list_runs(self) -> list[admin_pb2.RunStatus]:
         """All runs, in the coordinator's order."""
-        pages = self._calls.pages("ListRuns", admin_pb2.ListRunsRequest(), admin_pb2.ListRunsResponse)
+        pages = self._calls.pages(admin_pb2.ListRunsRequest(), admin_pb2.ListRunsResponse)
         return [run for page in pages for run in page.runs]
 
     def get_run(self, run_id: str, newest: int | None = None) -> admin_pb2.GetRunResponse:
         """One run and its newest committed rounds. newest: how many; None for all."""
         request = admin_pb2.GetRunRequest(run_id=run_id)
-        response = self._calls.call("GetRun", request, admin_pb2.GetRunResponse)
+        response = self._calls.call(request, admin_pb2.GetRunResponse)
         if newest == 0:
             return response
         first = 0 if newest is None else max(0, response.run.rounds_done - newest)
         rounds = admin_pb2.ListRoundsRequest(run_id=run_id, first_round=first)
-        for page in self._calls.pages("ListRounds", rounds, admin_pb2.ListRoundsResponse):
+        for page in self._calls.pages(rounds, admin_pb2.ListRoundsResponse):
             response.rounds.extend(page.rounds)
         return response
 
-    def get_overview(self, runs: int, points: int) -> admin_pb2.GetOverviewResponse:
-        """Counts, and the newest `runs` runs in short, each with its newest `points` values of its metric."""
-        request = admin_pb2.GetOverviewRequest(page_size=runs, points=points)
-        return self._calls.call("GetOverview", request, admin_pb2.GetOverviewResponse)
-
     def watch_run(self, run_id: str) -> Iterator[admin_pb2.WatchRunResponse]:
         """The run's current state, then its events until it ends."""
-        return self._calls.stream("WatchRun", admin_pb2.WatchRunRequest(run_id=run_id), admin_pb2.WatchRunResponse)
-
-    def list_cohort(self, run_id: str, limit: int) -> admin_pb2.ListCohortResponse:
-        """The first `limit` clients (at most 1,000) of the round under way, each with its phase, and counts of all."""
-        request = admin_pb2.ListCohortRequest(run_id=run_id, page_size=limit)
-        return self._calls.call("ListCohort", request, admin_pb2.ListCohortResponse)
+        return self._calls.stream(admin_pb2.WatchRunRequest(run_id=run_id), admin_pb2.WatchRunResponse)
 
     def list_evaluations(self, run_id: str, round_: int | None) -> admin_pb2.ListEvaluationsResponse:
         """The clients' evaluations of a round; None: of the newest evaluated round."""
         request = admin_pb2.ListEvaluationsRequest(run_id=run_id, round=round_)
-        first, *others = self._calls.pages("ListEvaluations", request, admin_pb2.ListEvaluationsResponse)
+        first, *others = self._calls.pages(request, admin_pb2.ListEvaluationsResponse)
         for page in others:
             first.evaluations.extend(page.evaluations)
         first.ClearField("next_page_token")
@@ -92,28 +84,16 @@ class RunCalls:
 
     def pause_run(self, run_id: str) -> admin_pb2.RunStatus:
         """Start no new round after the current one."""
-        return self._calls.call("PauseRun", admin_pb2.PauseRunRequest(run_id=run_id), admin_pb2.PauseRunResponse).run
+        return self._calls.call(admin_pb2.PauseRunRequest(run_id=run_id), admin_pb2.PauseRunResponse).run
 
     def resume_run(self, run_id: str, learning_rate: float | None = None) -> admin_pb2.RunStatus:
         """End a pause, or continue a failed run from its last model, optionally with another learning rate."""
         request = admin_pb2.ResumeRunRequest(run_id=run_id, learning_rate=learning_rate)
-        return self._calls.call("ResumeRun", request, admin_pb2.ResumeRunResponse).run
-
-    def extend_run(self, run_id: str, rounds: int, wall_time_s: float) -> admin_pb2.RunStatus:
-        """Give a run additional rounds and seconds."""
-        request = admin_pb2.ExtendRunRequest(run_id=run_id, rounds=rounds, wall_time_s=wall_time_s)
-        return self._calls.call("ExtendRun", request, admin_pb2.ExtendRunResponse).run
+        return self._calls.call(request, admin_pb2.ResumeRunResponse).run
 
     def stop_run(self, run_id: str, reason: str) -> admin_pb2.RunStatus:
         """End a run now."""
-        return self._calls.call(
-            "StopRun", admin_pb2.StopRunRequest(run_id=run_id, reason=reason), admin_pb2.StopRunResponse
-        ).run
-
-    def delete_run(self, run_id: str, reason: str) -> bool:
-        """Delete an ended run. Returns False if its data is still being removed."""
-        request = admin_pb2.DeleteRunRequest(run_id=run_id, reason=reason)
-        return self._calls.call("DeleteRun", request, admin_pb2.DeleteRunResponse).finished
+        return self._calls.call(admin_pb2.StopRunRequest(run_id=run_id, reason=reason), admin_pb2.StopRunResponse).run
 
 
 class ClientCalls:
@@ -128,47 +108,25 @@ class ClientCalls:
         """The clients of the roster in this state and with these labels, in order of id. limit: the most; 0: all."""
         request = admin_pb2.ListClientsRequest(state=state, labels=labels)
         clients: list[admin_pb2.ClientStatus] = []
-        for page in self._calls.pages("ListClients", request, admin_pb2.ListClientsResponse):
+        for page in self._calls.pages(request, admin_pb2.ListClientsResponse):
             clients += page.clients
             if 0 < limit <= len(clients):
                 break
         return clients[: limit or None]
 
-    def get_client(self, client_id: str, history: int = 0) -> admin_pb2.GetClientResponse:
-        """One client with its newest `history` entries; 0: the coordinator's limit."""
-        request = admin_pb2.GetClientRequest(client_id=client_id, history=history)
-        return self._calls.call("GetClient", request, admin_pb2.GetClientResponse)
-
     def ban_client(self, client_id: str, reason: str) -> admin_pb2.ClientStatus:
         """Refuse a client from now on."""
         return self._calls.call(
-            "BanClient", admin_pb2.BanClientRequest(client_id=client_id, reason=reason), admin_pb2.BanClientResponse
-        ).client
-
-    def unban_client(self, client_id: str) -> admin_pb2.ClientStatus:
-        """Admit a banned client again."""
-        return self._calls.call(
-            "UnbanClient", admin_pb2.UnbanClientRequest(client_id=client_id), admin_pb2.UnbanClientResponse
-        ).client
-
-    def release_client(self, client_id: str) -> admin_pb2.ClientStatus:
-        """End a client's quarantine."""
-        return self._calls.call(
-            "ReleaseClient", admin_pb2.ReleaseClientRequest(client_id=client_id), admin_pb2.ReleaseClientResponse
+            admin_pb2.BanClientRequest(client_id=client_id, reason=reason), admin_pb2.BanClientResponse
         ).client
 
     def forget_client(self, client_id: str) -> bool:
         """Remove a client from the roster. Returns whether it was banned and stays so."""
         return bool(
             self._calls.call(
-                "ForgetClient", admin_pb2.ForgetClientRequest(client_id=client_id), admin_pb2.ForgetClientResponse
+                admin_pb2.ForgetClientRequest(client_id=client_id), admin_pb2.ForgetClientResponse
             ).still_banned
         )
-
-    def drain_client(self, client_id: str, reason: str, undo: bool) -> admin_pb2.ClientStatus:
-        """Assign no new work to a client; with `undo`, assign work again."""
-        request = admin_pb2.DrainClientRequest(client_id=client_id, reason=reason, undo=undo)
-        return self._calls.call("DrainClient", request, admin_pb2.DrainClientResponse).client
 
 
 class ModelCalls:
@@ -180,7 +138,7 @@ class ModelCalls:
     def export_model(self, run_id: str, which: str, model: str = "") -> Iterator[admin_pb2.ExportModelResponse]:
         """Header and chunks of a model. which: "latest", "best" or a round's number. model: "averaged" or committed."""
         request = admin_pb2.ExportModelRequest(run_id=run_id, round=which, model=model)
-        return self._calls.stream("ExportModel", request, admin_pb2.ExportModelResponse)
+        return self._calls.stream(request, admin_pb2.ExportModelResponse)
 
     def upload_model(self, file: BinaryIO) -> str:
         """Send a safetensors file. Returns the `initial_model` of a run that starts from it."""
@@ -196,17 +154,17 @@ class HistoryCalls:
     def list_history(self, subject: str, limit: int) -> list[admin_pb2.HistoryEntry]:
         """The newest `limit` history entries of a run or client, oldest first; 0: the coordinator's limit."""
         request = admin_pb2.ListHistoryRequest(subject=subject, limit=limit)
-        pages = self._calls.pages("ListHistory", request, admin_pb2.ListHistoryResponse)
+        pages = self._calls.pages(request, admin_pb2.ListHistoryResponse)
         return [entry for page in pages for entry in page.entries]
 
     def watch_history(self, after: int | None = None, subject: str = "") -> Iterator[admin_pb2.WatchHistoryResponse]:
         """The history's entries after a number, then new ones, without end. after: None for only new ones."""
         request = admin_pb2.WatchHistoryRequest(after_number=after, subject=subject)
-        return self._calls.stream("WatchHistory", request, admin_pb2.WatchHistoryResponse)
+        return self._calls.stream(request, admin_pb2.WatchHistoryResponse)
 
     def list_audit(self, request: admin_pb2.ListAuditRequest) -> Iterator[admin_pb2.ListAuditResponse]:
         """The pages of the audit log."""
-        return self._calls.pages("ListAudit", request, admin_pb2.ListAuditResponse)
+        return self._calls.pages(request, admin_pb2.ListAuditResponse)
 
 
 class AccessCalls:
@@ -215,43 +173,25 @@ class AccessCalls:
     def __init__(self, calls: AdminCalls) -> None:
         self._calls = calls
 
-    def create_enrollments(
-        self, specs: Sequence[admin_pb2.EnrollmentSpec], ttl_s: float
-    ) -> admin_pb2.CreateEnrollmentsResponse:
-        """Make tokens for devices. ttl_s: 0 for the coordinator's default."""
-        request = admin_pb2.CreateEnrollmentsRequest(specs=specs, ttl_s=ttl_s)
-        return self._calls.call("CreateEnrollments", request, admin_pb2.CreateEnrollmentsResponse)
-
     def list_enrollments(self) -> list[admin_pb2.EnrollmentToken]:
         """All tokens, the newest first."""
-        pages = self._calls.pages(
-            "ListEnrollments", admin_pb2.ListEnrollmentsRequest(), admin_pb2.ListEnrollmentsResponse
-        )
+        pages = self._calls.pages(admin_pb2.ListEnrollmentsRequest(), admin_pb2.ListEnrollmentsResponse)
         return [token for page in pages for token in page.enrollments]
-
-    def revoke_enrollment(self, token_id: str, reason: str) -> admin_pb2.EnrollmentToken:
-        """Make a token useless."""
-        request = admin_pb2.RevokeEnrollmentRequest(id=token_id, reason=reason)
-        return self._calls.call("RevokeEnrollment", request, admin_pb2.RevokeEnrollmentResponse).enrollment
 
     def list_certificates(self, name: str = "") -> list[admin_pb2.CertificateStatus]:
         """The certificates of a client, or all, the newest first."""
         request = admin_pb2.ListCertificatesRequest(name=name)
-        pages = self._calls.pages("ListCertificates", request, admin_pb2.ListCertificatesResponse)
+        pages = self._calls.pages(request, admin_pb2.ListCertificatesResponse)
         return [certificate for page in pages for certificate in page.certificates]
 
     def revoke_certificates(self, reason: str, **which: str) -> list[admin_pb2.CertificateStatus]:
         """Deny certificates. which: one of name, serial and key."""
         request = admin_pb2.RevokeCertificatesRequest(reason=reason, **which)
-        return list(self._calls.call("RevokeCertificates", request, admin_pb2.RevokeCertificatesResponse).revoked)
-
-    def create_web_link(self) -> admin_pb2.CreateWebLinkResponse:
-        """A link with which the caller's browser opens the coordinator's page."""
-        return self._calls.call("CreateWebLink", admin_pb2.CreateWebLinkRequest(), admin_pb2.CreateWebLinkResponse)
+        return list(self._calls.call(request, admin_pb2.RevokeCertificatesResponse).revoked)
 
     def who_am_i(self) -> admin_pb2.WhoAmIResponse:
         """The caller as the coordinator knows it."""
-        return self._calls.call("WhoAmI", admin_pb2.WhoAmIRequest(), admin_pb2.WhoAmIResponse)
+        return self._calls.call(admin_pb2.WhoAmIRequest(), admin_pb2.WhoAmIResponse)
 
 
 CHUNK_BYTES = 512 << 10

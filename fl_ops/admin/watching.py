@@ -61,6 +61,11 @@ def watch(
         attempts = min(attempts + 1, 10)
 
 
+def _cohort(client: AdminClient, run_id: str, limit: int) -> admin_pb2.ListCohortResponse:
+    """The first clients of the round under way, at most 1,000, and counts of all."""
+    return client.call(admin_pb2.ListCohortRequest(run_id=run_id, page_size=limit), admin_pb2.ListCohortResponse)
+
+
 EVERY_S = 2.0
 """Seconds between two readings."""
 _END_S = 1.0
@@ -76,7 +81,7 @@ def cohort_read(client: AdminClient, run_id: str, progress: RunProgress) -> Iter
         while not ended.is_set():
             if progress.run.phase == "collecting":
                 try:
-                    progress.cohort = client.runs.list_cohort(run_id, MOST_NAMED)
+                    progress.cohort = _cohort(client, run_id, MOST_NAMED)
                 except OpsError:
                     progress.cohort = None  # the watch of the run reports a lost connection
             ended.wait(EVERY_S)
@@ -103,7 +108,8 @@ _ENDED = {admin_pb2.RUN_STATE_COMPLETED, admin_pb2.RUN_STATE_STOPPED, admin_pb2.
 
 def read(client: AdminClient, server: str, chosen: Selection) -> Federation:
     """The coordinator's state now. Raises OpsError."""
-    overview = client.runs.get_overview(_RUNS, POINTS)
+    request = admin_pb2.GetOverviewRequest(page_size=_RUNS, points=POINTS)
+    overview = client.call(request, admin_pb2.GetOverviewResponse)
     going = [run.run_id for run in overview.runs if run.state not in _ENDED][:_WATCHED]
     active = {run_id: status for run_id in going if (status := _run(client, run_id)) is not None}
     details = None
@@ -112,7 +118,9 @@ def read(client: AdminClient, server: str, chosen: Selection) -> Federation:
             details = (
                 _run_details(client, chosen.name)
                 if chosen.list == "runs"
-                else client_details(client.clients.get_client(chosen.name))
+                else client_details(
+                    client.call(admin_pb2.GetClientRequest(client_id=chosen.name), admin_pb2.GetClientResponse)
+                )
             )
         except NotFound:
             chosen = Selection()
@@ -125,7 +133,7 @@ def _run_details(client: AdminClient, run_id: str) -> RenderableType:
     details = client.runs.get_run(run_id, _ROUNDS)
     if details.run.phase != "collecting":
         return run_details(details)
-    return run_details(details, cohort=client.runs.list_cohort(run_id, _COHORT))
+    return run_details(details, cohort=_cohort(client, run_id, _COHORT))
 
 
 def _run(client: AdminClient, run_id: str) -> admin_pb2.RunStatus | None:

@@ -17,8 +17,8 @@ import torch
 
 from protos.codec import unpack
 from protos.digests import digest_message, digest_of
+from protos.fl.v1 import admin_pb2, errors_pb2, training_pb2
 from protos.fl.v1 import coordinator_pb2 as pb
-from protos.fl.v1 import errors_pb2, training_pb2
 from protos.fl.v1.training_pb2 import RefusalReason
 from tests.chaos.fault import DidNotHappen, Fault
 from tests.processes.process import TIMEOUT_S, eventually
@@ -79,7 +79,10 @@ def rogue(cluster: ChaosCluster, run_id: str) -> Iterator[tuple[RawClient, train
             eventually(lambda: given.qsize() or cluster.over(), "the rogue is drawn, or the run is over")
             if not given.qsize():
                 raise DidNotHappen("it was not drawn before the run was over")
-            admin.clients.drain_client(ROGUE, "the update was sent", undo=False)
+            admin.call(
+                admin_pb2.DrainClientRequest(client_id=ROGUE, reason="the update was sent"),
+                admin_pb2.DrainClientResponse,
+            )
             yield client, given.get()
         finally:
             admin.clients.forget_client(ROGUE)

@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 
 from fl_ops.commands.cli import app
 from protos.codec import unpack
+from protos.fl.v1 import admin_pb2, training_pb2
 from protos.fl.v1 import coordinator_pb2 as pb
-from protos.fl.v1 import training_pb2
 from tests.hostile.attacks.client_states import attack
 from tests.hostile.federation import HONEST, SIZE, Federation
 from tests.hostile.target import target, under
@@ -158,7 +158,7 @@ def test_a_client_that_loses_its_state_again_and_again(federation: Federation) -
         delivered = forgetful.delivered
         forgetful.honest.set()
         with server.admin() as admin:
-            admin.clients.release_client("forgetful")
+            admin.call(admin_pb2.ReleaseClientRequest(client_id="forgetful"), admin_pb2.ReleaseClientResponse)
         eventually(lambda: forgetful.delivered > delivered, "it takes part again")
         server.until(run, lambda status: status.states.members == SIZE + 1, "its state is part of the sum")
         assert server.history(run).count("states_restarted") == TWICE

@@ -139,7 +139,7 @@ def test_a_copied_daemon_does_not_end_the_working_one(federation: Federation, un
     assert "another daemon tried to register" in working.logged("notice")["text"]
     line = server.logged("client_contested", client=name)
     with server.admin() as admin:
-        shown = admin.clients.get_client(name)
+        shown = admin.call(admin_pb2.GetClientRequest(client_id=name), admin_pb2.GetClientResponse)
     assert (shown.session.address, shown.refused.address) == (line["address_at_work"], line["address_refused"])
     assert shown.session.address != shown.refused.address
     assert shown.session.certificate_serial == shown.refused.certificate_serial != ""
@@ -179,7 +179,7 @@ def test_a_forgotten_client_stays_banned(federation: Federation) -> None:
         with pytest.raises(grpc.RpcError, match="to be unbanned \\(banned: it lies\\)"):
             liar.register()
         with server.admin() as admin:
-            admin.clients.unban_client("liar")
+            admin.call(admin_pb2.UnbanClientRequest(client_id="liar"), admin_pb2.UnbanClientResponse)
         assert liar.register().session_id
 
 

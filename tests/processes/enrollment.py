@@ -131,7 +131,9 @@ class EnrollingCoordinator(SecureCoordinator):
         """A token for one device; returns its text. ttl_s: its validity; 0: the coordinator's default."""
         with self.admin() as admin:
             specs = [admin_pb2.EnrollmentSpec(name=name, **spec)]
-            return plant(admin.access.create_enrollments(specs, ttl_s).created[0].token, "an enrollment token")
+            request = admin_pb2.CreateEnrollmentsRequest(specs=specs, ttl_s=ttl_s)
+            created = admin.call(request, admin_pb2.CreateEnrollmentsResponse).created
+            return plant(created[0].token, "an enrollment token")
 
     def enroll(self, name: str, token: str, state_dir: Path, *more: str) -> int:
         """Run `fl-client init` for a certificate alone; gives the exit code."""

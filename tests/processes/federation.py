@@ -35,9 +35,9 @@ class Reachable(Protocol):
 class CheckedCalls(AdminCalls):
     """Calls whose replies are searched for secrets."""
 
-    def call(self, method: str, request: Message, response: type[Response]) -> Response:
-        reply = super().call(method, request, response)
-        check_shown(reply.SerializeToString(), f"the reply to {method}")
+    def call(self, request: Message, response: type[Response]) -> Response:
+        reply = super().call(request, response)
+        check_shown(reply.SerializeToString(), f"the {response.__name__}")
         return reply
 
 
@@ -249,9 +249,12 @@ class Fleet:
                 if client.client_id not in self.daemons:
                     admin.clients.forget_client(client.client_id)
                 elif client.banned:
-                    admin.clients.unban_client(client.client_id)
+                    admin.call(admin_pb2.UnbanClientRequest(client_id=client.client_id), admin_pb2.UnbanClientResponse)
                 elif client.draining:
-                    admin.clients.drain_client(client.client_id, "", undo=True)
+                    admin.call(
+                        admin_pb2.DrainClientRequest(client_id=client.client_id, undo=True),
+                        admin_pb2.DrainClientResponse,
+                    )
             connected = present(admin)
         away = [name for name, daemon in self.daemons.items() if daemon.exit_code is not None or name not in connected]
         for name in away:

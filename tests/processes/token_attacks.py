@@ -7,6 +7,7 @@ from typing import Any
 
 from cryptography import x509
 
+from protos.fl.v1 import admin_pb2
 from tests.processes.enrollment import EnrollingCoordinator, RawDevice, csr_of
 
 
@@ -40,7 +41,8 @@ def revoked(server: EnrollingCoordinator) -> Callable[[], Any]:
     """A token that the operator has revoked."""
     token = server.create_token("edge-a6")
     with server.admin() as admin:
-        assert admin.access.revoke_enrollment(token.partition(".")[0], "lost").state == "revoked"
+        request = admin_pb2.RevokeEnrollmentRequest(id=token.partition(".")[0], reason="lost")
+        assert admin.call(request, admin_pb2.RevokeEnrollmentResponse).enrollment.state == "revoked"
     return lambda: RawDevice(server).enroll(token)
 
 

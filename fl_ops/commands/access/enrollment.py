@@ -134,7 +134,8 @@ def revoke(
 ) -> None:
     """Make a token useless. Certificates that were issued for it stay valid."""
     with context.connect() as client:
-        enrollment = client.access.revoke_enrollment(token.partition(".")[0], reason)
+        request = admin_pb2.RevokeEnrollmentRequest(id=token.partition(".")[0], reason=reason)
+        enrollment = client.call(request, admin_pb2.RevokeEnrollmentResponse).enrollment
     output.show(enrollment, tables.tokens_table([enrollment]), context.as_json)
 
 
@@ -181,7 +182,8 @@ def _create(context: Context, specs: Sequence[admin_pb2.EnrollmentSpec], ttl_s: 
     created: list[admin_pb2.CreatedEnrollment] = []
     with context.connect() as client:
         for first in range(0, len(specs), _MOST):
-            answer = client.access.create_enrollments(specs[first : first + _MOST], ttl_s)
+            request = admin_pb2.CreateEnrollmentsRequest(specs=specs[first : first + _MOST], ttl_s=ttl_s)
+            answer = client.call(request, admin_pb2.CreateEnrollmentsResponse)
             created += answer.created
     host = split_address(settings.load(context.layer).server)[0]
     return Made(created, answer.ca_fingerprint, answer.enroll_address or f"{host}:{ENROLL_PORT}")

@@ -51,7 +51,8 @@ def show(
 ) -> None:
     """Show one client: its session and address, its current work and its history."""
     with context.connect() as client:
-        details = client.clients.get_client(name, history)
+        request = admin_pb2.GetClientRequest(client_id=name, history=history)
+        details = client.call(request, admin_pb2.GetClientResponse)
     output.show(details, tables.client_details(details), context.as_json)
 
 
@@ -68,7 +69,8 @@ def ban(context: Context, name: Client, reason: Reason) -> None:
 def unban(context: Context, name: Client) -> None:
     """Admit a banned client again."""
     with context.connect() as client:
-        _show_client(context, client.clients.unban_client(name))
+        request = admin_pb2.UnbanClientRequest(client_id=name)
+        _show_client(context, client.call(request, admin_pb2.UnbanClientResponse).client)
 
 
 @app.command(**examples("fl clients release edge-3"))
@@ -76,7 +78,8 @@ def unban(context: Context, name: Client) -> None:
 def release(context: Context, name: Client) -> None:
     """End a client's quarantine, and admit it to runs that left it out for lost states."""
     with context.connect() as client:
-        _show_client(context, client.clients.release_client(name))
+        request = admin_pb2.ReleaseClientRequest(client_id=name)
+        _show_client(context, client.call(request, admin_pb2.ReleaseClientResponse).client)
 
 
 @app.command(**examples("fl clients forget edge-3"))
@@ -99,7 +102,8 @@ def drain(
 ) -> None:
     """Let a client finish its current work, and assign nothing new."""
     with context.connect() as client:
-        _show_client(context, client.clients.drain_client(name, reason, undo))
+        request = admin_pb2.DrainClientRequest(client_id=name, reason=reason, undo=undo)
+        _show_client(context, client.call(request, admin_pb2.DrainClientResponse).client)
 
 
 @app.command(

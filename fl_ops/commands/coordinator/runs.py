@@ -182,7 +182,8 @@ def extend(
     if not rounds and not wall_time:
         raise UsageError("expected --rounds N, --wall-time SECONDS or both")
     with context.connect() as client:
-        _show_run(context, client.runs.extend_run(run, rounds, wall_time))
+        request = admin_pb2.ExtendRunRequest(run_id=run, rounds=rounds, wall_time_s=wall_time)
+        _show_run(context, client.call(request, admin_pb2.ExtendRunResponse).run)
 
 
 @app.command(**examples("fl run stop digits-1 --reason 'accuracy is good enough'"))
@@ -213,7 +214,8 @@ def delete(
         if not yes:
             summary = client.runs.get_run(run, 0).run
             confirm(f"Delete run {run}, with {summary.rounds_done:,} rounds and all its models?", "--yes")
-        finished = client.runs.delete_run(run, reason)
+        request = admin_pb2.DeleteRunRequest(run_id=run, reason=reason)
+        finished = client.call(request, admin_pb2.DeleteRunResponse).finished
     more = "" if finished else "; the coordinator is still removing its data, also after a restart"
     output.show({"run_id": run, "finished": finished}, f"deleted {run}{more}", context.as_json)
 

@@ -18,6 +18,7 @@ from fl_ops.admin import settings
 from fl_ops.commands.options import Context, admin_command
 from fl_ops.errors import UsageError
 from fl_ops.render import output
+from protos.fl.v1 import admin_pb2
 
 DEFAULT_LISTEN = "127.0.0.1:7080"
 _HOW = "Start `fl web` again for a new login link."
@@ -73,7 +74,7 @@ async def _serve(context: Context, connection: settings.Connection, address: tup
 def _open(context: Context) -> None:
     """Show a login link of the coordinator's own page."""
     with context.connect() as client:
-        made = client.access.create_web_link()
+        made = client.call(admin_pb2.CreateWebLinkRequest(), admin_pb2.CreateWebLinkResponse)
     until = f"\nOne browser can use it, until {units.moment(made.expires)}." if made.HasField("expires") else ""
     output.show(made, lambda: f"{made.url}{until}", context.as_json)
 

@@ -27,9 +27,18 @@ def test_the_counts_of_usual_changes_are_those_of_their_files() -> None:
 def copy(tmp_path_factory: pytest.TempPathFactory) -> ChangedCopy:
     """A copy with all of the changes below."""
     made = ChangedCopy(tmp_path_factory.mktemp("tree"))
-    for change in (add_run_field, add_clip, add_phase):
+    for change in (add_run_field, add_clip, add_phase, add_command):
         change(made)
-    made.run("-m", "grpc_tools.protoc", "-I", ".", "--python_out=.", ADMIN, "protos/fl/v1/training.proto")
+    made.run(
+        "-m",
+        "grpc_tools.protoc",
+        "-I",
+        ".",
+        "--python_out=.",
+        "--grpc_python_out=.",
+        ADMIN,
+        "protos/fl/v1/training.proto",
+    )
     return made
 
 
@@ -231,26 +240,106 @@ def test_a_phase_needs_the_files_of_its_row(copy: ChangedCopy) -> None:
     assert phases == ["collecting", "stepping", "checking", "committing", "evaluating", "ended"]
 
 
-DRIVER = "tests/deterministic/core_driver.py"
-ENDS = '        elif kind == "commit":\n'
+CALLS, FLEET = "fl_server/rpc/clients.py", "fl_server/clients/fleet.py"
+COMMANDS = "fl_ops/commands/coordinator/clients.py"
+RPC = "  rpc DrainClient(DrainClientRequest) returns (DrainClientResponse);\n"
+MESSAGE = "message DrainClientResponse {\n"
+ROW = '    "/fl.v1.Admin/DrainClient": _changing(_OPERATE, _CLIENT_ID, "reason", "undo"),\n'
+CALL = "    async def DrainClient("
+ACTION = "    async def forget(self, client_id: str, actor: str) -> bool:\n"
+COMMAND = '@app.command(**examples("fl clients drain'
+
+
+def add_command(copy: ChangedCopy) -> None:
+    """`fl clients note`: an operator writes something about a client."""
+    copy.begin("a command")
+    copy.after(ADMIN, RPC, "  rpc NoteClient(NoteClientRequest) returns (DrainClientResponse);\n")
+    fields = "message NoteClientRequest {\n  string client_id = 1;\n  string note = 2;\n}\n\n"
+    copy.put(ADMIN, MESSAGE, fields + MESSAGE)
+    copy.after("fl_server/rpc/methods.py", ROW, ROW.replace("Drain", "Note").replace('"reason", "undo"', '"note"'))
+    copy.put(CALLS, CALL, f"{NOTE_CALL}\n{CALL}")
+    copy.put(FLEET, ACTION, NOTE_ACTION + ACTION)
+    copy.put(COMMANDS, COMMAND, NOTE_COMMAND + COMMAND)
+
+
+NOTE_CALL = """
+    async def NoteClient(self, request: pb.NoteClientRequest, context: Context) -> pb.DrainClientResponse:
+        await self._clients.annotate(request.client_id, request.note, actor())
+        return pb.DrainClientResponse(client=await self._client(request.client_id))
+"""
+NOTE_ACTION = """    async def annotate(self, client_id: str, note: str, actor: str) -> None:
+        record = replace(self._fleet.records.get(client_id), note=one_line(note))
+        await self._fleet.records.write(record, HistoryRecord(time.time(), actor, "client_noted", client_id, note))
+
+"""
+NOTE_COMMAND = """@app.command()
+@admin_command
+def note(context: Context, name: Client, text: str) -> None:
+    with context.connect() as client:
+        request = admin_pb2.NoteClientRequest(client_id=name, note=text)
+        _show_client(context, client.call(request, admin_pb2.DrainClientResponse).client)
+
+
+"""
+
+
+def test_a_command_needs_the_files_of_its_row(copy: ChangedCopy) -> None:
+    """Nobody has to add the made-up call to the operators' connection."""
+    assert copy.files["a command"] == files_of_change("a command")
+
+
+NOTE = """
+import sys
+from pathlib import Path
+from tests.processes.process import Workspace, run_fl  # before grpc is imported
+from tests.processes.federation import Coordinator
+
+folder = Path(sys.argv[1])
+folder.mkdir()
+with Workspace(folder) as workspace:
+    server = Coordinator(workspace).serve()
+    connection = ("--server", str(server.settings["admin_listen"]), "--insecure")
+    for action in (("ban", "edge-1", "--reason", "noise"), ("note", "edge-1", "in the cellar")):
+        done = run_fl("clients", *action, *connection, folder=folder)
+        assert done.returncode == 0, done.stderr
+    print(done.stdout)
+"""
 
 
 @pytest.mark.slow
-def test_the_changes_keep_the_core(copy: ChangedCopy) -> None:
-    """Lives of the core, its tests, simulated runs and a networked run that equals one pass in the copy."""
+def test_a_made_up_command_reaches_the_coordinator(copy: ChangedCopy) -> None:
+    """A coordinator of the copy does what `fl` of the copy asks for, and `fl` shows the answer."""
+    assert "in the cellar" in copy.run("-c", NOTE, str(copy.folder / "processes"))
+
+
+DRIVER = "tests/deterministic/core_driver.py"
+ENDS = '        elif kind == "commit":\n'
+CHECK = '            case fx.CheckModel():\n                self.work.append("check")\n'
+CHECKED = '        elif kind == "check":\n            yield from self.take(ev.ModelChecked())\n'
+
+
+@pytest.fixture(scope="module")
+def driven(copy: ChangedCopy) -> ChangedCopy:
+    """The copy in which the driver of the deterministic tests knows the made-up phase, as the notes say."""
     copy.begin("what the notes name")
     checks, phases = "tests/deterministic/core_checks.py", "Phase.STEPPING, Phase.COMMITTING"
     copy.put(checks, phases, phases.replace(",", ", Phase.CHECKING,"))
     copy.put(DRIVER, "            case fx.Commit():\n", f"{CHECK}            case fx.Commit():\n")
-    copy.put(
-        DRIVER, ENDS, f'        elif kind == "check":\n            yield from self.take(ev.ModelChecked())\n{ENDS}'
-    )
-    copy.run(
-        *("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-m", "not slow"),
+    copy.put(DRIVER, ENDS, f"{CHECKED}{ENDS}")
+    return copy
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "tests",
+    [
         "tests/deterministic/test_planted.py::test_lives_of_the_core_keep_every_invariant",
         "tests/fl_ops/simulate/test_as_a_library.py",
         "tests/integration/runs/test_simulation.py::test_a_simulated_run_is_the_networked_run[fedavg]",
-    )
-
-
-CHECK = '            case fx.CheckModel():\n                self.work.append("check")\n'
+    ],
+    ids=["lives", "simulated", "networked"],
+)
+def test_the_changes_keep_the_core(driven: ChangedCopy, tests: str) -> None:
+    """Lives of the core, simulated runs and a networked run that equals one pass in the copy with all changes."""
+    driven.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-m", "not slow", tests)

@@ -138,15 +138,17 @@ class Caller:
         self._runs += 1
         self._wants_session = False
         with self._federation.server.admin() as admin:
-            for undo in (admin.clients.unban_client, admin.clients.release_client):
-                with suppress(OpsError):
-                    undo(self.name)
+            with suppress(OpsError):
+                admin.call(admin_pb2.UnbanClientRequest(client_id=self.name), admin_pb2.UnbanClientResponse)
+            with suppress(OpsError):
+                admin.call(admin_pb2.ReleaseClientRequest(client_id=self.name), admin_pb2.ReleaseClientResponse)
             for run in admin.runs.list_runs():
                 if run.spec.labels.get("site") in {self.name, "fuzz"}:
                     self._remove(admin, run)
             with suppress(OpsError):
                 wanted = [admin_pb2.EnrollmentSpec(name=f"{self.name}-{self._runs}")]
-                self._token = admin.access.create_enrollments(wanted, 0).created[0].token
+                request = admin_pb2.CreateEnrollmentsRequest(specs=wanted)
+                self._token = admin.call(request, admin_pb2.CreateEnrollmentsResponse).created[0].token
             with suppress(OpsError):
                 spec = run_spec(f"{self.name}-{self._runs}", **_RUN, labels={"site": self.name})
                 self._run = admin.runs.create_run(spec).run.run_id
@@ -158,7 +160,7 @@ class Caller:
             if not run.HasField("ended"):
                 admin.runs.stop_run(run.run_id, "fuzzed")
         with suppress(OpsError):
-            admin.runs.delete_run(run.run_id, "fuzzed")
+            admin.call(admin_pb2.DeleteRunRequest(run_id=run.run_id, reason="fuzzed"), admin_pb2.DeleteRunResponse)
 
     def _attend(self) -> None:
         """Open a session, and attend it until the next one."""

@@ -118,7 +118,7 @@ def test_a_lifted_ban_does_not_come_back_at_a_start(restored: Restored) -> None:
     """The list is written before a ban ends, so no start bans the device again."""
     restored.server.serve()
     with restored.server.admin() as admin:
-        admin.clients.unban_client("hostile")
+        admin.call(admin_pb2.UnbanClientRequest(client_id="hostile"), admin_pb2.UnbanClientResponse)
     restored.stop()
     restored.server.serve()
     assert restored.accepted() == ["hostile"]

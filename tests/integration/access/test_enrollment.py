@@ -275,4 +275,4 @@ def test_calls_that_cannot_be_carried_out(server: EnrollingCoordinator) -> None:
         with pytest.raises(OpsError, match="exactly one of name, serial and key, got name and key"):
             admin.access.revoke_certificates("x", name="a", key="b")
         with pytest.raises(OpsError, match="no enrollment token"):
-            admin.access.revoke_enrollment("0000", "x")
+            admin.call(admin_pb2.RevokeEnrollmentRequest(id="0000", reason="x"), admin_pb2.RevokeEnrollmentResponse)

@@ -104,7 +104,7 @@ def test_an_unbanned_client_takes_part_again(fleet: Fleet) -> None:
     server, daemon = fleet.server, fleet["edge-1"]
     with server.admin() as admin:
         admin.clients.ban_client("edge-1", "a mistake")
-        admin.clients.unban_client("edge-1")
+        admin.call(admin_pb2.UnbanClientRequest(client_id="edge-1"), admin_pb2.UnbanClientResponse)
         daemon.kill()
         daemon.start()
         fleet.until_all_present()
@@ -129,7 +129,9 @@ def test_a_drained_client_finishes_and_gets_nothing_new(fleet: Fleet) -> None:
     server = fleet.server
     _, slow = fleet.half_delivered("drain", round={"min_clients": 2})
     with server.admin() as admin:
-        admin.clients.drain_client(slow.client_id, "maintenance", undo=False)
+        admin.call(
+            admin_pb2.DrainClientRequest(client_id=slow.client_id, reason="maintenance"), admin_pb2.DrainClientResponse
+        )
     slow.hold.unlink()
     server.completed("drain")
     assert len(slow.events("submitted", run="drain")) == 1
@@ -137,7 +139,7 @@ def test_a_drained_client_finishes_and_gets_nothing_new(fleet: Fleet) -> None:
     server.serve()
     assert server.client(slow.client_id).draining
     with server.admin() as admin:
-        admin.clients.drain_client(slow.client_id, "", undo=True)
+        admin.call(admin_pb2.DrainClientRequest(client_id=slow.client_id, undo=True), admin_pb2.DrainClientResponse)
     server.completed(server.create("undrained", round={"clients_per_round": 3}))
     assert server.history(slow.client_id)[-2:] == ["client_drained", "client_undrained"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from protos.fl.v1 import admin_pb2
 from tests.processes.federation import Daemon, Fleet
 from tests.processes.process import Workspace, eventually, run_fl
 
@@ -58,7 +59,7 @@ def test_a_device_whose_step_never_ends_is_left_out(workspace: Workspace, tmp_pa
     hung.hold.unlink()
     hung.logged("training_goes_on")
     with server.admin() as admin:
-        admin.clients.release_client("edge-0")
+        admin.call(admin_pb2.ReleaseClientRequest(client_id="edge-0"), admin_pb2.ReleaseClientResponse)
     eventually(lambda: server.client("edge-0").availability.may_train, "it may train again")
     server.create("again", round=EVERYBODY, stop={"rounds": 1})
     server.completed("again")

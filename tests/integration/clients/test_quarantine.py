@@ -59,7 +59,9 @@ def test_noise_is_quarantined_and_the_run_can_be_replayed(
     server.serve()
     assert server.client("raw-1").quarantine == left_out.quarantine
     with server.admin() as admin:
-        assert not admin.clients.release_client("raw-1").HasField("quarantine")
+        assert not admin.call(
+            admin_pb2.ReleaseClientRequest(client_id="raw-1"), admin_pb2.ReleaseClientResponse
+        ).client.HasField("quarantine")
     assert server.history("raw-1") == ["client_registered", "client_quarantined", "client_released"]
     assert "every model equals the ledger's bit for bit" in replayed(noisy_fleet, tmp_path / "configs")
 

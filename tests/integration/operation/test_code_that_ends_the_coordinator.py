@@ -89,7 +89,10 @@ def test_a_crash_costs_one_restart_and_one_run(fleet: Fleet, part: str, monkeypa
         server.until(f"crashes-{part}", lambda run: run.rounds_done > before, "it goes on")
         admin.runs.stop_run(f"crashes-{part}", "enough")
         server.ended(f"crashes-{part}")
-        admin.runs.delete_run(f"crashes-{part}", "its code is loaded at each start")
+        admin.call(
+            admin_pb2.DeleteRunRequest(run_id=f"crashes-{part}", reason="its code is loaded at each start"),
+            admin_pb2.DeleteRunResponse,
+        )
 
 
 def test_an_import_that_crashes_is_not_repeated(fleet: Fleet) -> None:

@@ -21,6 +21,7 @@ from fl_server.store.database import rows, schema
 from fl_server.store.database.store import open_ledger, open_read_only
 from fl_server.store.records import AttemptRecord, ClientRecord, CommitRecord, HistoryRecord, RunRecord
 from fl_server.store.state_directory import lock_directory
+from protos.fl.v1 import admin_pb2
 from protos.wire import MAX_MESSAGE_BYTES
 from tests.processes.federation import TASK, Coordinator
 from tests.processes.process import Workspace, run_fl
@@ -137,7 +138,8 @@ def test_a_killed_coordinator_completes_the_deletion(server: Coordinator) -> Non
     """SIGKILL as soon as the run is marked: the next start removes the rest, and only a line of history stays."""
     state = Path(server.settings["state_dir"])
     with server.admin() as admin, ThreadPoolExecutor(1) as pool:
-        call = pool.submit(admin.runs.delete_run, DELETED, "too long")
+        request = admin_pb2.DeleteRunRequest(run_id=DELETED, reason="too long")
+        call = pool.submit(admin.call, request, admin_pb2.DeleteRunResponse)
         server.logged("run_deleted")
         server.kill()
         assert call.exception() is not None

@@ -51,7 +51,9 @@ def test_an_extended_run_is_the_longer_run(fleet: Fleet) -> None:
     # One after the other: bits hold for runs that share no clients.
     server.completed(server.create("four", stop={"rounds": 4}))
     with server.admin() as admin:
-        assert not admin.runs.extend_run("four", 2, 0.0).HasField("ended")
+        assert not admin.call(
+            admin_pb2.ExtendRunRequest(run_id="four", rounds=2), admin_pb2.ExtendRunResponse
+        ).run.HasField("ended")
     server.until("four", lambda run: run.rounds_done == 6, "two rounds more")
     assert server.digests("six") == server.digests("four")
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from protos.fl.v1 import admin_pb2
 from tests.integration.runs.test_simulation import simulated
 from tests.processes.federation import Fleet
 from tests.processes.process import HERE
@@ -50,7 +51,7 @@ def test_a_killed_and_extended_run_is_the_simulated_one(fleet: Fleet, method: st
     fleet.server.serve()
     fleet.server.completed(name)
     with fleet.server.admin() as admin:
-        admin.runs.extend_run(name, 2, 0.0)
+        admin.call(admin_pb2.ExtendRunRequest(run_id=name, rounds=2), admin_pb2.ExtendRunResponse)
     digests = fleet.server.digests(name)
     longer: dict[str, Any] = {"stop": {"rounds": 6}, "planned_rounds": 4}
     assert digests == simulated_digests(name, algorithm=algorithm, **longer)

@@ -51,7 +51,7 @@ def close_all(connections: list[socket.socket], server: Coordinator) -> None:
 def link(server: Coordinator, files: Certificates) -> str:
     """A login link of an operator."""
     with server.admin(files) as admin:
-        return admin.access.create_web_link().url
+        return admin.call(pb.CreateWebLinkRequest(), pb.CreateWebLinkResponse).url
 
 
 def test_a_link_lets_one_browser_in(secured: Coordinator, pki: Pki) -> None:
@@ -86,7 +86,7 @@ def test_each_browser_sees_what_its_operator_may_see(secured: Coordinator, pki: 
         seen[who.cert.stem] = ("alices" in each.get("/runs").text, each.get("/runs/alices").status)
     assert seen == {"operator-alice": (True, 200), "operator-bob": (False, 404), "viewer-vera": (True, 200)}
     with secured.admin(pki.issue("enroller", "erik")) as admin, pytest.raises(NotAllowed):
-        admin.access.create_web_link()
+        admin.call(pb.CreateWebLinkRequest(), pb.CreateWebLinkResponse)
 
 
 def test_a_certificate_in_the_browser_is_a_login(secured: Coordinator, pki: Pki) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from protos.fl.v1 import admin_pb2
 from tests.processes.federation import Coordinator, Fleet
 from tests.processes.process import Workspace, eventually
 from tests.processes.web_page import WebPage
@@ -150,7 +151,10 @@ def test_a_wrong_value_is_explained(page: WebPage) -> None:
 def test_a_label_with_markup_stays_text(fleet: Fleet, page: WebPage) -> None:
     """A note with HTML is shown as it was written."""
     with fleet.server.admin() as admin:
-        admin.clients.drain_client("edge-0", "<b>broken</b> <script>alert(1)</script>", undo=False)
+        admin.call(
+            admin_pb2.DrainClientRequest(client_id="edge-0", reason="<b>broken</b> <script>alert(1)</script>"),
+            admin_pb2.DrainClientResponse,
+        )
     text = page.until("/clients", "&lt;b&gt;broken")
     assert "<script>alert" not in text
 

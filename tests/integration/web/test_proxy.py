@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from protos.fl.v1 import admin_pb2
 from tests.processes.browser import Answer, Browser
 from tests.processes.certificates import Pki, page_section
 from tests.processes.federation import SecureCoordinator
@@ -37,7 +38,7 @@ class Site:
     def log_in(self) -> Answer:
         """Use a new login link."""
         with self.server.admin(self.pki.issue("viewer", "vera")) as admin:
-            url = admin.access.create_web_link().url
+            url = admin.call(admin_pb2.CreateWebLinkRequest(), admin_pb2.CreateWebLinkResponse).url
         assert url.startswith(f"https://{self.host}/login?code=")
         return self.browser.log_in(url)
 
