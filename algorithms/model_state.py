@@ -6,7 +6,8 @@ they belong to the frozen part there, with their initial values.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -139,6 +140,19 @@ def state_tensors(model: nn.Module) -> list[torch.Tensor]:
     buffers = dict(model.named_buffers())
     persistent = model.state_dict().keys() if buffers else ()
     return [*model.parameters(), *(buffer for name, buffer in buffers.items() if name in persistent)]
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode within the block."""
+    # For each module: a task may keep parts of its model, such as batch norms, in evaluation mode.
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def _buffers(model: nn.Module) -> Tensors:

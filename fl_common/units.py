@@ -76,7 +76,7 @@ def value(number: float | None) -> str:
 def base_metric(metric: str) -> str:
     """The metric of a statistic over clients, or of the averaged model: clients_accuracy_mean is of accuracy."""
     name = metric.removeprefix(BY_CLIENTS).removeprefix(OF_AVERAGED)
-    for suffix in ("_mean", "_std", "_worst_decile"):
+    for suffix in ("_mean", "_std", "_worst_decile", "_best_decile"):
         name = name.removesuffix(suffix)
     return name
 
@@ -94,7 +94,7 @@ def metric_title(metric: str) -> str:
     model = " of the averaged model" if OF_AVERAGED in metric else ""
     if not metric.startswith(BY_CLIENTS):
         return f"{name}{model}"
-    ends = {"_mean": ", mean", "_std": ", spread", "_worst_decile": ", worst tenth"}
+    ends = {"_mean": ", mean", "_std": ", spread", "_worst_decile": ", worst tenth", "_best_decile": ", best tenth"}
     return f"{name}{model} on clients" + next((text for end, text in ends.items() if metric.endswith(end)), "")
 
 

@@ -6,7 +6,6 @@ The running statistics of batch normalisation can be computed anew for the value
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from algorithms.batches import Batch, examples_of, to_device
+from algorithms.model_state import evaluation_mode
 from fl_tasks.base import Task
 from fl_tasks.batches import ordered_batches
 from fl_tasks.data.forms import Data, TaskData, as_data, forward_of
@@ -113,7 +113,7 @@ def sums_of_batches(task: Task, model: nn.Module, batches: Iterable[Batch]) -> I
     """
     device, forward = next((p.device for p in model.parameters()), None), forward_of(task)
     summed = summed_metrics(task)
-    with _evaluation_mode(model), torch.no_grad():
+    with evaluation_mode(model), torch.no_grad():
         for raw in batches:
             batch = raw if device is None else to_device(raw, device)
             with task_code("the task's model or metrics"):
@@ -143,18 +143,6 @@ def totals_of(batches: Iterable[BatchSums], examples: int) -> Totals:
         raise TaskError(f"expected {examples} examples to evaluate on, as the task states, got {count}")
     means = {name: float(total) / count for name, total in totals.items()}
     return Totals(count, means, {key: statistic.cpu().numpy() for key, statistic in statistics.items()})
-
-
-@contextmanager
-def _evaluation_mode(model: nn.Module) -> Iterator[None]:
-    # For each module: a task may keep parts of its model, such as batch norms, in evaluation mode.
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def _metrics(task: Task, output: Any, target: Any, size: int) -> Mapping[str, Tensor]:
@@ -197,7 +185,7 @@ def estimate_statistics(task: Task, model: nn.Module, data: Data, batch_size: in
     if not layers:
         return 0
     momenta = [(layer, layer.momentum) for layer in layers]
-    with _evaluation_mode(model):
+    with evaluation_mode(model):
         for layer in layers:
             layer.train()
             layer.momentum = None  # the mean over batches

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from fl_ops.files import Target, written_whole
 from fl_ops.simulate.settings import SimulationSection
+from fl_server.rounds.metrics import by_clients
 from fl_server.run_settings.config import AveragingSection, RunConfig, TaskSection
 
 Stage = Literal["tuning", "judging", "final"]
@@ -149,7 +150,18 @@ class RoundRow:
     simulated_total_s: float | None = None
     """Simulated time since the start of the run; None without [simulation.system]."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """All metrics of the server's evaluation."""
+    """All metrics of the evaluations by the server and by clients."""
+    measured: Mapping[str, float] = field(default_factory=dict)
+    """What the run measured beyond its evaluations; see [simulation.measure]."""
+
+    def as_json(self) -> dict[str, Any]:
+        """All fields as JSON values; `measured` only if there is any."""
+        return {name: value for name, value in asdict(self).items() if name != "measured" or value}
+
+    @property
+    def measures(self) -> Mapping[str, float]:
+        """`measured`, and the statistics over clients of their evaluations."""
+        return {**{name: value for name, value in self.metrics.items() if by_clients(name)}, **self.measured}
 
     def by(self, metric: str) -> RoundRow:
         """The row with this metric in the place of the accuracy."""
@@ -175,9 +187,18 @@ class CellResult:
         """The accuracy of every evaluation, in order, or the metric of `by`."""
         return [row.accuracy for row in self.rounds if row.accuracy is not None]
 
+    @property
+    def measured(self) -> Mapping[str, float]:
+        """The latest measures, and the latest statistics over clients of their own evaluations."""
+        return {name: value for row in self.rounds for name, value in row.measures.items()}
+
+    def as_json(self) -> dict[str, Any]:
+        """All fields as JSON values; the inverse of `of`."""
+        return {**asdict(self), "rounds": [row.as_json() for row in self.rounds]}
+
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of `asdict`."""
+        """The result of a cell's file."""
         return cls(**{**values, "rounds": tuple(RoundRow(**row) for row in values["rounds"])})
 
 
@@ -199,7 +220,7 @@ class CellFolder:
         """Write the cell's file atomically and remove its saved state. Raises OpsError, for example for a full disk."""
         values = {"label": cell.label, "split": cell.split, "stage": cell.stage, "settings": cell.settings}
         with written_whole(Target(self._file(cell), replace=True)) as file:
-            file.write(json.dumps({**values, "result": asdict(result)}, indent=1).encode() + b"\n")
+            file.write(json.dumps({**values, "result": result.as_json()}, indent=1).encode() + b"\n")
         shutil.rmtree(self.saved(cell), ignore_errors=True)
 
     def saved(self, cell: Cell) -> Path:

@@ -42,6 +42,8 @@ def cell_of(table: Table, experiment: Experiment, choice: Choice, stage: Stage, 
         criterion = spec.report.criterion
         run["stop"] |= {"metric": criterion.metric, "lower_is_better": criterion.lower_is_better}
     simulation = table.simulation(experiment.split, tuned.validation_every if tuned else 0)
+    if stage != "final":  # the search reads evaluations only
+        simulation = simulation.model_copy(update={"measure": None})
     settings: dict[str, Any] = {"run": run, "simulation": simulation.model_dump(mode="json")}
     if table.engine:
         settings["engine"] = dict(table.engine)

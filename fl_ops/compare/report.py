@@ -13,7 +13,8 @@ from fl_ops.compare.results import parameters_text
 from fl_ops.compare.summary import Row, Spread, Tried, decays_differ, paired, ranked, rows, tried
 from fl_ops.compare.table import TuningSection
 from fl_ops.errors import UsageError
-from fl_server.rounds.metrics import Criterion
+from fl_ops.simulate.measures.section import EIGENVALUE, RISE, TRACE
+from fl_server.rounds.metrics import PREFIX, TRAINING, Criterion
 
 DECAYS_DIFFER = (
     "The rows have different effective weight decays, so differences between them are not due to the methods alone."
@@ -31,6 +32,8 @@ def tables(plan: Plan) -> str:
     for criterion, split in every:
         group = [row for row in every_row if (row.metric, row.split) == (criterion.metric, split)]
         parts += [f"### Test {criterion.metric}, {split}", _result(plan, group, criterion)]
+        if measured := _measured(plan, group, criterion.metric):
+            parts += [f"### Over clients and flatness, {criterion.metric}, {split}", measured]
     if tuning := spec.tuning:
         for criterion, split in every:
             heading = f"### Validation {criterion.metric} of the search, {split}"
@@ -68,6 +71,32 @@ def _result(plan: Plan, group: Sequence[Row], criterion: Criterion) -> str:
             line.insert(_PUBLISHED, NOTHING if row.published is None else f"{100 * row.published:.2f}")
     parts = [_table(heads, lines), _first(group, criterion), DECAYS_DIFFER if decays_differ(group) else ""]
     return "\n\n".join(filter(None, parts))
+
+
+_OVER_CLIENTS = {"mean": "mean", "std": "deviation", "worst_decile": "worst 10 %", "best_decile": "best 10 %"}
+"""Ending of a statistic over clients -> its words in a head."""
+_FLATNESS = {EIGENVALUE: "largest eigenvalue", TRACE: "trace", RISE: "rise"}
+MEASURED = (
+    "After the last round, mean and deviation over the seeds. Train: the model on each client's own training examples;"
+    " on clients: on each client's held-out examples. Deviation: over clients. Worst and best 10 %: the mean of the"
+    " ceil(n / 10) worst and best clients."
+)
+
+
+def _measured(plan: Plan, group: Sequence[Row], metric: str) -> str:
+    """The table of what the runs measured beyond the server's evaluations, and its note; empty if nothing."""
+    columns = {
+        f"{PREFIX}{which}{metric}_{ending}": (f"{words}, {head}", metric)
+        for which, words in ((TRAINING, "train"), ("", "on clients"))
+        for ending, head in _OVER_CLIENTS.items()
+    } | {name: (head, name) for name, head in _FLATNESS.items()}
+    shown = {name: column for name, column in columns.items() if any(name in row.measured for row in group)}
+    if not shown:
+        return ""
+    lines = [[row.label, *(_spread(row.measured.get(name), of) for name, (_, of) in shown.items())] for row in group]
+    measure = plan.table.spec.simulation.measure
+    flatness = measure.sharpness.text() if measure and measure.sharpness else ""
+    return f"{_table(['Method', *(head for head, _ in shown.values())], lines)}\n\n{MEASURED} {flatness}".rstrip()
 
 
 def _first(compared: Sequence[Row], criterion: Criterion) -> str:

@@ -33,12 +33,19 @@ def results_csv(plan: Plan) -> str:
     """A line for each round of each finished cell. A cell that diverged has fewer rounds."""
     report, done = plan.table.spec.report, plan.done_once()
     heads = [report.metric if name == ACCURACY else name for name in _ROUND]
+    every_row = [row.measures for finished in done for row in finished.result.rounds]
+    measures = sorted({name for measured in every_row for name in measured}.difference(report.also))
     lines = (
-        [*_cell_values(finished), *_round_values(row.by(report.metric)), *_shortened(map(row.metrics.get, report.also))]
+        [
+            *_cell_values(finished),
+            *_round_values(row.by(report.metric)),
+            *_shortened(map(row.metrics.get, report.also)),
+            *_shortened(map(row.measures.get, measures)),
+        ]
         for finished in done
         for row in finished.result.rounds
     )
-    return _csv([*_CELL, *heads, *report.also], lines)
+    return _csv([*_CELL, *heads, *report.also, *measures], lines)
 
 
 def summary_csv(plan: Plan) -> str:
@@ -46,14 +53,21 @@ def summary_csv(plan: Plan) -> str:
     heads = [f"{name}_{part}" for name in _SPREADS for part in ("mean", "deviation", "seeds")]
     columns = ["metric", "method", "split", "algorithm", "learning_rate", "parameters", "rate_at_edge"]
     columns += ["effective_decay", "seeds", "diverged"]
-    return _csv([*columns, *heads, "among_best", "seconds_a_round"], map(_summary_values, rows(plan)))
+    summaries = rows(plan)
+    measures = sorted({name for row in summaries for name in row.measured})
+    further = [f"{name}_{part}" for name in measures for part in ("mean", "deviation", "seeds")]
+    lines = (
+        [*_summary_values(row), *(value for name in measures for value in _spread_values(row.measured.get(name)))]
+        for row in summaries
+    )
+    return _csv([*columns, *heads, "among_best", "seconds_a_round", *further], lines)
 
 
 def summary_json(plan: Plan) -> str:
     """The summary, all settings that tuning tried, and all settings of the final runs."""
     spec = plan.table.spec
     summaries = [
-        {**asdict(row), "tried": _tried_values(plan, experiment), "settings": experiment.final_settings()}
+        {**_row_values(row), "tried": _tried_values(plan, experiment), "settings": experiment.final_settings()}
         for row, experiment in zip(rows(plan), plan.experiments, strict=True)
     ]
     facts = {
@@ -67,6 +81,11 @@ def summary_json(plan: Plan) -> str:
         "machine": machine(),
     }
     return json.dumps(facts, indent=1) + "\n"
+
+
+def _row_values(row: Row) -> dict[str, Any]:
+    """All fields; `measured` only if there is any."""
+    return {name: value for name, value in asdict(row).items() if name != "measured" or value}
 
 
 def parameters_text(parameters: Mapping[str, Any]) -> str:

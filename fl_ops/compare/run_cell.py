@@ -18,7 +18,6 @@ from fl_ops.simulate.reports import RoundResult
 from fl_ops.simulate.saving.save import RunSave
 from fl_ops.simulate.settings import SimulationConfig, SimulationSection
 from fl_ops.simulate.simulation import Simulation
-from fl_server.rounds.metrics import by_clients
 from fl_server.run_settings.spec import from_values
 
 OnRound = Callable[[RoundRow], None]
@@ -72,19 +71,22 @@ class RunCell:
             prepared.clients,
             task=prepared.server_task,
             devices=prepared.devices,
+            measure=section.measure,
             engine=EngineOptions(means.workers) if self.engine == SEQUENTIAL else self.engine,
         )
         with simulation, _saving(simulation, cell, means.saved) as (earlier, going):
-            rounds = [_row(done) for done in earlier]
-            before = sum(row.seconds for row in rounds)
+            results = [*earlier]
+            before = sum(_row(done).seconds for done in results)
             for done in going:
-                rounds.append(_row(done))
-                on_round(rounds[-1])
+                results.append(done)
+                on_round(_row(done))
+            simulation.with_last_measures(results)
             status, reason = simulation.ending or ("completed", "")
+        rounds = tuple(map(_row, results))
         if status == "failed" and not simulation.diverged:
             raise Refused(f"{cell.label}, {cell.stage} with seed {cell.seed}: {reason}")
         diverged = len(rounds) if simulation.diverged else None
-        return CellResult(tuple(rounds), before + time.monotonic() - began, diverged, reason)
+        return CellResult(rounds, before + time.monotonic() - began, diverged, reason)
 
 
 @contextmanager
@@ -125,5 +127,6 @@ def _row(done: RoundResult) -> RoundRow:
         seconds=round(done.seconds, 4),
         model=done.digest,
         simulated_total_s=done.simulated_total_s,
-        metrics={name: value for name, value in done.metrics.items() if not by_clients(name)},
+        metrics=done.metrics,
+        measured=done.measured,
     )

@@ -74,6 +74,8 @@ class Row:
     down: Spread | None = None
     up: Spread | None = None
     seconds_a_round: float | None = None
+    measured: dict[str, Spread] = field(default_factory=dict)
+    """Name -> what the runs measured beyond the server's evaluations, after the last round; see `CellResult`."""
     among_best: bool = False
     """The mean is within one pooled deviation of the best mean of the split."""
 
@@ -151,7 +153,15 @@ def _row(plan: Plan, experiment: ExperimentPlan) -> Row:
         diverged=tuple(seed for seed, result in finals.items() if result.diverged is not None),
     )
     reached = _accuracies(finite, spec.report.last, criterion)
-    return replace(row, **reached, **_costs(list(finite.values()), criterion, target))
+    costs = _costs(list(finite.values()), criterion, target)
+    return replace(row, **reached, **costs, measured=_measured(list(finite.values())))
+
+
+def _measured(results: Sequence[CellResult]) -> dict[str, Spread]:
+    measured = [result.measured for result in results]
+    names = sorted({name for values in measured for name in values})
+    spreads = {name: Spread.of([values[name] for values in measured if name in values]) for name in names}
+    return {name: spread for name, spread in spreads.items() if spread is not None}
 
 
 def _effective_decay(plan: Plan, experiment: ExperimentPlan) -> float | None:

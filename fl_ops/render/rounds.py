@@ -48,7 +48,7 @@ def rounds_table(
     metric: of the column beside the loss. under_way: the run whose current round is the last row; None: no such row.
     """
     has_spread = any(spread(row.metrics, metric) for row in rounds)
-    client_columns = (">On clients", ">Worst 10 %") if has_spread else ()
+    client_columns = (">On clients", ">Worst 10 %", ">Best 10 %") if has_spread else ()
     table = FittedTable(
         (">Round", "Phase", ">Clients", f">{_title(metric)}", ">Held-out loss", ">Training loss",
          *client_columns, ">Time", ">Down", ">Up"),
@@ -57,8 +57,9 @@ def rounds_table(
         names_missing=names_missing,
     )  # fmt: skip
     for row in rounds:
-        worst = row.metrics.get(f"{BY_CLIENTS}{metric}_worst_decile")
-        clients = (spread(row.metrics, metric) or NOTHING, measured(worst, metric)) if has_spread else ()
+        tenths = (row.metrics.get(f"{BY_CLIENTS}{metric}_{end}_decile") for end in ("worst", "best"))
+        of_clients = (spread(row.metrics, metric) or NOTHING, *(measured(tenth, metric) for tenth in tenths))
+        clients = of_clients if has_spread else ()
         table.add_row(
             str(row.round), "committed", f"{row.accepted}/{row.drawn}", measured(row.metrics.get(metric), metric),
             value(row.metrics.get("loss")), value(row.training_loss), *clients, units.duration(row.seconds),

@@ -7,11 +7,15 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import cache
 
 from fl_ops.simulate.clients import has_held_out
+from fl_ops.simulate.engines.client_work import one_thread
+from fl_ops.simulate.engines.engine import ExamplesOf
 from fl_ops.simulate.federation import Federation
+from fl_ops.simulate.measures.section import MeasureSection
+from fl_ops.simulate.measures.sharpness import SampledLoss, sharpness
 from fl_ops.simulate.system.simulated_time import SimulatedTime
 from fl_ops.simulate.updates import Contribution, NotDelivered
 from fl_server.rounds import effects
-from fl_server.rounds.metrics import summary, with_pooled
+from fl_server.rounds.metrics import as_training, summary, with_pooled
 from fl_server.rounds.sampling import by_id, draw_evaluators, tickets
 from fl_server.rounds.state import RoundState
 from fl_server.run.assignments import RoundPosition
@@ -84,9 +88,17 @@ class Collection:
 class Evaluations:
     """The metrics of a run's models."""
 
-    def __init__(self, federation: Federation, members: Sequence[str], time: SimulatedTime | None) -> None:
-        """members: all clients; time: who of them is there."""
+    def __init__(
+        self,
+        federation: Federation,
+        members: Sequence[str],
+        time: SimulatedTime | None,
+        section: MeasureSection | None,
+    ) -> None:
+        """members: all clients; time: who of them is there; section: what is measured beyond evaluations."""
         self._federation, self._members, self._time = federation, members, time
+        self._section = section
+        self._loss: SampledLoss | None = None
 
     def measure(self, announce: effects.Announce, *, awaited: bool) -> Mapping[str, float]:
         """Metrics of the latest model, by name; empty if nothing is due. Raises TaskError.
@@ -98,6 +110,20 @@ class Evaluations:
             **(self._on_clients(awaited=awaited) if announce.ask_clients else {}),
         }
 
+    def measured(self) -> Mapping[str, float]:
+        """What the run measures of the latest model beyond its evaluations; see `measures`. Raises TaskError."""
+        section, federation = self._section, self._federation
+        if section is None:
+            return {}
+        of_clients = as_training(self._summary(self._members, "training")) if section.training else {}
+        if section.sharpness is None:
+            return of_clients
+        with federation.profile.part("evaluation"), one_thread():
+            if self._loss is None:
+                device = federation.engine.snapshots.device
+                self._loss = SampledLoss(section.sharpness, federation.task, federation.clients, device)
+            return {**of_clients, **sharpness(section.sharpness, self._loss, federation.model())}
+
     def _on_clients(self, *, awaited: bool) -> Mapping[str, float]:
         """Metrics over the clients that have held-out data; a client that fails is skipped."""
         config, round_ = self._federation.config, self._federation.snapshot.round
@@ -106,7 +132,10 @@ class Evaluations:
         drawn: Sequence[str] = draw_evaluators(present, config.evaluation.clients, config.seed, round_)
         if self._time is not None:
             drawn = self._time.evaluate(round_, drawn, awaited=awaited)
-        found = dict(self._federation.evaluate(drawn))
+        return self._summary(drawn, "held_out")
+
+    def _summary(self, drawn: Sequence[str], on: ExamplesOf) -> dict[str, float]:
+        found = dict(self._federation.evaluate(drawn, on))
         measured = (found[client] for client in by_id(drawn))
         reported = [one for one in measured if not isinstance(one, NotDelivered)]
         sums = Pool()

@@ -21,7 +21,7 @@ from fl_ops.simulate.bundles import RoundBundles
 from fl_ops.simulate.clients import examples_of
 from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions, make_engine
 from fl_ops.simulate.engines.client_work import one_thread
-from fl_ops.simulate.engines.engine import EngineContext, Failed, Trained
+from fl_ops.simulate.engines.engine import EngineContext, ExamplesOf, Failed, Trained
 from fl_ops.simulate.places import Folders, place_held_out
 from fl_ops.simulate.reports import Profile
 from fl_ops.simulate.run_files import UpdateFiles
@@ -47,7 +47,7 @@ from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a client measured on its held-out data."""
+    """What a client measured."""
 
     metrics: ClientMetrics
     sums: Sequence[PlainSum]
@@ -155,16 +155,22 @@ class Federation:
         )  # fmt: skip
         return common_assignment(work, place)
 
-    def evaluate(self, clients: Sequence[str]) -> Iterator[tuple[str, Measured | NotDelivered]]:
-        """What clients measured with the latest model on their held-out data, with their ids, in any order."""
-        with self.profile.part("bundles"), one_thread():
-            self.traffic.download_by(clients, self.bundles.of_evaluation)
+    def evaluate(
+        self, clients: Sequence[str], on: ExamplesOf = "held_out"
+    ) -> Iterator[tuple[str, Measured | NotDelivered]]:
+        """What clients measured with the latest model, with their ids, in any order.
+
+        Only an evaluation on held-out data is one that a networked run has: only its downloads are counted.
+        """
+        if on == "held_out":
+            with self.profile.part("bundles"), one_thread():
+                self.traffic.download_by(clients, self.bundles.of_evaluation)
         if self.bundles.averaged() is not None:
             self._engine.begin(self.bundles.loaded_for_evaluation())
         common = EvaluationAssignment(
             task=self.config.task.name, personal=self.config.personal, local_frozen=self.engine.local_frozen
         )
-        for result in self.profile.waiting("evaluation on clients", self._engine.evaluate(common, clients)):
+        for result in self.profile.waiting("evaluation on clients", self._engine.evaluate(common, clients, on)):
             if isinstance(result, Failed):
                 yield result.client, NotDelivered.of(result)
             else:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from time import perf_counter
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from fl_server.admission.client_rules import Epochs
 
@@ -40,6 +40,12 @@ class RoundResult:
     """Simulated time since the start of the run."""
     why_short: str = ""
     """Why the round has fewer updates than it wants, as a coordinator says it; empty if it has all."""
+    measured: Mapping[str, float] = field(default_factory=dict)
+    """What the run measured beyond its evaluations; empty if nothing was due. Its time is not in `seconds`."""
+
+    def as_json(self) -> dict[str, Any]:
+        """All fields as JSON values; `measured` only if there is any."""
+        return {name: value for name, value in asdict(self).items() if name != "measured" or value}
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,7 @@ def simulate(job: Job, on_report: OnReport) -> None:
             engine=job.engine,
             devices=prepared.devices,
             digests=job.config.simulation.digests,
+            measure=job.config.simulation.measure,
         )
     with simulation, ExitStack() as stack:
         settings = settings_of(job.config, prepared, simulation)
@@ -100,6 +101,8 @@ def simulate(job: Job, on_report: OnReport) -> None:
                     write_rounds(job.folder, result.rounds)
                     due = time.monotonic() + WRITE_EVERY_S
                 on_report((job.seed, round_))
+            with _task_errors():
+                simulation.with_last_measures(result.rounds)
         finally:
             result.profile, result.model = simulation.profile(), simulation.federation.digest
             result.status, result.reason = simulation.ending or ("interrupted", f"after {len(result.rounds)} rounds")
@@ -122,8 +125,15 @@ def _opened(job: Job, result: SeedResult, simulation: Simulation, stack: ExitSta
 
 
 def _rounds(simulation: Simulation, save: RunSave | None, result: SeedResult) -> Generator[RoundResult]:
-    try:
+    with _task_errors():
         yield from save.rounds(simulation, result.rounds) if save else simulation.rounds()
+
+
+@contextmanager
+def _task_errors() -> Iterator[None]:
+    """Turn errors of a run that is under way into those of the command."""
+    try:
+        yield
     except WrongStrategy as error:
         raise UsageError(str(error)) from error
     except TaskError as error:

@@ -15,6 +15,7 @@ from fl_common.settings import Section, describe_error, validated
 from fl_extensions.methods import Code, load_method, load_reducer
 from fl_ops.errors import UsageError
 from fl_ops.files import read_toml
+from fl_ops.simulate.measures.section import MeasureSection
 from fl_ops.simulate.system.section import SystemSection
 from fl_server.errors import InvalidInput
 from fl_server.run_settings.config import RunConfig
@@ -55,6 +56,9 @@ class SimulationSection(Section):
     digests: bool | None = None
     """Whether the digest of each round's model is among the results, as in a coordinator's ledger. None: on a CPU. On a
     GPU the model comes to the host for it. The digest of the last model is always among the results."""
+
+    measure: MeasureSection | None = None
+    """What is measured beyond the evaluations of [evaluation]. None: nothing."""
 
     system: SystemSection | None = None
     """The clients' devices, for simulated time. None: no time is simulated."""

@@ -14,6 +14,7 @@ from fl_client.training.data import LocalTask
 from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions
 from fl_ops.simulate.evaluations import Collection, Evaluations
 from fl_ops.simulate.federation import Federation
+from fl_ops.simulate.measures.section import MeasureSection
 from fl_ops.simulate.reports import Failure, Note, RoundResult, Step
 from fl_ops.simulate.round_report import RoundReport
 from fl_ops.simulate.saving.point import RunPoint, before_draw
@@ -47,6 +48,7 @@ class Simulation:
         engine: how the clients' work is done. On a CPU the models do not depend on it.
         devices: of the clients, for simulated time. None: clients arrive in a random order, and deadlines do not pass.
         digests: whether each round's result has the digest of its model. None: on a CPU.
+        measure: what is measured beyond the run's evaluations.
 
     Raises:
         AlgorithmError, InvalidInput, TaskError: the coordinator would refuse the run, too.
@@ -63,6 +65,7 @@ class Simulation:
         engine: EngineOptions = SEQUENTIAL,
         devices: Devices | None = None,
         digests: bool | None = None,
+        measure: MeasureSection | None = None,
     ) -> None:
         self.config = config if seed is None else config.model_copy(update={"seed": seed})
         self._notify = notify
@@ -77,7 +80,8 @@ class Simulation:
         population = self.config.population if algorithm.needs_population else 0
         policy = self.config.policy(len(algorithm.exchanges), population)
         self._state = RoundState(policy, self.config.stop.rounds, wall_time_s=self.config.stop.wall_time_s)
-        self._evaluations = Evaluations(self.federation, self._members, self._time)
+        self._evaluations = Evaluations(self.federation, self._members, self._time, measure)
+        self._measure = measure
         self._finished: list[RoundResult] = []
         self._metrics: Mapping[str, float] = {}
         """The metrics of the latest evaluation."""
@@ -166,6 +170,13 @@ class Simulation:
         state = before_draw(self._state)
         clock = None if self._time is None else self._time.point
         return RunPoint(self.federation.point, state, self.failures, seconds, clock)
+
+    def with_last_measures(self, results: list[RoundResult]) -> None:
+        """Measure the last round of a run that has ended well, unless that is done. Raises TaskError."""
+        done = self.ending is not None and self.ending[0] == "completed"
+        if self._measure is not None and done and results and not results[-1].measured:
+            self._notify(Step(results[-1].round, "evaluation"))
+            results[-1] = replace(results[-1], measured=self._evaluations.measured())
 
     def profile(self) -> dict[str, float]:
         """Seconds of this process by what they were used for, so far."""
@@ -271,7 +282,10 @@ class Simulation:
             self._notify(Step(self.federation.snapshot.round, "evaluation"))
         metrics = self._metrics = self._evaluations.measure(announce, awaited="clients" in self._state.awaited)
         self._roster_changed = self._roster_changed or (self._time is not None and announce.ask_clients)
-        self._finished.append(self._report.result(metrics, digests=self._digests))
+        result = self._report.result(metrics, digests=self._digests)
+        if self._measure is not None and self._measure.due(result.round):
+            result = replace(result, measured=self._evaluations.measured())
+        self._finished.append(result)
 
     def _count_time(self) -> None:
         if self._state.wall_time_s and self.ending is None:

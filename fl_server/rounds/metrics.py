@@ -20,6 +20,8 @@ PREFIX = "clients_"
 AVERAGED = "averaged_"
 """Begins the name of a metric of the averaged model, after PREFIX if clients measured it. Other names are of the latest
 model."""
+TRAINING = "training_"
+"""Begins the name of a metric that clients measured on their training examples, after PREFIX: in a simulation."""
 WITHOUT_PERSONAL = "_without_personal"
 """Ends the name of a metric that a client measured with the initial values of its personal parameters."""
 
@@ -79,7 +81,7 @@ class Directions:
         own = metric.removeprefix(PREFIX)
         if own.endswith("_std"):
             return True
-        for ending in ("", "_mean", "_worst_decile"):
+        for ending in ("", "_mean", "_worst_decile", "_best_decile"):
             for base in (own.removesuffix(ending), own.removesuffix(ending).removesuffix(WITHOUT_PERSONAL)):
                 if own.endswith(ending) and (known := self._known(base)) is not None:
                     return known
@@ -93,6 +95,11 @@ class Directions:
 def of_averaged(metric: str) -> bool:
     """Whether a metric is of the averaged model: of the server's evaluation, or of the clients'."""
     return metric.removeprefix(PREFIX).startswith(AVERAGED)
+
+
+def as_training(metrics: Mapping[str, float]) -> dict[str, float]:
+    """A `summary` over the clients' training examples, under names beside those of their held-out examples."""
+    return {f"{PREFIX}{TRAINING}{name.removeprefix(PREFIX)}": value for name, value in metrics.items()}
 
 
 def as_averaged(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -129,14 +136,14 @@ def with_own(metrics: Mapping[str, float], without: Mapping[str, float]) -> dict
     return {**metrics, **{f"{name}{WITHOUT_PERSONAL}": value for name, value in without.items()}}
 
 
-STATISTICS = {"mean": "mean", "deviation": "std", "worst_decile": "worst_decile"}
+STATISTICS = {"mean": "mean", "deviation": "std", "worst_decile": "worst_decile", "best_decile": "best_decile"}
 """Statistic over clients -> suffix of its name in `summary`."""
 
 
 def spread(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
     """The statistics over clients in a round's metrics, by the task's metric name.
 
-    The worst decile is absent for a metric whose direction is unknown.
+    The deciles are absent for a metric whose direction is unknown.
     """
     by_metric = {}
     for name in metrics:
@@ -148,13 +155,14 @@ def spread(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
 
 
 def summary(evaluations: Sequence[ClientMetrics], directions: Directions) -> dict[str, float]:
-    """Mean, standard deviation and worst decile over clients, for each metric that more than half of them report.
+    """Mean, standard deviation, worst and best decile over clients, for each metric that more than half of them report.
 
     For a metric "accuracy" of n clients with values a_i over e_i examples:
 
         clients_accuracy_mean           sum a_i / n: every client alike
         clients_accuracy_std            sqrt(sum (a_i - mean)^2 / n), of the population
         clients_accuracy_worst_decile   mean of the ceil(n / 10) worst a_i; absent if the direction is unknown
+        clients_accuracy_best_decile    the same of the best a_i
         clients_accuracy                sum e_i a_i / sum e_i: every example alike
 
     and `clients_evaluated`, the number of clients. The order of the clients changes no bit. A metric that only few
@@ -190,6 +198,7 @@ def _of_one(name: str, rows: Sequence[tuple[int, float]], directions: Directions
         f"{PREFIX}{name}_std": math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values)),
     }
     if (lower := directions.lower_is_better(f"{PREFIX}{name}")) is not None:
-        worst = sorted(values, reverse=lower)[: math.ceil(len(values) / 10)]
-        spread_of[f"{PREFIX}{name}_worst_decile"] = math.fsum(worst) / len(worst)
+        worst_first, tenth = sorted(values, reverse=lower), math.ceil(len(values) / 10)
+        spread_of[f"{PREFIX}{name}_worst_decile"] = math.fsum(worst_first[:tenth]) / tenth
+        spread_of[f"{PREFIX}{name}_best_decile"] = math.fsum(worst_first[-tenth:]) / tenth
     return spread_of

@@ -13,6 +13,7 @@ from fl_server.rounds.metrics import (
     AVERAGED,
     LOSS,
     PREFIX,
+    STATISTICS,
     WITHOUT_PERSONAL,
     Directions,
     as_averaged,
@@ -149,7 +150,7 @@ def _reported(config: RunConfig, names: Collection[str]) -> list[str]:
     if not clients:
         return [*names]
     own = [name + ending for name in names for ending in ("", WITHOUT_PERSONAL)[: 2 if config.personal else 1]]
-    return [f"{PREFIX}{name}{ending}" for name in own for ending in ("_mean", "", "_std", "_worst_decile")]
+    return [f"{PREFIX}{name}{end}" for name in own for end in ("", *(f"_{ending}" for ending in STATISTICS.values()))]
 
 
 MAX_VALUE = 1e100

@@ -127,7 +127,7 @@ RUN_GAUGES = (
         _best, metric=ANY, better=("lower", "higher"),
     ),
     _labelled(
-        "fl_client_evaluation", "The newest evaluation by clients: mean, deviation and worst tenth over them.",
+        "fl_client_evaluation", "The newest evaluation by clients: mean, deviation, worst and best tenth over them.",
         _by_statistic, metric=ANY, statistic=tuple(STATISTICS),
     ),
     _labelled(

@@ -30,7 +30,15 @@ from fl_client.errors import WorkFailed
 from fl_client.storage.client_state_store import NextState
 from fl_client.training.payloads import check_finite, encoding_of, header_of, laid_out
 from fl_ops.simulate.engines.client_work import CPU, ClientWork, one_thread
-from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, LocalEngine, Trained
+from fl_ops.simulate.engines.engine import (
+    Bundles,
+    EngineContext,
+    Evaluated,
+    ExamplesOf,
+    Failed,
+    LocalEngine,
+    Trained,
+)
 from fl_ops.simulate.engines.groups import Client, Groups, Ready
 from fl_ops.simulate.engines.held import NO_DIGEST, DeviceMemory, TrainedTogether, free_bytes
 from fl_ops.simulate.engines.pool import OnDevice, Pool
@@ -122,10 +130,12 @@ class BatchedEngine(LocalEngine):
             yield from self._train_group(common, order[:size])
             order = order[size:]
 
-    def evaluate(self, common: EvaluationAssignment, clients: Sequence[str]) -> Iterator[Evaluated | Failed]:
+    def evaluate(
+        self, common: EvaluationAssignment, clients: Sequence[str], on: ExamplesOf = "held_out"
+    ) -> Iterator[Evaluated | Failed]:
         """See `LocalEngine.evaluate`. One client after the other, on the device."""
         for client in clients:
-            yield self._work.evaluate(common, client, self._bundles)
+            yield self._work.evaluate(common, client, self._bundles, on)
 
     def _train_group(self, common: Assignment, group: Sequence[Client]) -> Iterator[Trained | TrainedTogether | Failed]:
         started = time.monotonic()

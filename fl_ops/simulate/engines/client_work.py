@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -21,6 +21,7 @@ from fl_ops.simulate.engines.engine import (
     Bundles,
     EngineContext,
     Evaluated,
+    ExamplesOf,
     Failed,
     LocalEngine,
     Part,
@@ -119,9 +120,13 @@ class ClientWork:
         with one_thread():
             return part.result(self._context.server)
 
-    def evaluate(self, common: EvaluationAssignment, client: str, bundles: Bundles) -> Evaluated | Failed:
+    def evaluate(
+        self, common: EvaluationAssignment, client: str, bundles: Bundles, on: ExamplesOf = "held_out"
+    ) -> Evaluated | Failed:
         """Evaluate the model, with the client's personal values if it has them."""
         local = self._context.clients[client]
+        if on == "training":
+            local = replace(local, held_out=local.train)
         assignment = EvaluationAssignment()
         assignment.CopyFrom(common)
         assignment.fingerprint.CopyFrom(local.fingerprint)
@@ -174,7 +179,9 @@ class SequentialEngine(LocalEngine):
         for client, seed in zip(clients, seeds, strict=True):
             yield self._work.train(common, client, seed, self._bundles)
 
-    def evaluate(self, common: EvaluationAssignment, clients: Sequence[str]) -> Iterator[Evaluated | Failed]:
+    def evaluate(
+        self, common: EvaluationAssignment, clients: Sequence[str], on: ExamplesOf = "held_out"
+    ) -> Iterator[Evaluated | Failed]:
         """See `LocalEngine.evaluate`."""
         for client in clients:
-            yield self._work.evaluate(common, client, self._bundles)
+            yield self._work.evaluate(common, client, self._bundles, on)

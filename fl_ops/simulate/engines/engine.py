@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import algorithms as fl
 from fl_client.connection.bundles.expected import Bundle, ResourceKey
@@ -81,6 +81,10 @@ class SumPart:
         return []
 
 
+ExamplesOf = Literal["held_out", "training"]
+"""The examples of a client on which a model is evaluated: its held-out ones, as by a daemon, or those of its training.
+"""
+
 Part = EvaluationPart | SumPart
 PartResult = list[BatchSums]
 
@@ -106,7 +110,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """What a client measured on its held-out examples."""
+    """What a client measured."""
 
     client: str
     found: Evaluation
@@ -176,8 +180,10 @@ class LocalEngine(Protocol):
         """
         ...
 
-    def evaluate(self, common: EvaluationAssignment, clients: Sequence[str]) -> Iterator[Evaluated | Failed]:
-        """Evaluate the model on each client's held-out examples, and yield the results in any order."""
+    def evaluate(
+        self, common: EvaluationAssignment, clients: Sequence[str], on: ExamplesOf = "held_out"
+    ) -> Iterator[Evaluated | Failed]:
+        """Evaluate the model on these examples of each client, and yield the results in any order."""
         ...
 
     def share(self, parts: Sequence[Part]) -> list[PartResult] | None:

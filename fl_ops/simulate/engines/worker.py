@@ -14,7 +14,7 @@ from algorithms.outside_code import described
 from fl_client.connection.bundles.expected import Bundle, ResourceKey
 from fl_ops.errors import Refused
 from fl_ops.simulate.engines.client_work import ClientWork
-from fl_ops.simulate.engines.engine import Bundles, Evaluated, Failed, Part, PartResult, Trained
+from fl_ops.simulate.engines.engine import Bundles, Evaluated, ExamplesOf, Failed, Part, PartResult, Trained
 from fl_ops.worker_process import become_worker
 from fl_tasks import TaskError
 from protos.codec import Layout, unpack
@@ -58,11 +58,12 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Evaluate the model on a client's held-out examples."""
+    """Evaluate the model on a client's examples."""
 
     client: str
     common: bytes
     """The EvaluationAssignment without what is the client's own."""
+    on: ExamplesOf
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,4 +153,5 @@ class _Worker:
         if isinstance(request, Train):
             assignment = Assignment.FromString(request.common)
             return self._work.train(assignment, request.client, request.seed, self._bundles)
-        return self._work.evaluate(EvaluationAssignment.FromString(request.common), request.client, self._bundles)
+        common = EvaluationAssignment.FromString(request.common)
+        return self._work.evaluate(common, request.client, self._bundles, request.on)

@@ -20,7 +20,16 @@ from tempfile import TemporaryDirectory
 
 from fl_ops.errors import Refused
 from fl_ops.simulate.engines.client_work import ClientWork
-from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, Part, PartResult, Trained
+from fl_ops.simulate.engines.engine import (
+    Bundles,
+    EngineContext,
+    Evaluated,
+    ExamplesOf,
+    Failed,
+    Part,
+    PartResult,
+    Trained,
+)
 from fl_ops.simulate.engines.worker import (
     Answer,
     Begin,
@@ -88,10 +97,12 @@ class WorkersEngine:
             if isinstance(result, Trained | Failed):
                 yield result
 
-    def evaluate(self, common: EvaluationAssignment, clients: Sequence[str]) -> Iterator[Evaluated | Failed]:
+    def evaluate(
+        self, common: EvaluationAssignment, clients: Sequence[str], on: ExamplesOf = "held_out"
+    ) -> Iterator[Evaluated | Failed]:
         """See `LocalEngine.evaluate`."""
         text = common.SerializeToString()
-        for result in self._results([Evaluate(client, text) for client in clients]):
+        for result in self._results([Evaluate(client, text, on) for client in clients]):
             if isinstance(result, Evaluated | Failed):
                 yield result
 

@@ -56,7 +56,7 @@ class SeedResult:
 
     def as_json(self) -> dict[str, Any]:
         """All fields as JSON values."""
-        return {**asdict(self), "rounds": [asdict(row) for row in self.rounds]}
+        return {**asdict(self), "rounds": [row.as_json() for row in self.rounds]}
 
 
 def settings_of(config: SimulationConfig, prepared: PreparedRun, simulation: Simulation) -> dict[str, Any]:
@@ -87,11 +87,14 @@ def _evaluated_on(config: SimulationConfig, prepared: PreparedRun) -> str:
 
 
 def write_rounds(folder: Path, rounds: Sequence[RoundResult]) -> None:
-    """Write rounds.csv: a line for each round, a column for each metric; simulated time and digests if there are any.
+    """Write rounds.csv: a line for each round, a column for each metric.
+
+    There are columns of simulated time, digests and measures only if the run has them.
 
     Raises OpsError if it cannot be written.
     """
     metrics = sorted({name for row in rounds for name in row.metrics})
+    measured = sorted({name for row in rounds for name in row.measured})
     timed, digests = (
         [name for name in names if any(getattr(row, name) is not None for row in rounds)]
         for names in (_SIMULATED, ("digest",))
@@ -100,13 +103,13 @@ def write_rounds(folder: Path, rounds: Sequence[RoundResult]) -> None:
     table = csv.writer(text, lineterminator="\n")
     table.writerow(
         ["round", "clients", "dropped", "attempts", "training_loss", *metrics, "bytes_down", "bytes_up", "seconds",
-         *timed, *("model" for _ in digests)]
+         *timed, *("model" for _ in digests), *measured]
     )  # fmt: skip
     for row in rounds:
         table.writerow(
             [row.round, len(row.accepted), row.dropped, row.attempts, row.training_loss,
              *(row.metrics.get(name) for name in metrics), row.bytes_down, row.bytes_up, round(row.seconds, 4),
-             *(getattr(row, name) for name in (*timed, *digests))]
+             *(getattr(row, name) for name in (*timed, *digests)), *map(row.measured.get, measured)]
         )  # fmt: skip
     _write(folder / ROUNDS, text.getvalue().encode())
 

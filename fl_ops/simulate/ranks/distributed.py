@@ -13,6 +13,7 @@ from fl_ops.simulate.engines.engine import (
     Bundles,
     EngineContext,
     Evaluated,
+    ExamplesOf,
     Failed,
     LocalEngine,
     Part,
@@ -48,18 +49,19 @@ class DistributedEngine:
         seed_of = dict(zip(clients, seeds, strict=True))
         own, *shares = self._shares(clients)
         orders = [
-            Order(messages.TRAIN, common.SerializeToString(), share, [seed_of[client] for client in share])
-            for share in shares
+            Order("train", common.SerializeToString(), share, [seed_of[client] for client in share]) for share in shares
         ]
         for result in self._results(orders, self._own.train(common, own, [seed_of[client] for client in own])):
             if not isinstance(result, Evaluated):
                 yield result
 
-    def evaluate(self, common: EvaluationAssignment, clients: Sequence[str]) -> Iterator[Evaluated | Failed]:
+    def evaluate(
+        self, common: EvaluationAssignment, clients: Sequence[str], on: ExamplesOf = "held_out"
+    ) -> Iterator[Evaluated | Failed]:
         """See `LocalEngine.evaluate`."""
         own, *shares = self._shares(clients)
-        orders = [Order(messages.EVALUATE, common.SerializeToString(), share, []) for share in shares]
-        for result in self._results(orders, self._own.evaluate(common, own)):
+        orders = [Order(on, common.SerializeToString(), share, []) for share in shares]
+        for result in self._results(orders, self._own.evaluate(common, own, on)):
             if isinstance(result, Evaluated | Failed):
                 yield result
 

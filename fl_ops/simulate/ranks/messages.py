@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from algorithms.outside_code import described
 from fl_client.connection.bundles.expected import Bundle, ResourceKey
 from fl_client.training.results import Evaluation
 from fl_ops.errors import Refused
-from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, Trained
+from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, ExamplesOf, Failed, Trained
 from fl_ops.simulate.ranks.group import Head, Message, Ranks
 from fl_server.aggregation.bundles import packed
 from fl_tasks import TaskError
@@ -19,8 +20,8 @@ from protos.codec import Layout, unpack
 from protos.fl.v1.tensor_pb2 import Manifest
 from protos.fl.v1.training_pb2 import UpdateHeader
 
-BEGIN, TRAIN, EVALUATE, END = "begin", "train", "evaluate", "end"
-"""Orders of rank 0."""
+BEGIN, END = "begin", "end"
+"""Orders of rank 0, beside those of `Order`."""
 
 
 def send_bundles(ranks: Ranks, bundles: Bundles) -> None:
@@ -48,7 +49,7 @@ def receive_bundles(ranks: Ranks, message: Message) -> dict[ResourceKey, Bundle]
 class Order:
     """Work for one rank: to train or to evaluate clients."""
 
-    do: str
+    do: Literal["train"] | ExamplesOf
     common: bytes
     """The assignment without what is the client's own."""
     clients: Sequence[str]

@@ -93,6 +93,6 @@ def _answer(ranks: Ranks, engine: LocalEngine, order: Order, context: EngineCont
 
 
 def _results(engine: LocalEngine, order: Order) -> Iterator[Trained | TrainedTogether | Evaluated | Failed]:
-    if order.do == messages.TRAIN:
+    if order.do == "train":
         return engine.train(Assignment.FromString(order.common), order.clients, order.seeds)
-    return engine.evaluate(EvaluationAssignment.FromString(order.common), order.clients)
+    return engine.evaluate(EvaluationAssignment.FromString(order.common), order.clients, order.do)

@@ -11,7 +11,6 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -66,7 +65,7 @@ class History:
 
     def append(self, rounds: Sequence[RoundResult]) -> None:
         """Write more rounds, durably. Raises OSError."""
-        text = "".join(json.dumps(asdict(each)) + "\n" for each in rounds).encode()
+        text = "".join(json.dumps(each.as_json()) + "\n" for each in rounds).encode()
         with self._path.open("r+b" if self._path.exists() else "xb") as file:
             file.truncate(self._size)
             file.seek(self._size)

@@ -13,7 +13,7 @@ from tests.fl_ops.conftest import FakeAdmin, Fl
 
 SUMMARY = {
     "accuracy": 0.9, "clients_evaluated": 2, "clients_accuracy_mean": 0.6, "clients_accuracy_std": 0.2,
-    "clients_accuracy_worst_decile": 0.4, "clients_accuracy": 0.7,
+    "clients_accuracy_worst_decile": 0.4, "clients_accuracy_best_decile": 0.8, "clients_accuracy": 0.7,
 }  # fmt: skip
 ANSWER = admin_pb2.ListEvaluationsResponse(
     round=admin_pb2.RoundSummary(round=4, metrics=SUMMARY),
@@ -31,7 +31,7 @@ def test_the_worst_client_stands_first(admin: FakeAdmin, fl: Fl) -> None:
     text = fl("run", "evaluations", "digits-1", "--round", "4").stdout
     assert text.index("bad") < text.index("good") < text.index("odd")
     assert text.index("accuracy") < text.index("loss")
-    assert "accuracy 60.00 ± 20.00 %, worst tenth 40.00 %, over all examples 70.00 %" in text
+    assert "accuracy 60.00 ± 20.00 %, worst tenth 40.00 %, best tenth 80.00 %, over all examples 70.00 %" in text
     assert "1,234" in text
     assert "\x1b" not in text
     assert admin.requests == [admin_pb2.ListEvaluationsRequest(run_id="digits-1", round=4, page_size=1000)]
@@ -105,11 +105,12 @@ def test_a_target_as_json(admin: FakeAdmin, fl: Fl) -> None:
 
 
 def test_rounds_show_existing_client_evaluations(admin: FakeAdmin, fl: Fl) -> None:
-    """Mean and deviation, and the worst decile; without clients' numbers the columns are not there."""
+    """Mean and deviation, the worst and the best decile; without clients' numbers the columns are not there."""
     summary = admin_pb2.RoundSummary(metrics=SUMMARY)
     admin.responses["GetRun"] = admin_pb2.GetRunResponse(rounds=[summary, admin_pb2.RoundSummary(round=1)])
     text = fl("run", "show", "digits-1").stdout
     assert "60.00 ± 20.00 %" in text
     assert "40.00 %" in text
+    assert "80.00 %" in text
     plain = rounds_table([Round.of(admin_pb2.RoundSummary(metrics={"accuracy": 0.9}))])
     assert "On clients" not in [column.removeprefix(">") for column in plain.columns]

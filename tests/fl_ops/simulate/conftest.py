@@ -74,6 +74,7 @@ def simulated(table: MakeTable) -> Simulated:
             engine=engine,
             devices=run.devices,
             digests=config.simulation.digests,
+            measure=config.simulation.measure,
         )
         with simulation:
             yield simulation

@@ -14,7 +14,7 @@ def test_four_clients() -> None:
     """Accuracies 0.2, 0.4, 0.6, 0.8 over 10, 20, 30, 40 examples.
 
     Mean 2.0 / 4 = 0.5. Squares of the deviations 0.09 + 0.01 + 0.01 + 0.09 = 0.2; / 4 = 0.05, root 0.2236068. Worst
-    decile: ceil(0.4) = 1 client, 0.2. Over examples (2 + 8 + 18 + 32) / 100 = 0.6.
+    decile: ceil(0.4) = 1 client, 0.2; best: 0.8. Over examples (2 + 8 + 18 + 32) / 100 = 0.6.
     """
     found = summary(
         [(10, {"accuracy": 0.2}), (20, {"accuracy": 0.4}), (30, {"accuracy": 0.6}), (40, {"accuracy": 0.8})],
@@ -26,15 +26,17 @@ def test_four_clients() -> None:
             "clients_accuracy_mean": 0.5,
             "clients_accuracy_std": math.sqrt(0.05),
             "clients_accuracy_worst_decile": 0.2,
+            "clients_accuracy_best_decile": 0.8,
             "clients_accuracy": 0.6,
         }
     )
 
 
-def test_the_worst_decile_of_eleven_clients_is_two() -> None:
-    """Values 0 to 10: ceil(1.1) = 2; of an accuracy the lowest, (0 + 1) / 2; of a loss the highest, (10 + 9) / 2."""
+def test_a_decile_of_eleven_clients_is_two() -> None:
+    """Values 0 to 10: ceil(1.1) = 2. Worst of an accuracy are (0 + 1) / 2, best (9 + 10) / 2; of a loss the reverse."""
     found = summary([(1, {"accuracy": float(n), "loss": float(n)}) for n in range(11)], Directions())
     assert (found["clients_accuracy_worst_decile"], found["clients_loss_worst_decile"]) == (0.5, 9.5)
+    assert (found["clients_accuracy_best_decile"], found["clients_loss_best_decile"]) == (9.5, 0.5)
 
 
 def test_the_worst_decile_goes_by_the_direction_that_is_declared() -> None:
@@ -52,7 +54,7 @@ def test_one_client_is_mean_and_worst() -> None:
     found = summary([(7, {"loss": 0.25})], Directions())
     assert found == {
         "clients_evaluated": 1, "clients_loss_mean": 0.25, "clients_loss_std": 0, "clients_loss_worst_decile": 0.25,
-        "clients_loss": 0.25,
+        "clients_loss_best_decile": 0.25, "clients_loss": 0.25,
     }  # fmt: skip
 
 
@@ -95,5 +97,5 @@ def test_the_spread_of_a_round_is_read_from_its_metrics() -> None:
     """Also if a task's metric has the name of a statistic; the server's metrics are no part of it."""
     found = summary([(10, {"x_mean": 2.0}), (10, {"x_mean": 4.0})], Directions({"x_mean": False}))
     assert spread({**found, "accuracy": 0.9, "accuracy_mean": 0.9}) == {
-        "x_mean": {"mean": 3.0, "deviation": 1.0, "worst_decile": 2.0}
+        "x_mean": {"mean": 3.0, "deviation": 1.0, "worst_decile": 2.0, "best_decile": 4.0}
     }

@@ -164,7 +164,7 @@ async def test_a_run_whose_clients_lack_its_metric_fails_at_their_first_evaluati
         await world.ended(name)
     ended = world.coordinator.run("r").state.ending
     assert ended is not None
-    expected = "stop.metric: expected a metric that clients report (clients_loss, clients_loss_mean"
+    expected = "stop.metric: expected a metric that clients report (clients_loss, clients_loss_best_decile"
     assert (ended[0], ended[1][: len(expected)]) == ("failed", expected)
     assert ended[1].endswith("got clients_accuracy")
     assert world.coordinator.run("s").status == "completed"
