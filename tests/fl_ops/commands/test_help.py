@@ -132,7 +132,8 @@ def test_the_defaults_of_a_simulation_are_true() -> None:
     assert named
     toml = re.sub(r"(, | and )(?=\w+ = )", "\n", named[1])
     fields = {name: field.default for name, field in SimulationSection.model_fields.items()}
-    assert (fields.pop("system"), fields.pop("digests"), fields.pop("task_options")) == (None, None, {})
+    unset = [fields.pop(name) for name in ("system", "digests", "measure", "task_options")]
+    assert unset == [None, None, None, {}]
     assert tomllib.loads(toml) == fields
 
 
