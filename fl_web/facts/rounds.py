@@ -160,11 +160,15 @@ def on_clients(metrics: Mapping[str, float]) -> list[str]:
     texts = []
     for own in sorted(name[len(BY_CLIENTS) : -len("_mean")] for name in metrics if _is_mean(name)):
         parts = [f"{metric_title(own) if own.startswith(OF_AVERAGED) else own} {spread(metrics, own)}"]
-        for ending, words in (("_worst_decile", "worst tenth"), ("_best_decile", "best tenth"), ("", "over all examples")):
+        for ending, words in _SUMMARIES.items():
             if (number := metrics.get(f"{BY_CLIENTS}{own}{ending}")) is not None:
                 parts.append(f"{words} {measured(number, own)}")
         texts.append(", ".join(parts))
     return texts
+
+
+_SUMMARIES = {"_worst_decile": "worst tenth", "_best_decile": "best tenth", "": "over all examples"}
+"""Ending of a summary over clients -> its words."""
 
 
 def _is_mean(name: str) -> bool:
