@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from algorithms import AlgorithmError, build
 from fl_common.settings import Section, describe_error, parse_toml, validated
@@ -21,7 +22,7 @@ from fl_server.aggregation.methods import check_schedules
 from fl_server.errors import InvalidInput
 from fl_server.rounds.metrics import AVERAGED, Criterion, Directions, of_averaged
 from fl_server.run_settings.config import RunConfig, ScheduleSection
-from fl_server.run_settings.sections import LocalSection
+from fl_server.run_settings.sections import LocalSection, RoundSection
 from fl_server.run_settings.spec import from_values
 from fl_tasks import TaskError
 
@@ -48,6 +49,8 @@ class MethodSection(Section):
     """Learning rates to try for this method instead of those of [tuning]."""
     local: dict[str, Any] = Field(default_factory=dict)
     """Keys of [local] that differ for this method, such as max_gradient_norm or learning_rate_decay."""
+    round: dict[str, Any] = Field(default_factory=dict)
+    """Keys of [round] that differ for this method, such as clients_per_round."""
     splits: list[str] | None = Field(default=None, min_length=1)
     """The splits that this section is for, by default all. Sections for different splits may have the same label."""
     published: dict[str, Share] = Field(default_factory=dict)
@@ -195,6 +198,11 @@ class Table:
         values = {**shared, **choice.local, "learning_rate": choice.learning_rate}
         return LocalSection.model_validate(values).model_dump(mode="json")
 
+    def round(self, method: MethodSection) -> dict[str, Any]:
+        """The section [round] of a method's runs, as plain values. Raises ValueError, also for unknown keys."""
+        values = {**self.run.round.model_dump(mode="json"), **method.round}
+        return RoundSection.model_validate(values).model_dump(mode="json")
+
 
 def read_table(path: Path) -> Table:
     """Read a table file. Raises UsageError, which names the file and the key."""
@@ -302,10 +310,18 @@ def _check_method(table: Table, method: MethodSection) -> None:
     if unknown := sorted({*(method.splits or []), *method.published} - table.spec.splits.keys()):
         raise ValueError(f"{where}: expected splits of this table, {', '.join(table.spec.splits)}; got {unknown[0]}")
     load_method(method.name)
+    with _named(f"{where}, values of [round]", RoundSection):
+        table.round(method)
     for variant in method.variants(table.first_choice(method).learning_rate):
         check_schedules(method.schedules, build(method.name, **variant.parameters), table.run.horizon)
-        try:
+        with _named(f"{where}, values of [local]", LocalSection):
             table.local(variant)
-        except ValidationError as error:
-            detail = describe_error(error.errors()[0], LocalSection)
-            raise ValueError(f"{where}, values of [local]: {detail}") from None
+
+
+@contextmanager
+def _named(where: str, section: type[BaseModel]) -> Iterator[None]:
+    """The first wrong key of a section as ValueError, after `where`."""
+    try:
+        yield
+    except ValidationError as error:
+        raise ValueError(f"{where}: {describe_error(error.errors()[0], section)}") from None

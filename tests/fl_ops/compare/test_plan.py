@@ -208,3 +208,10 @@ def test_a_new_key_of_an_optional_section_does_not_rename_its_cells(read: Read, 
     assert averaged(start=None, window=None, statistics="averaged").digest == averaged().digest
     others = [cell, averaged(), averaged(statistics="estimated"), averaged(decay=0.5)]
     assert len({other.digest for other in others}) == 4
+
+
+def test_the_cohort_of_a_method_may_be_its_own(read: Read) -> None:
+    """A sweep over the size of a cohort is rows of one table: the runs of a row alone have its keys of [round]."""
+    plan = Plan(read(("tune = { alpha = [0.1, 0.3] }", "round = { clients_per_round = 3 }")), lambda cell: None)
+    sizes = {(cell.label, cell.settings["run"]["round"]["clients_per_round"]) for cell in plan.missing()}
+    assert sizes == {("FedAvg", 2), ("FedCM", 3)}

@@ -80,6 +80,11 @@ def test_variants_are_all_combinations_and_the_first_values_come_first(read: Rea
             "local = { max_gradient_nrm = 1 }",
             "max_gradient_nrm: unknown key, did you mean max_gradient_norm?",
         ),
+        (
+            "tune = { alpha = [0.1, 0.3] }",
+            "round = { clients_per_round = 0 }",
+            "methods.FedCM, values of [round]: clients_per_round: expected",
+        ),
         ("tune = { alpha = [0.1, 0.3] }", "local = { learning_rate = 0.1 }", "use learning_rates for this method"),
     ],
 )
