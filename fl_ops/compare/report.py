@@ -59,6 +59,8 @@ def _result(plan: Plan, group: Sequence[Row], criterion: Criterion) -> str:
         "Method", "rate", "effective decay", "own parameters", "final", f"last {spec.report.last}", "best",
         f"rounds to {target}", f"MB down / up to {target}", "MB down / up in all",
     ]  # fmt: skip
+    without = [row.label for row in group if not _is_shown(row)]
+    group = [row for row in group if _is_shown(row)]
     lines = [_result_row(row, len(spec.seeds), metric) for row in group]
     if spec.report.baseline:
         at = heads.index("best")
@@ -69,7 +71,12 @@ def _result(plan: Plan, group: Sequence[Row], criterion: Criterion) -> str:
         heads.insert(_PUBLISHED, "published")
         for line, row in zip(lines, group, strict=True):
             line.insert(_PUBLISHED, NOTHING if row.published is None else f"{100 * row.published:.2f}")
-    parts = [_table(heads, lines), _first(group, criterion), DECAYS_DIFFER if decays_differ(group) else ""]
+    parts = [
+        _table(heads, lines) if lines else "",
+        _first(group, criterion),
+        DECAYS_DIFFER if decays_differ(group) else "",
+        f"Not run: {'; '.join(without)}." if without else "",
+    ]
     return "\n\n".join(filter(None, parts))
 
 
@@ -97,6 +104,11 @@ def _measured(plan: Plan, group: Sequence[Row], metric: str) -> str:
     measure = plan.table.spec.simulation.measure
     flatness = measure.sharpness.text() if measure and measure.sharpness else ""
     return f"{_table(['Method', *(head for head, _ in shown.values())], lines)}\n\n{MEASURED} {flatness}".rstrip()
+
+
+def _is_shown(row: Row) -> bool:
+    """Whether a row has a number of its own or of a paper, or waits for the search."""
+    return bool(row.seeds) or row.published is not None or row.choice is None
 
 
 def _first(compared: Sequence[Row], criterion: Criterion) -> str:

@@ -170,6 +170,13 @@ def test_published_accuracies_are_beside_ours(read: Read, reached: Reached) -> N
     assert "| FedAvg | 0.1 (edge) | 0 |  | - | 50.00 ± 0.00 |" in text
 
 
+def test_a_row_without_any_number_is_only_named(read: Read, reached: Reached) -> None:
+    """A file of hundreds of runs has a short page before they are run: its rows are those of papers and of runs."""
+    plan = Plan(read(*NO_SEARCH), lambda cell: reached(0.5) if cell.label == "FedCM" else None)
+    text = report.tables(plan)
+    assert ("| FedCM |" in text, "| FedAvg" in text, "Not run: FedAvg." in text) == (True, False, True)
+
+
 def test_a_page_without_marks_is_refused(plan: Plan) -> None:
     """Nothing is written into a page that did not ask for it."""
     with pytest.raises(UsageError, match="expected the lines"):
