@@ -23,6 +23,16 @@ FULL = {
 }
 """File -> (clients, probability of a client in a round, batch, rounds)."""
 
+STUDIES = {
+    "study-composition",
+    "study-demon",
+    "study-fedcm-100-clients",
+    "study-fedcm-500-clients",
+    "study-fedsam",
+    "study-hsu",
+    "study-hsu-participation",
+}
+
 COMPARED = {
     "fedavg",
     "fedadam",
@@ -44,8 +54,8 @@ def names(table: Table) -> set[str]:
 
 
 def test_the_page_has_every_file() -> None:
-    """There are four files of papers, the reduced one, and no other."""
-    assert FILES.keys() == {*FULL, "reduced-cifar-10"}
+    """There are four files of papers, the reduced one, the studies, and no other."""
+    assert FILES.keys() == {*FULL, "reduced-cifar-10", *STUDIES}
     page = (DOCS / "measurements/papers.md").read_text(encoding="utf-8")
     assert all(f"(papers/{name}.toml)" in page for name in FILES)
 
@@ -55,7 +65,7 @@ def test_a_file_names_real_methods_and_a_real_task_and_model(name: str) -> None:
     """It is read as by `fl compare`; the task is made with its options, which does not read its data."""
     table = read_table(FILES.get(name, DOCS / "measurements/results" / f"{name}.toml"))
     assert names(table) <= METHODS.keys()
-    assert names(table) == COMPARED or name == "fashion-mnist"
+    assert names(table) == COMPARED or name in {"fashion-mnist", *STUDIES}
     task = load_task(table.run.task.name, table.run.task.options)
     assert sum(value.numel() for value in task.model().parameters()) > 0
 
@@ -112,6 +122,20 @@ def test_the_reduced_comparison_is_fair() -> None:
         for choice in method.variants(0.1):
             algorithm = build(method.name, **choice.parameters)
             assert table.local(choice)["weight_decay"] * algorithm.decay_factor == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize("name", sorted(STUDIES))
+def test_the_rows_of_a_study_are_comparable(name: str) -> None:
+    """All have one clipping and one effective decay, and each search has as many runs."""
+    table = read_table(FILES[name])
+    seen, rates = set(), set()
+    for method in table.spec.methods:
+        assert not method.tune
+        rates.add(len(method.learning_rates or [0.0]))
+        choice = table.first_choice(method)
+        local, algorithm = table.local(choice), build(method.name, **choice.parameters)
+        seen.add((local["max_gradient_norm"], round(local["weight_decay"] * algorithm.decay_factor, 9)))
+    assert (len(seen), len(rates)) == (1, 1)
 
 
 @pytest.mark.parametrize("name", FULL)
