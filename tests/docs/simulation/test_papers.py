@@ -24,6 +24,7 @@ FULL = {
 """File -> (clients, probability of a client in a round, batch, rounds)."""
 
 STUDIES = {
+    "fedsam-cifar-10",
     "study-composition",
     "study-demon",
     "study-fedcm-100-clients",
