@@ -363,6 +363,8 @@ class Algorithm:
     """Whether those formulas need the same learning rate in all steps of a round, too."""
     own_steps: str = ""
     """Why its local steps cannot be those of another optimizer, not even inexactly; empty: they can."""
+    skipping: float = 0.0
+    """p: a round has K_t ~ Geometric(p) local steps, as many for each client, and all clients. 0: K_i is a setting."""
     decay_factor: float = 1.0
     """Effective weight decay / wd: where d is stationary, it is g + decay_factor * wd * y, up to a factor."""
     averaged: tuple[str, ...] = ()

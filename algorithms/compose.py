@@ -142,6 +142,8 @@ class Correction:
     """Whether those formulas need the same learning rate in all steps of a round, too."""
     own_steps: str = ""
     """Why its local steps cannot be those of another optimizer; empty: they can."""
+    skipping: float = 0.0
+    """Its meaning is that of the same field of Algorithm."""
     outer_decay_factor: float = 1.0
     """The decay factor (Algorithm.decay_factor) for the order that adds the decay after the mixing."""
     no_loop: str = ""
@@ -226,6 +228,7 @@ def compose(name: str, parameters: Mapping[str, Value], components: Components) 
         needs_sgd=correction.needs_sgd or (_FEDNOVA if components.normaliser == "fednova" else ""),
         needs_one_rate=correction.needs_one_rate or components.normaliser == "fednova",
         own_steps=correction.own_steps,
+        skipping=correction.skipping,
         decay_factor=correction.outer_decay_factor if components.gradient.order == "feddyn_code" else 1.0,
     )
 

@@ -35,6 +35,7 @@ from algorithms.methods.fedrobust import fedrobust
 from algorithms.methods.fedsam import fedsam, mofedsam
 from algorithms.methods.mfl import mfl
 from algorithms.methods.mime import mime, mimelite
+from algorithms.methods.proxskip import proxskip
 from algorithms.methods.qg import qg
 from algorithms.methods.scaffold import scaffold
 from algorithms.methods.slowmo import slow_momentum, slowmo
@@ -64,6 +65,7 @@ _BUILDERS: tuple[Callable[..., Method], ...] = (
     fedprox,
     fednova,
     scaffold,
+    proxskip,
     feddyn,
     fedcm,
     mimelite,

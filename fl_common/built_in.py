@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 METHODS = (
     "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedcm", "feddemon", "feddemonadam", "feddyn", "fednova", "fedprox",
-    "fedrobust", "fedsam", "fedyogi", "mfl", "mime", "mimelite", "mofedsam", "qg", "scaffold", "slowmo",
+    "fedrobust", "fedsam", "fedyogi", "mfl", "mime", "mimelite", "mofedsam", "proxskip", "qg", "scaffold", "slowmo",
 )  # fmt: skip
 """`algorithms.registry`."""
 REDUCERS = ("mean", "median", "trimmed_mean", "krum")

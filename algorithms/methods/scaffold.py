@@ -46,15 +46,29 @@ def scaffold(option: Literal["I", "II"] = "II", objective: Objective = "uniform"
     return Method(control_variates(option, objective), "uniform")
 
 
-def control_variates(option: Literal["I", "II"], objective: Objective) -> Correction:
-    """The correction of SCAFFOLD, for any server optimizer."""
+def control_variates(option: Literal["I", "II"], objective: Objective, skipping: float = 0.0) -> Correction:
+    """The correction of SCAFFOLD, for any server optimizer.
+
+    skipping: p of random skipping. The mean number of steps 1/p takes the place of K_i in option II. 0: K_i.
+    """
+
+    def divisor(steps: int) -> float:
+        return 1.0 / skipping if skipping else steps
+
+    def next_variate(client: ClientContext, update: ClientUpdate) -> Memory:
+        """c_i - c - delta_i / (K_i eta_l)."""
+        c_i = tree.subtract(required_state(client, "c_i"), _shared(client))
+        delta = widened(required_payload(update, "delta"))
+        return {"c_i": tree.add(c_i, delta, -1.0 / (divisor(update.steps) * update.learning_rate))}
 
     def sums(p: ClientWeights, cohort: Sequence[UpdateInfo], round_info: RoundInfo) -> Sums:
         N, eta_l = round_info.need("population"), round_info.learning_rate
         if option == "I":
             row = WeightedSum(tuple(omega(objective, k, round_info) / N for k in cohort), "variate_change")
         else:
-            row = WeightedSum(tuple(-omega(objective, k, round_info) / (N * eta_l * k.num_steps) for k in cohort))
+            row = WeightedSum(
+                tuple(-omega(objective, k, round_info) / (N * eta_l * divisor(k.num_steps)) for k in cohort)
+            )
         return {"Dbar": WeightedSum(p), "C": row}
 
     def advance(memory: Memory, sums: Mapping[str, Tensors], round_info: RoundInfo) -> tuple[Tensors, Memory]:
@@ -72,12 +86,13 @@ def control_variates(option: Literal["I", "II"], objective: Objective) -> Correc
         computed={"variate_change": ComputedPayload(("full_gradient",), _variate_change)},
         sums=sums,
         advance=advance,
-        client=ClientState(("c_i",), _first_option if option == "I" else _second_option),
+        client=ClientState(("c_i",), _first_option if option == "I" else next_variate),
         objective=objective,
         needs_population=True,
         needs_sgd=""
         if option == "I"
         else "c_i+ = c_i - c - delta_i / (K_i eta_l) is a mean gradient only for plain SGD",
+        skipping=skipping,
     )
 
 
@@ -93,13 +108,6 @@ def _variate_change(client: ClientContext, update: ClientUpdate) -> Tensors:
 def _first_option(client: ClientContext, update: ClientUpdate) -> Memory:
     """c_i + (g_i(x_t) - c_i), computed from the change that the server received."""
     return {"c_i": tree.add(required_state(client, "c_i"), widened(required_payload(update, "variate_change")))}
-
-
-def _second_option(client: ClientContext, update: ClientUpdate) -> Memory:
-    """c_i - c - delta_i / (K_i eta_l)."""
-    c_i = tree.subtract(required_state(client, "c_i"), _shared(client))
-    delta = widened(required_payload(update, "delta"))
-    return {"c_i": tree.add(c_i, delta, -1.0 / (update.steps * update.learning_rate))}
 
 
 def _shared(client: ClientContext) -> Tensors:

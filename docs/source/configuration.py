@@ -155,6 +155,7 @@ def _with_sam(method: str) -> Parameters:
 
 def _method(algorithm: fl.Algorithm) -> str:
     needs = ["`population`"] if algorithm.needs_population else []
+    needs += ["all clients in every round"] if algorithm.skipping else []
     needs += ["a state on each client"] if algorithm.keeps_client_state else []
     needs += [f"{len(algorithm.exchanges)} exchanges"] if len(algorithm.exchanges) > 1 else []
     declared = fl.parameters_of(algorithm.name)

@@ -55,6 +55,10 @@ METHOD = {
     "option": "Source of the client's variate: I, a pass over its data, or II, its delta.",
     "order": '"feddyn_code": clipping and decay after the mixing, as in the program of FedDyn\'s authors. '
     "Weight decay is then 1/alpha times as strong with fedcm and 1/beta times with mofedsam as with others.",
+    "p": (
+        "Probability that the clients communicate after a local step: each round has a drawn number of steps, 1/p in "
+        "the mean, and `local.steps` and `local.epochs` are left out."
+    ),
     "rho": "Radius of SAM's ascent; 0 is the plain gradient.",
     "sam_p": "Order p of SAM's norm, over 1: with a large one all entries of the ascent have almost the same size.",
     "sam_scope": 'Scope of SAM\'s norm: the "model", or each "tensor".',

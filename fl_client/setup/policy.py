@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from google.protobuf.json_format import MessageToDict
@@ -23,6 +23,9 @@ from fl_common.command_help import Group, examples
 from fl_common.settings import parse_toml
 from protos.fl.v1 import admin_pb2, training_pb2
 from protos.run_file import SIMULATION, parse_run
+
+if TYPE_CHECKING:
+    from algorithms import Algorithm
 
 REFUSED = 1
 DEFAULT_ALGORITHM, DEFAULT_BATCH_SIZE, DEFAULT_EPOCHS = "fedcm", 32, 1
@@ -104,7 +107,10 @@ def _work(spec: admin_pb2.RunSpec, local_examples: int | None) -> OrderedWork:
     local = spec.local
     batch_size = local.batch_size if local.HasField("batch_size") else DEFAULT_BATCH_SIZE
     amount = {"steps": local.steps} if local.HasField("steps") else {"epochs": local.epochs or DEFAULT_EPOCHS}
-    passes = _passes(spec.algorithm)
+    algorithm = _algorithm(spec.algorithm)
+    if algorithm is not None and algorithm.skipping:
+        return OrderedWork(None, None, None, batch_size)
+    passes = algorithm is not None and algorithm.exchanges[-1].passes
     if local_examples is not None:
         return work_of(
             ShardSize(local_examples),
@@ -118,15 +124,15 @@ def _work(spec: admin_pb2.RunSpec, local_examples: int | None) -> OrderedWork:
     return OrderedWork(None if passes else steps, known, None, batch_size, local_steps=steps)
 
 
-def _passes(spec: training_pb2.AlgorithmSpec) -> bool:
-    """Whether the exchange that trains has a full gradient; not for a method from outside, which is not loaded."""
+def _algorithm(spec: training_pb2.AlgorithmSpec) -> Algorithm | None:
+    """The method; None if it is from outside, which is not loaded."""
     import algorithms  # loads torch, which other commands do not need
 
     try:
         parameters = MessageToDict(spec.parameters)
-        return algorithms.build(spec.name or DEFAULT_ALGORITHM, **parameters).exchanges[-1].passes
+        return algorithms.build(spec.name or DEFAULT_ALGORITHM, **parameters)
     except (ValueError, TypeError, LookupError):
-        return False
+        return None
 
 
 def _read(config: Path) -> tuple[ClientConfig, Policy]:

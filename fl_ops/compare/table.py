@@ -89,8 +89,9 @@ class TuningSection(Section):
     the short runs decide."""
     near: float = Field(default=0.01, ge=0, lt=1)
     """Settings of the search whose accuracy is within so much of the best one are judged."""
-    validation_every: int = Field(default=6, ge=2)
-    """Withhold one in so many TRAINING examples of each class from the clients, to evaluate the search."""
+    validation_every: int = Field(default=6, ge=0)
+    """Withhold one in so many TRAINING examples of each class from the clients, to evaluate the search. 0: none, and
+    the search has the data of the final runs, for a problem whose optimum is known."""
     search: Literal["grid", "narrow", "climb"] = "grid"
     """"grid": every rate with every combination. "narrow": the rates with the first combination, then the combinations
     at the best rate, then the rates again if another combination is better. "climb": the rates with the first
@@ -194,7 +195,8 @@ class Table:
 
     def local(self, choice: Choice) -> dict[str, Any]:
         """The section [local] of a run with this setting, as plain values. Raises ValueError, also for unknown keys."""
-        shared = self.run.local.model_dump(mode="json")
+        amount = choice.local.keys() & {"epochs", "steps"}
+        shared = self.run.local.model_dump(mode="json", exclude={"epochs", "steps"} if amount else None)
         values = {**shared, **choice.local, "learning_rate": choice.learning_rate}
         return LocalSection.model_validate(values).model_dump(mode="json")
 
@@ -272,6 +274,10 @@ def _check_report(spec: TableSection) -> None:
         raise ValueError(f"report.baseline: expected a label of the table, got {report.baseline!r}")
     if in_percent(report.metric) and report.target is not None and not 0 < report.target < 1:
         raise ValueError(f"report.target: expected an accuracy over 0 and under 1, got {report.target:g}")
+    if spec.tuning and spec.tuning.validation_every == 1:
+        raise ValueError(
+            "tuning.validation_every: expected 0, for none, or 2 or more, got 1: clients would hold nothing"
+        )
     if spec.tuning and (spec.tuning.cells is not None) != (spec.tuning.search == "climb"):
         raise ValueError('tuning.cells: expected the number of runs with search = "climb", and none otherwise')
 

@@ -9,7 +9,7 @@ from fl_server.admission.client_rules import ExpectedWork, RegisteredData
 from fl_server.admission.gate import AdmissionGate
 from fl_server.admission.norms import BUFFERS, DELTA, FARTHEST, FLOOR, NO_LIMIT, NormHistory
 from fl_server.aggregation.engine import Engine
-from fl_server.aggregation.methods import learning_rate_in
+from fl_server.aggregation.methods import learning_rate_in, local_in
 from fl_server.aggregation.snapshot import Snapshot
 
 
@@ -28,12 +28,13 @@ class Collecting:
 
 def build_gate(engine: Engine, collecting: Collecting, client: str, registered: RegisteredData) -> AdmissionGate:
     """The gate for a client with this registered data."""
-    section, local, exchange = engine.config.round, engine.config.local, collecting.exchange
+    section, round_, exchange = engine.config.round, collecting.snapshot.round + 1, collecting.exchange
+    local = local_in(engine.config, engine.algorithm, round_)
     shape, trains = engine.shape(exchange), engine.algorithm.exchanges[exchange].trains
     ordered = ExpectedWork(registered.examples, local, trains, registered.own_batches, engine.own_loop)
     steps = ordered.steps(max(1, registered.examples))
     # The other payloads are as long as gradients: K_i steps with one move a model as far as a delta.
-    model_norm, rate = collecting.snapshot.norm, learning_rate_in(engine.config, collecting.snapshot.round + 1)
+    model_norm, rate = collecting.snapshot.norm, learning_rate_in(engine.config, round_)
     others = collecting.history.others(section, FLOOR * model_norm / (rate * steps) if rate else 0.0)
     # A batch that the task makes may have any number of the examples.
     largest_batch = registered.examples if registered.own_batches else local.batch_size

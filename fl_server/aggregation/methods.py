@@ -11,8 +11,9 @@ from algorithms.optimizers.spec import OptimizerSpec, RateSchedule
 from algorithms.reference import KnownPart, Reference, has_reference, reference_of
 from fl_server.aggregation.reduction import check_reducer
 from fl_server.errors import InvalidInput
+from fl_server.rounds.sampling import drawn_steps
 from fl_server.run_settings.config import RunConfig, ScheduleSection
-from fl_server.run_settings.sections import LocalSection, RateSection
+from fl_server.run_settings.sections import MAX_COUNT, LocalSection, RateSection
 from protos.encodings import EncodingSpec
 
 
@@ -38,6 +39,8 @@ def build_algorithm(config: RunConfig) -> fl.Algorithm:
             f"N, the clients that the run may ever draw from, {smallest} or more: {algorithm.name} needs it",
             config.population,
         )
+    if algorithm.skipping:
+        _check_skipping(config, algorithm.name)
     if algorithm.objective == "examples" and config.round.max_client_share:
         raise InvalidInput(
             "round.max_client_share",
@@ -49,6 +52,17 @@ def build_algorithm(config: RunConfig) -> fl.Algorithm:
             "population_examples", 'the examples of all clients together, for objective = "examples"', "nothing"
         )
     return algorithm
+
+
+def _check_skipping(config: RunConfig, name: str) -> None:
+    """Raises InvalidInput unless every round has all clients, and the run leaves the number of steps to the method."""
+    everyone = {"sampling": "fixed", "clients_per_round": config.population, "close": "cohort"}
+    for key, value in (everyone | {"quorum": config.population}).items():
+        if (came := getattr(config.round, key)) != value:
+            raise InvalidInput(f"round.{key}", f"{value!r}, for all clients take part in each round of {name}", came)
+    for key, default in (("steps", None), ("epochs", 1)):
+        if (came := getattr(config.local, key)) not in {None, default}:
+            raise InvalidInput(f"local.{key}", f"none with {name}, which draws the steps of each round by its p", came)
 
 
 def _with_optimizer(config: RunConfig, algorithm: fl.Algorithm) -> fl.Algorithm:
@@ -80,6 +94,14 @@ def learning_rate_in(config: RunConfig, round_: int) -> float:
     """eta_l(t) of a round, with the decay by round and the schedule over the planned rounds."""
     rate, schedule = config.local.learning_rate_in(round_), rate_schedule(config.local.round_schedule)
     return rate if schedule.constant else rate * schedule.factor(round_, config.horizon)
+
+
+def local_in(config: RunConfig, algorithm: fl.Algorithm, round_: int) -> LocalSection:
+    """The local training of a round: with the number of steps that is drawn for it, if the method skips at random."""
+    if not algorithm.skipping:
+        return config.local
+    steps = drawn_steps(algorithm.skipping, config.seed, round_, MAX_COUNT)
+    return config.local.model_copy(update={"steps": steps, "epochs": None})
 
 
 def round_info(config: RunConfig, round_: int, cohort_size: int) -> fl.RoundInfo:

@@ -8,6 +8,7 @@ clients.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -91,6 +92,17 @@ def training_seed(seed: int, round: int, client: str) -> int:
 def training_seeds(seed: int, round: int, clients: Iterable[str]) -> list[int]:
     """`training_seed` of each client."""
     return list(map(tickets("training", seed, round), clients))
+
+
+def drawn_steps(p: float, seed: int, round: int, most: int) -> int:
+    """K ~ Geometric(p) of a round: P(K = k) = (1 - p)^(k - 1) p for k from 1. It is at most `most`.
+
+    p: over 0 and at most 1.
+    """
+    if p >= 1.0:
+        return 1
+    survival = (ticket("steps", seed, round) + 0.5) / _TICKETS
+    return min(most, 1 + int(math.log(survival) / math.log1p(-p)))
 
 
 def initial_model_seed(seed: int) -> int:

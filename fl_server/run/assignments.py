@@ -13,6 +13,7 @@ import algorithms as fl
 from fl_server.aggregation.broadcast import Broadcast
 from fl_server.aggregation.methods import (
     learning_rate_in,
+    local_in,
     optimizer_spec,
     parameters_in,
     rate_schedule,
@@ -118,7 +119,7 @@ _NUMBERS = numbers(pb.LocalTraining()).keys() & LocalSection.model_fields.keys()
 
 
 def _training(work: RoundWork, round_: int) -> pb.LocalTraining:
-    local = work.config.local
+    local = local_in(work.config, work.algorithm, round_)
     parameters = Struct()
     parameters.update(parameters_in(work.config, work.algorithm, round_))
     given = {name: getattr(local, name) for name in _NUMBERS} | {"learning_rate": learning_rate_in(work.config, round_)}

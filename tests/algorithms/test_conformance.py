@@ -32,6 +32,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "scaffold-II": ("scaffold", {}),
     "scaffold-I": ("scaffold", {"option": "I"}),
     "scaffold-examples": ("scaffold", {"objective": "examples"}),
+    "proxskip": ("proxskip", {"p": 0.3}),
     "feddyn": ("feddyn", {"alpha": 1.0}),
     "feddyn-examples": ("feddyn", {"alpha": 1.0, "objective": "examples"}),
     "feddyn-feddyn_code": ("feddyn", {"alpha": 0.5, "order": "feddyn_code"}),

@@ -13,7 +13,7 @@ from algorithms.client import LocalData, Work, answer
 from algorithms.optimizers.spec import RateSchedule
 from algorithms.reference import KnownPart, Reference, has_reference, reference_of
 
-WITH_DIRECTION = {"fedcm", "mimelite", "mime", "mofedsam", "qg", "mfl", "scaffold"}
+WITH_DIRECTION = {"fedcm", "mimelite", "mime", "mofedsam", "qg", "mfl", "scaffold", "proxskip"}
 STEPS = 5
 
 

@@ -31,6 +31,7 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
     "mfl": {"gamma": 0.9, "weights": "examples"},
     "mime": {"beta": 0.9, "damp": True, "weights": "uniform"},
     "mimelite": {"beta": 0.9, "damp": True, "weights": "uniform"},
+    "proxskip": {"p": 0.1},
     "qg": {"beta": 0.9, "mu": 0.9, "weights": "uniform"},
     "scaffold": {"option": "II", "objective": "uniform"},
 }

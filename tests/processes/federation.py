@@ -17,6 +17,7 @@ from protos.run_file import parse_run
 from tests.processes.certificates import Pki, server_section
 from tests.processes.planted import check_shown
 from tests.processes.process import Process, Workspace, eventually, write_toml
+from tests.skipping import suited
 
 TASK = "tiny_task:Tiny"
 TASKS = [TASK, "tests.processes.tiny_task:Tiny", "quadratic_task:Quadratic"]
@@ -299,4 +300,4 @@ def run_spec(name: str, **sections: Any) -> admin_pb2.RunSpec:
         whole = key == "algorithm" or not isinstance(value, dict)
         both = {} if whole else {**DEFAULTS.get(key, {}), **value}
         merged[key] = value if whole else {name: each for name, each in both.items() if each is not None}
-    return parse_run(merged)
+    return parse_run(suited(merged, merged.get("population", 0)))

@@ -10,6 +10,7 @@ from fl_ops.simulate.federation import Federation
 from fl_ops.simulate.system.clock import Amount, Clock, ClockPoint, Course
 from fl_ops.simulate.system.devices import Devices
 from fl_ops.simulate.traffic import Names
+from fl_server.aggregation.methods import local_in
 from fl_server.rounds import effects
 from fl_server.rounds import events as ev
 from fl_server.rounds.state import RoundState
@@ -43,7 +44,8 @@ class Workload:
 
     def _trained(self, examples: int, own_batches: int) -> int:
         """Number of examples in the batches of all local steps."""
-        local = self._federation.config.local
+        federation = self._federation
+        local = local_in(federation.config, federation.engine.algorithm, federation.snapshot.round + 1)
         if local.steps is None:
             return examples * (local.epochs or 1)
         if own_batches:

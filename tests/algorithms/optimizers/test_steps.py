@@ -219,7 +219,7 @@ def test_a_method_names_the_reason_why_it_needs_plain_sgd(method: str) -> None:
     """It is refused with the reason; `inexact` allows all methods but MFL, whose steps have a momentum of their own."""
     algorithm, adamw = fl.build(method), SPECS["adamw"]
     exact = not (algorithm.needs_sgd or algorithm.own_steps)
-    assert exact == (method not in {"fedcm", "mofedsam", "qg", "scaffold", "feddyn", "fednova", "mfl"})
+    assert exact == (method not in {"fedcm", "mofedsam", "qg", "scaffold", "feddyn", "fednova", "mfl", "proxskip"})
     if exact:
         check_combination(algorithm, adamw, RateSchedule("cosine"))
         return

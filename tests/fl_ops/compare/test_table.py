@@ -68,6 +68,7 @@ def test_variants_are_all_combinations_and_the_first_values_come_first(read: Rea
             "methods.FedCM: expected splits of this table, even; got odd",
         ),
         ('name = "fedcm"', 'name = "fedcm"\npublished = { odd = 0.5 }', "expected splits of this table, even; got odd"),
+        ("extend = 0", "validation_every = 1", "tuning.validation_every: expected 0, for none, or 2 or more, got 1"),
         ("extend = 0", "judge_seeds = [7]", "tuning.judge_seeds: expected two or more different seeds"),
         ("extend = 0", "judge_seeds = [7, 2]", "none of the final ones [1, 2], got [7, 2]"),
         (
@@ -105,6 +106,28 @@ def test_clipping_and_decay_of_a_method_are_its_own(read: Read) -> None:
         (1.0, 0.5, 0.3),
     ]
     assert table.local(table.first_choice(table.spec.methods[0]))["learning_rate_decay"] == 1.0
+
+
+def test_steps_of_a_method_replace_the_epochs_of_all(read: Read) -> None:
+    """A method may have an amount of work of its own, in either unit."""
+    for shared, own, expected in (
+        ("", "steps = 5", (None, 5)),
+        (", epochs = 3", "steps = 5", (None, 5)),
+        (", steps = 5", "epochs = 3", (3, None)),
+    ):
+        table = read(
+            ("local = { learning_rate = 0.1 }", f"local = {{ learning_rate = 0.1{shared} }}"),
+            ("tune = { alpha = [0.1, 0.3] }", f"local = {{ {own} }}"),
+        )
+        local = table.local(table.first_choice(table.spec.methods[1]))
+        assert (local["epochs"], local["steps"]) == expected
+
+
+def test_a_search_without_validation_withholds_nothing(read: Read) -> None:
+    """With validation_every = 0 the short runs have the clients of the final ones."""
+    table = read(("extend = 0", "validation_every = 0"))
+    assert table.spec.tuning is not None
+    assert table.simulation("even", table.spec.tuning.validation_every) == table.simulation("even")
 
 
 def test_a_method_without_a_search_may_have_its_own_rate(read: Read) -> None:

@@ -16,6 +16,7 @@ from fl_ops.simulate.reports import RoundResult
 from fl_ops.simulate.saving.save import RunSave
 from fl_ops.simulate.settings import parse_simulation
 from fl_ops.simulate.simulation import Simulation
+from tests.skipping import suited
 
 RUN: dict[str, Any] = {
     "task": {"name": "points:Points"},
@@ -51,7 +52,7 @@ def table() -> MakeTable:
         content = deepcopy(RUN)
         for name, value in sections.items():
             content[name] = {**content.get(name, {}), **value} if isinstance(value, dict) else value
-        return content
+        return suited(content, content["simulation"]["clients"])
 
     return make
 

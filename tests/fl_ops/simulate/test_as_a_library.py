@@ -13,6 +13,7 @@ from fl_ops.simulate.clients import PreparedRun, prepare
 from fl_ops.simulate.engines.client_work import one_thread
 from fl_ops.simulate.settings import parse_simulation
 from fl_ops.simulate.simulation import Simulation
+from fl_server.aggregation.methods import local_in
 from fl_server.rounds.sampling import training_seed
 from fl_tasks.batches import batches, ordered_batches, seed_everything
 from tests.fl_ops.simulate.conftest import MakeTable
@@ -28,14 +29,17 @@ TABLE: dict[str, Any] = {
 }
 
 
-def participant(run: PreparedRun, client: str, t: int) -> fl.Participant:
+def participant(run: PreparedRun, algorithm: fl.Algorithm, client: str, t: int) -> fl.Participant:
     """A client with the data, batches and random numbers that a daemon has."""
     local, seed, size = run.clients[client], training_seed(run.config.seed, t, client), run.config.local.batch_size
+    work = local_in(run.config, algorithm, t)
 
     def data(exchange: int) -> fl.LocalData:
         seed_everything(seed)
         return fl.LocalData(
-            batches(local.train, size, seed, epochs=1), ordered_batches(local.train, size), local.task.loss
+            batches(local.train, size, seed, epochs=work.epochs, steps=work.steps),
+            ordered_batches(local.train, size),
+            local.task.loss,
         )
 
     return fl.Participant(client, len(local.train), data)
@@ -75,12 +79,12 @@ def test_run_round_has_the_bits_of_a_simulation(table: MakeTable, name: str, tas
                 population=run.config.population or None,
                 population_examples=run.config.population_examples or None,
             )
-            cohort = [participant(run, client, done.round) for client in reversed(done.accepted)]
+            cohort = [participant(run, algorithm, client, done.round) for client in reversed(done.accepted)]
             result = fl.run_round(algorithm, state, model, cohort, SETTINGS, info)
             state, other = result.state, simulation.snapshot
-            assert len(cohort) == 3
+            assert len(cohort) == run.config.round.clients_per_round
             torch.testing.assert_close(dict(other.state.x), dict(state.server.x), rtol=0, atol=0)
             torch.testing.assert_close(dict(other.buffers), dict(state.buffers), rtol=0, atol=0)
             torch.testing.assert_close(dict(other.state.memory), dict(state.server.memory), rtol=0, atol=0)
-            assert done.training_loss == pytest.approx(sum(result.losses.values()) / 3)
+            assert done.training_loss == pytest.approx(sum(result.losses.values()) / len(cohort))
     assert done.round == 2

@@ -20,6 +20,7 @@ from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.updates import HeldUpdate
 from fl_server.run_settings.spec import from_values
 from protos.codec import Entry
+from tests.skipping import suited
 
 ELSEWHERE = torch.device("meta")
 """Tensors without values: an operation of such a tensor and one on the CPU fails, and so does a copy to the CPU."""
@@ -70,7 +71,8 @@ def reads_of_a_round(method: str, kind: type[Held], clients: int, **round_: Any)
     sections: dict[str, Any] = {"algorithm": {"name": method}, "population": 9, "population_examples": 90}
     sections["round"] = round_
     sections["averaging"] = {"method": "ema", "decay": 0.9}
-    engine = Engine(from_values({"task": {"name": "any"}, **sections}), TASK, ELSEWHERE)
+    content = suited({"task": {"name": "any"}, "round": {}, "local": {}, **sections}, 9)
+    engine = Engine(from_values(content), TASK, ELSEWHERE)
     cohort, updates = [fl.UpdateInfo(f"c{number}", 10, 2) for number in range(clients)], [kind()] * clients
     sums: dict[str, fl.Tensors] = {}
     with Reads() as reads:

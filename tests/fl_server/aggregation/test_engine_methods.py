@@ -12,7 +12,10 @@ from torch import nn
 
 import algorithms as fl
 from fl_server.aggregation.engine import Engine
+from fl_server.aggregation.methods import local_in
 from fl_server.errors import InvalidInput
+from fl_server.rounds.sampling import drawn_steps
+from fl_server.run_settings.sections import MAX_COUNT
 from fl_server.run_settings.spec import from_values
 from protos.codec import pack
 
@@ -104,3 +107,36 @@ def test_schedules_that_cannot_be_are_refused_before_round_0(schedule: dict[str,
     run = from_values({"task": {"name": "one"}, "algorithm": {"name": "fedcm", "schedules": schedule}})
     with pytest.raises(fl.AlgorithmError, match=message):
         Engine(run, TASK)
+
+
+ALL_CLIENTS: dict[str, Any] = {"clients_per_round": 3, "quorum": 3}
+
+
+@pytest.mark.parametrize(
+    ("section", "changed", "message"),
+    [
+        ("round", {"sampling": "bernoulli"}, "round.sampling: expected 'fixed', for all clients take part in each"),
+        ("round", {"clients_per_round": 2, "quorum": 2}, "round.clients_per_round: expected 3, for all .*, got 2"),
+        ("round", {"close": "goal"}, "round.close: expected 'cohort', for all clients"),
+        ("round", {"quorum": None}, "round.quorum: expected 3, for all clients .* of proxskip, got None"),
+        ("local", {"steps": 5}, "local.steps: expected none with proxskip, which draws the steps .*, got 5"),
+        ("local", {"epochs": 2}, "local.epochs: expected none with proxskip, .*, got 2"),
+    ],
+)
+def test_random_skipping_needs_all_clients_and_no_steps(section: str, changed: dict[str, Any], message: str) -> None:
+    """A run that could close a round without some client, or that orders steps, is refused with the key to change."""
+    sections: dict[str, Any] = {"round": ALL_CLIENTS, "population": 3, "local": {}}
+    assert engine("proxskip", **sections).algorithm.skipping == 0.1
+    with pytest.raises(InvalidInput, match=message):
+        engine("proxskip", **{**sections, section: {**sections[section], **changed}})
+
+
+def test_every_round_of_skipping_has_its_own_steps() -> None:
+    """The ordered steps are those drawn from seed and round; methods without skipping keep the run's own."""
+    skipping = engine("proxskip", {"p": 0.2}, round=ALL_CLIENTS, population=3)
+    ordered = [local_in(skipping.config, skipping.algorithm, round_) for round_ in range(20)]
+    assert [(local.steps, local.epochs) for local in ordered] == [
+        (drawn_steps(0.2, 0, round_, MAX_COUNT), None) for round_ in range(20)
+    ]
+    plain = engine("scaffold", population=3)
+    assert local_in(plain.config, plain.algorithm, 4) == plain.config.local

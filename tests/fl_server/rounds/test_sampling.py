@@ -16,6 +16,7 @@ from fl_server.rounds.sampling import (
     draw_bernoulli,
     draw_evaluators,
     draw_fixed,
+    drawn_steps,
     initial_model_seed,
     ticket,
     training_seed,
@@ -137,6 +138,24 @@ def test_evaluators_are_drawn_independently() -> None:
     assert draws == [draw_evaluators(POOL, 3, 1, t) for t in range(400)]
     assert chi_square([sum(client in draw for draw in draws) for client in POOL], 120) < 25
     assert sum(draw == draw_fixed(POOL, 3, Draw(1, t, 0)) for t, draw in enumerate(draws)) < 20
+
+
+@pytest.mark.parametrize("p", [0.05, 0.3, 0.9])
+def test_drawn_steps_are_geometric(p: float) -> None:
+    """Of 4,000 rounds the share with k steps is (1 - p)^(k - 1) p, and the mean number of steps is 1 / p."""
+    drawn = [drawn_steps(p, 7, round_, 10**6) for round_ in range(4000)]
+    expected = [4000 * (1 - p) ** (k - 1) * p for k in range(1, 5)]
+    found = [drawn.count(k) for k in range(1, 5)]
+    assert sum((a - b) ** 2 / b for a, b in zip(found, expected, strict=True)) < 18.5  # 0.1 % exceed it by chance
+    assert sum(drawn) / 4000 == pytest.approx(1 / p, rel=0.05)
+
+
+def test_drawn_steps_depend_on_seed_and_round_alone_and_have_a_limit() -> None:
+    """The same numbers in every version, 1 for p = 1, and no more than the limit."""
+    assert [drawn_steps(0.1, 3, round_, 100) for round_ in range(6)] == [17, 5, 3, 6, 17, 8]
+    assert [drawn_steps(0.1, 4, round_, 100) for round_ in range(6)] != [17, 5, 3, 6, 17, 8]
+    assert {drawn_steps(1.0, 3, round_, 100) for round_ in range(6)} == {1}
+    assert {drawn_steps(1e-12, 3, round_, 100) for round_ in range(6)} == {100}
 
 
 def test_training_seeds_differ_by_run_seed_round_and_client() -> None:

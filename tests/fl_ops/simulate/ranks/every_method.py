@@ -18,6 +18,7 @@ from fl_ops.simulate.output.results import SeedResult
 from fl_ops.simulate.ranks.group import joined
 from fl_ops.simulate.seeds import Job, Report, simulate
 from fl_ops.simulate.settings import parse_simulation
+from tests.skipping import suited
 
 ENCODINGS: dict[str, dict[str, Any]] = {
     "": {},
@@ -33,7 +34,7 @@ Rounds = list[list[Any]]
 def table(case: str) -> dict[str, Any]:
     """A small run: client states, buffers, dropout, clipping, evaluation on clients; clients of two sizes."""
     method, *encodings = case.partition(" ")
-    return {
+    content = {
         "task": {"name": "tests.fl_ops.points:NormedPoints", "options": {"part": 0.25}},
         "algorithm": {"name": method},
         "local": {"learning_rate": 0.2, "batch_size": 8},
@@ -43,6 +44,7 @@ def table(case: str) -> dict[str, Any]:
         "simulation": {"clients": 7},
         "encodings": ENCODINGS["".join(encodings)],
     }
+    return suited(content, 7)
 
 
 def rounds_of(case: str, engine: EngineOptions) -> Rounds:
