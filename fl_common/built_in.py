@@ -14,7 +14,7 @@ METHODS = (
 """`algorithms.registry`."""
 REDUCERS = ("mean", "median", "trimmed_mean", "krum")
 """`algorithms.reducers.reducer`."""
-TASKS = ("digits", "fashion-mnist", "cifar10", "cifar100", "emnist", "emnist-digits", "shakespeare")
+TASKS = ("digits", "fashion-mnist", "cifar10", "cifar100", "emnist", "emnist-digits", "femnist", "celeba", "shakespeare")
 """`fl_tasks.naming`."""
 PartitionMethod = Literal["dirichlet", "dirichlet-hsu", "dirichlet-class", "classes", "shards", "iid", "natural"]
 """`fl_tasks.partitioning`."""

@@ -20,6 +20,8 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "cifar100": "fl_tasks.built_in.vision:Cifar100",
         "emnist": "fl_tasks.built_in.vision:Emnist",
         "emnist-digits": "fl_tasks.built_in.vision:EmnistDigits",
+        "femnist": "fl_tasks.built_in.leaf:Femnist",
+        "celeba": "fl_tasks.built_in.leaf:CelebA",
         "shakespeare": "fl_tasks.built_in.shakespeare:Shakespeare",
     }
 )

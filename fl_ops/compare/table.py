@@ -187,7 +187,7 @@ class Table:
     def simulation(self, split: str, validation_every: int = 0) -> SimulationSection:
         """The clients of a split. validation_every: see TuningSection; 0 withholds nothing."""
         changes = {"partition": self.spec.splits[split], "validation_every": validation_every}
-        return self.spec.simulation.model_copy(update=changes)
+        return SimulationSection.model_validate({**self.spec.simulation.model_dump(exclude_unset=True), **changes})
 
     def first_choice(self, method: MethodSection) -> Choice:
         """The setting of a method that is not tuned, and the start of a search."""

@@ -207,7 +207,7 @@ def prepare(config: SimulationConfig, seed: int) -> PreparedRun:
     clients = SimulatedClients(run.task.name, task, parts, _methods(run))
     server_task: Any = ValidatedTask(task, withheld.nonzero().flatten()) if section.validation_every else task
     devices = None if section.system is None else Devices(section.system, clients, seed)
-    return PreparedRun(_with_population(run, section, clients), clients, server_task, devices)
+    return PreparedRun(_with_population(run, clients), clients, server_task, devices)
 
 
 def _parts(task: Task, section: SimulationSection, seed: int, available: Tensor) -> Parts:
@@ -237,13 +237,13 @@ def _validation_mask(task: Task, every: int) -> Tensor:
     return mask
 
 
-def _with_population(run: RunConfig, section: SimulationSection, clients: SimulatedClients) -> RunConfig:
+def _with_population(run: RunConfig, clients: SimulatedClients) -> RunConfig:
     """Fill in N and the sum of n_i where the method needs them: the simulation knows both."""
     algorithm = build(run.algorithm.name, **run.algorithm.parameters)
     by_examples = algorithm.objective == "examples"
     known: dict[str, int] = {}
     if (algorithm.needs_population or by_examples) and not run.population:
-        known["population"] = section.clients
+        known["population"] = len(clients)
     if by_examples and not run.population_examples:
         known["population_examples"] = clients.num_examples
     return run.model_copy(update=known)

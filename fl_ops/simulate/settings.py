@@ -7,7 +7,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
+from pydantic import (
+    AfterValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from algorithms import AlgorithmError
 from fl_common.names import check_id
@@ -39,7 +46,8 @@ def _check_name_pattern(pattern: str) -> str:
 class SimulationSection(Section):
     """The simulated clients and their data."""
 
-    clients: int = Field(default=100, ge=1)
+    clients: int = Field(default=100, ge=0)
+    """0: one for each group of the task, which is the default with the partition method "natural"."""
     names: Annotated[str, AfterValidator(_check_name_pattern)] = "client-{index:03d}"
     """Pattern of the client ids. index: 0 to clients - 1; it is also the client's part of the partition."""
     partition: dict[str, str | bool | int | float] = Field(default={"method": "iid"})
@@ -62,6 +70,13 @@ class SimulationSection(Section):
 
     system: SystemSection | None = None
     """The clients' devices, for simulated time. None: no time is simulated."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_for_each_group(cls, values: Any) -> Any:
+        partition = values.get("partition") if isinstance(values, dict) else None
+        natural = isinstance(partition, dict) and partition.get("method") == "natural"
+        return {"clients": 0, **values} if natural else values
 
     @model_serializer(mode="wrap")
     def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:

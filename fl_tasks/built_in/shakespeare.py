@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fl_tasks.adapters import add_lora, freeze_a, load_weights
 from fl_tasks.base import Classifier, Examples, Shard, TaskError
+from fl_tasks.built_in.options import true_or_false, whole_number
 from fl_tasks.data.examples import checked_fraction, split_shard
 from fl_tasks.models import CausalTransformer
 
@@ -94,13 +95,11 @@ class Shakespeare(Classifier):
     ) -> None:
         self.data_root = Path(data_root).expanduser()
         self.base = Path(base).expanduser() if base else None
-        self.rank = _whole("lora", lora, 0)
-        self.least_characters = _whole("least_characters", least_characters, 1)
-        if not isinstance(train_a, bool):
-            raise TaskError(f"expected the option train_a to be true or false, got {train_a!r}")
+        self.rank = whole_number("lora", lora)
+        self.least_characters = whole_number("least_characters", least_characters, 1)
+        self.train_a = true_or_false("train_a", train_a)
         if train_a and not self.rank:
             raise TaskError("the option train_a is for adapters: set the option lora to their rank, such as 8")
-        self.train_a = train_a
         self.client_eval_fraction = checked_fraction(client_eval_fraction)
 
     def model(self) -> nn.Module:
@@ -152,9 +151,3 @@ class Shakespeare(Classifier):
 def _part(tokens: Tensor, *, train: bool) -> Tensor:
     end = len(tokens) - int(HELD_OUT * len(tokens))
     return tokens[:end] if train else tokens[end:]
-
-
-def _whole(option: str, value: float, least: int) -> int:
-    if isinstance(value, bool) or value != int(value) or value < least:
-        raise TaskError(f"expected the option {option} to be a whole number of {least} or more, got {value!r}")
-    return int(value)

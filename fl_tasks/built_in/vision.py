@@ -11,9 +11,12 @@ from string import ascii_lowercase, ascii_uppercase, digits
 from types import MappingProxyType
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from fl_tasks.base import Classifier, Examples, Shard, TaskError
+from fl_tasks.built_in.image_blocks import rows_of
+from fl_tasks.built_in.options import chosen_model, part_of_one, true_or_false, whole_number
 from fl_tasks.built_in.transforms import FlipAndCrop, FlipAndCut, Normalise
 from fl_tasks.built_in.vision_files import (
     Images,
@@ -23,8 +26,10 @@ from fl_tasks.built_in.vision_files import (
     emnist,
     emnist_labels,
     fashion_mnist,
+    lacks_official_test,
 )
 from fl_tasks.data.examples import checked_fraction, split_shard
+from fl_tasks.data.seeds import random_order
 from fl_tasks.models import (
     PreActResNet18,
     ResNet18,
@@ -45,7 +50,10 @@ class Vision(Classifier, ABC):
     """The common part of the image tasks. Data is read when it is needed, and only the requested shard is kept.
 
     data_root: a torchvision folder. download: fetch missing files. model: one of MODELS.
-    client_eval_fraction: share of each shard, in [0, 1), that is held out for evaluation on clients.
+    client_eval_fraction: share of each shard, in [0, 1), that is held out for evaluation on clients; evenly spaced in
+    the shard, or drawn by client_eval_seed. augment: false trains on the images as they are.
+    pooled: the training set has the test images behind its own, and the server has no example to evaluate on.
+    share: train on this share of the training set, drawn by share_seed.
     """
 
     MODELS: ClassVar[Mapping[str, Callable[[int], nn.Module]]]
@@ -57,21 +65,41 @@ class Vision(Classifier, ABC):
     num_classes: int = 10
     classes: ClassVar[tuple[str, ...]] = ()
     """Names of the classes in the order of their numbers. Empty: they are numbers only."""
+    OFFICIAL: ClassVar[str]
+    """Description of the test set, for logs and results."""
     own_options = ("data_root", "download")
 
-    def __init__(
-        self, data_root: str = "data", download: bool = False, model: str = "cnn", client_eval_fraction: float = 0.0
+    def __init__(  # noqa: PLR0913 - the task's options
+        self,
+        data_root: str = "data",
+        download: bool = False,
+        model: str = "cnn",
+        client_eval_fraction: float = 0.0,
+        *,
+        client_eval_seed: int | None = None,
+        augment: bool = True,
+        pooled: bool = False,
+        share: float = 1.0,
+        share_seed: int = 0,
     ) -> None:
-        if model not in self.MODELS:
-            raise TaskError(f'expected the option model to be one of {", ".join(self.MODELS)}, got "{model}"')
-        if not isinstance(download, bool):
-            raise TaskError(f"expected the option download to be true or false, got {download!r}")
         self.data_root = Path(data_root).expanduser()
-        self.download = download
+        self.download = true_or_false("download", download)
         self.client_eval_fraction = checked_fraction(client_eval_fraction)
-        self._model = self.MODELS[model]
-        self._augment = self.AUGMENTS.get(model)
+        self.client_eval_seed = None if client_eval_seed is None else whole_number("client_eval_seed", client_eval_seed)
+        self.pooled = true_or_false("pooled", pooled)
+        if pooled and not client_eval_fraction:
+            raise TaskError("the option pooled leaves no example to evaluate on: set client_eval_fraction, such as 0.2")
+        self.share, self.share_seed = part_of_one("share", share), whole_number("share_seed", share_seed)
+        self._model = chosen_model(self.MODELS, model)
+        self._augment = self.AUGMENTS.get(model) if true_or_false("augment", augment) else None
         self._kept: dict[bool, Images] | None = None
+
+    @property
+    def held_out(self) -> str:
+        """Description of `eval_data(None)`, for logs and results."""
+        if self.pooled:
+            return f"none: training and test images are pooled, and clients evaluate on {self.client_eval_fraction:g}"
+        return self.OFFICIAL
 
     def keep_files(self, keep: bool = True) -> None:
         """Read each file once from now on and keep its bytes, for a process that asks for many shards; or forget it."""
@@ -86,8 +114,10 @@ class Vision(Classifier, ABC):
         return self._shard_parts(shard)[0]
 
     def eval_data(self, shard: Shard | None = None) -> Examples:
-        """The held-out images, or a shard's own held-out part, in the same form."""
-        return self._examples(self._images(train=False)) if shard is None else self._shard_parts(shard)[1]
+        """The test images, of which there are none if they are pooled, or a shard's own held-out part."""
+        if shard is not None:
+            return self._shard_parts(shard)[1]
+        return self._whole()[:0] if self.pooled else self._examples(self._images(train=False))
 
     def train_labels(self) -> Tensor:
         """Labels of the whole training set, without its images."""
@@ -99,14 +129,41 @@ class Vision(Classifier, ABC):
 
     def _images(self, train: bool) -> Images:
         if self._kept is None:
-            return self._read(train)
+            return self._read_all(train)
         if train not in self._kept:
-            self._kept[train] = self._read(train)
+            self._kept[train] = self._read_all(train)
         return self._kept[train]
 
+    def _read_all(self, train: bool) -> Images:
+        """The images by the options pooled and share."""
+        if not train or not (self.pooled or self.share < 1):
+            return self._read(train)
+        parts = [self._read(part) for part in self._trained_on()]
+        labels = torch.cat([part for _, part in parts])
+        rows = self._shared_rows(len(labels))
+        return rows_of([images for images, _ in parts], rows), labels[rows]
+
+    def _trained_on(self) -> list[bool]:
+        """The parts of the training set: true for the training images, false for the test images."""
+        return [True, False] if self.pooled else [True]
+
+    def _shared_rows(self, total: int) -> Tensor:
+        """The examples of the option share: all, or the first floor(share * total) of a random order."""
+        if self.share == 1:
+            return torch.arange(total)
+        drawn = random_order(self.share_seed, torch.arange(total))[: int(self.share * total)]
+        return drawn.sort().values
+
+    def _whole(self) -> Examples:
+        return replace(self._examples(self._images(train=True)), augment=self._augment)
+
     def _shard_parts(self, shard: Shard) -> tuple[Examples, Examples]:
-        whole = replace(self._examples(self._images(train=True)), augment=self._augment)
-        return split_shard(shard.of(whole), self.client_eval_fraction)
+        examples = shard.of(self._whole())
+        order = None
+        if self.client_eval_seed is not None:
+            indices = torch.arange(len(examples)) if shard.indices is None else shard.indices
+            order = random_order(self.client_eval_seed, indices)
+        return split_shard(examples, self.client_eval_fraction, order)
 
     def _examples(self, images: Images) -> Examples:
         return Examples(*images, prepare=Normalise(self.MEAN, self.STD))
@@ -120,7 +177,7 @@ class FashionMnist(Vision):
     classes = (
         "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
     )  # fmt: skip
-    held_out = "the official test set, 10,000 images"
+    OFFICIAL = "the official test set, 10,000 images"
 
     def _read(self, train: bool) -> Images:
         return fashion_mnist(self.data_root, train, self.download)
@@ -137,11 +194,13 @@ class Emnist(Vision):
     SPLIT = "byclass"
     num_classes = 62
     classes = tuple(digits + ascii_uppercase + ascii_lowercase)
-    held_out = "the official test set of the split by class, 116,323 images"
+    OFFICIAL = "the official test set of the split by class, 116,323 images"
 
     def train_labels(self) -> Tensor:
         """Labels of the whole training set, without its images, which take 547 MB."""
-        return emnist_labels(self.data_root, self.SPLIT, self.download)
+        parts = [emnist_labels(self.data_root, self.SPLIT, train, self.download) for train in self._trained_on()]
+        labels = torch.cat(parts)
+        return labels[self._shared_rows(len(labels))]
 
     def _read(self, train: bool) -> Images:
         return emnist(self.data_root, self.SPLIT, train, self.download)
@@ -153,7 +212,7 @@ class EmnistDigits(Emnist):
     SPLIT = "digits"
     num_classes = 10
     classes = tuple(digits)
-    held_out = "the official test set of the digits, 40,000 images"
+    OFFICIAL = "the official test set of the digits, 40,000 images"
 
 
 class Cifar(Vision, ABC):
@@ -185,14 +244,18 @@ class Cifar10(Cifar):
     MEAN, STD = (0.491, 0.482, 0.447), (0.247, 0.243, 0.262)
     classes = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
+    OFFICIAL = "the official test set, 10,000 images"
+
     @property
     def held_out(self) -> str:
         """Description of `eval_data(None)`, for logs and results."""
-        if cifar10_holds_out_batch_5(self.data_root):
+        if not self.pooled and cifar10_holds_out_batch_5(self.data_root):
             return "training batch 5, 10,000 images, NOT the official test set; trained on batches 1 to 4"
-        return "the official test set, 10,000 images"
+        return super().held_out
 
     def _read(self, train: bool) -> Images:
+        if self.pooled and cifar10_holds_out_batch_5(self.data_root):
+            raise TaskError(lacks_official_test(self.data_root))
         return cifar10(self.data_root, train, self.download)
 
 
@@ -201,7 +264,7 @@ class Cifar100(Cifar):
 
     MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
     num_classes = 100
-    held_out = "the official test set, 10,000 images"
+    OFFICIAL = "the official test set, 10,000 images"
 
     def _read(self, train: bool) -> Images:
         return cifar100(self.data_root, train, self.download)

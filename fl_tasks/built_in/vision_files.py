@@ -84,9 +84,9 @@ def emnist(root: Path, split: str, train: bool, download: bool) -> Images:
         return _read_images(folder / files[0]).transpose(1, 2).unsqueeze(1), _read_labels(folder / files[1])
 
 
-def emnist_labels(root: Path, split: str, download: bool) -> Tensor:
-    """The training labels of a split. The images are not read."""
-    folder, files = _emnist_files(root, split, "train")
+def emnist_labels(root: Path, split: str, train: bool, download: bool) -> Tensor:
+    """The training or the test labels of a split. The images are not read."""
+    folder, files = _emnist_files(root, split, "train" if train else "test")
     with _errors_named(folder, files):
         if download:
             _fetch_mnist(import_torchvision().datasets.EMNIST, root, split)
@@ -97,6 +97,17 @@ def cifar10_holds_out_batch_5(root: Path) -> bool:
     """Whether the training batches exist and the official test batch does not."""
     folder = root / CIFAR_FOLDER
     return folder.exists() and not (folder / CIFAR_OFFICIAL_TEST).exists()
+
+
+def lacks_official_test(root: Path) -> str:
+    """What is there and what to do, where the official test batch is needed."""
+    folder = root / CIFAR_FOLDER
+    there = ", ".join(sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")))
+    return (
+        f"the option pooled needs the official test batch {CIFAR_OFFICIAL_TEST} of CIFAR-10 in {folder}, which has"
+        f" {there or 'no file'}: put {CIFAR_OFFICIAL_TEST} of the original archive there, or leave out pooled, and"
+        " batch 5 is held out"
+    )
 
 
 def _emnist_files(root: Path, split: str, part: str) -> tuple[Path, list[str]]:

@@ -121,14 +121,16 @@ class Examples:
         return self.inputs if self.prepare is None else self.prepare(self.inputs)
 
 
-def split_shard(examples: Examples, fraction: float) -> tuple[Examples, Examples]:
+def split_shard(examples: Examples, fraction: float, order: Tensor | None = None) -> tuple[Examples, Examples]:
     """(training part, held-out part) of a shard. floor(fraction * n) examples are held out, without augmentation.
 
     They are evenly spaced in the shard's order, so that a shard sorted by class yields some of each class, and the
-    split is always the same. Raises TaskError for a fraction outside [0, 1).
+    split is always the same; or the first of `order`, places [n]. Raises TaskError for a fraction outside [0, 1).
     """
     count = int(checked_fraction(fraction) * len(examples))
     evaluation = torch.arange(count) * len(examples) // max(count, 1)
+    if order is not None:
+        evaluation = order[:count].sort().values
     held_out = replace(examples[evaluation], augment=None)
     if not count:
         return examples, held_out

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 Seeds = npt.NDArray[np.uint64]
 
@@ -26,6 +27,12 @@ def seeds_of_examples(seed: int, epoch: int, positions: npt.NDArray[np.integer])
     start = np.uint64(((seed & _MASK) + (epoch + 1) * _GOLDEN) & _MASK)
     with np.errstate(over="ignore"):
         return _mixed(_mixed(np.full(1, start)) + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN))
+
+
+def random_order(seed: int, numbers: Tensor) -> Tensor:
+    """The places of numbers in a random order, int64 [n]. It depends only on the seed and on the set of numbers."""
+    keys = seeds_of_examples(seed, 0, numbers.numpy())
+    return torch.from_numpy(np.argsort(keys, kind="stable"))
 
 
 def _mixed(values: Seeds) -> Seeds:

@@ -73,18 +73,19 @@ def shards(labels: Indices, spec: PartitionSpec, rng: np.random.Generator) -> li
 
 
 def natural(groups: Indices, spec: PartitionSpec, rng: np.random.Generator) -> list[Indices]:
-    """Whole groups (LEAF's writers and persons). With as many clients as groups, client i has the i-th group.
+    """Whole groups (LEAF's writers and persons). With 0 clients, or as many as groups, client i has the i-th group.
 
     Fewer clients get random groups, floor(G / N) or one more each. Raises TaskError for more clients than groups.
     """
     count = int(groups.max()) + 1
     if count < spec.clients:
         raise TaskError(f"expected at least one group for each of {spec.clients} clients, got {count} groups")
-    order = np.arange(count) if count == spec.clients else rng.permutation(count)
+    clients = spec.clients or count
+    order = np.arange(count) if count == clients else rng.permutation(count)
     owner = np.empty(count, dtype=np.int64)
-    owner[order] = np.arange(count) % spec.clients
+    owner[order] = np.arange(count) % clients
     holders = owner[groups]
-    sizes = np.bincount(holders, minlength=spec.clients)
+    sizes = np.bincount(holders, minlength=clients)
     return np.split(np.argsort(holders, kind="stable"), np.cumsum(sizes)[:-1])
 
 

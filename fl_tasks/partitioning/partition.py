@@ -169,8 +169,8 @@ def make_partition(
     if labels is None and (size is None or spec.reads_classes):
         raise TaskError(f'the partition method "{spec.method}" needs the class number of each example, got none')
     total = len(labels) if labels is not None else int(size or 0)
-    if total < spec.clients:
-        raise TaskError(f"expected at least one example for each of {spec.clients} clients, got {total} in all")
+    if total < (least := spec.clients or 1):
+        raise TaskError(f"expected at least one example for each of {least} clients, got {total} in all")
     if spec.method == "natural":
         numbers = _groups(groups, total)
     elif spec.reads_classes and labels is not None:

@@ -38,8 +38,8 @@ class PartitionSpec:
     """
 
     method: Method
-    clients: int
-    """N, 1 or more."""
+    clients: int = 0
+    """N, 1 or more. 0, for "natural" only: one client for each group."""
     seed: int = 0
     alpha: float = 0.3
     """Concentration, greater than 0: 0.1 is very uneven, 100 nearly even."""
@@ -60,8 +60,11 @@ class PartitionSpec:
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):
             raise TaskError(f'expected the partition method {", ".join(get_args(Method))}, got "{self.method}"')
-        if self.clients < 1:
-            raise TaskError(f"expected 1 or more clients, got {self.clients}")
+        if self.clients < (0 if self.method == "natural" else 1):
+            raise TaskError(
+                f'expected 1 or more clients, got {self.clients}: only the method "natural" takes 0, for one client for'
+                " each group"
+            )
         if self.seed < 0:
             raise TaskError(f"expected a partition seed of 0 or more, got {self.seed}")
         if not 0 < self.alpha < float("inf"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -64,9 +64,11 @@ def partition(
             metavar="TASK", help="A built-in task's name, or module:attribute.", autocompletion=completion.task_names
         ),
     ],
-    clients: Annotated[int, typer.Option(min=1, help="Number of clients.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Path of the partition file.")],
     flags: PartitionFlags,
+    clients: Annotated[
+        int, typer.Option(help="Number of clients; 0, for natural only: one for each group.", show_default="0")
+    ] = 0,
     data_root: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the task's data set.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an older file.")] = False,
 ) -> None:
@@ -104,7 +106,7 @@ def _partition(task: str, data_root: Path | None, fields: dict[str, Any], out: P
         spec = fl_tasks.PartitionSpec(**fields)
         loaded = fl_tasks.load_task(task, options)
         total, parts = fl_tasks.training_size(loaded), fl_tasks.partition_task(spec, loaded)
-        fl_tasks.save_partition(out, fl_tasks.Partition(spec, total, parts))
+        fl_tasks.save_partition(out, fl_tasks.Partition(replace(spec, clients=len(parts)), total, parts))
     except fl_tasks.TaskError as exc:
         raise UsageError(str(exc)) from exc
     except OSError as exc:

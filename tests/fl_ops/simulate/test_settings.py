@@ -35,7 +35,8 @@ def test_one_file_is_both(tmp_path: Path) -> None:
     ("simulation", "expected"),
     [
         pytest.param({"client": 5}, "simulation.client: unknown key", id="unknown"),
-        pytest.param({"clients": 0}, "simulation.clients: expected greater than or equal to 1", id="none"),
+        pytest.param({"clients": -1}, "simulation.clients: expected greater than or equal to 0", id="fewer"),
+        pytest.param({"clients": 0}, 'expected 1 or more clients, got 0: only the method "natural"', id="none"),
         pytest.param({"names": "client"}, "expected a pattern with {index}", id="one-name-for-all"),
         pytest.param({"names": "c-{number}"}, "expected a pattern such as", id="unknown-field"),
         pytest.param({"names": "a b {index}"}, "a client's name: expected 1 to 64 of", id="no-id"),
