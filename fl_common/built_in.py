@@ -14,7 +14,9 @@ METHODS = (
 """`algorithms.registry`."""
 REDUCERS = ("mean", "median", "trimmed_mean", "krum")
 """`algorithms.reducers.reducer`."""
-TASKS = ("digits", "fashion-mnist", "cifar10", "cifar100", "emnist", "emnist-digits", "femnist", "celeba", "shakespeare")
+TASKS = (
+    "digits", "fashion-mnist", "cifar10", "cifar100", "emnist", "emnist-digits", "femnist", "celeba", "shakespeare",
+)  # fmt: skip
 """`fl_tasks.naming`."""
 PartitionMethod = Literal["dirichlet", "dirichlet-hsu", "dirichlet-class", "classes", "shards", "iid", "natural"]
 """`fl_tasks.partitioning`."""

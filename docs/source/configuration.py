@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Mapping
 from dataclasses import replace
 
 from pydantic import BaseModel
@@ -23,6 +24,7 @@ from docs.source.keys import REQUIRED, ROOT, Row, message_comments, model_rows, 
 from fl_ops.admin.settings import ENVIRONMENT
 from fl_server.run_settings.config import RunConfig, ScheduleSection
 from fl_tasks.built_in.digits import Digits
+from fl_tasks.built_in.leaf import Leaf
 from fl_tasks.built_in.vision import Vision
 from fl_tasks.naming import BUILT_IN
 from fl_tasks.partitioning.spec import PartitionSpec
@@ -166,19 +168,24 @@ def _method(algorithm: fl.Algorithm) -> str:
 
 def _task_options() -> list[str]:
     kinds = {name: _class_of(path) for name, path in BUILT_IN.items()}
-    kinds = {name: kind for name, kind in kinds.items() if issubclass(kind, Vision)}
-    models = "; ".join(f"`{name}`: {', '.join(f'`{model}`' for model in kind.MODELS)}" for name, kind in kinds.items())
     return [
         "Options of the built-in tasks, here and in `[task]` of a daemon. `digits`:",
         table(signature_rows(Digits, texts.OPTIONS)),
-        f"The image tasks, with these models: {models}.",
+        f"The image tasks, with these models: {_models(kinds, Vision)}.",
         table(signature_rows(Vision, texts.OPTIONS)),
+        f"LEAF's image tasks, with these models: {_models(kinds, Leaf)}.",
+        table(signature_rows(Leaf, texts.LEAF_OPTIONS)),
     ]
 
 
-def _class_of(path: str) -> type[Vision]:
+def _models(kinds: Mapping[str, type], family: type[Vision | Leaf]) -> str:
+    named = {name: kind.MODELS for name, kind in kinds.items() if issubclass(kind, family)}
+    return "; ".join(f"`{name}`: {', '.join(f'`{model}`' for model in models)}" for name, models in named.items())
+
+
+def _class_of(path: str) -> type:
     module, _, name = path.partition(":")
-    kind: type[Vision] = getattr(importlib.import_module(module), name)
+    kind: type = getattr(importlib.import_module(module), name)
     return kind
 
 

@@ -77,6 +77,18 @@ OPTIONS = {
     "download": "Download missing files.",
     "model": "The trained model.",
     "client_eval_fraction": "Part of each shard that is held out from training, for evaluation on the device.",
+    "client_eval_seed": "Draws that part at random. Without it, the part is evenly spaced in the shard.",
+    "augment": "Whether training images are mirrored and cropped at random, where the data set and the model have it.",
+    "pooled": "The training set has the test images behind its own; the coordinator has no image to evaluate on.",
+    "share": "Share of the training set that is used, over 0 and up to 1.",
+    "share_seed": "Draws that share.",
+}
+LEAF_OPTIONS = {
+    **OPTIONS,
+    "data_root": "LEAF's folder `data`, or the folder of the data set in it.",
+    "users": "Train on so many of the users only; 0 for all.",
+    "users_seed": "Draws these users.",
+    "user": "The only user of this device, by the name in LEAF's files; empty for all.",
 }
 PARTITION = {
     "method": (
@@ -86,7 +98,7 @@ PARTITION = {
             "with the keys below that it reads."
         ),
     ),
-    "clients": ("whole number, 1 or more", "Number of clients."),
+    "clients": ("whole number, 0 or more", 'Number of clients. 0, for "natural" only: one for each group.'),
     "seed": ("whole number, 0 or more", "The same seed gives the same partition."),
     "alpha": (
         "number, over 0",

@@ -37,24 +37,25 @@ def in_percent(metric: str) -> bool:
 
 @dataclass(frozen=True)
 class Choice:
-    """A setting of a method: its learning rate, its parameters and its keys of [local], as written in the table."""
+    """A setting of a method: its learning rate, its parameters, its keys of [local] and its options of the task."""
 
     learning_rate: float
     parameters: Mapping[str, Any] = field(default_factory=dict)
     local: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def own(self) -> dict[str, Any]:
         """All but the rate, in one mapping: what the column "own parameters" of a report has."""
-        return {**self.parameters, **self.local}
+        return {**self.parameters, **self.local, **self.options}
 
     def at(self, learning_rate: float) -> Choice:
         """The same setting with another rate."""
         return replace(self, learning_rate=learning_rate)
 
     def equals_but_rate(self, other: Choice) -> bool:
-        """Whether both have the same parameters and the same keys of [local]."""
-        return (self.parameters, self.local) == (other.parameters, other.local)
+        """Whether both have the same parameters, keys of [local] and options of the task."""
+        return self.at(0) == other.at(0)
 
 
 @dataclass(frozen=True)

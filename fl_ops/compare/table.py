@@ -51,6 +51,8 @@ class MethodSection(Section):
     """Keys of [local] that differ for this method, such as max_gradient_norm or learning_rate_decay."""
     round: dict[str, Any] = Field(default_factory=dict)
     """Keys of [round] that differ for this method, such as clients_per_round."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of the task that differ for this method, such as augment."""
     splits: list[str] | None = Field(default=None, min_length=1)
     """The splits that this section is for, by default all. Sections for different splits may have the same label."""
     published: dict[str, Share] = Field(default_factory=dict)
@@ -68,7 +70,7 @@ class MethodSection(Section):
     def _variant(self, learning_rate: float, tuned: dict[str, Scalar]) -> Choice:
         own = {key: value for key, value in tuned.items() if key != CLIPPING}
         clipping = {CLIPPING: tuned[CLIPPING]} if CLIPPING in tuned else {}
-        return Choice(learning_rate, self.parameters | own, self.local | clipping)
+        return Choice(learning_rate, self.parameters | own, self.local | clipping, self.options)
 
 
 class TuningSection(Section):

@@ -98,7 +98,8 @@ class Vision(Classifier, ABC):
     def held_out(self) -> str:
         """Description of `eval_data(None)`, for logs and results."""
         if self.pooled:
-            return f"none: training and test images are pooled, and clients evaluate on {self.client_eval_fraction:g}"
+            share = f"{self.client_eval_fraction:g} of its own images"
+            return f"no image: training and test images are pooled, and each client holds out {share}"
         return self.OFFICIAL
 
     def keep_files(self, keep: bool = True) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from fl_ops.compare.cells import Cell, CellFolder, CellResult
 from fl_ops.compare.plan import Plan
+from fl_ops.compare.report import tables
 from fl_ops.errors import UsageError
 from fl_server.run_settings.spec import from_values
 from tests.fl_ops.compare.conftest import Reached, Read
@@ -118,6 +119,16 @@ def test_a_cell_has_its_schedules(read: Read, folder: CellFolder) -> None:
     run = from_values(dict(first.settings["run"]))
     assert run.algorithm.schedules["eta_g"].milestones == (2,)
     assert "schedules" not in Plan(read(), folder.load).missing()[0].settings["run"]["algorithm"]
+
+
+def test_a_method_has_its_own_options_of_the_task(read: Read, folder: CellFolder, reached: Reached) -> None:
+    """They are in its cells and its row, so that two rows with and without augmentation differ."""
+    options = 'name = "fedavg"\noptions = { client_eval_fraction = 0.25 }'
+    plan = Plan(read(('name = "fedavg"', options)), folder.load)
+    given = {cell.label: cell.settings["run"]["task"]["options"] for cell in plan.missing()}
+    assert given == {"FedAvg": {"client_eval_fraction": 0.25}, "FedCM": {}}
+    done = Plan(plan.table, lambda cell: reached(0.5))
+    assert "| client_eval_fraction 0.25 |" in tables(done)
 
 
 JUDGED = ("rounds = 2, extend = 0", "rounds = 2, extend = 1, judge_seeds = [7, 8], near = 0.05")

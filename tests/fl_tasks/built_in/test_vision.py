@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from fl_tasks import Shard, TaskError, load_task, training_labels
-from fl_tasks.batches import ordered_batches
-from fl_tasks.built_in.vision import Cifar10
+from fl_tasks import PartitionSpec, Shard, TaskError, load_task, partition_task, training_labels
+from fl_tasks.batches import batches, ordered_batches
+from fl_tasks.built_in.vision import Cifar10, Emnist
 from fl_tasks.built_in.vision_files import cifar10_holds_out_batch_5, parse_batch
 from fl_tasks.data.labels import class_names
 from fl_tasks.models import PreActResNet18, ResNet18
 from fl_tasks.torchvision_compat import import_torchvision
+from tests.fl_tasks.built_in.cifar import write_cifar10, written
 
 SHARD = Shard(torch.arange(0, 1000, 10))
 
@@ -116,6 +117,10 @@ def test_cifar10_has_a_choice_of_models(model: str, stem: tuple[int, ...]) -> No
         ("fashion-mnist", {"model": "resnet18-gn"}, 'one of cnn, cnn-small, got "resnet18-gn"'),
         ("cifar10", {"download": "yes"}, "download to be true or false, got 'yes'"),
         ("cifar10", {"client_eval_fraction": 1.5}, "from 0 to below 1, got 1.5"),
+        ("cifar10", {"pooled": True}, "pooled leaves no example to evaluate on: set client_eval_fraction"),
+        ("cifar10", {"augment": "no"}, "augment to be true or false, got 'no'"),
+        ("emnist", {"share": 0}, "share over 0 and up to 1, got 0"),
+        ("emnist", {"client_eval_seed": -1}, "client_eval_seed to be a whole number of 0 or more"),
     ],
 )
 def test_wrong_options_are_refused_at_once(name: str, options: dict[str, object], message: str) -> None:
@@ -155,8 +160,7 @@ def test_files_that_are_not_the_originals_are_refused(tmp_path: Path) -> None:
 
 def test_the_official_test_set_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a test batch in the folder all five batches train, and `held_out` states the official one."""
-    folder = tmp_path / "cifar-10-batches-py"
-    write_cifar(folder, monkeypatch)
+    folder = write_cifar10(tmp_path, monkeypatch)
     task = load("cifar10", {"data_root": str(tmp_path)})
     assert isinstance(task, Cifar10)
     assert task.held_out == "the official test set, 10,000 images"
@@ -167,22 +171,87 @@ def test_the_official_test_set_goes_first(tmp_path: Path, monkeypatch: pytest.Mo
     assert task.eval_data().targets.tolist() == [5]
 
 
-def write_cifar(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six batches of one black image in the original layout, labelled 1 to 6, with their digests."""
-    folder.mkdir()
-    image = torch.zeros(1, 3072, dtype=torch.uint8).numpy()
-    names = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
-    entries = [written(folder / name, {"data": image, "labels": [label]}) for label, name in enumerate(names, start=1)]
-    official = import_torchvision().datasets.CIFAR10
-    monkeypatch.setattr(official, "train_list", entries[:5])
-    monkeypatch.setattr(official, "test_list", entries[5:])
+POOLED: dict[str, object] = {"pooled": True, "client_eval_fraction": 0.2, "client_eval_seed": 3}
 
 
-def written(path: Path, content: object) -> list[str]:
-    """The name and the MD5 of a file that now has the content, pickled as the original files are."""
-    data = pickle.dumps(content, protocol=4)
-    path.write_bytes(data)
-    return [path.name, hashlib.md5(data, usedforsecurity=False).hexdigest()]
+def test_pooled_images_are_divided_into_training_and_validation_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test images are behind the training images; a fifth of each shard, drawn by a seed, is for evaluation."""
+    write_cifar10(tmp_path, monkeypatch, each=20)
+    options = {"data_root": str(tmp_path), **POOLED}
+    apart, task = load("cifar10", {"data_root": str(tmp_path)}), load("cifar10", options)
+    assert torch.equal(training_labels(task), torch.cat([training_labels(apart), apart.eval_data().targets]))
+    assert len(task.eval_data()) == 0
+    assert task.held_out.endswith("are pooled, and each client holds out 0.2 of its own images")
+    parts = partition_task(PartitionSpec("iid", 4, seed=1), task)
+    drawn = []
+    for part in parts:
+        train, held_out = task.train_data(Shard(part)), task.eval_data(Shard(part))
+        assert (len(train), len(held_out), held_out.augment) == (24, 6, None)
+        images = {image.numpy().tobytes() for image in [*train.inputs, *held_out.inputs]}
+        assert len(images) == 30
+        drawn.append([row.numpy().tobytes() for row in held_out.inputs])
+    seeded = load("cifar10", options | {"client_eval_seed": 4}).eval_data(Shard(parts[0])).inputs
+    assert [row.numpy().tobytes() for row in load("cifar10", options).eval_data(Shard(parts[0])).inputs] == drawn[0]
+    assert [row.numpy().tobytes() for row in seeded] != drawn[0]
+
+
+def test_pooled_needs_the_official_test_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message has the folder, the batches that are there and both ways out."""
+    folder = write_cifar10(tmp_path, monkeypatch)
+    (folder / "test_batch").unlink()
+    task = load("cifar10", {"data_root": str(tmp_path), **POOLED})
+    with pytest.raises(
+        TaskError, match=f"needs the official test batch test_batch .* in {folder}, which has data_batch_1, .*_5: put"
+    ):
+        task.train_labels()
+    with pytest.raises(TaskError, match="cifar-100-python, which is missing train, test"):
+        load("cifar100", {"data_root": str(tmp_path), **POOLED}).train_labels()
+
+
+def test_a_share_of_the_images_is_drawn_by_a_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """floor(share * n) of the pooled images, in their order; the same seed draws the same ones."""
+    write_cifar10(tmp_path, monkeypatch, each=21)
+    whole = load("cifar10", {"data_root": str(tmp_path), **POOLED})
+    options = {"data_root": str(tmp_path), **POOLED, "share": 0.1}
+    one, same, other = (load("cifar10", options | {"share_seed": seed}) for seed in (5, 5, 6))
+    assert len(training_labels(one)) == 12
+    assert torch.equal(one._images(train=True)[0], same._images(train=True)[0])
+    assert not torch.equal(one._images(train=True)[0], other._images(train=True)[0])
+    every = [row.numpy().tobytes() for row in whole._images(train=True)[0]]
+    places = [every.index(row.numpy().tobytes()) for row in one._images(train=True)[0]]
+    assert places == sorted(set(places))
+    assert torch.equal(training_labels(one), training_labels(whole)[places])
+
+
+def test_emnist_is_divided_as_in_fedsam(emnist_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of the pooled 814,255 images is 81,425; labels are read without images, and each class is divided."""
+    sizes = {"train": 697_932, "test": 116_323}
+    for part, size in sizes.items():
+        labels = emnist_root / "EMNIST/raw" / f"emnist-byclass-{part}-labels-idx1-ubyte"
+        labels.write_bytes(bytes([0, 0, 8, 1]) + size.to_bytes(4, "big") + bytes(at % 62 for at in range(size)))
+    monkeypatch.setattr(Emnist, "_read", None)
+    options = {**POOLED, "data_root": str(emnist_root), "share": 0.1}
+    task = load("emnist", options)
+    assert len(training_labels(task)) == 81_425
+    parts = partition_task(PartitionSpec("dirichlet-class", 100, seed=1, alpha=0.6), task)
+    assert sum(map(len, parts)) == 81_425
+    assert min(map(len, parts)) >= 10
+    assert len({len(part) for part in parts}) > 50
+
+
+@pytest.mark.parametrize("model", ["cnn", "cnn-24"])
+def test_augmentation_is_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    """With augment = false the images are as they are, also for models that crop them; else nothing changes."""
+    write_cifar10(tmp_path, monkeypatch, each=3)
+    options: dict[str, object] = {"data_root": str(tmp_path), "model": model}
+    plain = load("cifar10", options | {"augment": False}).train_data(Shard())
+    assert plain.augment is None
+    assert [inputs.shape for inputs, _ in batches(plain, 15, 1, epochs=1)] == [(15, 3, 32, 32)]
+    usual, stated = load("cifar10", options).train_data(Shard()), load("cifar10", options | {"augment": True})
+    assert (usual.augment == stated.train_data(Shard()).augment) is True
+    assert usual.augment is not None
 
 
 class Command:
@@ -197,8 +266,7 @@ class Command:
 
 def test_a_batch_that_is_swapped_after_its_digest_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bytes that are parsed are those that were hashed: another file in their place runs nothing."""
-    folder, made = tmp_path / "cifar-10-batches-py", tmp_path / "made"
-    write_cifar(folder, monkeypatch)
+    folder, made = write_cifar10(tmp_path, monkeypatch), tmp_path / "made"
     md5 = hashlib.md5
 
     def swapping(data: bytes, **given: Any) -> Any:

@@ -54,6 +54,15 @@ def test_a_natural_partition_needs_groups_only() -> None:
     assert [part.tolist() for part in parts] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
+def test_without_a_number_each_group_is_a_client() -> None:
+    """A natural partition of three groups has three clients; other methods need a number."""
+    spec = PartitionSpec("natural")
+    parts = partition_task(spec, task(SEQUENCES, train_groups=lambda: torch.tensor([0, 0, 5, 5, 5, 2, 2, 2])))
+    assert [part.tolist() for part in parts] == [[0, 1], [5, 6, 7], [2, 3, 4]]
+    with pytest.raises(TaskError, match='expected 1 or more clients, got 0: only the method "natural"'):
+        PartitionSpec("iid")
+
+
 @pytest.mark.parametrize("spec", [PartitionSpec("dirichlet", 2), PartitionSpec("iid", 2, stratified=True)])
 @pytest.mark.parametrize("data", [SEQUENCES, Drawn()], ids=["sequences", "data set"])
 def test_a_partition_by_class_names_the_method_to_add(spec: PartitionSpec, data: Any) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from fl_tasks import load_partition
 from tests.fl_ops.conftest import Fl
+from tests.fl_tasks.built_in.leaf import write_femnist
 
 MAKE = ["partition", "digits", "--clients", 4, "--alpha", 0.1, "--out", "p.json"]
 
@@ -44,6 +45,17 @@ def test_every_option_reaches_the_file(fl: Fl, tmp_path: Path) -> None:
     specs = [load_partition(tmp_path / f"{number}.json", 1437).spec for number in range(4)]
     assert (specs[0].prior_scaled, specs[0].rotate, specs[0].sigma) == (True, True, 0.5)
     assert (specs[1].classes, specs[2].stratified, specs[3].min_examples) == (3, True, 4)
+
+
+def test_natural_has_a_client_for_each_user(fl: Fl, tmp_path: Path) -> None:
+    """Without --clients the number follows from the task's files, and the file of the partition states it."""
+    root = write_femnist(tmp_path / "leaf")
+    arguments = ["partition", "femnist", "--data-root", root, "--out", "p.json", "--method"]
+    assert fl(*arguments, "natural").exit_code == 0
+    partition = load_partition(tmp_path / "p.json", 18)
+    assert (partition.spec.clients, [len(part) for part in partition.parts]) == (3, [6, 3, 9])
+    refused = fl(*arguments, "iid", "--force")
+    assert (refused.exit_code, "expected 1 or more clients, got 0" in refused.stderr) == (2, True)
 
 
 def test_table(fl: Fl) -> None:
