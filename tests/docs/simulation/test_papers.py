@@ -11,7 +11,11 @@ from algorithms.registry import METHODS
 from fl_ops.compare.plan import Plan
 from fl_ops.compare.report import insert_tables
 from fl_ops.compare.table import Table, read_table
+from fl_ops.simulate.clients import prepare
+from fl_ops.simulate.settings import SimulationConfig, SimulationSection
+from fl_server.run_settings.spec import from_values
 from fl_tasks import load_task
+from tests.fl_tasks.built_in.leaf import PERSONS, WRITERS, write_celeba, write_femnist
 
 DOCS = Path(__file__).parents[3] / "docs"
 FILES = {path.stem: path for path in (DOCS / "measurements/papers").glob("*.toml")}
@@ -34,6 +38,12 @@ STUDIES = {
     "study-hsu-participation",
 }
 
+DEMON = {
+    "demon-femnist": ("writer", 0.001, 0.01, [0.793, 0.776, 0.839, 0.831, 0.849]),
+    "demon-celeba": ("person", 0.0001, 0.001, [0.842, 0.894, 0.887, 0.906, 0.919]),
+}
+"""File -> (user, rate of the clients, rate of adaptive servers, published accuracies)."""
+
 COMPARED = {
     "fedavg",
     "fedadam",
@@ -55,8 +65,8 @@ def names(table: Table) -> set[str]:
 
 
 def test_the_page_has_every_file() -> None:
-    """There are four files of papers, the reduced one, the studies, and no other."""
-    assert FILES.keys() == {*FULL, "reduced-cifar-10", *STUDIES}
+    """There are four files of FedCM's setting, two of Demon's, the reduced one, the studies, and no other."""
+    assert FILES.keys() == {*FULL, *DEMON, "reduced-cifar-10", *STUDIES}
     page = (DOCS / "measurements/papers.md").read_text(encoding="utf-8")
     assert all(f"(papers/{name}.toml)" in page for name in FILES)
 
@@ -66,7 +76,7 @@ def test_a_file_names_real_methods_and_a_real_task_and_model(name: str) -> None:
     """It is read as by `fl compare`; the task is made with its options, which does not read its data."""
     table = read_table(FILES.get(name, DOCS / "measurements/results" / f"{name}.toml"))
     assert names(table) <= METHODS.keys()
-    assert names(table) == COMPARED or name in {"fashion-mnist", *STUDIES}
+    assert names(table) == COMPARED or name in {"fashion-mnist", *STUDIES, *DEMON}
     task = load_task(table.run.task.name, table.run.task.options)
     assert sum(value.numel() for value in task.model().parameters()) > 0
 
@@ -139,7 +149,34 @@ def test_the_rows_of_a_study_are_comparable(name: str) -> None:
     assert (len(seen), len(rates)) == (1, 1)
 
 
-@pytest.mark.parametrize("name", FULL)
+@pytest.mark.parametrize("name", DEMON)
+def test_demons_setting_is_that_of_its_paper(name: str) -> None:
+    """Five clients a round, batches of 10, a client for each user, and the published rates and accuracies."""
+    user, rate, server_rate, published = DEMON[name]
+    table, run = read_table(FILES[name]), read_table(FILES[name]).run
+    methods = table.spec.methods
+    assert [method.name for method in methods] == ["fedavg", "fedavgm", "feddemon", "fedadam", "feddemonadam"]
+    assert [method.published[f"by {user}"] for method in methods] == published
+    assert (run.round.clients_per_round, run.local.batch_size, run.local.learning_rate) == (5, 10, rate)
+    assert [method.parameters.get("eta_g") for method in methods[3:]] == [server_rate] * 2
+    assert {method.parameters.get("beta2") for method in methods[3:]} == {0.999}
+    assert all(method.parameters.get("beta0", 0.9) == 0.9 for method in methods)
+
+
+@pytest.mark.parametrize("name", DEMON)
+def test_demons_files_run_on_leafs_files(name: str, tmp_path: Path) -> None:
+    """Their options fit the task: on small files in LEAF's format each user is a client with its own data."""
+    root = write_femnist(tmp_path) if name == "demon-femnist" else write_celeba(tmp_path)
+    settings = Plan(read_table(FILES[name]), lambda cell: None).missing()[0].settings
+    run = from_values(dict(settings["run"]))
+    task = run.task.model_copy(update={"options": {**run.task.options, "data_root": root}})
+    section = SimulationSection.model_validate(settings["simulation"])
+    prepared = prepare(SimulationConfig(run.model_copy(update={"task": task}), section), 1)
+    sizes = (WRITERS if name == "demon-femnist" else PERSONS).values()
+    assert [(len(local.train), len(local.held_out)) for local in prepared.clients.values()] == [*sizes]
+
+
+@pytest.mark.parametrize("name", [*FULL, *DEMON])
 def test_the_page_has_the_table_of_the_file(name: str) -> None:
     """A file that changed without its page shows here: until runs fill the page, it has the table without runs."""
     page = (DOCS / "measurements/papers.md").read_text(encoding="utf-8")
