@@ -46,7 +46,7 @@ def check_state(driver: Driver) -> None:
 
 def check_restored(before: RoundState, after: RoundState) -> None:
     """A restart at rest leaves all as it was that decides."""
-    same = _ALWAYS
+    same: tuple[str, ...] = _ALWAYS
     if before.phase in _RESULTS:
         assert after.fixed == before.accepted, f"a restart keeps the fixed list: {after.fixed}, not {before.accepted}"
     else:

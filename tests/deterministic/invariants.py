@@ -25,8 +25,12 @@ INVARIANTS: dict[str, dict[int, tuple[str, ...]]] = {
             "a restart keeps the awaited evaluations",
             "admitted as in the ledger",
         ),
+        2: ("no round restarts where nothing is lost", "no file of an acknowledged update is lost"),
     },
-    "An acknowledged update is durable, and never lost": {1: ("acknowledged updates stay",)},
+    "An acknowledged update is durable, and never lost": {
+        1: ("acknowledged updates stay",),
+        2: ("acknowledged updates stay",),
+    },
     "An update counts once, and only for the round, exchange and model for which its client was asked": {
         1: (
             "only drawn clients count",
@@ -37,7 +41,16 @@ INVARIANTS: dict[str, dict[int, tuple[str, ...]]] = {
             "updates are of the round's model",
             "repeated work is the same",
         ),
+        2: (
+            "asked clients are accepted",
+            "admitted updates are accepted",
+            "all updates of a cohort are accepted",
+            "a commit tells how many updates it has",
+            "a client's updates are counted once",
+        ),
     },
+    "A repeat of an update gets the first verdict again": {2: ("no receipt refuses an admitted update",)},
+    "The models are those of a replay, bit for bit": {2: ("a replay has the same models",)},
     "A refused update never counts": {1: ("no refused update counts",)},
     "A round closes with a quorum, and with no more updates than its goal": {
         1: ("a round closes with a quorum", "a model has its fewest updates", "a round has its goal"),
@@ -50,15 +63,18 @@ INVARIANTS: dict[str, dict[int, tuple[str, ...]]] = {
             "round after the last commit",
             "commits come before their news",
         ),
+        2: ("a round has one model",),
     },
     "Client states restart together, and a population has its limit": {
         1: ("epochs follow each other", "commits are of the epoch", "population has its limit"),
     },
     "A deadline gives its whole time, without the time in which the coordinator is down": {
         1: ("a round that collects has a deadline", "a deadline gives its time while up"),
+        2: ("a deadline gives its time while up",),
     },
     "A run waits for clients, and goes on when they come": {
         1: ("somebody works while a round collects", "a round that waits is tried again", "every run ends"),
+        2: ("every run ends", "the clock goes on"),
     },
     "A run ends for the first reason that there is": {
         1: (
@@ -67,9 +83,26 @@ INVARIANTS: dict[str, dict[int, tuple[str, ...]]] = {
             "a target ends the run",
             "each due round is evaluated",
         ),
+        2: ("no run fails without a cause", "a run has all of its rounds", "each round is evaluated"),
     },
     "A paused run begins no round": {1: ("no round begins in a pause",)},
-    "No event comes for which the state has no rule": {1: ("every event has a rule",)},
+    "A disk that is full and a database that is away pause a run, with the reason, until they are back": {
+        2: ("a full disk pauses a run with its reason", "a run goes on when there is room again"),
+    },
+    "The history tells each restart": {2: ("the history has each restart",)},
+    "Devices and coordinator remove the files of a run that has ended": {2: ("no file of an ended run stays",)},
+    "Programs start again after a kill, and operators get their answers": {
+        2: (
+            "a coordinator can always start",
+            "a daemon never ends by itself",
+            "no call of an operator is refused",
+            "no call of an operator fails",
+        ),
+    },
+    "No code of the product meets an error that it did not expect": {
+        1: ("every event has a rule",),
+        2: ("the log has no line of a fault", "no callback fails"),
+    },
 }
 """What holds in every life, with its checks by depth. A violation begins with the name of its check and a colon."""
 
@@ -136,6 +169,42 @@ PLANTED: dict[int, dict[str, tuple[str, int]]] = {
         "a deadline goes on while the coordinator is down": ("a deadline gives its time while up", 1),
         "a restart loses one of the fixed list": ("a restart keeps the fixed list", 1),
         "a restart lowers the goal": ("a restart keeps goal", 2),
+    },
+    2: {
+        "an update is acknowledged before it is written": ("acknowledged updates stay", 11),
+        "an update is acknowledged before its file has its name": ("the log has no line of a fault", 0),
+        "a repeated update gets no receipt": ("the log has no line of a fault", 74),
+        "a repeated update counts twice": ("a client's updates are counted once", 24),
+        "a repeat of an admitted update is told that it was refused": ("no receipt refuses an admitted update", 24),
+        "a device trains with another seed than the assignment's": ("a replay has the same models", 0),
+        "the files of an ended run stay in the spool": ("no file of an ended run stays", 2),
+        "a daemon removes its update before it is acknowledged": ("no round restarts where nothing is lost", 10),
+        "a daemon keeps its client state when an update has counted": ("no round restarts where nothing is lost", 10),
+        "a client whose stream was lost is not drawn again": ("every run ends", 7),
+        "the end of a run is not told to its clients": ("no file of an ended run stays", 2),
+        "a daemon that was away does not learn its outcomes": ("no file of an ended run stays", 17),
+        "a commit is written before its checkpoint": ("no run fails without a cause", 13),
+        "a deadline goes on while the coordinator is down": ("a deadline gives its time while up", 33),
+        "a run is completed a round early": ("a run has all of its rounds", 9),
+        "the last round is never evaluated": ("each round is evaluated", 9),
+        "an accepted list leaves out its last update": ("all updates of a cohort are accepted", 9),
+        "an admitted update is written as refused": ("admitted updates are accepted", 9),
+        "an attempt is written without its last client": ("asked clients are accepted", 9),
+        "a commit is written with another number of updates": ("a commit tells how many updates it has", 9),
+        "a commit is written with another digest": ("a round has one model", 9),
+        "a daemon that restarts redraws the round": ("no round restarts where nothing is lost", 14),
+        "a daemon that restarts fails the run": ("no run fails without a cause", 14),
+        "a restart is not in the history": ("the history has each restart", 28),
+        "a restart takes whole updates for torn ones": ("no file of an acknowledged update is lost", 45),
+        "a coordinator cannot start again": ("a coordinator can always start", 28),
+        "a daemon cannot start again": ("a daemon never ends by itself", 14),
+        "a pause is refused": ("no call of an operator is refused", 8),
+        "a pause fails": ("no call of an operator fails", 8),
+        "a callback fails": ("no callback fails", 9),
+        "a call fails": ("the log has no line of a fault", 9),
+        "a call turns for ever": ("the clock goes on", 9),
+        "a pause by a full disk is not told": ("a full disk pauses a run with its reason", 24),
+        "a pause by a full disk stays when there is room": ("a run goes on when there is room again", 24),
     },
 }
 """By depth: each planted fault with the check that finds it and the first seed whose life does."""

@@ -72,7 +72,7 @@ class Life:
         """A round is in the ledger."""
         known = self.seen.commits.setdefault(round_, digest)
         if known != digest:
-            self.seen.violations.append(f"round {round_} was committed with {known}, and again with {digest}")
+            self.seen.violations.append(f"a round has one model: round {round_} has {known} and {digest}")
 
     # Processes.
 
@@ -87,7 +87,7 @@ class Life:
             if task.done() and process.alive:
                 error = task.exception()
                 if error is not None and not isinstance(error, StoreError | OSError):
-                    self.seen.violations.append(f"the coordinator's start failed: {error!r}")
+                    self.seen.violations.append(f"a coordinator can always start: {error!r}")
                     self.over = True
                     return
                 if error is not None:  # a disk that is full: the supervisor of the process tries again
@@ -122,7 +122,7 @@ class Life:
                 error = task.exception()
                 self.note(f"{name} ended: {error!r}")
                 if not isinstance(error, OSError) and type(error).__name__ != "StateError":
-                    self.seen.violations.append(f"the daemon {name} ended: {error!r}")
+                    self.seen.violations.append(f"a daemon never ends by itself: {name}, {error!r}")
                 process.kill()
                 self.down_s[name] = 2.0
             await waiting
@@ -226,13 +226,15 @@ class Life:
                     task.result()
             if self.seen.violations:
                 return
+            if run is not None and not run.ended:
+                self.seen.had_run.add(self.processes[SERVER])
             over = run is not None and run.ended and run.record.ended_at and run.status != "failed"
             if over and (now > self.healed_at or not self.plan.faults):
                 return
             if run is not None and run.status == "failed":
-                raise Violated(f"the run failed: {run.state.ending}")
+                raise Violated(f"no run fails without a cause: {run.state.ending}")
             if now > self.healed_at + WITHIN_S:
-                raise Violated(f"the run has not ended {WITHIN_S:g} s after the faults: {self._describe()}")
+                raise Violated(f"every run ends: not {WITHIN_S:g} s after the faults: {self._describe()}")
             await asyncio.sleep(_LOOK_S if self.server is not None else _LOOK_DOWN_S)
             if repaired_at < self.healed_at < self.loop.time():
                 repaired_at = self.healed_at

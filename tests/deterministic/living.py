@@ -16,12 +16,13 @@ from unittest import mock
 import structlog
 import torch
 
-from fl_server.run import control
+from fl_server.run import control, tasks
 from tests.deterministic import clocks
 from tests.deterministic.checks import check
 from tests.deterministic.effects import installed
 from tests.deterministic.life import Life
 from tests.deterministic.loop import CURRENT, Killed, StuckLoop, virtual_loop
+from tests.deterministic.pauses import told_pauses
 from tests.deterministic.plan import Plan
 from tests.deterministic.seen import Seen
 
@@ -68,13 +69,15 @@ def _live(plan: Plan) -> Result:
         with virtual_loop(plan.seed) as loop:
             life, error = Life(plan, folder, loop), ""
             structlog.configure(processors=[partial(_keep, life)], cache_logger_on_first_use=False)
-            watched = mock.patch.object(control, "advance", life.uptime.advance)
-            with installed(life.effects, loop, plan.seed), watched:
+            advance = mock.patch.object(control, "advance", life.uptime.advance)
+            retries = mock.patch.object(tasks, "write_when_possible", partial(told_pauses, life.seen))
+            with installed(life.effects, loop, plan.seed), advance, retries:
                 try:
                     loop.run_until_complete(life.live())
                     error = "; ".join(life.seen.violations)
                     if not error:
                         check(life)
+                        error = "; ".join(life.seen.violations)
                 except (AssertionError, StuckLoop) as failure:
                     error = "; ".join((*life.seen.violations, str(failure)))
                 _bury(life)
@@ -103,6 +106,6 @@ def _keep(life: Life, _: Any, level: str, fields: Any) -> Any:
     error = sys.exc_info()[1] if info is True else info
     where = "".join(traceback.format_exception(error)[-4:]) if isinstance(error, BaseException) else ""
     if name in _FAULTS_LOGGED and not isinstance(error, Killed):
-        life.seen.violations.append(f"the log of {who} has {fields} {where}")
+        life.seen.violations.append(f"the log has no line of a fault: {who} {fields} {where}")
     life.note(f"{who} {level} {fields} {where}")
     raise structlog.DropEvent

@@ -98,15 +98,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Run what is ready, and move the clock to the next timer if nothing is."""
         self.steps += 1
         if self.steps > MOST_STEPS:
-            raise StuckLoop(f"{MOST_STEPS} turns of the loop, at {self.now:g} s: something makes no progress")
+            raise StuckLoop(f"the clock goes on: {MOST_STEPS} turns of the loop, at {self.now:g} s")
         ready, timers = self._ready, self.timers
         while timers and (timers[0][2].cancelled() or timers[0][0] <= self.now or not ready):
             when, _, timer = heapq.heappop(timers)
             if not timer.cancelled():
                 self.now = max(self.now, when)
                 ready.append(timer)
-        if not ready:
-            raise StuckLoop("nothing is ready and no timer is set: the simulation can never go on")
+        assert ready
         for _ in range(len(ready)):
             handle: Any = ready.popleft()
             process = handle._context.get(CURRENT)

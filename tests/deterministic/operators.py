@@ -68,12 +68,12 @@ async def as_operator(life: Life, action: Callable[[CoordinatorProcess], Any]) -
                 if error is None:
                     return True
                 if isinstance(error, InvalidInput):
-                    raise Violated(f"an operator's call was refused: {error}")
+                    raise Violated(f"no call of an operator is refused: {error}")
                 if isinstance(error, ServerError):
                     life.note(f"operator: {error!r}")
                     return False
                 if not isinstance(error, StoreError):
-                    life.seen.violations.append(f"an operator's call failed: {error!r}")
+                    life.seen.violations.append(f"no call of an operator fails: {error!r}")
                     return False
         await asyncio.sleep(1.0)
     return False

@@ -16,8 +16,8 @@ from fl_server.rounds.state import Phase, RoundState
 from tests.deterministic.core_driver import DEADLINE_S, Driver
 from tests.deterministic.core_ledger import digest
 
-Patch = tuple[Any, str, Any]
-"""(module or class, name, what stands in its place)."""
+Patch = tuple[Any, Any, Any]
+"""(module, class or dictionary, name or key, what stands in its place)."""
 
 
 def _quorum_of_one() -> Patch:
@@ -121,7 +121,7 @@ def _no_members() -> Patch:
         after, found = _COMMITTED(state, event)
         return replace(after, members=state.members), found
 
-    return RULES, (Phase.COMMITTING, events.ModelCommitted), committed  # type: ignore[return-value]
+    return RULES, (Phase.COMMITTING, events.ModelCommitted), committed
 
 
 def _next_exchange_keeps_updates() -> Patch:
@@ -130,7 +130,7 @@ def _next_exchange_keeps_updates() -> Patch:
         kept = () if after.phase is not Phase.COLLECTING else state.admitted[:1]
         return replace(after, admitted=kept), found
 
-    return RULES, (Phase.REDUCING, events.ExchangeReduced), reduced  # type: ignore[return-value]
+    return RULES, (Phase.REDUCING, events.ExchangeReduced), reduced
 
 
 def _culprits_stay() -> Patch:
@@ -138,14 +138,14 @@ def _culprits_stay() -> Patch:
         after, found = _DROP(state, event)
         return replace(after, admitted=state.admitted), found
 
-    return RULES, (Phase.STEPPING, events.CulpritsFound), drop  # type: ignore[return-value]
+    return RULES, (Phase.STEPPING, events.CulpritsFound), drop
 
 
 def _deadline_without_quorum() -> Patch:
     def passed(state: RoundState, event: events.DeadlinePassed) -> Any:
         return _CLOSE(state) if state.admitted and not state.fixed else _DEADLINE(state, event)
 
-    return RULES, (Phase.COLLECTING, events.DeadlinePassed), passed  # type: ignore[return-value]
+    return RULES, (Phase.COLLECTING, events.DeadlinePassed), passed
 
 
 def _goal_shrinks_at_restart() -> Patch:
@@ -171,7 +171,8 @@ def _judged_from_the_start() -> Patch:
     return restoring, "with_evaluations", restored
 
 
-def _ends_a_round_early() -> Patch:
+def ends_a_round_early() -> Patch:
+    """Of the core, for both depths."""
     return committing, "go_on", lambda state: _GO_ON(replace(state, rounds=state.rounds - 1))
 
 
@@ -200,7 +201,7 @@ def _announced_before_committed() -> Patch:
         after, found = _STEPPED(state, event)
         return after, (*found, effects.Announce(state.round, evaluate=False))
 
-    return RULES, (Phase.STEPPING, events.StepComputed), stepped  # type: ignore[return-value]
+    return RULES, (Phase.STEPPING, events.StepComputed), stepped
 
 
 def _not_awaited_after_restart() -> Patch:
@@ -216,7 +217,7 @@ def _next_exchange_keeps_drop_outs() -> Patch:
         after, found = _NEXT_EXCHANGE(state, event)
         return replace(after, out=state.out), found
 
-    return RULES, (Phase.REDUCING, events.ExchangeReduced), reduced  # type: ignore[return-value]
+    return RULES, (Phase.REDUCING, events.ExchangeReduced), reduced
 
 
 def _retry_forgets_cohort() -> Patch:
@@ -231,7 +232,7 @@ def _drop_out_fails() -> Patch:
     def dropped(state: RoundState, event: events.ClientDroppedOut) -> Any:
         return ending.end_by_fault(state, ("task", f"{event.client} has gone"))
 
-    return RULES, (Phase.COLLECTING, events.ClientDroppedOut), dropped  # type: ignore[return-value]
+    return RULES, (Phase.COLLECTING, events.ClientDroppedOut), dropped
 
 
 def _goal_of_one_more() -> Patch:
@@ -253,7 +254,9 @@ def _ends_no_run() -> Patch:
     return committing, "_verdict", lambda state, event, round: None
 
 
-def _last_round_not_evaluated() -> Patch:
+def last_round_not_evaluated() -> Patch:
+    """Of the core, for both depths."""
+
     def due(state: RoundState, round: int) -> bool:
         return _EVALUATION_DUE(state, round) and round + 1 < state.rounds
 
@@ -325,7 +328,7 @@ _RESTORED, _COMMITTED = restoring.restored_round, committing.committed
 _WITH_EVALUATIONS, _EVALUATION_DUE = restoring.with_evaluations, committing.evaluation_due
 _GO_ON, _STEPPED, _ADMIT, _ASSIGN = committing.go_on, committing.stepped, Driver.admit, Driver.assign
 _TAKE = Driver.take
-_DRAW_REPLACEMENTS, _GOAL_OF = collecting.draw_replacements, selecting.goal_of
+_DRAW_REPLACEMENTS, _GOAL_OF = selecting.draw_replacements, selecting.goal_of
 
 PLANTED: dict[str, Callable[[], Patch]] = {
     "one update is a quorum": _quorum_of_one,
@@ -349,7 +352,7 @@ PLANTED: dict[str, Callable[[], Patch]] = {
     "an update of an earlier round counts": _late_updates_count,
     "a step is computed from another list than the accepted one": _step_of_another_list,
     "a round is announced before it is committed": _announced_before_committed,
-    "a run ends a round early": _ends_a_round_early,
+    "a run ends a round early": ends_a_round_early,
     "the population has no limit": _population_ignored,
     "evaluations are not judged": _not_judged,
     "no evaluation is awaited": _not_awaited,
@@ -369,7 +372,7 @@ PLANTED: dict[str, Callable[[], Patch]] = {
     "an accepted list has other digests than its updates": _other_digests,
     "a step sums its updates in the order of arrival": _sums_in_order_of_arrival,
     "an evaluation ends no run": _ends_no_run,
-    "the last round is not evaluated": _last_round_not_evaluated,
+    "the last round is not evaluated": last_round_not_evaluated,
     "a reset of states is written and not kept": _epoch_written_alone,
     "a paused run stays paused": _stays_paused,
     "events that are out of date are not dropped": _outdated_events,
@@ -395,7 +398,14 @@ PLANTED: dict[str, Callable[[], Patch]] = {
 @contextmanager
 def planted(name: str) -> Iterator[None]:
     """The core or its driver with one of the faults."""
-    owner, attribute, replacement = PLANTED[name]()
+    with patched(PLANTED[name]()):
+        yield
+
+
+@contextmanager
+def patched(patch: Patch) -> Iterator[None]:
+    """The code with a patch."""
+    owner, attribute, replacement = patch
     if isinstance(owner, dict):
         with mock.patch.dict(owner, {attribute: replacement}):
             yield

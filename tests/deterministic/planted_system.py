@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from itertools import count
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from fl_client.storage.device_storage import DeviceStorage
 from fl_client.storage.pending_updates import key_of
@@ -28,9 +26,9 @@ from fl_server.uploads.verdicts import Verdicts
 from protos.fl.v1.training_pb2 import Assignment
 from tests.deterministic.living import live
 from tests.deterministic.plan import plan_of
+from tests.deterministic.planted import Patch, patched
+from tests.deterministic.planted_more import MORE
 
-Patch = tuple[Any, str, Any]
-"""(class, name, what stands in its place)."""
 _LATER_S = 0.5
 
 
@@ -184,37 +182,13 @@ PLANTED: dict[str, Callable[[], Patch]] = {
     "a deadline goes on while the coordinator is down": _deadline_goes_on,
 }
 
-FOUND_BY = {
-    "an update is acknowledged before it is written": 11,
-    "an update is acknowledged before its file has its name": 0,
-    "a repeated update gets no receipt": 74,
-    "a repeated update counts twice": 24,
-    "a repeat of an admitted update is told that it was refused": 24,
-    "a device trains with another seed than the assignment's": 0,
-    "the files of an ended run stay in the spool": 2,
-    "a daemon removes its update before it is acknowledged": 10,
-    "a daemon keeps its client state when an update has counted": 10,
-    "a client whose stream was lost is not drawn again": 7,
-    "the end of a run is not told to its clients": 2,
-    "a daemon that was away does not learn its outcomes": 17,
-    "a commit is written before its checkpoint": 13,
-    "a deadline goes on while the coordinator is down": 33,
-}
-"""A seed that finds each fault."""
+PLANTED |= MORE
 
 
-@contextmanager
-def planted(name: str) -> Iterator[None]:
-    """The system with one of the faults."""
-    owner, attribute, replacement = PLANTED[name]()
-    with mock.patch.object(owner, attribute, replacement):
-        yield
-
-
-def found_by(name: str, seeds: Iterable[int]) -> tuple[int, str] | None:
-    """The first of the seeds whose life finds a planted fault, and what it violates. None if none does."""
-    with planted(name):
+def found_by(name: str, check: str, seeds: Iterable[int]) -> tuple[int, str] | None:
+    """The first of the seeds whose life finds a planted fault by a check, and what it violates. None if none does."""
+    with patched(PLANTED[name]()):
         for seed in seeds:
-            if error := live(plan_of(seed)).error:
+            if f"{check}: " in (error := live(plan_of(seed)).error):
                 return seed, error
     return None

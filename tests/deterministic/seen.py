@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+
+from tests.deterministic.loop import Process
 
 
 class Violated(AssertionError):
@@ -19,8 +20,8 @@ class Seen:
     """(client, round, exchange) -> digests of the updates with an admitted receipt, in order."""
     refused: dict[tuple[str, int, int], list[bytes]] = field(default_factory=dict)
     """The same of the updates with another receipt."""
-    fixed: dict[tuple[int, int], Any] = field(default_factory=dict)
-    """(round, exchange) -> accepted list, as it was written last."""
+    had_run: set[Process] = field(default_factory=set)
+    """The coordinator's processes that had the run before its end."""
     commits: dict[int, str] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
     restarts: int = 0

@@ -12,9 +12,13 @@ from tests.deterministic import invariants
 from tests.deterministic.invariants import INVARIANTS, PLANTED, RESTORED
 
 FOLDER = Path(__file__).parent
-MODULES = {1: ("core_checks", "core_driver", "core_life")}
+MODULES = {
+    1: ("core_checks", "core_driver", "core_life"),
+    2: ("checks", "life", "living", "loop", "operators", "pauses", "uptime"),
+}
 """The modules of each depth that have checks."""
-PATCHES = {1: "planted"}
+PATCHES = {1: {"planted": "PLANTED"}, 2: {"planted_system": "PLANTED", "planted_more": "MORE"}}
+"""The modules of each depth that plant faults, with the dictionary of each."""
 
 
 def tree_of(module: str) -> ast.Module:
@@ -37,8 +41,17 @@ def checks_of(module: str) -> Iterator[str]:
 def names_of(text: ast.expr) -> Iterator[str]:
     """The text before the colon. One with the field of a state stands for each field."""
     parts = text.values if isinstance(text, ast.JoinedStr) else [text]
-    begin = "".join(part.value if isinstance(part, ast.Constant) else "{}" for part in parts).partition(":")[0]
+    begin = "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in parts).partition(":")[0]
     yield from [begin.format(name) for name in RESTORED] if "{}" in begin else [begin]
+
+
+def keys_of(module: str, name: str) -> list[str]:
+    """The keys of a dictionary in a module."""
+    for node in tree_of(module).body:
+        match node:
+            case ast.AnnAssign(target=ast.Name(id=target), value=ast.Dict(keys=keys)) if target == name:
+                return [ast.literal_eval(key) for key in keys if key]
+    raise ValueError(f"expected a dictionary {name} in {module}, got none")
 
 
 @pytest.mark.parametrize("depth", MODULES)
@@ -55,13 +68,7 @@ def test_every_check_finds_a_planted_fault(depth: int) -> None:
     """No check is without a fault that is planted for it, and every planted fault is listed with its check."""
     checks = {name for checks in INVARIANTS.values() for name in checks.get(depth, ())}
     assert {check for check, _ in PLANTED[depth].values()} == checks
-    (patches,) = [
-        node.value
-        for node in tree_of(PATCHES[depth]).body
-        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "PLANTED"
-    ]
-    assert isinstance(patches, ast.Dict)
-    assert {ast.literal_eval(key) for key in patches.keys if key} == PLANTED[depth].keys()
+    assert {fault for module, name in PATCHES[depth].items() for fault in keys_of(module, name)} == set(PLANTED[depth])
 
 
 def test_the_page_has_the_invariants() -> None:

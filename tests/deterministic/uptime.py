@@ -43,8 +43,7 @@ class Uptime:
             used = self._seconds() - self._opened.get(attempt, 0.0)
             if used < self._deadline_s - _ROUNDING_S:
                 self._seen.violations.append(
-                    f"the deadline of round {state.round}.{state.attempt} passed after {used:.3f} of"
-                    f" {self._deadline_s:g} s in which the coordinator was up"
+                    f"a deadline gives its time while up: {used:.3f} of {self._deadline_s:g} s in round {state.round}"
                 )
         after, effects = advance(state, event)
         for effect in effects:

@@ -1,0 +1,169 @@
+"""More faults planted into the whole system: of rounds, of what is written, of starts, of operators, of calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from fl_client.storage.state import StateDir
+from fl_server.clients.fleet import Fleet
+from fl_server.errors import InvalidInput
+from fl_server.rounds import collecting, ending, events
+from fl_server.rounds.machine import RULES
+from fl_server.rounds.selecting import restart_round
+from fl_server.rounds.state import Phase, RoundState
+from fl_server.run import restore, restore_round
+from fl_server.run.record import RunStatus
+from fl_server.runs.actions import RunActions
+from fl_server.store.database.store import Store
+from fl_server.uploads.verdicts import Verdicts
+from tests.deterministic.planted import Patch, ends_a_round_early, last_round_not_evaluated
+
+
+def _list_leaves_out_the_last() -> Patch:
+    close = collecting.close
+    return collecting, "close", lambda state: close(replace(state, goal=max(1, state.goal - 1)))
+
+
+def _written_as_refused() -> Patch:
+    record = Store.record_update
+
+    def recorded(self: Store, update: Any, *rest: Any) -> Any:
+        record(self, replace(update, admitted=False), *rest)
+        return update
+
+    return Store, "record_update", recorded
+
+
+def _attempt_without_its_last() -> Patch:
+    opened = Store.open_attempt
+
+    def open_attempt(self: Store, attempt: Any, why: Any = None) -> None:
+        opened(self, replace(attempt, cohort=attempt.cohort[:-1]), why)
+
+    return Store, "open_attempt", open_attempt
+
+
+def _commit(**changes: Callable[[Any], Any]) -> Callable[[], Patch]:
+    """A commit is written with another value in a field."""
+
+    def planted() -> Patch:
+        written = Store.commit
+
+        def commit(self: Store, record: Any, *rest: Any, **more: Any) -> None:
+            values = {name: change(getattr(record, name)) for name, change in changes.items()}
+            written(self, replace(record, **values), *rest, **more)
+
+        return Store, "commit", commit
+
+    return planted
+
+
+def _daemon_restarts(rule: Callable[[RoundState], Any]) -> Callable[[], Patch]:
+    """What becomes of a round in which a daemon restarts."""
+    place = (Phase.COLLECTING, events.ClientRestarted)
+    return lambda: (RULES, place, lambda state, event: rule(state))
+
+
+def _fail_the_run(state: RoundState) -> Any:
+    return ending.end_by_fault(state, ("task", "its daemon restarted"))
+
+
+def _restart_not_told() -> Patch:
+    async def record(run: Any) -> None:
+        pass
+
+    return restore, "_record_restart", record
+
+
+def _updates_taken_for_torn() -> Patch:
+    return restore_round, "_is_whole", lambda spool, update: False
+
+
+def _never_starts_again() -> Patch:
+    start, starts = Fleet.start, Counter[str]()
+
+    async def started(self: Fleet) -> None:
+        starts["all"] += 1
+        if starts["all"] > 1:
+            raise RuntimeError("the second start")
+        await start(self)
+
+    return Fleet, "start", started
+
+
+def _daemon_never_starts_again() -> Patch:
+    claim, starts = StateDir.claim, Counter[str]()
+
+    def claimed(self: StateDir, client_id: str) -> None:
+        starts[client_id] += 1
+        if starts[client_id] > 1:
+            raise RuntimeError("the second start")
+        claim(self, client_id)
+
+    return StateDir, "claim", claimed
+
+
+def _pause_raises(error: Exception) -> Callable[[], Patch]:
+    async def pause(self: RunActions, run: Any, actor: str) -> None:
+        raise error
+
+    return lambda: (RunActions, "pause", pause)
+
+
+def _repeated(work: Callable[[], Any]) -> Callable[[], Patch]:
+    """What happens at each update in place of the question whether it is a repeat."""
+
+    async def repeated(self: Verdicts, submission: Any) -> None:
+        await work()
+
+    return lambda: (Verdicts, "repeated", repeated)
+
+
+async def _callback_fails() -> None:
+    asyncio.get_running_loop().call_soon(int, "a callback")
+
+
+async def _call_fails() -> None:
+    raise RuntimeError("a call")
+
+
+async def _turns_for_ever() -> None:
+    while True:
+        await asyncio.sleep(0)
+
+
+def _pause_not_told() -> Patch:
+    return RunStatus, "writing_failed", lambda self, why: None
+
+
+def _pause_stays() -> Patch:
+    failed = RunStatus.writing_failed
+    return RunStatus, "writing_failed", lambda self, why: failed(self, why) if why else None
+
+
+MORE: dict[str, Callable[[], Patch]] = {
+    "a run is completed a round early": ends_a_round_early,
+    "the last round is never evaluated": last_round_not_evaluated,
+    "an accepted list leaves out its last update": _list_leaves_out_the_last,
+    "an admitted update is written as refused": _written_as_refused,
+    "an attempt is written without its last client": _attempt_without_its_last,
+    "a commit is written with another number of updates": _commit(accepted=lambda count: count + 1),
+    "a commit is written with another digest": _commit(model_digest=lambda digest: digest[::-1]),
+    "a daemon that restarts redraws the round": _daemon_restarts(restart_round),
+    "a daemon that restarts fails the run": _daemon_restarts(_fail_the_run),
+    "a restart is not in the history": _restart_not_told,
+    "a restart takes whole updates for torn ones": _updates_taken_for_torn,
+    "a coordinator cannot start again": _never_starts_again,
+    "a daemon cannot start again": _daemon_never_starts_again,
+    "a pause is refused": _pause_raises(InvalidInput("run_id", "no pause", "one")),
+    "a pause fails": _pause_raises(RuntimeError("a pause")),
+    "a callback fails": _repeated(_callback_fails),
+    "a call fails": _repeated(_call_fails),
+    "a call turns for ever": _repeated(_turns_for_ever),
+    "a pause by a full disk is not told": _pause_not_told,
+    "a pause by a full disk stays when there is room": _pause_stays,
+}
