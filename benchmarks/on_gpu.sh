@@ -110,6 +110,7 @@ rounds small 90 "two-layer CNN" "797,962 parameters"
 rounds resnet18-gn 150 ResNet-18-GN
 step tests 90 "$PYTHON" -m pytest -q -m "" -k "cuda or gpu" tests/algorithms tests/fl_tasks tests/fl_client/gates \
     tests/fl_client/settings tests/fl_client/training tests/fl_client/monitoring tests/fl_ops/simulate tests/fl_ops/compare \
+    tests/fl_server/aggregation \
     tests/integration/runs/test_cuda.py
 simulation=("$PYTHON" -m benchmarks.simulation --device "$DEVICE" --repeats 1)
 step simulation-batched 180 "${simulation[@]}" --only batched --rounds "$ROUNDS"

@@ -242,8 +242,8 @@ class Federation:
 
     @property
     def engine_report(self) -> str:
-        """What the engine has measured and chosen; empty if nothing yet."""
-        return self._engine.report
+        """What the engine has measured and chosen, and how the model is evaluated; empty if nothing yet."""
+        return "; ".join(filter(None, (self._engine.report, self.engine.evaluated_model.report)))
 
     def restart_states(self, state_epoch: int) -> None:
         """Delete all clients' states and restart the server's part of them from zero."""

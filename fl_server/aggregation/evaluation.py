@@ -13,8 +13,10 @@ import torch
 from torch import nn
 
 import algorithms as fl
+from algorithms.batched.recording import NotRecorded
 from algorithms.model_state import fill
 from fl_server.aggregation.bundles import CPU
+from fl_server.aggregation.recorded_evaluation import RecordedEvaluation
 from fl_server.aggregation.task_model import TaskModel
 from fl_tasks import Task
 from fl_tasks.data.examples import Examples
@@ -51,6 +53,9 @@ class EvaluatedModel(TaskModel):
         self._held_out: Data | None = None
         self._placed = False
         """Whether the examples are on the device."""
+        self._recorded: RecordedEvaluation | None = None
+        self._not_recorded = ""
+        """Why not."""
         self._there: nn.Module | None = None
         """The module on another device than the CPU; it stays there."""
         self._left = ""
@@ -69,7 +74,7 @@ class EvaluatedModel(TaskModel):
                 data = self.held_out()
                 if estimate and len(data):
                     estimate_statistics(self._task, model, data, self._batch_size)
-                batches = self._until_left(sums_of_batches(self._task, model, batches_of(data, self._batch_size)))
+                batches = self._until_left(self._sums_of(model, data))
                 metrics = finished(self._task, totals_of(batches, len(data)))
             del model, batches  # with the model goes its memory, when the block ends
         return metrics
@@ -86,6 +91,26 @@ class EvaluatedModel(TaskModel):
                 self._there = copy.deepcopy(module).to(self._device)
         fill(self._views(self._there), values)
         yield self._there
+
+    def _sums_of(self, model: nn.Module, data: Data) -> Iterator[BatchSums]:
+        """The metrics of the batches; on another device than a CPU as a recorded step, if that is possible."""
+        if self._device != CPU and self._recorded is None and not self._not_recorded:
+            try:
+                if not isinstance(data, Examples):
+                    raise NotRecorded("the held-out data are not those of one tensor of examples")
+                self._recorded = RecordedEvaluation(self._task, model, data, self._batch_size)
+            except NotRecorded as error:
+                self._not_recorded = str(error)
+        if self._recorded is not None:
+            return self._recorded.batches()
+        return sums_of_batches(self._task, model, batches_of(data, self._batch_size))
+
+    @property
+    def report(self) -> str:
+        """How the evaluation is made, for the user; empty on a CPU, and before the first one."""
+        if self._not_recorded:
+            return f"the evaluation is not recorded ({self._not_recorded})"
+        return "" if self._recorded is None else "the evaluation is a recorded step"
 
     def _until_left(self, batches: Iterator[BatchSums]) -> Iterator[BatchSums]:
         for batch in batches:
