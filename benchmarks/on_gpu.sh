@@ -89,12 +89,17 @@ fi
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 
 "$PYTHON" - "$DEVICE" >"$RESULTS/environment.txt" 2>&1 <<'CHECK' || { cat "$RESULTS/environment.txt"; exit 1; }
-import platform, sys
+import importlib.util, platform, sys
+NEEDED = """torch numpy safetensors grpc grpc_health grpc_reflection google google_crc32c blake3 pydantic typer rich
+    structlog prometheus_client sqlalchemy alembic markupsafe cryptography jwt OpenSSL
+    pytest pytest_asyncio pytest_timeout hypothesis""".split()
+if missing := [name for name in NEEDED if not importlib.util.find_spec(name)]:
+    sys.exit(f"missing packages, for example as wheels in WHEELS: {' '.join(missing)}")
 import torch
 print(platform.platform(), platform.python_version(), "torch", torch.__version__, "CUDA", torch.version.cuda)
 if sys.argv[1] != "cpu":
     print(torch.cuda.get_device_name(), torch.cuda.get_device_properties(0))
-import fl_ops.simulate.simulation  # a missing package ends the script here, with its name
+import fl_ops.simulate.simulation  # what cannot be imported ends the script here, before time is used
 CHECK
 cat "$RESULTS/environment.txt"
 
@@ -125,9 +130,9 @@ paper() {
         --out "$RESULTS/papers/$1" --data-root "$IMPETUS_DATA" --engine batched --device "$DEVICE" "${@:3}"
 }
 
-# The time that is left goes to the first table's first two methods, then to what else is measured, then to all tables.
+# The time that is left goes to two methods of the first table, then to what else is measured, then to all tables.
 FIRST=fedcm-cifar-10-100-clients
-[ "$IMPETUS_DATA" = random ] || paper "$FIRST" $(($(left) - 10)) --only FedCM --only "FedCM, feddyn_code"
+[ "$IMPETUS_DATA" = random ] || paper "$FIRST" $(($(left) - 10)) --only FedAvg --only FedCM
 local_step small-cnn float32 60
 local_step resnet18-gn float32 150
 local_step resnet18-gn bfloat16 120

@@ -17,7 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from algorithms.batched import stacked
 from algorithms.batched.batches import StepBatches, copies_of_first, fillable
-from algorithms.batched.modules import CountedNumbers, Numbers, OwnNumbers, RandomStream, has_convolutions
+from algorithms.batched.modules import CountedNumbers, Numbers, OwnNumbers, RandomStream
 from algorithms.batched.recording import NotRecorded, Step, record
 from algorithms.batched.strategies import Holder, Inputs, Name, OneByOne, Strategy, Together, losses_of_examples
 from algorithms.batches import Batch, examples_of, leaves, to_device
@@ -27,7 +27,7 @@ from algorithms.model_state import trainable_views
 from algorithms.outside_code import is_interrupt
 from algorithms.parameters import AlgorithmError
 
-NAMES: tuple[Name, ...] = ("grouped", "unfolded", "one_by_one", "streams", "channels_last")
+NAMES: tuple[Name, ...] = ("grouped", "one_by_one", "streams", "channels_last")
 REPEATS = 3
 
 
@@ -154,15 +154,16 @@ def _candidates(model: nn.Module, wanted: Name | None) -> tuple[Name, ...]:
     """A CPU has no streams. Without convolutions no form of them matters."""
     if wanted is not None:
         return (wanted,)
-    of_images: set[Name] = set() if has_convolutions(model) else {"unfolded", "channels_last"}
+    images = any(isinstance(module, nn.Conv2d) for module in model.modules())
+    of_images: set[Name] = set() if images else {"channels_last"}
     of_cuda: set[Name] = set() if next(model.parameters()).is_cuda else {"streams", "channels_last"}
     return tuple(name for name in NAMES if name not in of_images | of_cuda)
 
 
 def make_strategy(name: Name, holder: Holder, loss: Loss, *, fills: bool) -> Strategy:
     """The strategy of this name. fills: as in Facts."""
-    if name in {"grouped", "unfolded"}:
-        return Together(holder, loss, unfold=name == "unfolded", fill=fills)
+    if name == "grouped":
+        return Together(holder, loss, fill=fills)
     return OneByOne(holder, loss, streams=name != "one_by_one", channels_last=name == "channels_last")
 
 

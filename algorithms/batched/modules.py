@@ -1,16 +1,13 @@
-"""Modules that compute for many clients at once: dropout with each client's random numbers, and unfolded convolutions.
+"""Dropout of many clients at once, with each client's random numbers.
 
 On a CPU a client draws the numbers that it draws when it trains alone, from a stream of its own: augmentation and
 dropout masks are the same. On a GPU a number is a function of the client's seed and of the step, so that a recorded
 step draws new ones, and a second pass the same: reproducible, and other ones than those of a client alone.
-
-Under vmap a convolution with one weight for each client becomes a grouped convolution, for which some devices have only
-slow kernels. As an unfolding and one product of matrices for each client it uses the kernels of linear layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -211,53 +208,3 @@ class _Dropout(torch.autograd.Function):
         del info
         inputs = inputs.movedim(in_dims[0], 0)
         return inputs * numbers.masks(inputs.detach(), p), 0
-
-
-@contextmanager
-def unfolded_convolutions(model: nn.Module) -> Iterator[None]:
-    """Within the context the model's plain 2d convolutions are products of matrices. Others stay as they are."""
-    modules = _plain(model)
-    for module in modules:
-        module.forward = _unfolded_forward(module)  # type: ignore[method-assign, assignment]  # of this object, until the end
-    try:
-        yield
-    finally:
-        for module in modules:
-            del module.forward
-
-
-def has_convolutions(model: nn.Module) -> bool:
-    """Whether the model has convolutions that `unfolded_convolutions` changes."""
-    return bool(_plain(model))
-
-
-def _plain(model: nn.Module) -> list[nn.Conv2d]:
-    return [
-        module
-        for module in model.modules()
-        if type(module) is nn.Conv2d
-        and module.groups == 1
-        and module.padding_mode == "zeros"
-        and not isinstance(module.padding, str)
-    ]
-
-
-def _unfolded_forward(module: nn.Conv2d) -> Callable[[Tensor], Tensor]:
-    def forward(images: Tensor) -> Tensor:
-        kernel, stride, dilation = _pair(module.kernel_size), _pair(module.stride), _pair(module.dilation)
-        padding = _pair(module.padding)
-        columns = functional.unfold(images, kernel, dilation, padding, stride)
-        scores = torch.einsum("ok,nkl->nol", module.weight.flatten(1), columns)
-        if module.bias is not None:
-            scores = scores + module.bias[:, None]
-        sides = zip(images.shape[-2:], kernel, stride, padding, dilation, strict=True)
-        shape = [(side + 2 * pad - gap * (k - 1) - 1) // step + 1 for side, k, step, pad, gap in sides]
-        images_out: Tensor = scores.unflatten(2, shape)
-        return images_out
-
-    return forward
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    """The pair of numbers of an `nn.Conv2d`, which makes pairs of all numbers that it gets."""
-    return value[0], value[1]

@@ -1,7 +1,6 @@
 """How the gradients of many clients are computed: together under vmap, or one after the other.
 
     grouped    one pass under vmap; a convolution becomes a grouped convolution
-    unfolded   the same, with convolutions as products of matrices
     one_by_one a pass for each client; only the local rule is applied to all clients together
     streams    the same, with passes side by side on several streams of CUDA
     channels_last  the same as streams, with images and weights of convolutions in the order height, width, channel
@@ -12,8 +11,8 @@ targets of the real examples that torch can map.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol
@@ -25,12 +24,12 @@ from torch.func import vmap
 from algorithms import tree
 from algorithms.base import Tensors
 from algorithms.batched.batches import StepBatches, real
-from algorithms.batched.modules import Numbers, dropout_by_client, unfolded_convolutions
+from algorithms.batched.modules import Numbers, dropout_by_client
 from algorithms.batched.stacked import of_client
 from algorithms.batches import Batch, Forward, leaves, map_leaves
 from algorithms.gradients import Loss
 
-Name = Literal["grouped", "unfolded", "one_by_one", "streams", "channels_last"]
+Name = Literal["grouped", "one_by_one", "streams", "channels_last"]
 STREAMS = 8
 
 
@@ -147,25 +146,22 @@ def _channels_last(tensor: Tensor) -> Tensor:
 class Together:
     """One pass for all clients under vmap."""
 
-    def __init__(self, holder: Holder, loss: Loss, *, unfold: bool, fill: bool) -> None:
-        """fill: shorter batches are filled; the examples must not influence each other, and no random number be drawn.
-
-        unfold: convolutions are products of matrices.
-        """
-        self._holder, self._loss, self._unfold, self._fill = holder, loss, unfold, fill
+    def __init__(self, holder: Holder, loss: Loss, *, fill: bool) -> None:
+        """fill: shorter batches are filled; examples must not influence each other, and no random number be drawn."""
+        self._holder, self._loss, self._fill = holder, loss, fill
 
     def compute(self, inputs: Inputs) -> Outputs:
         """Do what Strategy says. Raises RuntimeError or another error of torch for what it cannot map."""
         batches, tensors = inputs.batches, {**inputs.parameters, **inputs.constants}
         parts = batches.by_size()
         if len(parts) == 1 or self._fill:
-            with self._changed(inputs.numbers):
+            with dropout_by_client(self._holder.dropouts, inputs.numbers):
                 losses = self._losses_of_all(tensors, batches)
         else:
             found = []
             for size, positions in parts:
                 some = {name: tensor[positions] for name, tensor in tensors.items()}
-                with self._changed(inputs.numbers.of(positions)):
+                with dropout_by_client(self._holder.dropouts, inputs.numbers.of(positions)):
                     found.append(self._losses(some, batches.of_size(size, positions)))
                 for name, tensor in inputs.constants.items():
                     tensor[positions] = some[name]
@@ -174,12 +170,6 @@ class Together:
         slopes = _slopes(losses.sum(), [*inputs.parameters.values(), *inputs.also])
         gradients = dict(zip(inputs.parameters, slopes, strict=False))
         return Outputs(losses.detach(), gradients, slopes[len(gradients) :])
-
-    @contextmanager
-    def _changed(self, numbers: Numbers) -> Iterator[None]:
-        unfolded = unfolded_convolutions(self._holder.model) if self._unfold else nullcontext()
-        with dropout_by_client(self._holder.dropouts, numbers), unfolded:
-            yield
 
     def _losses_of_all(self, tensors: Tensors, batches: StepBatches) -> Tensor:
         """The losses of all clients by one pass, [clients]. No loss depends on the copies that fill a batch."""

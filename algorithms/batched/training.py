@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,11 @@ from algorithms import tree
 from algorithms.batched.batches import Planned, StepBatches, completed
 from algorithms.batched.choice import Facts
 from algorithms.batched.contexts import Rules
-from algorithms.batched.local import Steps, rates_by_step
+from algorithms.batched.local import Steps
 from algorithms.batched.members import Members
 from algorithms.batched.modules import OwnNumbers
 from algorithms.batched.recording import NotRecorded, Step, record
+from algorithms.batched.schedules import Group, at, has_short_batches, rates_of_group, schedule_of
 from algorithms.batched.strategies import Strategy
 from algorithms.model_state import trainable_views
 from algorithms.precision import widened
@@ -36,70 +37,17 @@ SHORT_S = 0.003
 """Longer steps are not recorded on a CPU: next to none of their time is Python."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Schedule:
-    """What the steps of a group read by their number: tensors [steps, ...]."""
-
-    rows: Tensor
-    """[steps, clients, examples]."""
-    rates: Tensor
-    """[steps, clients]; 0 where a client is done."""
-    active: Tensor | None
-    """[steps, clients], bool. None: all clients make all steps."""
-    weights: Tensor | None
-    """[steps, clients, examples], of the losses. None: all batches are full."""
-    drawn: Sequence[Tensor]
-    """Random numbers for the last step of the batches, [steps, clients, examples, ...]."""
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """All of them."""
-        return [
-            tensor for tensor in (self.rows, self.rates, self.active, self.weights, *self.drawn) if tensor is not None
-        ]
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """A group whose steps can be made in fixed memory."""
-
-    members: Members
-    planned: Planned
-    rules: Rules
-    ones: Tensor
-    """[clients], of the dtype that y has."""
-    short: bool
-    """Some batches are short."""
-
-    @property
-    def uneven(self) -> bool:
-        """Some clients have fewer steps."""
-        return self.members.steps[0] != self.members.steps[-1]
-
-    def shape(self, model: nn.Module) -> object:
-        """What decides whether the fixed memory and the operations of a step fit."""
-        rules, planned, settings = self.rules, self.planned, self.members.work.settings
-        steps, clients, examples = planned.steps.rows.shape
-        return (
-            (id(model), planned.finish, type(self.members.numbers), self.uneven, self.short),
-            (clients, examples, _capacity(steps), planned.inputs.data_ptr(), planned.targets.data_ptr()),
-            replace(settings, learning_rate=1.0),  # a step reads its rate from memory
-            (rules.terms.gradient, rules.terms.anchored, rules.u is None, rules.v is None),
-            (rules.a is None, rules.mu is None, rules.gamma is None),
-        )
-
-
 class _FixedSteps:
     """The steps of groups of one shape."""
 
-    def __init__(self, model: nn.Module, group: _Group, strategy: Strategy) -> None:
+    def __init__(self, model: nn.Module, group: Group, strategy: Strategy) -> None:
         """group: the first one, whose steps may be made at once."""
         rules, self._planned, self._strategy = group.rules, group.planned, strategy
         self._numbers = group.members.numbers.copy()
         # One direction for all clients is not copied for each of them, but the next group may have several.
         own = rules if rules.u is None else replace(rules, u=tree.map(torch.clone, rules.u))
         self._steps = Steps(model, own, strategy, replace(group.members, numbers=self._numbers))
-        self._schedule = _schedule(group)
+        self._schedule = schedule_of(group)
         self._losses = group.ones.new_zeros(self._schedule.rates.shape)
         self._play: Step = self._step
 
@@ -112,10 +60,10 @@ class _FixedSteps:
         """Record the step, which changes the values. Raises NotRecorded, and OutOfMemoryError."""
         self._play = record(self._step, self._memory, self._losses.device)
 
-    def load(self, model: nn.Module, group: _Group) -> None:
+    def load(self, model: nn.Module, group: Group) -> None:
         """Take the values of another group of the shape."""
         fresh = Steps(model, group.rules, self._strategy, group.members)
-        values = [*fresh.memory, *_schedule(group).tensors, *group.members.numbers.tensors]
+        values = [*fresh.memory, *schedule_of(group).tensors, *group.members.numbers.tensors]
         for mine, other in zip(self._memory, values, strict=False):  # the losses are results
             mine.copy_(other)
 
@@ -127,17 +75,17 @@ class _FixedSteps:
 
     def _step(self) -> None:
         schedule, planned, number = self._schedule, self._planned, self._numbers.step
-        rows, rates = _at(schedule.rows, number), _at(schedule.rates, number)
+        rows, rates = at(schedule.rows, number), at(schedule.rates, number)
         inputs, targets = planned.inputs[rows], planned.targets[rows]
         if planned.finish is not None:
-            inputs, targets = completed(planned.finish, inputs, targets, [_at(it, number) for it in schedule.drawn])
-        weights = None if schedule.weights is None else _at(schedule.weights, number)
+            inputs, targets = completed(planned.finish, inputs, targets, [at(it, number) for it in schedule.drawn])
+        weights = None if schedule.weights is None else at(schedule.weights, number)
         batches = StepBatches((inputs, targets), [rows.shape[1]] * len(rows), weights)
         kept = [tensors for tensors in (self._steps.y, self._steps.v, self._steps.buffers) if tensors]
         before = [] if schedule.active is None else [tree.map(torch.clone, tensors) for tensors in kept]
         losses = self._steps.take(batches, len(rows), rates)
         if schedule.active is not None:
-            active = _at(schedule.active, number)
+            active = at(schedule.active, number)
             losses = losses.where(active, losses.new_zeros(()))
             for tensors, values in zip(kept, before, strict=True):
                 for name, tensor in tensors.items():
@@ -181,14 +129,14 @@ class Training:
             OutOfMemoryError: there is no memory for the group.
             ValueError: a client has fewer batches than steps, or a tensor of a rule has another layout than the model.
         """
-        planned, short = members.batches, _has_short_batches(members)
+        planned, short = members.batches, has_short_batches(members)
         if why := self._not_fixed(members, rules, short=short):
             self._not_now = why
         if why or not isinstance(planned, Planned):
             return _called(model, members, rules, self.strategy)
         model.train()
         ones = next(iter(widened(trainable_views(model)).values())).new_ones(len(members.steps))
-        group = _Group(members, planned, rules, ones, short)
+        group = Group(members, planned, rules, ones, short)
         shape = group.shape(model)
         fixed = self._recorded.get(shape)
         if fixed is None:
@@ -246,7 +194,7 @@ def _called(model: nn.Module, members: Members, rules: Rules, strategy: Strategy
     """Step k of all clients that have one, then step k + 1: each step works on views of the first clients' tensors."""
     steps = Steps(model, rules, strategy, members)
     losses: list[Tensor] = []
-    rates, placed = _rates(members, next(iter(steps.y.values())))
+    rates, placed = rates_of_group(members, next(iter(steps.y.values())))
     model.train()
     for number, own in enumerate(rates):
         active = len(own)
@@ -255,51 +203,3 @@ def _called(model: nn.Module, members: Members, rules: Rules, strategy: Strategy
         members.numbers.next_step()
         losses.append(torch.cat([found, found.new_zeros(len(members.steps) - active)]))
     return steps, torch.stack(losses)
-
-
-def _has_short_batches(members: Members) -> bool:
-    if not isinstance(members.batches, Planned):
-        return False
-    plan, last = members.batches.steps, members.steps[-1]
-    width = plan.rows.shape[2]
-    return any(min(sizes) < width for sizes in plan.sizes[:last]) or any(
-        size < width
-        for number, sizes in enumerate(plan.sizes[last:], last)
-        for size, count in zip(sizes, members.steps, strict=True)
-        if number < count
-    )
-
-
-def _capacity(steps: int) -> int:
-    return 1 << (steps - 1).bit_length()
-
-
-def _schedule(group: _Group) -> _Schedule:
-    """The schedule of a group, with room for more steps than it has."""
-    planned, ones = group.planned, group.ones
-    rows = planned.steps.rows
-    more = _capacity(len(rows)) - len(rows)
-
-    def with_room(tensor: Tensor) -> Tensor:
-        return torch.cat([tensor, tensor.new_zeros(more, *tensor.shape[1:])]) if more else tensor.clone()
-
-    active = weights = None
-    if group.short or group.uneven:
-        sizes = torch.tensor(planned.steps.sizes, device=ones.device)
-        real = torch.arange(rows.shape[2], device=ones.device) < sizes[..., None]
-        active = with_room(sizes > 0) if group.uneven else None
-        weights = with_room(real / sizes.clamp(min=1)[..., None].to(ones.dtype)) if group.short else None
-    _, rates = _rates(group.members, ones)
-    return _Schedule(with_room(rows), with_room(rates), active, weights, [with_room(it) for it in planned.drawn])
-
-
-def _rates(members: Members, like: Tensor) -> tuple[list[list[float]], Tensor]:
-    """The rates of the clients that make each step; and on the device [steps, clients], 0 where a client is done."""
-    rates = rates_by_step(members.work.settings, members.steps)
-    whole = [row + [0.0] * (len(members.steps) - len(row)) for row in rates]
-    return rates, torch.tensor(whole, dtype=torch.float64, device=like.device)
-
-
-def _at(tensor: Tensor, number: Tensor) -> Tensor:
-    """tensor[number], without reading the number on the host."""
-    return tensor.index_select(0, number).squeeze(0)

@@ -127,7 +127,7 @@ def measure(setting: Setting, groups: list[int], rounds: int, device: torch.devi
     """Print a line for each strategy and size of groups: the median of the ratios, the smallest and the largest."""
     cohort = Cohort(setting, device)
     images = "CNN" in setting.name or "cnn" in setting.name
-    names = [name for name in NAMES if images or name not in {"unfolded", "channels_last"}]
+    names = [name for name in NAMES if images or name != "channels_last"]
     names = [name for name in names if device.type == "cuda" or name not in {"streams", "channels_last"}]
     cases = [(name, group) for name in names for group in groups if group <= setting.clients]
     works: dict[tuple[Name, int], Callable[[], object]] = {case: partial(cohort.together, *case) for case in cases}

@@ -19,7 +19,7 @@ import torch
 
 from algorithms import tree
 from algorithms.batched.batches import NotBatched, Planned, StepBatches, stacked_batches
-from algorithms.batched.choice import Choice, WrongStrategy, bytes_of_client, choose
+from algorithms.batched.choice import Choice, WrongStrategy, choose
 from algorithms.batched.client import Updates, answer_together, next_states
 from algorithms.batched.modules import CountedNumbers
 from algorithms.batched.strategies import Name
@@ -39,21 +39,15 @@ from fl_ops.simulate.engines.engine import (
     LocalEngine,
     Trained,
 )
+from fl_ops.simulate.engines.group_sizes import GroupSizes
 from fl_ops.simulate.engines.groups import Client, Groups, Ready
-from fl_ops.simulate.engines.held import NO_DIGEST, DeviceMemory, TrainedTogether, free_bytes
+from fl_ops.simulate.engines.held import NO_DIGEST, DeviceMemory, TrainedTogether
 from fl_ops.simulate.engines.pool import OnDevice, Pool
 from fl_tasks.batches import seed_everything
 from protos.encodings import PLAIN
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
 
 LockstepPrecision = Literal["float32", "tf32", "bfloat16"]
-
-CPU_BYTES = 1 << 30
-"""Memory of a group on a CPU."""
-GPU_SHARE = 0.5
-"""The share of a GPU's free memory that is used."""
-MOST_CLIENTS = 64
-"""The most clients in one group: from some size on, larger groups are not faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +84,10 @@ class BatchedEngine(LocalEngine):
         self._training: Training | None = None
         self._by_client = ""
         self._groups = Groups(context, self._work, options.device, pool)
-        self._group = options.group
+        self._sizes = GroupSizes(self._work, options.device, options.group)
         self._alone: Counter[str] = Counter()
         """Clients that trained one after the other, by reason."""
-        self._in_files = self._client_bytes = 0
+        self._in_files = 0
         self._memory = DeviceMemory(options.device) if options.holds_updates else None
 
     @property
@@ -106,7 +100,7 @@ class BatchedEngine(LocalEngine):
         if self._by_client:
             parts.insert(0, f"the method's code runs client by client ({self._by_client})")
         if self._choice is not None:
-            parts[:0] = [f"groups of at most {self._group} clients: {self._choice}", str(self._training)]
+            parts[:0] = [f"groups of at most {self._sizes.most} clients: {self._choice}", str(self._training)]
         return "lockstep: " + "; ".join(parts) if parts else ""
 
     def begin(self, bundles: Bundles) -> None:
@@ -126,7 +120,7 @@ class BatchedEngine(LocalEngine):
             zip(clients, seeds, strict=True), key=lambda one: (-self._context.size_of(one[0]), one[0].encode())
         )
         while order:
-            size = self._group_size(common, order[0])
+            size = self._sizes.of(common, order[0], self._bundles)
             yield from self._train_group(common, order[:size])
             order = order[size:]
 
@@ -173,9 +167,9 @@ class BatchedEngine(LocalEngine):
         if len(group) == 1:
             yield self._work.train(common, *group[0], self._bundles)
             return
-        self._group = -(-len(group) // 2)
-        yield from self._train_group(common, group[: self._group])
-        yield from self._train_group(common, group[self._group :])
+        half = self._sizes.halve(len(group))
+        yield from self._train_group(common, group[:half])
+        yield from self._train_group(common, group[half:])
 
     def _delivered(
         self, common: Assignment, ready: Ready, updates: Updates, seconds: float
@@ -259,21 +253,14 @@ class BatchedEngine(LocalEngine):
             self._training = Training(self._choice.strategy, self._choice.facts, time.thread_time, masks=masks)
         members, device = ready.members, self._options.device
         # A pass of one client alone draws from torch's generators.
-        alone = self._choice.name not in {"grouped", "unfolded"}
+        alone = self._choice.name != "grouped"
         if device.type == "cuda" and not (alone and self._choice.facts.draws):
             numbers = CountedNumbers.of_seeds([seed for _, seed in ready.clients], device)
             members = replace(members, numbers=numbers)
         updates = answer_together(ready.work.model, members, self._training)
         self._by_client = members.contexts.alone
-        self._fit_recorded(self._training.client_bytes, len(ready.clients))
+        self._sizes.fit_recorded(self._training.client_bytes, len(ready.clients))
         return updates
-
-    def _fit_recorded(self, client_bytes: int, clients: int) -> None:
-        """Choose the size of groups by the memory of a recorded step, which was measured, in place of the estimate."""
-        if client_bytes > self._client_bytes and not self._options.group:
-            free = free_bytes(self._options.device) + client_bytes * clients
-            self._group = _clients_of(GPU_SHARE * free, client_bytes)
-        self._client_bytes = client_bytes
 
     def _chosen(self, common: Assignment, ready: Ready) -> Choice:
         """The strategy, measured with the clients' first batches."""
@@ -294,29 +281,7 @@ class BatchedEngine(LocalEngine):
             drawn.append(next(iter(self._work.assigned(common, client, 0).prepare(self._bundles).data.complete)))
         return stacked_batches([to_device(batch, self._options.device) for batch in drawn])
 
-    def _group_size(self, common: Assignment, first: Client) -> int:
-        """Clients of a group, by the memory that the first one needs."""
-        if self._group:
-            return self._group
-        device = self._options.device
-        try:
-            ready = self._work.assigned(common, *first).prepare(self._bundles)
-            with one_thread():
-                client_bytes = bytes_of_client(ready.model, ready.data, next(iter(ready.data.complete)))
-        except BaseException as error:  # it is reported when the client trains
-            if is_interrupt(error):
-                raise
-            return 1
-        free = CPU_BYTES if device.type == "cpu" else GPU_SHARE * free_bytes(device)
-        self._group = _clients_of(free, client_bytes)
-        return self._group
-
     def _clock(self) -> float:
         if self._options.device.type == "cuda":
             torch.cuda.synchronize(self._options.device)
         return time.perf_counter()
-
-
-def _clients_of(free: float, client_bytes: int) -> int:
-    """Clients of a group whose memory is so large."""
-    return max(1, min(MOST_CLIENTS, int(free // client_bytes)))

@@ -76,9 +76,9 @@ def test_three_rounds_in_float64(label: str) -> None:
 @pytest.mark.parametrize(
     "label", ["fedavg", "scaffold-I", "feddyn-examples", "mime", "fedsam-tensor", "fedrobust", "mfl"]
 )
-@pytest.mark.parametrize(("strategy", "fill"), [("grouped", False), ("unfolded", True), ("one_by_one", False)])
+@pytest.mark.parametrize(("strategy", "fill"), [("grouped", False), ("grouped", True), ("one_by_one", False)])
 def test_every_strategy_has_the_same_round(label: str, strategy: Name, fill: bool) -> None:
-    """Short batches by size in place of filled ones, products of matrices, and one client after the other."""
+    """Short batches by size and filled ones, and one client after the other."""
     alone, together = both(label, torch.float64, strategy, FULL, fill=fill)
     for run in (alone, together):
         run.round(0)

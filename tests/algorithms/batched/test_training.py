@@ -255,9 +255,9 @@ def test_recorded_steps_on_cuda_have_the_bits_of_called_ones(
 
 
 @NEEDS_CUDA
-@pytest.mark.parametrize("name", ["unfolded", "one_by_one", "streams", "channels_last"])
+@pytest.mark.parametrize("name", ["one_by_one", "streams", "channels_last"])
 def test_every_strategy_is_recorded_on_cuda(name: Name) -> None:
-    """Products of matrices, and a pass for each client, which is one graph then."""
+    """A pass for each client, which is one graph then."""
     module = make(0, small_cnn, torch.float32).to(CUDA)
     strategy = strategy_of(name, module)
     recorded, called = training_of(strategy, masks=True), training_of(strategy)

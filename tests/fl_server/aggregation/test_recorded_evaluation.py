@@ -107,7 +107,7 @@ def test_an_evaluation_that_cannot_be_recorded_says_why(extra: Callable[[Tensor]
 def test_a_model_elsewhere_is_evaluated_as_on_the_cpu(
     monkeypatch: pytest.MonkeyPatch, extra: Callable[[Tensor], Tensor]
 ) -> None:
-    """The CPU stands for another device. All metrics but random ones are those batch by batch, and the report says how."""
+    """The CPU stands for another device. All metrics but random ones are the same; the report says how."""
     task: Any = Images(extra)
     here = EvaluatedModel(task, CPU, BATCH, seed=0)
     expected = [here.evaluate(values_of(seed, task)) for seed in range(3)]
@@ -125,7 +125,7 @@ def test_a_model_elsewhere_is_evaluated_as_on_the_cpu(
 
 @NEEDS_CUDA
 def test_an_evaluation_is_recorded_on_cuda() -> None:
-    """Its metrics are those of the CPU to the rounding of sums; a number that is read on the host is a reason not to."""
+    """Its metrics are those of the CPU to the rounding of sums; a number that the host reads is a reason not to."""
     for extra, recorded in ((torch.zeros_like, True), (lambda losses: losses * 0 + losses.max().item() * 0, False)):
         task: Any = Images(extra)
         here, there = (EvaluatedModel(task, device, BATCH, seed=0) for device in (CPU, CUDA))
