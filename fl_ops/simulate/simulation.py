@@ -17,7 +17,7 @@ from fl_ops.simulate.federation import Federation
 from fl_ops.simulate.measures.section import MeasureSection
 from fl_ops.simulate.reports import Failure, Note, RoundResult, Step
 from fl_ops.simulate.round_report import RoundReport
-from fl_ops.simulate.saving.point import RunPoint, before_draw
+from fl_ops.simulate.saving.point import RunPoint, before_draw, judged
 from fl_ops.simulate.system.devices import Devices
 from fl_ops.simulate.system.simulated_time import SimulatedTime
 from fl_ops.simulate.undelivered import Undelivered
@@ -27,11 +27,8 @@ from fl_server.aggregation.snapshot import Snapshot
 from fl_server.rounds import effects
 from fl_server.rounds import events as ev
 from fl_server.rounds.machine import advance
-from fl_server.rounds.metrics import has_evaluation
-from fl_server.rounds.restoring import with_evaluations
 from fl_server.rounds.sampling import by_id
 from fl_server.rounds.state import Phase, RoundState
-from fl_server.rounds.stop_rules import Judged
 from fl_server.run_settings.config import RunConfig
 from fl_tasks import Task
 
@@ -162,7 +159,7 @@ class Simulation:
         self._undelivered.latest = [*point.failures]
         self.point = point
         if self._state.phase is not Phase.ENDED:
-            self._state = _judged(self._state, earlier)
+            self._state = judged(self._state, earlier)
         self._metrics = earlier[-1].metrics if earlier else {}
 
     def _point(self) -> RunPoint:
@@ -301,11 +298,3 @@ class Simulation:
                 f"{len(self._members)} clients are available: too few, and none of the others comes back in time"
             )
         return f"expected {self._state.policy.min_clients} clients or more, there are {len(self._members)}"
-
-
-def _judged(state: RoundState, earlier: Sequence[RoundResult]) -> RoundState:
-    """The state with what the evaluations of earlier rounds say."""
-    metric = state.policy.stop.criterion.metric
-    evaluations = [(row.round, row.metrics) for row in earlier if has_evaluation(row.metrics, metric)]
-    state = replace(state, metric_seen=any(metric in metrics for _, metrics in evaluations))
-    return with_evaluations(state, evaluations, Judged(), frozenset())

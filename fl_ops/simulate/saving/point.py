@@ -9,11 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from fl_ops.simulate.reports import RoundResult
 from fl_ops.simulate.system.clock import ClockPoint
 from fl_ops.simulate.traffic import Name, Names, Offers
 from fl_server.admission.norms import NormHistory
 from fl_server.aggregation.snapshot import Snapshot
+from fl_server.rounds.metrics import has_evaluation
+from fl_server.rounds.restoring import with_evaluations
 from fl_server.rounds.state import Phase, RoundState
+from fl_server.rounds.stop_rules import Judged
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,3 +138,11 @@ def _name_facts(name: Name) -> list[Any]:
 def _name(facts: Sequence[Any]) -> Name:
     key, digest = facts
     return (tuple(key) if isinstance(key, list) else key), bytes.fromhex(digest)
+
+
+def judged(state: RoundState, earlier: Sequence[RoundResult]) -> RoundState:
+    """The state with what the evaluations of earlier rounds say."""
+    metric = state.policy.stop.criterion.metric
+    evaluations = [(row.round, row.metrics) for row in earlier if has_evaluation(row.metrics, metric)]
+    state = replace(state, metric_seen=any(metric in metrics for _, metrics in evaluations))
+    return with_evaluations(state, evaluations, Judged(), frozenset())
