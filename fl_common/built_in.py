@@ -16,6 +16,7 @@ REDUCERS = ("mean", "median", "trimmed_mean", "krum")
 """`algorithms.reducers.reducer`."""
 TASKS = (
     "digits", "fashion-mnist", "cifar10", "cifar100", "emnist", "emnist-digits", "femnist", "celeba", "shakespeare",
+    "least-squares",
 )  # fmt: skip
 """`fl_tasks.naming`."""
 PartitionMethod = Literal["dirichlet", "dirichlet-hsu", "dirichlet-class", "classes", "shards", "iid", "natural"]

@@ -23,6 +23,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "femnist": "fl_tasks.built_in.leaf:Femnist",
         "celeba": "fl_tasks.built_in.leaf:CelebA",
         "shakespeare": "fl_tasks.built_in.shakespeare:Shakespeare",
+        "least-squares": "fl_tasks.built_in.least_squares:LeastSquares",
     }
 )
 """Names of the built-in tasks, with the class of each."""
