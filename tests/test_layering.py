@@ -102,6 +102,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "trackers",
         "compare",
         "demo",
+        "landscape",
         "simulate",
         "exports",
         "admin",

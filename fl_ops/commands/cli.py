@@ -21,6 +21,7 @@ from fl_ops.commands.coordinator.web import web
 from fl_ops.commands.local import task
 from fl_ops.commands.local.compare import compare
 from fl_ops.commands.local.demo import demo
+from fl_ops.commands.local.landscape import landscape
 from fl_ops.commands.local.methods import methods
 from fl_ops.commands.local.partition import partition
 from fl_ops.commands.local.simulate import simulate
@@ -91,6 +92,12 @@ app.command(
         "fl export tuned --format adapter --config run.toml --out adapter",
     )
 )(export)
+app.command(
+    **examples(
+        "fl landscape results/seed-0 config.toml --out flatness",
+        "fl landscape fedavg.safetensors fedsam.safetensors config.toml --two --out flatness",
+    )
+)(landscape)
 app.command(**examples("fl methods", "fl methods fedcm", "fl methods my_methods:sign_momentum --json"))(methods)
 app.command(**examples("fl partition digits --clients 8 --out parts.json --alpha 0.1"))(partition)
 app.command(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 
 import torch
+from torch import nn
 
-from algorithms.batches import Batch, to_device
+from algorithms.batches import Batch, examples_of, to_device
 from algorithms.sharpness import MeanLoss
 from fl_client.training.data import LocalTask
 from fl_ops.simulate.clients import SimulatedClients
@@ -30,14 +31,20 @@ class SampledLoss:
     ) -> None:
         """device: of the model and the examples. Raises TaskError for data that cannot be sampled."""
         self._task, self._device = task, device
-        self._batches = list(_chunks(sampled(clients, section.examples, section.seed), device))
+        self.batches = list(_chunks(sampled(clients, section.examples, section.seed), device))
+        """The sample, on the device."""
 
-    def of(self, values: Mapping[str, torch.Tensor]) -> MeanLoss:
-        """The loss of a model with this state_dict. Raises TaskError."""
+    @property
+    def examples(self) -> int:
+        """Size of the sample."""
+        return sum(examples_of(batch) for batch in self.batches)
+
+    def of(self, load: Callable[[nn.Module], object]) -> MeanLoss:
+        """The loss of a model. load: gives a new model its values. Raises TaskError."""
         with torch.random.fork_rng(devices=[]):
             model = new_model(self._task)
-        model.load_state_dict(dict(values))
-        return MeanLoss(model.to(self._device), self._task.loss, self._batches, forward_of(self._task))
+        load(model)
+        return MeanLoss(model.to(self._device), self._task.loss, self.batches, forward_of(self._task))
 
 
 def _chunks(parts: Iterator[Data], device: torch.device) -> Iterator[Batch]:
@@ -77,5 +84,6 @@ def _drawn(size: int, count: int, generator: torch.Generator) -> torch.Tensor:
 
 def sharpness(section: SharpnessSection, loss: SampledLoss, values: Mapping[str, torch.Tensor]) -> dict[str, float]:
     """The measures of a model with this state_dict. Raises TaskError."""
+    of_model = loss.of(lambda model: model.load_state_dict(dict(values)))
     with task_code("the task's model or loss, differentiated twice"):
-        return section.measure(loss.of(values))
+        return section.measure(of_model)

@@ -21,6 +21,7 @@ from fl_client.setup import commands as client_commands
 from fl_client.setup.enrolling import ENROLL_PORT
 from fl_ops.admin import settings
 from fl_ops.commands.cli import app
+from fl_ops.commands.local.landscape import GridFlags
 from fl_ops.demo.settings import DemoSettings
 from fl_ops.simulate.engine_choice import EngineRequest
 from fl_ops.simulate.engines.batched import BatchedOptions
@@ -97,6 +98,7 @@ DEFAULTS: dict[tuple[tuple[str, ...], str], bool] = {
     (("fl", "compare"), "cells"): True,
     (("fl", "compare"), "device"): BatchedOptions().device.type == "cpu",
     (("fl", "compare"), "precision"): BatchedOptions().precision == "float32",
+    (("fl", "landscape"), "points"): [GridFlags(two=two).grid().points for two in (False, True)] == [41, 21],
     (("fl", "simulate"), "engine"): EngineRequest().options().batched is None,
     (("fl", "simulate"), "workers"): EngineRequest().options(runs=10**6).workers == 1,
     (("fl", "simulate"), "save_every"): SAVE_EVERY_S == 30,
