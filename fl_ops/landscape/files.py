@@ -65,7 +65,7 @@ def _curves(figure: Any, landscapes: Sequence[Landscape], grid: Grid) -> None:
     for panel, name in zip(panels, ("Loss", "Accuracy, %"), strict=False):
         _plain(panel)
         panel.set_title(name, loc="left", color=_INK, fontsize=9.5)
-        panel.set_xlabel("a: the direction has the norms of the model's filters", color=_INK, fontsize=8.5)
+        panel.set_xlabel("a, in norms of the model's filters", color=_INK, fontsize=8.5)
         panel.axvline(0, color="#b8b8b8", linewidth=0.8, zorder=0)
         panel.set_xlim(-grid.radius, grid.radius)
     names = [legend(landscape) for landscape in landscapes]

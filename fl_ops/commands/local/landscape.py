@@ -92,7 +92,7 @@ def landscape(
     section, points = SharpnessSection(examples=sample.examples, seed=sample.seed), grid.grid()
     landscapes = _landscapes(models, _prepared(run, sample), section, points)
     if out is not None:
-        _write(targets, landscapes, points, f"{sample.examples:,} training examples, seed {sample.seed}; {run.name}")
+        _write(targets, landscapes, points, f"{run.name}, {sample.examples:,} training examples, seed {sample.seed}")
     facts = {"models": [_facts(one) for one in landscapes], "files": [str(target.path) for target in targets]}
     output.show(facts, _table(landscapes), context.as_json)
 

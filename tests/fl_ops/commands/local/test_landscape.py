@@ -71,7 +71,7 @@ def test_the_values_are_those_of_the_moved_model(fl: Fl, run: Path, tmp_path: Pa
         direction = filter_normalised(model, 0)
         with torch.no_grad():
             model.weight.add_(direction["weight"], alpha=float(row["a"]))
-        output = model(examples.inputs)
+            output = model(examples.inputs)
         assert float(row["loss"]) == pytest.approx(float(functional.cross_entropy(output, examples.targets)), rel=1e-5)
         assert float(row["accuracy"]) == pytest.approx(float((output.argmax(1) == examples.targets).float().mean()))
     assert facts["models"][0]["loss"] == pytest.approx(float(rows[1]["loss"]))
