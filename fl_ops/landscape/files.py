@@ -96,6 +96,7 @@ def _surfaces(figure: Any, landscapes: Sequence[Landscape], grid: Grid) -> None:
     bar = figure.colorbar(drawn, ax=panels.tolist(), shrink=0.85)
     bar.set_label("Loss", color=_INK, fontsize=8.5)
     bar.set_ticks(levels[::3], labels=[f"{level:.3g}" for level in levels[::3]])
+    bar.ax.tick_params(which="both", right=False, labelsize=8, colors=_INK)
     bar.minorticks_off()
     figure.supxlabel("a", color=_INK, fontsize=9)
     figure.supylabel("b", color=_INK, fontsize=9)
