@@ -5,7 +5,7 @@ The code is elsewhere, and most of it needs torch. A test compares each list wit
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 METHODS = (
     "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedcm", "feddemon", "feddemonadam", "feddyn", "fednova", "fedprox",
@@ -21,11 +21,3 @@ TASKS = (
 """`fl_tasks.naming`."""
 PartitionMethod = Literal["dirichlet", "dirichlet-hsu", "dirichlet-class", "classes", "shards", "iid", "natural"]
 """`fl_tasks.partitioning`."""
-Sparse = Literal["topk", "randk"]
-"""Encodings that leave values out: `protos.encodings`."""
-Eden = Literal["eden4", "eden2", "eden1"]
-"""Encodings that rotate the values, in every round by other signs."""
-Dense = Literal["plain", "bf16", "int8", "int4", "int2", Eden]
-"""Encodings that keep every value."""
-Encoding = Literal[Dense, Sparse]
-SPARSE, EDEN = get_args(Sparse), get_args(Eden)

@@ -13,13 +13,13 @@ from algorithms import tree
 from algorithms.compose import SENT
 from algorithms.optimizers.federated import averaged_state
 from algorithms.optimizers.spec import PREFIX
-from fl_common.built_in import EDEN
 from fl_server.aggregation.bundles import CPU, master_layout, packed
 from fl_server.aggregation.server_update import Diverged, check_finite
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.errors import model_of
 from fl_server.run_settings.config import RunConfig
 from protos.codec import Buffer, Layout
+from protos.encoding_spec import EDEN
 from protos.encodings import PLAIN, EncodedLayout, EncodingError, EncodingSpec, decode, encode, encoding_key
 from protos.fl.v1.tensor_pb2 import (
     RESOURCE_KIND_AVERAGED,

@@ -24,7 +24,7 @@ from fl_server.rounds.committing import awaited_evaluations, go_on
 from fl_server.rounds.effects import EndRun
 from fl_server.rounds.ending import end_by_fault, training_diverges
 from fl_server.rounds.events import Accepted, RoundRestored, Source
-from fl_server.rounds.selecting import goal_of, lost_states, restart_round
+from fl_server.rounds.selecting import lost_states, restart_round
 from fl_server.rounds.state import Phase, Result, RoundState, replace
 from fl_server.rounds.stop_rules import Evaluation, Judged, stop_reason
 
@@ -66,7 +66,7 @@ def restored_round(state: RoundState, saved: SavedRound) -> RoundState:
         first_attempt=min(attempt for _, attempt, _ in saved.attempts),
         exchange=exchange,
         attempt=cohorts[-1][0],
-        goal=len(first) if exchange else goal_of(state.policy, first),
+        goal=len(first) if exchange else state.policy.goal_of(first),
         drawn=frozenset(client for _, cohort in cohorts for client in cohort),
         admitted=saved.admitted,
         refused=ByClient(saved.refused),

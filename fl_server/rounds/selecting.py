@@ -8,8 +8,8 @@ from fl_server.rounds.by_client import ByClient, Lost
 from fl_server.rounds.effects import AwaitClients, OpenAttempt, RestartRound, RetryLater
 from fl_server.rounds.ending import cancel, end_by_fault, no_client_delivers
 from fl_server.rounds.events import ClientReleased, StatesLost
-from fl_server.rounds.sampling import Draw, adapted, draw_bernoulli, draw_fixed
-from fl_server.rounds.state import Phase, Result, RoundPolicy, RoundState, replace
+from fl_server.rounds.sampling import Draw, adapted, draw_fixed
+from fl_server.rounds.state import Phase, Result, RoundState, replace
 
 
 def select(state: RoundState) -> Result:
@@ -25,18 +25,10 @@ def select(state: RoundState) -> Result:
             state, effects = restart_round(state, lost_states(state), states=True)
             return state, (waits, *effects)
         return state, (waits,)
-    draw = Draw(policy.seed, state.round, state.attempt)
-    if policy.sampling == "bernoulli":
-        cohort = draw_bernoulli(candidates, policy.rate, draw, policy.min_accepted)
-    else:
-        cohort = draw_fixed(candidates, _cohort_size(state, policy.clients_per_round), draw)
-    state = replace(state, phase=Phase.COLLECTING, goal=goal_of(policy, cohort), drawn=frozenset(cohort))
+    size = _cohort_size(state, policy.clients_per_round)
+    cohort = policy.cohort(candidates, size, Draw(policy.seed, state.round, state.attempt))
+    state = replace(state, phase=Phase.COLLECTING, goal=policy.goal_of(cohort), drawn=frozenset(cohort))
     return state, (OpenAttempt(state.round, state.exchange, state.attempt, cohort),)
-
-
-def goal_of(policy: RoundPolicy, cohort: tuple[str, ...]) -> int:
-    """The goal of a round whose first attempt drew this cohort."""
-    return len(cohort) if policy.sampling == "bernoulli" else min(policy.clients_per_round, len(cohort))
 
 
 def _cohort_size(state: RoundState, wanted: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import Enum
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fl_server.rounds.by_client import Arrivals, ByClient, Failed, Lost, Refused
 from fl_server.rounds.effects import Effect
 from fl_server.rounds.events import Accepted, EndStatus, Event, Source
-from fl_server.rounds.sampling import Sampling, within_population
+from fl_server.rounds.sampling import Draw, Sampling, draw_bernoulli, draw_fixed, within_population
 from fl_server.rounds.stop_rules import Judged, StopPolicy
 
 _NEVER_STOPS, _NOT_JUDGED = StopPolicy(), Judged()
@@ -72,6 +72,16 @@ class RoundPolicy:
     """Processes of one client's daemon that are sent the work of an exchange without an answer; 0: no limit."""
     rounds_between_restarts: int = 0
     """Rounds that are committed between two restarts of the client states because of lost ones."""
+
+    def cohort(self, candidates: Iterable[str], size: int, draw: Draw) -> tuple[str, ...]:
+        """The first cohort of a round. size: that of a fixed cohort."""
+        if self.sampling == "bernoulli":
+            return draw_bernoulli(candidates, self.rate, draw, self.min_accepted)
+        return draw_fixed(candidates, size, draw)
+
+    def goal_of(self, cohort: tuple[str, ...]) -> int:
+        """The goal of a round whose first attempt drew this cohort."""
+        return len(cohort) if self.sampling == "bernoulli" else min(self.clients_per_round, len(cohort))
 
     def drawn_of(self, clients: int) -> float:
         """How many of so many clients a round draws, in the mean."""

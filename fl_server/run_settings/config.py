@@ -7,11 +7,11 @@ descriptor. `spec.py` converts between the two.
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 
-from fl_common.built_in import EDEN, SPARSE, Dense, Encoding
 from fl_server.rounds.metrics import LOSS, Criterion, Directions, by_clients, of_averaged
 from fl_server.rounds.state import RoundPolicy
 from fl_server.rounds.stop_rules import StopPolicy
@@ -31,6 +31,7 @@ from fl_server.run_settings.sections import (
     Word,
     check_plain,
 )
+from protos.encoding_spec import EDEN, SPARSE, Dense, Encoding
 from protos.run_file import MOST_WHOLE
 
 
@@ -124,6 +125,10 @@ class StopSection(_Section):
     def policy(self) -> StopPolicy:
         """The stop rules by the metric."""
         return StopPolicy(self.criterion, self.target, self.patience)
+
+
+_OF_ROUNDS = [field.name for field in fields(RoundPolicy) if field.name in RoundSection.model_fields]
+"""What the section and the policy of rounds have in common."""
 
 
 class EvaluationSection(_Section):
@@ -272,18 +277,14 @@ class RunConfig(_Section):
         """The policy of the round state machine. The algorithm determines `exchanges` and `population`."""
         section = self.round
         fixed = section.sampling == "fixed"
-        floor = section.clients_per_round if fixed else section.least
+        given: dict[str, Any] = {name: getattr(section, name) for name in _OF_ROUNDS} | {
+            "min_clients": section.min_clients or (section.clients_per_round if fixed else section.least),
+            "quorum": section.fewest if fixed else section.quorum or 0,
+            "min_accepted": section.least,
+        }
         return RoundPolicy(
+            **given,
             seed=self.seed,
-            sampling=section.sampling,
-            clients_per_round=section.clients_per_round,
-            rate=section.rate,
-            min_clients=section.min_clients or floor,
-            close=section.close,
-            quorum=section.fewest if fixed else section.quorum or 0,
-            min_accepted=section.least,
-            deadline_s=section.deadline_s,
-            over_selection=section.over_selection,
             exchanges=exchanges,
             population=population,
             evaluate_every=self.evaluation.every,

@@ -5,11 +5,11 @@ written. One module has one family of encodings, and `codec` applies them to bun
 depends on layouts and digests only. Negotiation of encodings, error feedback and averages are not part of it.
 """
 
+from protos.encoding_spec import ENCODINGS, PLAIN, EncodingSpec
 from protos.encodings.codec import decode, decode_range, encode
 from protos.encodings.encoded_layout import EncodedLayout, Section
 from protos.encodings.random_words import encoding_key
 from protos.encodings.scheme import EncodingError
-from protos.encodings.spec import ENCODINGS, PLAIN, EncodingSpec
 
 __all__ = [
     "ENCODINGS",

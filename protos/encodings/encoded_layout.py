@@ -8,9 +8,9 @@ from functools import cached_property
 from itertools import zip_longest
 
 from protos.digests import digest_of
+from protos.encoding_spec import EncodingSpec
 from protos.encodings.scheme import Scheme
 from protos.encodings.schemes import scheme_of
-from protos.encodings.spec import EncodingSpec
 from protos.fl.v1 import tensor_pb2
 from protos.layout import Entry, Layout
 

@@ -6,12 +6,12 @@ from functools import cache
 
 import torch
 
+from protos.encoding_spec import EncodingSpec
 from protos.encodings.bfloat16 import BFloat16
 from protos.encodings.eden import Eden
 from protos.encodings.integers import Integers
 from protos.encodings.scheme import Scheme
 from protos.encodings.sparse import RandomK, TopK
-from protos.encodings.spec import EncodingSpec
 
 
 @cache

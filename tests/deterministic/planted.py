@@ -12,7 +12,7 @@ from fl_server.rounds import collecting, committing, effects, ending, events, ma
 from fl_server.rounds import state as states
 from fl_server.rounds.by_client import ByClient
 from fl_server.rounds.machine import RULES
-from fl_server.rounds.state import Phase, RoundState
+from fl_server.rounds.state import Phase, RoundPolicy, RoundState
 from tests.deterministic.core_driver import DEADLINE_S, Driver
 from tests.deterministic.core_ledger import digest
 
@@ -236,7 +236,7 @@ def _drop_out_fails() -> Patch:
 
 
 def _goal_of_one_more() -> Patch:
-    return selecting, "goal_of", lambda policy, cohort: min(len(cohort), _GOAL_OF(policy, cohort) + 1)
+    return RoundPolicy, "goal_of", lambda policy, cohort: min(len(cohort), _GOAL_OF(policy, cohort) + 1)
 
 
 def _other_digests() -> Patch:
@@ -328,7 +328,7 @@ _RESTORED, _COMMITTED = restoring.restored_round, committing.committed
 _WITH_EVALUATIONS, _EVALUATION_DUE = restoring.with_evaluations, committing.evaluation_due
 _GO_ON, _STEPPED, _ADMIT, _ASSIGN = committing.go_on, committing.stepped, Driver.admit, Driver.assign
 _TAKE = Driver.take
-_DRAW_REPLACEMENTS, _GOAL_OF = selecting.draw_replacements, selecting.goal_of
+_DRAW_REPLACEMENTS, _GOAL_OF = selecting.draw_replacements, RoundPolicy.goal_of
 
 PLANTED: dict[str, Callable[[], Patch]] = {
     "one update is a quorum": _quorum_of_one,

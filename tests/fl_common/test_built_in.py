@@ -11,7 +11,6 @@ import fl_tasks
 from fl_common import built_in
 from fl_tasks.partitioning import spec
 from fl_tasks.partitioning.partition import SPLITS
-from protos.encodings.spec import ENCODINGS
 
 
 def test_each_list_is_that_of_the_table_with_the_code() -> None:
@@ -21,13 +20,6 @@ def test_each_list_is_that_of_the_table_with_the_code() -> None:
     assert built_in.TASKS == tuple(fl_tasks.BUILT_IN)
     assert get_args(built_in.PartitionMethod) == get_args(spec.Method) == tuple(spec.OPTIONS)
     assert tuple(SPLITS) == get_args(spec.Method)
-
-
-def test_the_names_of_encodings_are_those_of_the_codec() -> None:
-    """Sparse ones leave values out, and those of EDEN rotate them."""
-    names = get_args(built_in.Encoding)
-    assert names == tuple(ENCODINGS) == (*get_args(built_in.Dense), *built_in.SPARSE)
-    assert tuple(name for name in names if name.startswith("eden")) == built_in.EDEN
 
 
 def test_names_need_no_torch() -> None:

@@ -51,11 +51,6 @@ def add_run_field(copy: ChangedCopy) -> None:
         "    min_accepted: int | None = Field(default=None, ge=1, le=MAX_COUNT)\n",
         "    cohort_multiple: int = Field(default=1, ge=1, le=MAX_COUNT)\n",
     )
-    copy.after(
-        "fl_server/run_settings/config.py",
-        "            min_accepted=section.least,\n",
-        "            cohort_multiple=section.cohort_multiple,\n",
-    )
     copy.after(f"{ROUNDS}/state.py", "    deadline_s: float = 600.0\n", "    cohort_multiple: int = 1\n")
     copy.put(
         f"{ROUNDS}/selecting.py",
@@ -342,4 +337,6 @@ def driven(copy: ChangedCopy) -> ChangedCopy:
 )
 def test_the_changes_keep_the_core(driven: ChangedCopy, tests: str) -> None:
     """Lives of the core, simulated runs and a networked run that equals one pass in the copy with all changes."""
-    driven.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-m", "not slow", tests)
+    driven.run(
+        "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-m", "not slow", "--timeout", "800", tests
+    )

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protos.encoding_spec import EDEN, SPARSE, Dense, Encoding
 from protos.encodings import ENCODINGS, EncodingSpec, encoding_key
+from protos.encodings.eden import Eden
+from protos.encodings.schemes import scheme_of
+from protos.encodings.sparse import RandomK, TopK
 from protos.fl.v1 import tensor_pb2
 from protos.fl.v1.tensor_pb2 import Manifest
 from tests.protos.encodings.cases import SPECS, encoded_layout, mixed
@@ -21,6 +27,19 @@ def test_every_number_of_the_contract_has_a_name() -> None:
     """The enum and the names have the same encodings."""
     numbers = {number for number in tensor_pb2.Encoding.values() if number}
     assert numbers == set(ENCODINGS.values())
+
+
+def test_settings_take_the_names_of_the_contract() -> None:
+    """In the contract's order; only an update may be encoded with values left out."""
+    names = ("plain", "bf16", "int8", "int4", "int2", "eden4", "eden2", "eden1", "topk", "randk")
+    assert get_args(Encoding) == tuple(ENCODINGS) == names == (*get_args(Dense), *SPARSE)
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_each_name_has_the_code_of_its_kind(spec: EncodingSpec) -> None:
+    """The names that rotate values, or leave some out, are those whose code does."""
+    scheme = scheme_of(spec, torch.float32)
+    assert (isinstance(scheme, Eden), isinstance(scheme, (TopK, RandomK))) == (spec.name in EDEN, spec.sparse)
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)

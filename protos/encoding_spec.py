@@ -1,31 +1,38 @@
-"""Names of encodings, and their numbers on the wire."""
+"""Encodings by name: those of the contract. It needs no torch, which the code of `protos.encodings` needs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal, cast
 
 from protos.fl.v1 import tensor_pb2
 from protos.wire import payload_name
 
+_SHORT = {"top_k": "topk", "random_k": "randk"}
+
+
+def _name(member: str) -> str:
+    name = member.removeprefix("ENCODING_").lower()
+    return _SHORT.get(name, name)
+
+
 ENCODINGS: Mapping[str, tensor_pb2.Encoding] = MappingProxyType(
-    {
-        "plain": tensor_pb2.ENCODING_PLAIN,
-        "bf16": tensor_pb2.ENCODING_BF16,
-        "int8": tensor_pb2.ENCODING_INT8,
-        "int4": tensor_pb2.ENCODING_INT4,
-        "int2": tensor_pb2.ENCODING_INT2,
-        "eden4": tensor_pb2.ENCODING_EDEN4,
-        "eden2": tensor_pb2.ENCODING_EDEN2,
-        "eden1": tensor_pb2.ENCODING_EDEN1,
-        "topk": tensor_pb2.ENCODING_TOP_K,
-        "randk": tensor_pb2.ENCODING_RANDOM_K,
-    }
+    {_name(member): cast(tensor_pb2.Encoding, number) for member, number in tensor_pb2.Encoding.items() if number}
 )
 """Name -> number on the wire."""
 _NAMES = {number: name for name, number in ENCODINGS.items()}
-_SPARSE = ("topk", "randk")
+SPARSE = ("topk", "randk")
+"""Encodings that leave values out. The others keep every value."""
+EDEN = tuple(name for name in ENCODINGS if name.startswith("eden"))
+"""Encodings that rotate the values, in every round by other signs."""
+if TYPE_CHECKING:
+    Encoding = str
+    Dense = str
+else:  # the names of the contract as types of settings
+    Encoding = Literal[tuple(ENCODINGS)]
+    Dense = Literal[tuple(name for name in ENCODINGS if name not in SPARSE)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +58,7 @@ class EncodingSpec:
     @property
     def sparse(self) -> bool:
         """Whether it sends only a share of the values."""
-        return self.name in _SPARSE
+        return self.name in SPARSE
 
     def __post_init__(self) -> None:
         if self.name not in ENCODINGS:
