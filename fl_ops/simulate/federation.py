@@ -7,7 +7,7 @@ ledger.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from types import TracebackType
@@ -28,30 +28,21 @@ from fl_ops.simulate.run_files import UpdateFiles
 from fl_ops.simulate.saving.point import FederationPoint
 from fl_ops.simulate.shared_work import SharedWork
 from fl_ops.simulate.traffic import TrafficCounter
-from fl_ops.simulate.updates import Contribution, NotDelivered, admit, admit_together
+from fl_ops.simulate.updates import ClientEvaluation, Contribution, NotDelivered, admit, admit_together
 from fl_server.admission.norms import Culprits, NormHistory, outliers, overflow_culprit
 from fl_server.admission.round_gate import Collecting
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import optimizer_spec
 from fl_server.aggregation.snapshot import Snapshot
-from fl_server.rounds.metrics import ClientMetrics, as_averaged, with_own
+from fl_server.rounds.metrics import as_averaged, with_own
 from fl_server.rounds.sampling import training_seeds
 from fl_server.run.assignments import RoundPosition, RoundWork, common_assignment
 from fl_server.run.evaluation_metrics import check_metric, directions_of, needs_metric, with_direction
 from fl_server.run_settings.config import RunConfig
 from fl_tasks import Task
 from fl_tasks.metrics import declared_directions
-from fl_tasks.summed_metrics import PlainSum, without_personal
+from fl_tasks.summed_metrics import without_personal
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What a client measured."""
-
-    metrics: ClientMetrics
-    sums: Sequence[PlainSum]
-    """The sums of the metrics that are no means."""
 
 
 class Federation:
@@ -157,7 +148,7 @@ class Federation:
 
     def evaluate(
         self, clients: Sequence[str], on: ExamplesOf = "held_out"
-    ) -> Iterator[tuple[str, Measured | NotDelivered]]:
+    ) -> Iterator[tuple[str, ClientEvaluation | NotDelivered]]:
         """What clients measured with the latest model, with their ids, in any order.
 
         Only an evaluation on held-out data is one that a networked run has: only its downloads are counted.
@@ -177,7 +168,7 @@ class Federation:
                 found = result.found
                 metrics = found.examples, with_own(found.metrics, found.without_personal)
                 sums = [*found.sums, *without_personal(found.sums_without_personal)]
-                yield result.client, Measured(metrics, sums)
+                yield result.client, ClientEvaluation(metrics, sums)
 
     def evaluate_on_server(self) -> Mapping[str, float]:
         """Metrics of the latest and of the averaged model on the server's held-out examples. Raises TaskError."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import algorithms as fl
@@ -16,6 +16,8 @@ from fl_server.admission.round_gate import Collecting, build_gate
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.updates import Source
 from fl_server.rounds.events import Fault
+from fl_server.rounds.metrics import ClientMetrics
+from fl_tasks.summed_metrics import PlainSum
 from protos.codec import digest_bytes
 from protos.fl.v1.coordinator_pb2 import FailureReason
 from protos.fl.v1.training_pb2 import RefusalReason
@@ -45,6 +47,15 @@ class Contribution:
     def measured(self) -> Measured:
         """The norms of its vectors."""
         return Measured(self.info.client_id, self.norms, self.info.clip_factor)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientEvaluation:
+    """What a client measured."""
+
+    metrics: ClientMetrics
+    sums: Sequence[PlainSum]
+    """The sums of the metrics that are no means."""
 
 
 @dataclass(frozen=True, slots=True)
