@@ -72,7 +72,7 @@ class Channel:
             made = self._call(method)
             made.sent = []
             if kind := self.network.lies(self.client, made.number):
-                parts = lying(kind, parts)
+                parts = lying(kind, parts, self.network.lied)
             made.begin()
             sending = asyncio.ensure_future(_send(made, parts))
             try:

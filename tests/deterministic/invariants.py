@@ -51,7 +51,10 @@ INVARIANTS: dict[str, dict[int, tuple[str, ...]]] = {
     },
     "A repeat of an update gets the first verdict again": {2: ("no receipt refuses an admitted update",)},
     "The models are those of a replay, bit for bit": {2: ("a replay has the same models",)},
-    "A refused update never counts": {1: ("no refused update counts",)},
+    "A refused update never counts": {1: ("no refused update counts",), 2: ("no update of a liar is admitted",)},
+    "A daemon that is killed again and again gets its work a few times": {
+        1: ("work goes to few processes of a daemon",),
+    },
     "A round closes with a quorum, and with no more updates than its goal": {
         1: ("a round closes with a quorum", "a model has its fewest updates", "a round has its goal"),
     },
@@ -106,6 +109,33 @@ INVARIANTS: dict[str, dict[int, tuple[str, ...]]] = {
 }
 """What holds in every life, with its checks by depth. A violation begins with the name of its check and a colon."""
 
+ELSEWHERE = {
+    "A transfer that is cut goes on from the kept part": ("tests/chaos/test_every_chunk.py",),
+    "Bytes that are damaged in transfer or on the disk never count": ("tests/chaos/test_each_fault.py",),
+    "A training step that never ends takes no other work with it": ("tests/integration/clients/test_hanging_step.py",),
+    "A fault that all clients have ends a run for the same reason with a kill between any two of them": (
+        "tests/fl_server/rounds/test_faults_of_runs.py",
+    ),
+    "Sums of metrics and averaged models survive kills": (
+        "tests/fl_server/run/evaluation/test_client_restarts.py",
+        "tests/fl_server/run/test_averaged_model.py",
+    ),
+    "A client whose updates are refused again and again is left out for a while": (
+        "tests/integration/clients/test_quarantine.py",
+    ),
+    "Code of a task or a method that raises, crashes or hangs harms its own run alone": (
+        "tests/integration/operation/test_tasks_that_end_processes.py",
+        "tests/integration/operation/test_code_that_ends_the_coordinator.py",
+    ),
+    "A second coordinator on one state is refused": ("tests/fl_server/store/database/test_ownership.py",),
+    "Revocations and bans survive the restoring of a backup": ("tests/integration/access/test_denials.py",),
+    "A power cut loses nothing that was durable": ("tests/power",),
+    "A second SIGTERM ends the coordinator at once, and no acknowledged update is lost": (
+        "tests/integration/operation/test_shutdown.py",
+    ),
+}
+"""What the simulation cannot see, with the tests that check it."""
+
 PLANTED: dict[int, dict[str, tuple[str, int]]] = {
     1: {
         "one update is a quorum": ("a round closes with a quorum", 15),
@@ -154,6 +184,7 @@ PLANTED: dict[int, dict[str, tuple[str, int]]] = {
         "a paused run stays paused": ("every run ends", 27),
         "events that are out of date are not dropped": ("every event has a rule", 0),
         "a later attempt trains another model": ("repeated work is the same", 8),
+        "a daemon that restarts gets its work any number of times": ("work goes to few processes of a daemon", 70),
         "a restart skips a round": ("a restart keeps round", 2),
         "a restart begins with the first exchange": ("a restart keeps exchange", 74),
         "a restart forgets the epoch of the states": ("a restart keeps state_epoch", 10),
@@ -202,6 +233,7 @@ PLANTED: dict[int, dict[str, tuple[str, int]]] = {
         "a pause fails": ("no call of an operator fails", 8),
         "a callback fails": ("no callback fails", 9),
         "a call fails": ("the log has no line of a fault", 9),
+        "what an update contains is not checked": ("no update of a liar is admitted", 7),
         "a call turns for ever": ("the clock goes on", 9),
         "a pause by a full disk is not told": ("a full disk pauses a run with its reason", 24),
         "a pause by a full disk stays when there is room": ("a run goes on when there is room again", 24),
@@ -222,6 +254,8 @@ def _rows() -> Iterator[str]:
             for check in checks:
                 faults = [fault for fault, (found_by, _) in PLANTED[depth].items() if found_by == check]
                 yield f"| {invariant} | {depth} | {check} | {'; '.join(faults)} |"
+    for invariant, tests in ELSEWHERE.items():
+        yield f"| {invariant} | | {', '.join(f'`{test}`' for test in tests)} | |"
 
 
 def page() -> str:

@@ -50,15 +50,20 @@ LIES = {
 """Kinds of lies: each changes the header, and returns the bytes that are sent."""
 
 
-async def lying(kind: str, parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The messages of an upload that lies. One that resumes behind its first byte stays as it is."""
+async def lying(kind: str, parts: AsyncIterator[bytes], lied: set[bytes]) -> AsyncIterator[bytes]:
+    """The messages of an upload that lies. One that resumes behind its first byte stays as it is.
+
+    lied: gets the digest that the lie names, if the honest update has another one.
+    """
     messages = [part async for part in parts]
     first, *chunks, last = [pb.SubmitUpdateRequest.FromString(message) for message in messages]
     if first.header.resume_offset or not chunks:
         for message in messages:
             yield message
         return
+    honest = first.header.digest.value
     data = LIES[kind](first.header, b"".join(chunk.chunk.data for chunk in chunks))
+    lied |= {first.header.digest.value} - {honest}
     last.trailer.size_bytes = len(data)
     yield first.SerializeToString()
     yield encode_piece(memoryview(data), 0)

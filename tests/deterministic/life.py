@@ -67,6 +67,8 @@ class Life:
             key = (client, receipt.key.round, receipt.key.exchange)
             answers = self.seen.acknowledged if receipt.admitted else self.seen.refused
             answers.setdefault(key, []).append(receipt.digest.value)
+            if receipt.admitted and receipt.digest.value in self.network.lied:
+                self.seen.violations.append(f"no update of a liar is admitted: {client}, round {receipt.key.round}")
 
     def _committed(self, round_: int, digest: str) -> None:
         """A round is in the ledger."""

@@ -70,6 +70,8 @@ class Network:
         """Called for each call with client, method and its number among the client's calls of the method."""
         self.lies: Callable[[str, int], str] = lambda client, number: ""
         """Called for each upload with client and its number; returns the kind of its lie."""
+        self.lied: set[bytes] = set()
+        """Digests of updates that no client has made."""
         self.answered: Callable[[str, Any], None] = lambda client, response: None
         """Called with each answer that the server sends."""
         self._numbers: dict[tuple[str, str], int] = {}

@@ -281,6 +281,14 @@ def _stays_paused() -> Patch:
     return Driver, "take", take
 
 
+def _any_number_of_processes() -> Patch:
+    def restarted(state: RoundState, event: events.ClientRestarted) -> Any:
+        counted = state.restarts.added(event.client, state.restarts.get(event.client, 0) + 1)
+        return replace(state, restarts=counted), (effects.SendWork(event.client),)
+
+    return RULES, (Phase.COLLECTING, events.ClientRestarted), restarted
+
+
 def _outdated_events() -> Patch:
     return machine, "applies", lambda event, state: True
 
@@ -376,6 +384,7 @@ PLANTED: dict[str, Callable[[], Patch]] = {
     "a reset of states is written and not kept": _epoch_written_alone,
     "a paused run stays paused": _stays_paused,
     "events that are out of date are not dropped": _outdated_events,
+    "a daemon that restarts gets its work any number of times": _any_number_of_processes,
     "a later attempt trains another model": _other_model_in_a_retry,
     "a restart skips a round": _restored_from(lambda after: {"round": after.round + bool(after.round)}),
     "a restart begins with the first exchange": _restored(exchange=0),

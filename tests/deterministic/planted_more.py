@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from fl_client.storage.state import StateDir
+from fl_server.admission.client_rules import UpdateRefused
+from fl_server.admission.gate import AdmissionGate
 from fl_server.clients.fleet import Fleet
 from fl_server.errors import InvalidInput
 from fl_server.rounds import collecting, ending, events
@@ -114,6 +116,18 @@ def _pause_raises(error: Exception) -> Callable[[], Patch]:
     return lambda: (RunActions, "pause", pause)
 
 
+def _content_not_checked() -> Patch:
+    check = AdmissionGate.check_file
+
+    def checked(self: AdmissionGate, *file: Any) -> Any:
+        try:
+            return check(self, *file)
+        except UpdateRefused:
+            return {"delta": 1.0}
+
+    return AdmissionGate, "check_file", checked
+
+
 def _repeated(work: Callable[[], Any]) -> Callable[[], Patch]:
     """What happens at each update in place of the question whether it is a repeat."""
 
@@ -163,6 +177,7 @@ MORE: dict[str, Callable[[], Patch]] = {
     "a pause fails": _pause_raises(RuntimeError("a pause")),
     "a callback fails": _repeated(_callback_fails),
     "a call fails": _repeated(_call_fails),
+    "what an update contains is not checked": _content_not_checked,
     "a call turns for ever": _repeated(_turns_for_ever),
     "a pause by a full disk is not told": _pause_not_told,
     "a pause by a full disk stays when there is room": _pause_stays,

@@ -71,6 +71,12 @@ def test_every_check_finds_a_planted_fault(depth: int) -> None:
     assert {fault for module, name in PATCHES[depth].items() for fault in keys_of(module, name)} == set(PLANTED[depth])
 
 
+def test_what_the_simulation_cannot_see_has_other_tests() -> None:
+    """Each of these invariants names tests that are there."""
+    paths = [test for tests in invariants.ELSEWHERE.values() for test in tests]
+    assert [path for path in paths if not (FOLDER.parents[1] / path).exists()] == []
+
+
 def test_the_page_has_the_invariants() -> None:
     """docs/measurements/reliability.md has the table of today."""
     assert invariants.PAGE.read_text(encoding="utf-8") == invariants.page(), (
