@@ -18,6 +18,11 @@ def test_a_planted_fault_is_found(fault: str, check: str, seed: int) -> None:
         assert any(live_core(each)[0].startswith(f"{check}:") for each in (seed, *range(SEEDS)))
 
 
+def test_a_run_that_is_extended_in_its_last_evaluation_and_killed_goes_on() -> None:
+    """A restart does not wait for the evaluation of a round that is not the last any more: seed 2006960 had this."""
+    assert live_core(2006960)[0] == ""
+
+
 def test_lives_of_the_core_keep_every_invariant() -> None:
     """Without a planted fault no life violates one, and every run is over soon after the faults."""
     assert [(seed, found) for seed in range(2000) if (found := live_core(seed)[0])] == []
