@@ -44,6 +44,9 @@ DEMON = {
 }
 """File -> (user, rate of the clients, rate of adaptive servers, published accuracies)."""
 
+OVERVIEW = {"overview-least-squares"}
+"""Least squares: methods as optimizers."""
+
 COMPARED = {
     "fedavg",
     "fedadam",
@@ -65,8 +68,8 @@ def names(table: Table) -> set[str]:
 
 
 def test_the_page_has_every_file() -> None:
-    """There are four files of FedCM's setting, two of Demon's, the reduced one, the studies, and no other."""
-    assert FILES.keys() == {*FULL, *DEMON, "reduced-cifar-10", *STUDIES}
+    """There are FedCM's four files, Demon's two, least squares, the reduced one, the studies, and no other."""
+    assert FILES.keys() == {*FULL, *DEMON, *OVERVIEW, "reduced-cifar-10", *STUDIES}
     page = (DOCS / "measurements/papers.md").read_text(encoding="utf-8")
     assert all(f"(papers/{name}.toml)" in page for name in FILES)
 
@@ -76,7 +79,7 @@ def test_a_file_names_real_methods_and_a_real_task_and_model(name: str) -> None:
     """It is read as by `fl compare`; the task is made with its options, which does not read its data."""
     table = read_table(FILES.get(name, DOCS / "measurements/results" / f"{name}.toml"))
     assert names(table) <= METHODS.keys()
-    assert names(table) == COMPARED or name in {"fashion-mnist", *STUDIES, *DEMON}
+    assert names(table) == COMPARED or name in {"fashion-mnist", *STUDIES, *DEMON, *OVERVIEW}
     task = load_task(table.run.task.name, table.run.task.options)
     assert sum(value.numel() for value in task.model().parameters()) > 0
 
