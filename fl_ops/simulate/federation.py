@@ -29,8 +29,8 @@ from fl_ops.simulate.saving.point import FederationPoint
 from fl_ops.simulate.shared_work import SharedWork
 from fl_ops.simulate.traffic import TrafficCounter
 from fl_ops.simulate.updates import ClientEvaluation, Contribution, NotDelivered, admit, admit_together
+from fl_server.admission.gate import Collecting
 from fl_server.admission.norms import Culprits, NormHistory, outliers, overflow_culprit
-from fl_server.admission.round_gate import Collecting
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import optimizer_spec
 from fl_server.aggregation.snapshot import Snapshot

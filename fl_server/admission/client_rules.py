@@ -1,4 +1,4 @@
-"""The rules for what one client's update says of its work, which follow from what the client was assigned.
+"""The rules for what one client's update says of its work and its payloads, which follow from what it was assigned.
 
 Weights follow from examples, and steps normalise deltas (FedNova, FedCM, SCAFFOLD): a client that could report any
 number would choose its own weight.
@@ -11,13 +11,35 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from fl_server.aggregation.updates import UpdateShape
 from fl_server.clients.draw_rules import offers_task
+from fl_server.rounds.events import Fault
 from fl_server.run_settings.sections import LocalSection
 from fl_server.store.records import ClientRecord
 from fl_tasks.batches import count_steps
 from fl_tasks.metrics import wrong_name
 from fl_tasks.own_loop import MAX_EPOCHS, MAX_METRICS, MAX_VALUE, most_steps
-from protos.fl.v1.training_pb2 import RefusalReason, UpdateHeader
+from protos.codec import Layout, LayoutError, digest_text
+from protos.encodings import PLAIN
+from protos.fl.v1.training_pb2 import PayloadKind, RefusalReason, UpdateHeader
+from protos.wire import MAX_PAYLOAD_NAME
+
+_TIMES_TENSORS = 10
+"""A manifest with this multiple of the model's tensors is refused without parsing them."""
+_MOST_SHOWN = 16
+"""Payloads of a wrong update that the refusal lists."""
+_KEEP = "; parameters and buffers keep their shapes and types in training"
+_FAULTS: Mapping[str, Fault] = {
+    "REFUSAL_REASON_NOT_FINITE": "not_finite",
+    "REFUSAL_REASON_NORM": "norm",
+    "REFUSAL_REASON_RELATIVE_NORM": "norm",
+    "REFUSAL_REASON_LAYOUT": "layout",
+}
+
+
+def fault_of(reason: str) -> Fault:
+    """The fault that several clients may have in common. reason: the name of a RefusalReason."""
+    return _FAULTS.get(reason, "")
 
 
 class UpdateRefused(Exception):
@@ -26,6 +48,16 @@ class UpdateRefused(Exception):
     def __init__(self, reason: RefusalReason, detail: str) -> None:
         super().__init__(detail)
         self.reason = reason
+
+
+class WrongDigest(UpdateRefused):
+    """The bytes do not have the announced digest. A single case may be a fault of the disk or the network."""
+
+    def __init__(self, expected: bytes, came: bytes) -> None:
+        super().__init__(
+            RefusalReason.REFUSAL_REASON_DIGEST,
+            f"expected bytes with the digest {digest_text(expected)}, got {digest_text(came)}",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,3 +164,41 @@ def mean_epochs(updates: Iterable[tuple[int, Epochs]]) -> tuple[dict[str, float]
 
 def _mean(values: Sequence[tuple[int, float]]) -> float:
     return math.fsum(count * value for count, value in values) / sum(count for count, _ in values)
+
+
+def check_payloads(header: UpdateHeader, expected: UpdateShape, max_bytes: int) -> None:
+    """Check kinds, names and layouts of an update's payloads. Raises UpdateRefused."""
+    came = [(payload.kind, payload.name) for payload in header.payloads]
+    wanted = [(payload.kind, payload.name) for payload in expected.payloads]
+    if came != wanted:
+        raise UpdateRefused(
+            RefusalReason.REFUSAL_REASON_LAYOUT,
+            f"expected the payloads {_shown(wanted)}, got {_shown(came[:_MOST_SHOWN]) or 'nothing'}",
+        )
+    for payload, shape in zip(header.payloads, expected.payloads, strict=True):
+        if payload.manifest == shape.manifest and shape.encoded.size_bytes <= max_bytes:
+            continue  # exactly as expected; the code below finds the difference otherwise
+        if shape.encoding != PLAIN:
+            if difference := shape.encoded.difference_from(payload.manifest, max_bytes):
+                raise UpdateRefused(RefusalReason.REFUSAL_REASON_LAYOUT, f"{shape.payload}: {difference}{_KEEP}")
+            continue
+        if (count := len(payload.manifest.tensors)) > _TIMES_TENSORS * len(shape.layout.entries):
+            raise UpdateRefused(
+                RefusalReason.REFUSAL_REASON_LAYOUT,
+                f"{shape.payload}: expected {len(shape.layout.entries)} tensors, got {count}",
+            )
+        try:
+            layout = Layout.from_manifest(payload.manifest, 2**62)  # the difference is named, at any size
+        except LayoutError as error:
+            raise UpdateRefused(RefusalReason.REFUSAL_REASON_LAYOUT, str(error)) from error
+        if difference := shape.layout.difference(layout):
+            raise UpdateRefused(RefusalReason.REFUSAL_REASON_LAYOUT, f"{shape.payload}: {difference}{_KEEP}")
+
+
+def _shown(payloads: Iterable[tuple[int, str]]) -> str:
+    """Kinds and names of payloads. The names of an update are not trusted, so they are shortened."""
+    known = PayloadKind.values()
+    kinds = ((PayloadKind.Name(kind) if kind in known else str(kind), name) for kind, name in payloads)
+    return ", ".join(
+        kind.removeprefix("PAYLOAD_KIND_") + (f" {name[:MAX_PAYLOAD_NAME]!r}" if name else "") for kind, name in kinds
+    )

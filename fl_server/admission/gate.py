@@ -3,51 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from fl_server.admission.buffer_rules import BufferFacts, BufferRules
-from fl_server.admission.client_rules import Epochs, ExpectedWork, UpdateRefused, wrong_work
-from fl_server.admission.norms import BUFFERS, DELTA, FARTHEST, FLOOR, NO_LIMIT, RelativeNorm
+from fl_server.admission.buffer_rules import BufferFacts, BufferRules, most_counted
+from fl_server.admission.client_rules import (
+    Epochs,
+    ExpectedWork,
+    RegisteredData,
+    UpdateRefused,
+    WrongDigest,
+    check_payloads,
+    wrong_work,
+)
+from fl_server.admission.norms import BUFFERS, DELTA, FARTHEST, FLOOR, NO_LIMIT, NormHistory, RelativeNorm
 from fl_server.admission.reading import UpdateContent, read_update
 from fl_server.aggregation.encoded_update import Decoding, EncodedUpdate, UpdateKeys
+from fl_server.aggregation.engine import Engine
+from fl_server.aggregation.methods import learning_rate_in, local_in
+from fl_server.aggregation.snapshot import Snapshot
 from fl_server.aggregation.updates import PayloadShape, Source, UpdateShape
-from fl_server.rounds.events import Fault
-from protos.codec import Layout, LayoutError, digest_bytes, digest_text
-from protos.encodings import PLAIN
-from protos.fl.v1.training_pb2 import PayloadKind, RefusalReason, UpdateHeader
-from protos.wire import MAX_PAYLOAD_NAME
-
-_FAULTS: Mapping[str, Fault] = {
-    "REFUSAL_REASON_NOT_FINITE": "not_finite",
-    "REFUSAL_REASON_NORM": "norm",
-    "REFUSAL_REASON_RELATIVE_NORM": "norm",
-    "REFUSAL_REASON_LAYOUT": "layout",
-}
-_TIMES_TENSORS = 10
-"""A manifest with this multiple of the model's tensors is refused without parsing them."""
-_MOST_SHOWN = 16
-"""Payloads of a wrong update that the refusal lists."""
-_KEEP = "; parameters and buffers keep their shapes and types in training"
-
-
-def fault_of(reason: str) -> Fault:
-    """The fault that several clients may have in common. reason: the name of a RefusalReason."""
-    return _FAULTS.get(reason, "")
-
-
-class WrongDigest(UpdateRefused):
-    """The bytes do not have the announced digest. A single case may be a fault of the disk or the network."""
-
-    def __init__(self, expected: bytes, came: bytes) -> None:
-        super().__init__(
-            RefusalReason.REFUSAL_REASON_DIGEST,
-            f"expected bytes with the digest {digest_text(expected)}, got {digest_text(came)}",
-        )
+from protos.codec import LayoutError, digest_bytes
+from protos.fl.v1.training_pb2 import RefusalReason, UpdateHeader
 
 
 @dataclass(frozen=True)
@@ -90,7 +71,7 @@ class AdmissionGate:
                 RefusalReason.REFUSAL_REASON_STATE_EPOCH,
                 f"expected client state of epoch {self.state_epoch}, got {header.state_epoch}: it restarts from zero",
             )
-        self._check_payloads(header)
+        check_payloads(header, self.shape, self.max_bytes)
         if header.size_bytes != self.shape.size_bytes or header.size_bytes > self.max_bytes:
             raise UpdateRefused(
                 RefusalReason.REFUSAL_REASON_SIZE,
@@ -100,33 +81,6 @@ class AdmissionGate:
             digest_bytes(header.digest)
         except ValueError as error:
             raise UpdateRefused(RefusalReason.REFUSAL_REASON_DIGEST, str(error)) from error
-
-    def _check_payloads(self, header: UpdateHeader) -> None:
-        came = [(payload.kind, payload.name) for payload in header.payloads]
-        expected = [(payload.kind, payload.name) for payload in self.shape.payloads]
-        if came != expected:
-            raise UpdateRefused(
-                RefusalReason.REFUSAL_REASON_LAYOUT,
-                f"expected the payloads {_shown(expected)}, got {_shown(came[:_MOST_SHOWN]) or 'nothing'}",
-            )
-        for payload, shape in zip(header.payloads, self.shape.payloads, strict=True):
-            if payload.manifest == shape.manifest and shape.encoded.size_bytes <= self.max_bytes:
-                continue  # exactly as expected; the code below finds the difference otherwise
-            if shape.encoding != PLAIN:
-                if difference := shape.encoded.difference_from(payload.manifest, self.max_bytes):
-                    raise UpdateRefused(RefusalReason.REFUSAL_REASON_LAYOUT, f"{shape.payload}: {difference}{_KEEP}")
-                continue
-            if (count := len(payload.manifest.tensors)) > _TIMES_TENSORS * len(shape.layout.entries):
-                raise UpdateRefused(
-                    RefusalReason.REFUSAL_REASON_LAYOUT,
-                    f"{shape.payload}: expected {len(shape.layout.entries)} tensors, got {count}",
-                )
-            try:
-                layout = Layout.from_manifest(payload.manifest, 2**62)  # the difference is named, at any size
-            except LayoutError as error:
-                raise UpdateRefused(RefusalReason.REFUSAL_REASON_LAYOUT, str(error)) from error
-            if difference := shape.layout.difference(layout):
-                raise UpdateRefused(RefusalReason.REFUSAL_REASON_LAYOUT, f"{shape.payload}: {difference}{_KEEP}")
 
     def clip_factor(self, norm: float) -> float:
         """The factor for a delta of this norm."""
@@ -275,10 +229,51 @@ class AdmissionGate:
         return math.sqrt(total)
 
 
-def _shown(payloads: Iterable[tuple[int, str]]) -> str:
-    """Kinds and names of payloads. The names of an update are not trusted, so they are shortened."""
-    known = PayloadKind.values()
-    kinds = ((PayloadKind.Name(kind) if kind in known else str(kind), name) for kind, name in payloads)
-    return ", ".join(
-        kind.removeprefix("PAYLOAD_KIND_") + (f" {name[:MAX_PAYLOAD_NAME]!r}" if name else "") for kind, name in kinds
+@dataclass(frozen=True, slots=True)
+class Collecting:
+    """The exchange under way."""
+
+    snapshot: Snapshot
+    """The model that its clients were sent."""
+    exchange: int
+    state_epoch: int
+    history: NormHistory
+    max_bytes: int = 0
+    """The most bytes of an update; 0: no limit but the exact size."""
+
+
+def build_gate(engine: Engine, collecting: Collecting, client: str, registered: RegisteredData) -> AdmissionGate:
+    """The gate for a client with this registered data."""
+    section, round_, exchange = engine.config.round, collecting.snapshot.round + 1, collecting.exchange
+    local = local_in(engine.config, engine.algorithm, round_)
+    shape, trains = engine.shape(exchange), engine.algorithm.exchanges[exchange].trains
+    ordered = ExpectedWork(registered.examples, local, trains, registered.own_batches, engine.own_loop)
+    steps = ordered.steps(max(1, registered.examples))
+    # The other payloads are as long as gradients: K_i steps with one move a model as far as a delta.
+    model_norm, rate = collecting.snapshot.norm, learning_rate_in(engine.config, round_)
+    others = collecting.history.others(section, FLOOR * model_norm / (rate * steps) if rate else 0.0)
+    # A batch that the task makes may have any number of the examples.
+    largest_batch = registered.examples if registered.own_batches else local.batch_size
+    buffers = BufferRules(
+        collecting.snapshot.buffers,
+        bounded=bool(section.max_relative_payload),
+        limit=others.get(BUFFERS, NO_LIMIT),
+        most=min(most_counted(steps, registered.examples, largest_batch), 1 << 53),
+    )
+    return AdmissionGate(
+        shape,
+        collecting.max_bytes or shape.size_bytes,
+        section.max_update_norm,
+        section.clip_update_norm,
+        collecting.state_epoch,
+        collecting.history.limit(section, model_norm),
+        {vector: limit for vector, limit in others.items() if vector != BUFFERS},
+        {
+            payload.payload: FARTHEST * (1.0 + model_norm)
+            for payload in shape.payloads
+            if (section.max_relative_norm if payload.payload == DELTA else section.max_relative_payload)
+        },
+        ordered,
+        buffers,
+        lambda steps: engine.decoding(collecting.snapshot.round + 1, exchange, client, steps),
     )

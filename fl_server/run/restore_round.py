@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from fl_server.admission.gate import fault_of
+from fl_server.admission.client_rules import fault_of
 from fl_server.rounds.by_client import Failed, Refused
 from fl_server.rounds.restoring import SavedRound, restored_round, without_absent
 from fl_server.rounds.state import Phase

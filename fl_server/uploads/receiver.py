@@ -13,8 +13,8 @@ from typing import ParamSpec, TypeVar
 
 import structlog
 
-from fl_server.admission.client_rules import UpdateRefused
-from fl_server.admission.gate import AdmissionGate, WrongDigest
+from fl_server.admission.client_rules import UpdateRefused, WrongDigest
+from fl_server.admission.gate import AdmissionGate
 from fl_server.clients.sessions import Transfer
 from fl_server.clients.transfer_limits import Excess
 from fl_server.errors import Forbidden, NotNow, UploadBroken

@@ -74,7 +74,7 @@ class LeastSquares:
         self._hessian = torch.stack(hessians).mean(dim=0)
         self._optimum = torch.linalg.solve(self._hessian, torch.stack(slopes).mean(dim=0))
 
-    def model(self) -> nn.Module:
+    def model(self) -> Coefficients:
         """x = 0."""
         return Coefficients(self._dimension)
 

@@ -12,7 +12,7 @@ import torch
 from fl_ops.simulate import run_files
 from fl_ops.simulate.output.console import round_line
 from fl_ops.simulate.simulation import Simulation
-from fl_server.admission.round_gate import build_gate
+from fl_server.admission.gate import build_gate
 from fl_tasks import Examples
 from tests.fl_ops.simulate.conftest import Simulated
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from fl_server.admission import reading
-from fl_server.admission.client_rules import UpdateRefused
-from fl_server.admission.gate import AdmissionGate, WrongDigest
+from fl_server.admission.client_rules import UpdateRefused, WrongDigest
+from fl_server.admission.gate import AdmissionGate
 from fl_server.admission.reading import digest_and_norms, digest_and_norms_of_encoded
 from fl_server.aggregation.encoded_update import Decoding, EncodedUpdate, UpdateKeys
 from fl_server.aggregation.updates import UpdateShape

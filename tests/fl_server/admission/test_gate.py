@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from fl_server.admission import reading as module
-from fl_server.admission.client_rules import UpdateRefused
-from fl_server.admission.gate import AdmissionGate, WrongDigest
+from fl_server.admission.client_rules import UpdateRefused, WrongDigest
+from fl_server.admission.gate import AdmissionGate
 from fl_server.admission.norms import RelativeNorm
 from fl_server.aggregation.updates import PayloadShape, UpdateShape
 from protos.codec import Layout, digest_message, digest_of, pack

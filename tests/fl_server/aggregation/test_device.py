@@ -14,8 +14,8 @@ from torch.overrides import TorchFunctionMode
 import algorithms as fl
 from fl_server.admission.buffer_rules import buffer_facts
 from fl_server.admission.client_rules import RegisteredData
+from fl_server.admission.gate import Collecting, build_gate
 from fl_server.admission.norms import NormHistory
-from fl_server.admission.round_gate import Collecting, build_gate
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.updates import HeldUpdate
 from fl_server.run_settings.spec import from_values

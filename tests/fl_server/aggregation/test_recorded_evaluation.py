@@ -12,8 +12,7 @@ from torch import Tensor, nn
 import algorithms as fl
 from algorithms.batched.recording import NotRecorded
 from fl_server.aggregation import evaluation
-from fl_server.aggregation.evaluation import EvaluatedModel
-from fl_server.aggregation.recorded_evaluation import RecordedEvaluation
+from fl_server.aggregation.evaluation import EvaluatedModel, RecordedEvaluation
 from fl_tasks import Examples
 from fl_tasks.evaluation import evaluate, finished, totals_of
 from fl_tasks.metrics import Metric
