@@ -100,6 +100,7 @@ def _measured(plan: Plan, group: Sequence[Row], metric: str) -> str:
     shown = {name: column for name, column in columns.items() if any(name in row.measured for row in group)}
     if not shown:
         return ""
+    group = [row for row in group if row.measured]
     lines = [[row.label, *(_spread(row.measured.get(name), of) for name, (_, of) in shown.items())] for row in group]
     measure = plan.table.spec.simulation.measure
     flatness = measure.sharpness.text() if measure and measure.sharpness else ""
