@@ -87,6 +87,7 @@ def draw(path: Path) -> None:
     """Accuracy against the effective rate, a panel for each split and a line for each beta."""
     points = list(effective_rates())
     splits = list(dict.fromkeys(point[0] for point in points))
+    rates = sorted({point[2] for point in points})
     figure = Figure(figsize=(2.6 * len(splits), 2.8), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(splits), sharey=True, squeeze=False)[0]
@@ -95,6 +96,8 @@ def draw(path: Path) -> None:
             line = sorted((rate, accuracy) for at, of, rate, accuracy in points if (at, of) == (split, beta))
             axes.plot(*zip(*line, strict=True), marker="o", label=f"beta {beta}")
         axes.set(xscale="log", title=split, xlabel="eta / (1 - beta)")
+        axes.minorticks_off()
+        axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
         axes.legend(fontsize=7)
     panels[0].set_ylabel("test accuracy, %")
     figure.savefig(path, dpi=80)
