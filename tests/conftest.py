@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 import structlog
-from _pytest.runner import runtestprotocol
 from hypothesis import settings
 
 from tests import postgres_server
@@ -117,22 +116,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     others = [path for path in files if folders[path] not in WAITING]
     pairs = zip_longest(waiting, others)
     items[:] = [item for pair in pairs for path in pair if path is not None for item in files[path]]
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    """Send the controlling process one report for a test that passes, not three.
-
-    Reports of a setup and a teardown that passed are shown nowhere, and both processes spend time on them.
-    """
-    if not hasattr(item.config, "workerinput"):
-        return None
-    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in runtestprotocol(item, nextitem=nextitem, log=False):
-        if report.when == "call" or not report.passed:
-            item.ihook.pytest_runtest_logreport(report=report)
-    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-    return True
 
 
 @pytest.hookimpl(tryfirst=True)
