@@ -128,7 +128,7 @@ class Trace:
 
     value: float
     standard_error: float
-    """Of the mean over the probes; not a number with one probe."""
+    """That of the mean over the probes; not a number with one probe."""
 
 
 def trace(loss: MeanLoss, probes: int = 20, seed: int = 0) -> Trace:

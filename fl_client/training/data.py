@@ -169,14 +169,15 @@ def _indices(shard: ShardConfig, task: Task) -> list[int] | None:
     return [int(index) for index in parts[shard.index]]
 
 
-def _partition_spec(fields_: dict[str, Any]) -> PartitionSpec:
-    try:
-        return PartitionSpec(**fields_)
-    except TypeError:
-        optional = [field.name for field in fields(PartitionSpec)][2:]
+def _partition_spec(given: dict[str, Any]) -> PartitionSpec:
+    needed = {"method"} if given.get("method") == "natural" else {"method", "clients"}
+    known = [field.name for field in fields(PartitionSpec)]
+    if not needed <= given.keys() <= set(known):
         raise ConfigError(
-            f"shard.partition: expected method and clients, and optionally {', '.join(optional)}, got"
-            f" {', '.join(fields_)}"
-        ) from None
+            f'shard.partition: expected method and clients ("natural" may be without clients), and optionally'
+            f" {', '.join(known[2:])}, got {', '.join(given) or 'nothing'}"
+        )
+    try:
+        return PartitionSpec(**given)
     except TaskError as error:
         raise ConfigError(f"shard.partition: {error}") from None

@@ -33,7 +33,7 @@ from fl_tasks.data.seeds import random_order
 from fl_tasks.models import celeba_cnn, emnist_cnn, femnist_cnn, grey_cnn_small
 
 HELD_OUT = 0.1
-"""Of each user's examples, if LEAF has not divided them: the share of LEAF's own default."""
+"""The share of each user's examples, if LEAF has not divided them. It is that of LEAF's own default."""
 
 
 @dataclass(frozen=True)

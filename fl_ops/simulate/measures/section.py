@@ -19,7 +19,7 @@ class SharpnessSection(Section):
     examples: int = Field(default=1000, ge=1)
     """Size of the sample, which is drawn from the training examples of all clients. Fewer examples are all taken."""
     seed: int = Field(default=0, ge=0)
-    """Of the sample and of the random vectors. It does not depend on the run's seed."""
+    """The seed of the sample and of the random vectors. It does not depend on the run's seed."""
     iterations: int = Field(default=50, ge=1)
     """Most Hessian-vector products for the largest eigenvalue."""
     tolerance: float = Field(default=1e-3, ge=0)

@@ -121,7 +121,7 @@ def test_clients_evaluate_the_averaged_model(fleet: ScoredFleet) -> None:
     ("metric", "why"),
     [
         ("acuracy", r"a metric that the task reports \(accuracy, f1_macro, gloss, loss, misses, perplexity, recalls/0"),
-        ("clients_acuracy", r"a metric that clients report \(clients_accuracy, clients_accuracy_mean"),
+        ("clients_acuracy", r"a metric that clients report \(clients_accuracy, clients_accuracy_best_decile"),
         (
             "gloss",
             r'a metric whose direction is known: set stop.lower_is_better .*Metric\("gloss", lower_is_better=True\)',

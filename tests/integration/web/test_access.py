@@ -215,6 +215,7 @@ def test_the_page_has_a_key_of_its_own(module_workspace: Workspace, pki: Pki) ->
 def test_a_renewed_key_of_the_page_is_used(secured: Coordinator, pki: Pki) -> None:
     """The web process gets it through its pipe and goes on; one that cannot be used leaves the earlier one in use."""
     host, _, port = str(secured.settings["web_listen"]).rpartition(":")
+    secured.logged("web_process_started")
     place, starts = secured.settings["web_tls"], len(secured.events("web_process_started"))
 
     def served() -> int:
