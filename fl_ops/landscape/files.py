@@ -95,7 +95,7 @@ def _surfaces(figure: Any, landscapes: Sequence[Landscape], grid: Grid) -> None:
         panel.set_visible(False)
     bar = figure.colorbar(drawn, ax=panels.tolist(), shrink=0.85)
     bar.set_label("Loss", color=_INK, fontsize=8.5)
-    bar.set_ticks(levels[::3], labels=[f"{level:.3g}" for level in levels[::3]])
+    bar.set_ticks(levels[::3], labels=distinct(levels[::3]))
     bar.ax.tick_params(which="both", right=False, labelsize=8, colors=_INK)
     bar.minorticks_off()
     figure.supxlabel("a", color=_INK, fontsize=9)
@@ -115,6 +115,16 @@ def _levels(losses: Sequence[float]) -> list[float]:
     low = finite[0] if finite else 1e-3
     high = max(finite[int(0.9 * (len(finite) - 1))] if finite else 1.0, 1.01 * low)
     return [low * (high / low) ** (number / (_LEVELS - 1)) for number in range(_LEVELS)]
+
+
+def distinct(levels: Sequence[float]) -> list[str]:
+    """The levels with three digits, or with as many as tell them apart."""
+    written: list[str] = []
+    for digits in range(3, 18):
+        written = [f"{level:.{digits}g}" for level in levels]
+        if len(set(written)) == len(set(levels)):
+            break
+    return written
 
 
 def _finite(number: float) -> float:

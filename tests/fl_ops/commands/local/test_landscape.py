@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from algorithms.sharpness import MeanLoss, filter_normalised, largest_eigenvalue, trace
+from fl_ops.landscape.files import distinct
 from fl_ops.landscape.surface import Sample, labels_of
 from fl_tasks import Examples, Shard, load_task
 from tests.fl_ops.conftest import Fl
@@ -177,3 +178,9 @@ def _folder(path: Path, *inner: str) -> Path:
     for name in inner:
         (path / name).mkdir()
     return path
+
+
+def test_levels_of_a_picture_are_told_apart() -> None:
+    """Three digits where they are enough, more where two levels would read the same."""
+    assert distinct([0.5, 1.25, 3.125]) == ["0.5", "1.25", "3.12"]
+    assert distinct([2.3031, 2.3044, 2.31]) == ["2.303", "2.304", "2.31"]
