@@ -56,7 +56,7 @@ class TokenFlags(FlagGroup):
 
     token: Annotated[str | None, typer.Option(metavar="TOKEN", help="Get a certificate for a token.")] = None
     token_file: Annotated[Path | None, typer.Option(metavar="FILE|-", help="The token; -: on stdin.")] = None
-    ca_fingerprint: Annotated[str | None, typer.Option(metavar="SHA256", help="Of the authority.")] = None
+    ca_fingerprint: Annotated[str | None, typer.Option(metavar="SHA256", help="Fingerprint of the authority.")] = None
     enroll_server: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Default: port 7074.")] = None
     only_certificate: Annotated[bool, typer.Option("--only-certificate", help="Write no settings.")] = False
     follow_token: Annotated[bool, typer.Option("--follow-token", help="Stay, and use later tokens.")] = False

@@ -76,7 +76,7 @@ class RunCell:
         )
         with simulation, _saving(simulation, cell, means.saved) as (earlier, going):
             results = [*earlier]
-            before = sum(_row(done).seconds for done in results)
+            before = sum(done.seconds for done in earlier)
             for done in going:
                 results.append(done)
                 on_round(_row(done))

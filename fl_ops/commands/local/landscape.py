@@ -57,7 +57,7 @@ class SampleFlags(FlagGroup):
     """The examples and the random numbers."""
 
     examples: Annotated[int, typer.Option(min=1, help="Training examples of all clients, drawn by the seed.")] = 1000
-    seed: Annotated[int, typer.Option(min=0, help="Of the examples and the directions.")] = 0
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the examples and the directions.")] = 0
     data_root: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the task's data set.")] = None
 
 

@@ -44,10 +44,10 @@ class SharpnessSection(Section):
     def text(self) -> str:
         """What a reader has to know of the numbers."""
         return (
-            f"Of the mean loss over {self.examples:,} training examples of all clients (sample of seed {self.seed}), in"
-            f" evaluation mode and without weight decay. Largest eigenvalue: Lanczos to a residual of"
+            f"Flatness is that of the mean loss over {self.examples:,} training examples of all clients (sample of seed"
+            f" {self.seed}), in evaluation mode and without weight decay. Largest eigenvalue: Lanczos to a residual of"
             f" {self.tolerance:g} of it or {self.iterations} products. Trace: Hutchinson with {self.probes} vectors of"
-            f" random signs. Rise: of the loss after a step of length {self.rho:g} up its gradient."
+            f" random signs. Rise: that of the loss after a step of length {self.rho:g} up its gradient."
         )
 
 
