@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import torch
@@ -31,23 +32,36 @@ def record(step: Step, memory: Sequence[Tensor], device: torch.device) -> Step:
         OutOfMemoryError: there is no memory for it.
     """
     try:
-        return _graph(step) if device.type == "cuda" else _operations(step, memory)
+        return _graph(step, device) if device.type == "cuda" else _operations(step, memory)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
         raise NotRecorded([*str(error).splitlines(), type(error).__name__][0]) from error
 
 
-def _graph(step: Step) -> Step:
-    aside, here = torch.cuda.Stream(), torch.cuda.current_stream()
-    aside.wait_stream(here)
-    with torch.cuda.stream(aside):  # libraries allocate their memory in a first step, which a graph must not have
-        step()
-    here.wait_stream(aside)
+def _graph(step: Step, device: torch.device) -> Step:
+    with torch.cuda.device(device):
+        aside, here = torch.cuda.Stream(), torch.cuda.current_stream()
+        aside.wait_stream(here)
+        with torch.cuda.stream(aside):  # libraries allocate their memory in a first step, which a graph must not have
+            step()
+        here.wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=_first_graph(torch.cuda.current_device()).pool()):
+            step()
+    return graph.replay
+
+
+@cache
+def _first_graph(_device: int) -> torch.cuda.CUDAGraph:
+    """A recording that is never played. It keeps the memory that all recordings of a GPU share.
+
+    They may share it because no two are played at once, and nothing in it is read after one was played.
+    """
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        step()
-    return graph.replay
+        torch.zeros(1, device="cuda")
+    return graph
 
 
 def _operations(step: Step, memory: Sequence[Tensor]) -> Step:

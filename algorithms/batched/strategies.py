@@ -100,8 +100,8 @@ class OneByOne:
     def __init__(self, holder: Holder, loss: Loss, *, streams: bool = False, channels_last: bool = False) -> None:
         """streams: passes run side by side on STREAMS streams, on CUDA; channels_last: see `Name`."""
         self._holder, self._loss, self._last = holder, loss, channels_last
-        on_cuda = next(holder.model.parameters()).is_cuda
-        self._sides = [torch.cuda.Stream() for _ in range(STREAMS)] if streams and on_cuda else []
+        device = next(holder.model.parameters()).device
+        self._sides = [torch.cuda.Stream(device) for _ in range(STREAMS)] if streams and device.type == "cuda" else []
 
     def compute(self, inputs: Inputs) -> Outputs:
         """Do what Strategy says."""
@@ -111,7 +111,7 @@ class OneByOne:
         # What the passes write is in memory of this stream, which waits for them. Sums of `also` need an order.
         sides = [] if also else self._sides
         for side in sides:
-            side.wait_stream(torch.cuda.current_stream())
+            side.wait_stream(torch.cuda.current_stream(side.device))
         for position in range(clients):
             with torch.cuda.stream(sides[position % len(sides)]) if sides else nullcontext():
                 loss, slopes = self._pass(inputs, position)
@@ -120,7 +120,7 @@ class OneByOne:
             also = [total + slope for total, slope in zip(also, slopes[len(gradients) :], strict=True)]
             losses.append(loss)
         for side in sides:
-            torch.cuda.current_stream().wait_stream(side)
+            torch.cuda.current_stream(side.device).wait_stream(side)
         return Outputs(torch.stack(losses), gradients, also)
 
     def _pass(self, inputs: Inputs, position: int) -> tuple[Tensor, list[Tensor]]:

@@ -31,8 +31,8 @@ from algorithms.precision import widened
 
 SEEN = 2
 """Groups of a shape before its step is recorded: rare shapes are not."""
-MOST_RECORDED = 4
-"""Each keeps the memory of its step."""
+MOST_RECORDED = {"cpu": 4, "cuda": 32}
+"""Shapes, by device. On a CPU a recording takes a second or two. On CUDA drawn cohorts have any size."""
 SHORT_S = 0.003
 """Longer steps are not recorded on a CPU: next to none of their time is Python."""
 
@@ -151,9 +151,13 @@ class Training:
         self._shortest = min(self._shortest, (self._clock() - before) / members.steps[0])
         return found
 
+    def forget(self) -> None:
+        """Free the memory of all recorded steps."""
+        self._recorded.clear()
+
     def _pays(self, shape: object, device: torch.device) -> bool:
         self._seen[shape] += 1
-        if self._seen[shape] <= SEEN or len(self._recorded) == MOST_RECORDED or self._never:
+        if self._seen[shape] <= SEEN or len(self._recorded) == MOST_RECORDED[device.type] or self._never:
             return False
         if device.type == "cpu" and self._shortest > SHORT_S:
             self._never = f"one takes {1000 * self._shortest:.0f} ms"

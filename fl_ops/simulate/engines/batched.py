@@ -167,6 +167,8 @@ class BatchedEngine(LocalEngine):
         if len(group) == 1:
             yield self._work.train(common, *group[0], self._bundles)
             return
+        if self._training is not None:
+            self._training.forget()
         half = self._sizes.halve(len(group))
         yield from self._train_group(common, group[:half])
         yield from self._train_group(common, group[half:])

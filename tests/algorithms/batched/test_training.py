@@ -265,3 +265,23 @@ def test_every_strategy_is_recorded_on_cuda(name: Name) -> None:
         found, expected = (answers(module, group("fedcm-0.1", module, seed), each) for each in (recorded, called))
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert str(recorded) == "steps of 1 shapes are recorded", str(recorded)
+
+
+@NEEDS_CUDA
+@pytest.mark.parametrize("name", ["grouped", "streams"])
+@pytest.mark.parametrize("label", ["scaffold-I", "mofedsam"])
+def test_recordings_of_several_shapes_share_memory_on_cuda(name: Name, label: str) -> None:
+    """Cohorts of other sizes in any order have the bits of steps that are called."""
+    module = make(0, small_cnn, torch.float32).to(CUDA)
+    strategy = strategy_of(name, module)
+    recorded, seed = training_of(strategy, masks=True), 0
+    for _ in range(SEEN + 2):
+        for clients in (4, 2, 3, 1):
+            seed += 1
+            called = training_of(strategy, masks=True)
+            sizes = (8,) * clients
+            found, expected = (answers(module, group(label, module, seed, sizes), it) for it in (recorded, called))
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert str(recorded) == "steps of 4 shapes are recorded", str(recorded)
+    recorded.forget()
+    assert str(recorded) == "no step is recorded"
