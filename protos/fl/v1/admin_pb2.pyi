@@ -39,6 +39,12 @@ class ClientOrder(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CLIENT_ORDER_LAST_SEEN: _ClassVar[ClientOrder]
     CLIENT_ORDER_UPDATES_COUNTED: _ClassVar[ClientOrder]
     CLIENT_ORDER_UPDATES_REFUSED: _ClassVar[ClientOrder]
+    CLIENT_ORDER_FAILED: _ClassVar[ClientOrder]
+    CLIENT_ORDER_FAILED_SHARE: _ClassVar[ClientOrder]
+    CLIENT_ORDER_WORK_SECONDS: _ClassVar[ClientOrder]
+    CLIENT_ORDER_TRANSFER_SECONDS: _ClassVar[ClientOrder]
+    CLIENT_ORDER_LAST_SHARE: _ClassVar[ClientOrder]
+    CLIENT_ORDER_ATTENTION: _ClassVar[ClientOrder]
 RUN_STATE_UNSPECIFIED: RunState
 RUN_STATE_WAITING: RunState
 RUN_STATE_RUNNING: RunState
@@ -56,6 +62,12 @@ CLIENT_ORDER_STATE: ClientOrder
 CLIENT_ORDER_LAST_SEEN: ClientOrder
 CLIENT_ORDER_UPDATES_COUNTED: ClientOrder
 CLIENT_ORDER_UPDATES_REFUSED: ClientOrder
+CLIENT_ORDER_FAILED: ClientOrder
+CLIENT_ORDER_FAILED_SHARE: ClientOrder
+CLIENT_ORDER_WORK_SECONDS: ClientOrder
+CLIENT_ORDER_TRANSFER_SECONDS: ClientOrder
+CLIENT_ORDER_LAST_SHARE: ClientOrder
+CLIENT_ORDER_ATTENTION: ClientOrder
 
 class TaskSpec(_message.Message):
     __slots__ = ("name", "options", "frozen")
@@ -557,10 +569,12 @@ class ListRoundsResponse(_message.Message):
     def __init__(self, rounds: _Optional[_Iterable[_Union[RoundSummary, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class WatchRunRequest(_message.Message):
-    __slots__ = ("run_id",)
+    __slots__ = ("run_id", "first_round")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ROUND_FIELD_NUMBER: _ClassVar[int]
     run_id: str
-    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+    first_round: int
+    def __init__(self, run_id: _Optional[str] = ..., first_round: _Optional[int] = ...) -> None: ...
 
 class WatchRunResponse(_message.Message):
     __slots__ = ("run", "event", "round", "detail")
@@ -655,7 +669,7 @@ class Quarantine(_message.Message):
     def __init__(self, until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., refusals: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ClientStatus(_message.Message):
-    __slots__ = ("client_id", "state", "banned", "draining", "availability", "labels", "device", "tasks", "software", "last_seen", "run_id", "updates_counted", "updates_refused", "note", "quarantine", "policy_refusals", "methods", "certificate_end", "enrolled_labels")
+    __slots__ = ("client_id", "state", "banned", "draining", "availability", "labels", "device", "tasks", "software", "last_seen", "run_id", "updates_counted", "updates_refused", "note", "quarantine", "policy_refusals", "methods", "certificate_end", "enrolled_labels", "work", "attention")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -689,6 +703,8 @@ class ClientStatus(_message.Message):
     METHODS_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_END_FIELD_NUMBER: _ClassVar[int]
     ENROLLED_LABELS_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     state: ClientState
     banned: bool
@@ -708,7 +724,84 @@ class ClientStatus(_message.Message):
     methods: _containers.RepeatedCompositeFieldContainer[_coordinator_pb2.MethodOffer]
     certificate_end: _timestamp_pb2.Timestamp
     enrolled_labels: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, client_id: _Optional[str] = ..., state: _Optional[_Union[ClientState, str]] = ..., banned: _Optional[bool] = ..., draining: _Optional[bool] = ..., availability: _Optional[_Union[_coordinator_pb2.Availability, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., device: _Optional[_Union[_coordinator_pb2.Device, _Mapping]] = ..., tasks: _Optional[_Iterable[_Union[_coordinator_pb2.TaskOffer, _Mapping]]] = ..., software: _Optional[str] = ..., last_seen: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., run_id: _Optional[str] = ..., updates_counted: _Optional[int] = ..., updates_refused: _Optional[int] = ..., note: _Optional[str] = ..., quarantine: _Optional[_Union[Quarantine, _Mapping]] = ..., policy_refusals: _Optional[_Mapping[str, str]] = ..., methods: _Optional[_Iterable[_Union[_coordinator_pb2.MethodOffer, _Mapping]]] = ..., certificate_end: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., enrolled_labels: _Optional[_Iterable[str]] = ...) -> None: ...
+    work: ClientWork
+    attention: _containers.RepeatedCompositeFieldContainer[Attention]
+    def __init__(self, client_id: _Optional[str] = ..., state: _Optional[_Union[ClientState, str]] = ..., banned: _Optional[bool] = ..., draining: _Optional[bool] = ..., availability: _Optional[_Union[_coordinator_pb2.Availability, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., device: _Optional[_Union[_coordinator_pb2.Device, _Mapping]] = ..., tasks: _Optional[_Iterable[_Union[_coordinator_pb2.TaskOffer, _Mapping]]] = ..., software: _Optional[str] = ..., last_seen: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., run_id: _Optional[str] = ..., updates_counted: _Optional[int] = ..., updates_refused: _Optional[int] = ..., note: _Optional[str] = ..., quarantine: _Optional[_Union[Quarantine, _Mapping]] = ..., policy_refusals: _Optional[_Mapping[str, str]] = ..., methods: _Optional[_Iterable[_Union[_coordinator_pb2.MethodOffer, _Mapping]]] = ..., certificate_end: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., enrolled_labels: _Optional[_Iterable[str]] = ..., work: _Optional[_Union[ClientWork, _Mapping]] = ..., attention: _Optional[_Iterable[_Union[Attention, _Mapping]]] = ...) -> None: ...
+
+class ClientWork(_message.Message):
+    __slots__ = ("assignments", "admitted", "refused", "failed", "lost", "newest", "last_failure", "last_refusal", "work_s", "transfer_s", "rounds", "rounds_last", "newest_rounds", "newest_rounds_last", "slowness")
+    class NewestEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    ASSIGNMENTS_FIELD_NUMBER: _ClassVar[int]
+    ADMITTED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
+    LAST_FAILURE_FIELD_NUMBER: _ClassVar[int]
+    LAST_REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    WORK_S_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_S_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_LAST_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_ROUNDS_LAST_FIELD_NUMBER: _ClassVar[int]
+    SLOWNESS_FIELD_NUMBER: _ClassVar[int]
+    assignments: int
+    admitted: int
+    refused: int
+    failed: int
+    lost: int
+    newest: _containers.ScalarMap[str, int]
+    last_failure: EndedWork
+    last_refusal: EndedWork
+    work_s: float
+    transfer_s: float
+    rounds: int
+    rounds_last: int
+    newest_rounds: int
+    newest_rounds_last: int
+    slowness: float
+    def __init__(self, assignments: _Optional[int] = ..., admitted: _Optional[int] = ..., refused: _Optional[int] = ..., failed: _Optional[int] = ..., lost: _Optional[int] = ..., newest: _Optional[_Mapping[str, int]] = ..., last_failure: _Optional[_Union[EndedWork, _Mapping]] = ..., last_refusal: _Optional[_Union[EndedWork, _Mapping]] = ..., work_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., rounds: _Optional[int] = ..., rounds_last: _Optional[int] = ..., newest_rounds: _Optional[int] = ..., newest_rounds_last: _Optional[int] = ..., slowness: _Optional[float] = ...) -> None: ...
+
+class EndedWork(_message.Message):
+    __slots__ = ("run_id", "round", "cause", "message", "time")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    round: int
+    cause: str
+    message: str
+    time: _timestamp_pb2.Timestamp
+    def __init__(self, run_id: _Optional[str] = ..., round: _Optional[int] = ..., cause: _Optional[str] = ..., message: _Optional[str] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class Attention(_message.Message):
+    __slots__ = ("reason", "why", "remedy", "run_id")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    REMEDY_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    why: str
+    remedy: str
+    run_id: str
+    def __init__(self, reason: _Optional[str] = ..., why: _Optional[str] = ..., remedy: _Optional[str] = ..., run_id: _Optional[str] = ...) -> None: ...
+
+class ClientInNeed(_message.Message):
+    __slots__ = ("client_id", "attention")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    attention: Attention
+    def __init__(self, client_id: _Optional[str] = ..., attention: _Optional[_Union[Attention, _Mapping]] = ...) -> None: ...
 
 class ClientOrigin(_message.Message):
     __slots__ = ("address", "instance_id", "registered", "certificate_serial", "certificate_end")
@@ -1083,7 +1176,7 @@ class MetricPoint(_message.Message):
     def __init__(self, round: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
 
 class RunOverview(_message.Message):
-    __slots__ = ("run_id", "state", "reason", "task", "algorithm", "owner", "rounds_done", "rounds_planned", "phase", "cohort_size", "admitted", "created", "ended", "latest_commit", "metric", "best", "newest_metrics", "points", "labels_suspected", "below_due")
+    __slots__ = ("run_id", "state", "reason", "task", "algorithm", "owner", "rounds_done", "rounds_planned", "phase", "cohort_size", "admitted", "created", "ended", "latest_commit", "metric", "best", "newest_metrics", "points", "labels_suspected", "below_due", "waiting_for", "awaited", "awaited_count", "deadline_left_s")
     class NewestMetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1111,6 +1204,10 @@ class RunOverview(_message.Message):
     POINTS_FIELD_NUMBER: _ClassVar[int]
     LABELS_SUSPECTED_FIELD_NUMBER: _ClassVar[int]
     BELOW_DUE_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    AWAITED_FIELD_NUMBER: _ClassVar[int]
+    AWAITED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_LEFT_S_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     state: RunState
     reason: str
@@ -1131,7 +1228,11 @@ class RunOverview(_message.Message):
     points: _containers.RepeatedCompositeFieldContainer[MetricPoint]
     labels_suspected: int
     below_due: int
-    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., task: _Optional[str] = ..., algorithm: _Optional[str] = ..., owner: _Optional[str] = ..., rounds_done: _Optional[int] = ..., rounds_planned: _Optional[int] = ..., phase: _Optional[str] = ..., cohort_size: _Optional[int] = ..., admitted: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., latest_commit: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., metric: _Optional[str] = ..., best: _Optional[float] = ..., newest_metrics: _Optional[_Mapping[str, float]] = ..., points: _Optional[_Iterable[_Union[MetricPoint, _Mapping]]] = ..., labels_suspected: _Optional[int] = ..., below_due: _Optional[int] = ...) -> None: ...
+    waiting_for: str
+    awaited: _containers.RepeatedScalarFieldContainer[str]
+    awaited_count: int
+    deadline_left_s: float
+    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., task: _Optional[str] = ..., algorithm: _Optional[str] = ..., owner: _Optional[str] = ..., rounds_done: _Optional[int] = ..., rounds_planned: _Optional[int] = ..., phase: _Optional[str] = ..., cohort_size: _Optional[int] = ..., admitted: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., latest_commit: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., metric: _Optional[str] = ..., best: _Optional[float] = ..., newest_metrics: _Optional[_Mapping[str, float]] = ..., points: _Optional[_Iterable[_Union[MetricPoint, _Mapping]]] = ..., labels_suspected: _Optional[int] = ..., below_due: _Optional[int] = ..., waiting_for: _Optional[str] = ..., awaited: _Optional[_Iterable[str]] = ..., awaited_count: _Optional[int] = ..., deadline_left_s: _Optional[float] = ...) -> None: ...
 
 class GetOverviewRequest(_message.Message):
     __slots__ = ("page_size", "page_token", "states", "search", "points")
@@ -1148,7 +1249,7 @@ class GetOverviewRequest(_message.Message):
     def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., states: _Optional[_Iterable[_Union[RunState, str]]] = ..., search: _Optional[str] = ..., points: _Optional[int] = ...) -> None: ...
 
 class GetOverviewResponse(_message.Message):
-    __slots__ = ("runs", "next_page_token", "runs_by_state", "clients_by_state", "history_number", "version", "now", "runs_found")
+    __slots__ = ("runs", "next_page_token", "runs_by_state", "clients_by_state", "history_number", "version", "now", "runs_found", "attention")
     class RunsByStateEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1171,6 +1272,7 @@ class GetOverviewResponse(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NOW_FIELD_NUMBER: _ClassVar[int]
     RUNS_FOUND_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_FIELD_NUMBER: _ClassVar[int]
     runs: _containers.RepeatedCompositeFieldContainer[RunOverview]
     next_page_token: str
     runs_by_state: _containers.ScalarMap[str, int]
@@ -1179,7 +1281,8 @@ class GetOverviewResponse(_message.Message):
     version: str
     now: _timestamp_pb2.Timestamp
     runs_found: int
-    def __init__(self, runs: _Optional[_Iterable[_Union[RunOverview, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., runs_by_state: _Optional[_Mapping[str, int]] = ..., clients_by_state: _Optional[_Mapping[str, int]] = ..., history_number: _Optional[int] = ..., version: _Optional[str] = ..., now: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., runs_found: _Optional[int] = ...) -> None: ...
+    attention: _containers.RepeatedCompositeFieldContainer[ClientInNeed]
+    def __init__(self, runs: _Optional[_Iterable[_Union[RunOverview, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., runs_by_state: _Optional[_Mapping[str, int]] = ..., clients_by_state: _Optional[_Mapping[str, int]] = ..., history_number: _Optional[int] = ..., version: _Optional[str] = ..., now: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., runs_found: _Optional[int] = ..., attention: _Optional[_Iterable[_Union[ClientInNeed, _Mapping]]] = ...) -> None: ...
 
 class WhoAmIRequest(_message.Message):
     __slots__ = ()
