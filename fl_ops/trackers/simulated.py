@@ -19,7 +19,7 @@ from fl_ops.simulate.seeds import Job, Report
 from fl_ops.trackers.facts import EndFacts, RoundFacts, RunFacts, dotted
 from fl_ops.trackers.opening import TrackedRun, Trackers
 from fl_server.store.files import file_digest
-from fl_web.facts.rounds import grouped, last_values, metric_groups
+from fl_web.facts.rounds import grouped, is_of_clients, last_values, metric_groups
 from protos.digests import digest_text
 
 _DIGITS = 8
@@ -157,7 +157,7 @@ def track_cell(runs: OpenRuns, cell: Cell, result: CellResult) -> None:
 def of_result(done: RoundResult, at: float) -> RoundFacts:
     """A simulated round, under the names of a coordinator's."""
     values = grouped({
-        **metric_groups(done.metrics),
+        **_metrics(done.metrics, done.measured),
         "training": {"loss": done.training_loss},
         "bytes": {"down": done.bytes_down, "up": done.bytes_up},
         "seconds": {"round": done.seconds, "simulated": done.simulated_s},
@@ -169,13 +169,19 @@ def of_result(done: RoundResult, at: float) -> RoundFacts:
 def of_row(row: RoundRow, at: float) -> RoundFacts:
     """A round of a cell, whose file has fewer values."""
     values = grouped({
-        "evaluation": row.metrics or {"accuracy": row.accuracy, "loss": row.loss},
+        **_metrics(row.metrics, row.measured),
         "training": {"loss": row.training_loss},
         "bytes": {"down": row.bytes_down, "up": row.bytes_up},
         "seconds": {"round": row.seconds},
         "cohort": {"accepted": row.accepted},
     })  # fmt: skip
     return RoundFacts(row.round, at, values)
+
+
+def _metrics(metrics: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Evaluations, and what [simulation.measure] adds: its values over clients are among theirs."""
+    groups = metric_groups({**metrics, **{name: value for name, value in measured.items() if is_of_clients(name)}})
+    return {**groups, "flatness": {name: value for name, value in measured.items() if not is_of_clients(name)}}
 
 
 def _of_job(job: Job) -> RunFacts:

@@ -36,11 +36,15 @@ learning_rate = 0.2
 rounds = 2
 [simulation]
 clients = 3
+[simulation.measure.sharpness]
+examples = 20
+probes = 2
+iterations = 3
 """
 TABLE = """
 seeds = [1]
 task = { name = "points:Points" }
-simulation = { clients = 3 }
+simulation = { clients = 3, measure = { sharpness = { examples = 20, probes = 2, iterations = 3 } } }
 local = { learning_rate = 0.2 }
 stop = { rounds = 2 }
 splits = { even = { method = "iid" } }
@@ -55,6 +59,7 @@ def in_file(path: Path) -> Values:
     """The values of a results file whose names are plain."""
     names = {"training_loss": "training/loss", "accuracy": "evaluation/accuracy", "loss": "evaluation/loss"}
     names |= {"bytes_down": "bytes/down", "bytes_up": "bytes/up"}
+    names |= {"clients_training_accuracy_std": "clients/training_accuracy_std", "hessian_trace": "flatness/hessian_trace"}
     rows = list(csv.DictReader(path.read_text().splitlines()))
     return {(names[key], int(row["round"])): float(row[key]) for row in rows for key in names if row.get(key)}
 
@@ -71,6 +76,7 @@ def test_seeds_and_again(fl: Fl, tmp_path: Path) -> None:
     assert [folder.name.rpartition("-")[0] for folder in folders] == [f"points-Points-fedcm-seed-{n}" for n in (0, 1)]
     for seed, folder in enumerate(folders):
         expected = in_file(tmp_path / "out" / f"seed-{seed}" / "rounds.csv")
+        assert {("clients/training_accuracy_std", 1), ("flatness/hessian_trace", 1)} <= expected.keys()
         assert as_float32(expected).items() <= tensorboard_values(folder).items()
         assert expected.items() <= mlflow_values(uri, folder.name).items()
         run = mlflow_run(uri, folder.name)
@@ -90,6 +96,7 @@ def test_cells_of_a_comparison(fl: Fl, tmp_path: Path) -> None:
     assert live.name.startswith("FedAvg-even-final-seed-1-")
     assert tensorboard_values(live) == tensorboard_values(later)
     expected, found = in_file(tmp_path / "out" / "results.csv"), tensorboard_values(live)
+    assert ("flatness/hessian_trace", 1) in expected
     assert expected == pytest.approx({key: found[key] for key in expected}, abs=1e-4)  # the file has fewer digits
 
 

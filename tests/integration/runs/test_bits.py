@@ -8,9 +8,13 @@ import pytest
 
 from tests.marks import slow_except
 from tests.processes.federation import Fleet
+from tests.processes.process import HERE
+from tests.processes.simulated import check_replay, simulated_digests
 
 FEDCM = {"name": "fedcm", "parameters": {"alpha": 0.2}}
 FEDAVG = {"name": "fedavg"}
+PROXSKIP: dict[str, Any] = {"algorithm": {"name": "proxskip", "parameters": {"p": 0.3}}, "population": 3}
+"""Rounds of random lengths with states on the clients, whose sum is zero."""
 
 
 @pytest.mark.parametrize("algorithm", slow_except([FEDCM, FEDAVG], FEDCM), ids=["fedcm", "fedavg"])
@@ -57,6 +61,24 @@ def test_a_killed_coordinator_ends_with_the_same_models(
     kill_at(fleet, run, event, detail)
     assert undisturbed == fleet.server.digests(run)
     assert all(summary.seconds > 0 for summary in fleet.server.rounds(run))
+
+
+def test_a_run_that_skips_at_random_keeps_its_bits(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon is killed in the first round, the coordinator in the second: the models of simulation and replay.
+
+    The number of steps of a round and the states of all clients are the same after both restarts.
+    """
+    monkeypatch.syspath_prepend(HERE)
+    fleet.hold()
+    fleet.server.create("skipping", **PROXSKIP)
+    killed = fleet["edge-1"]
+    killed.logged("assignment", run="skipping", round=0)
+    killed.kill()
+    killed.start()
+    killed.logged("assignment", count=2, run="skipping", round=0)
+    kill_at(fleet, "skipping", "admitted", "edge-")
+    assert fleet.server.digests("skipping") == simulated_digests("skipping", **PROXSKIP)
+    check_replay(fleet.server, "skipping")
 
 
 def test_an_acknowledged_update_is_not_sent_again_after_a_kill(fleet: Fleet, undisturbed: list[str]) -> None:

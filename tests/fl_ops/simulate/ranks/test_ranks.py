@@ -33,17 +33,22 @@ rounds = 3
 [simulation]
 clients = 6
 names = "c{index}"
+[simulation.measure]
+every = 2
+sharpness = { examples = 30, probes = 2, iterations = 5 }
 """
+MEASURES = {"clients_training_accuracy_std", "clients_training_loss_worst_decile", "hessian_largest", "sharpness"}
+"""Some of what it measures."""
 
 
 def rounds(launches: Launches, folder: Path, *arguments: str, ranks: int) -> list[tuple[Any, ...]]:
-    """Model, metrics and bytes of each round of each seed."""
+    """Model, metrics, measures and bytes of each round of each seed."""
     process = launches.start(folder, *standalone(ranks), *SIMULATE, *arguments)
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     seeds = json.loads(output[output.index("{") :])["seeds"]
-    keys = ("digest", "training_loss", "metrics", "bytes_down", "bytes_up")
-    return [tuple(done[key] for key in keys) for seed in seeds for done in seed["rounds"]]
+    keys = ("digest", "training_loss", "metrics", "measured", "bytes_down", "bytes_up")
+    return [tuple(done.get(key) for key in keys) for seed in seeds for done in seed["rounds"]]
 
 
 @pytest.mark.slow
@@ -53,10 +58,12 @@ def rounds(launches: Launches, folder: Path, *arguments: str, ranks: int) -> lis
 def test_the_command_has_the_bits_of_one_process(
     launches: Launches, tmp_path: Path, method: str, ranks: int, workers: str
 ) -> None:
-    """Two seeds, client states, clipping, evaluation on clients."""
+    """Two seeds, client states, clipping, evaluation on clients, training accuracy and flatness."""
     (tmp_path / "run.toml").write_text(RUN.replace("METHOD", method))
     expected = rounds(launches, tmp_path, "--seeds", "0,1", "--workers", "1", ranks=0)
     assert len({done[0] for done in expected}) == 6
+    assert [bool(done[3]) for done in expected] == [False, True, True] * 2
+    assert all(done[3].keys() >= MEASURES for done in expected if done[3])
     assert rounds(launches, tmp_path, "--seeds", "0,1", "--distributed", "--workers", workers, ranks=ranks) == expected
 
 
