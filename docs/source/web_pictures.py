@@ -30,6 +30,7 @@ def pictures(run: str, compared: Sequence[str]) -> Mapping[str, tuple[str, str, 
     """File name -> (path, colour scheme, size of the window)."""
     compare = f"/compare?{urlencode([('run', run) for run in compared])}"
     return {
+        "web-first": (f"/runs/{run}", "light", {"width": 1280, "height": 470}),  # the README's, which must stay low
         "web-federation": ("/", "light", _DESKTOP),
         "web-run": (f"/runs/{run}", "light", {"width": 1280, "height": 1250}),
         "web-run-dark": (f"/runs/{run}", "dark", _DESKTOP),

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
-from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 from packaging.requirements import Requirement
+from PIL import Image
 
-from tests.docs.pages import DOCS, ROOT, Command, follow, on_free_ports, read_page, steps
+from fl_tasks import Shard, load_task
+from fl_tasks.batches import batches
+from fl_tasks.evaluation import evaluate
+from tests.docs.pages import DOCS, ROOT, File, read_page, steps
 from tests.test_layering import LAYERS, MAY_IMPORT
 
 README = read_page("README.md")
@@ -18,17 +24,33 @@ INDEX = read_page("docs/README.md")
 PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "k8s/README.md", "k8s/images/README.md", *DOCS]
 
 
-@pytest.mark.timeout(300)
-def test_the_lines_for_a_laptop_work(tmp_path: Path) -> None:
-    """One server and two clients, started block by block: both connect, ten rounds complete, a model exists."""
-    laptop, ports = on_free_ports(README[README.index("## One server") : README.index("## Documentation")])
-    both = ("edge-0 present ... edge-1 present",)
-    todo = [
-        replace(step, shown=both) if isinstance(step, Command) and step.text.startswith("fl clients") else step
-        for step in steps(laptop)
-    ]
-    follow(todo, ports, tmp_path / "work")
-    assert (tmp_path / "work" / "first.safetensors").stat().st_size > 0
+FIRST_SCREEN = README[: README.index("## ")]
+
+
+def test_the_task_of_the_first_screen_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is saved as its comment says, and takes a step on a device's folder and an evaluation of the coordinator."""
+    [(name, text)] = [(step.name, step.text) for step in steps(FIRST_SCREEN) if isinstance(step, File)]
+    assert len([line for line in text.splitlines() if line.strip()]) <= 11  # ten, and the comment
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    (tmp_path / name).write_text(text)
+    for file in ("train.pt", "held-out.pt"):
+        torch.save((torch.randn(6, 13), torch.arange(6) % 3), tmp_path / file)
+    task = load_task("my_task:Wine", {})
+    sys.modules.pop("my_task")
+    model = task.model()
+    for inputs, targets in batches(task.train_data(Shard(folder=tmp_path)), 3, seed=0, steps=1):
+        task.loss(model(inputs), targets).backward()
+    assert evaluate(task, model, task.eval_data())["loss"] > 0
+    assert evaluate(task, model, task.eval_data(Shard(folder=tmp_path)))["loss"] > 0
+
+
+def test_the_first_screen_has_one_picture_of_at_most_600_pixels() -> None:
+    """A reader sees commands, task and picture without a second screen of pixels."""
+    [picture] = re.findall(r"!\[[^]]+\]\(([^)]+)\)", README)
+    assert picture in FIRST_SCREEN
+    with Image.open(ROOT / picture) as image:
+        assert image.height <= 600
 
 
 def test_every_make_target_that_is_named_exists() -> None:
@@ -40,14 +62,15 @@ def test_every_make_target_that_is_named_exists() -> None:
 
 
 def test_every_dependency_has_its_reason() -> None:
-    """What pyproject.toml installs for users is in the README's table, and nothing else is."""
+    """What pyproject.toml installs for users is in the table of the architecture page, and nothing else is."""
     project = tomllib.loads(read_page("pyproject.toml"))["project"]
     extras = project["optional-dependencies"]
     wanted = [
         *project["dependencies"],
         *(requirement for name, extra in extras.items() if name != "dev" for requirement in extra),
     ]
-    table = README[README.index("| package | reason |") : README.index("`constraints.txt`")]
+    page = read_page("docs/development/architecture.md")
+    table = page[page.index("| package | reason |") : page.index("`constraints.txt`")]
     rows = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", table, re.MULTILINE)[2:]
     assert {Requirement(text).name for text in wanted} == {name for row in rows for name in row.split(", ")}
 
@@ -85,9 +108,20 @@ def test_the_architecture_page_is_true() -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_no_link_is_dead(page: str) -> None:
-    """A relative link, and a path in code that looks like one of the repository's files, is there."""
+    """The file of a relative link, its heading, and a path in code that looks like one of the repository's files."""
     text, folder = read_page(page), (ROOT / page).parent
-    for link in re.findall(r"\]\((?!https?:)([^)#]+)", text):
-        assert (folder / link).exists(), link
+    for link, heading in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
+        target = folder / link if link else ROOT / page
+        assert target.exists(), link
+        if heading and target.suffix == ".md":
+            assert heading in headings(target), f"{link}#{heading}"
     for path in re.findall(r"`((?:protos|algorithms|fl_\w+|tests|docs|benchmarks|k8s)/[\w./-]+)`", text):
         assert (ROOT / path).exists() or "NAME" in path, path
+
+
+@cache
+def headings(page: Path) -> set[str]:
+    """The names of a page's headings in links."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    plain = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", line) for line in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
+    return {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in plain}
