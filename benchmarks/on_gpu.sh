@@ -113,6 +113,7 @@ host_time fedavg
 host_time scaffold
 rounds small 90 "two-layer CNN" "797,962 parameters"
 rounds resnet18-gn 150 ResNet-18-GN
+step passes 120 "$PYTHON" -m benchmarks.lockstep.passes
 step tests 90 "$PYTHON" -m pytest -q -m "" -k "cuda or gpu" tests/algorithms tests/fl_tasks tests/fl_client/gates \
     tests/fl_client/settings tests/fl_client/training tests/fl_client/monitoring tests/fl_ops/simulate tests/fl_ops/compare \
     tests/fl_server/aggregation \

@@ -29,8 +29,8 @@ from algorithms.batched.strategies import Strategy
 from algorithms.model_state import trainable_views
 from algorithms.precision import widened
 
-SEEN = 2
-"""Groups of a shape before its step is recorded: rare shapes are not."""
+SEEN = {"cpu": 2, "cuda": 0}
+"""Groups of a shape before its step is recorded. On CUDA a recording takes as long as two steps that are called."""
 MOST_RECORDED = {"cpu": 4, "cuda": 32}
 """Shapes, by device. On a CPU a recording takes a second or two. On CUDA drawn cohorts have any size."""
 SHORT_S = 0.003
@@ -157,7 +157,7 @@ class Training:
 
     def _pays(self, shape: object, device: torch.device) -> bool:
         self._seen[shape] += 1
-        if self._seen[shape] <= SEEN or len(self._recorded) == MOST_RECORDED[device.type] or self._never:
+        if self._seen[shape] <= SEEN[device.type] or len(self._recorded) == MOST_RECORDED[device.type] or self._never:
             return False
         if device.type == "cpu" and self._shortest > SHORT_S:
             self._never = f"one takes {1000 * self._shortest:.0f} ms"

@@ -22,7 +22,8 @@ from algorithms.batched.members import Members
 from algorithms.batched.modules import CountedNumbers, OwnNumbers, RandomStream
 from algorithms.batched.recording import NotRecorded, record
 from algorithms.batched.strategies import Name, Strategy
-from algorithms.batched.training import SEEN, Training
+from algorithms.batched.training import SEEN as SEEN_BY_DEVICE
+from algorithms.batched.training import Training
 from tests.algorithms.batched.clients import CPU, make, small_cnn
 from tests.algorithms.batched.test_batches import batch_norms, dropouts
 from tests.algorithms.batched.test_methods import FULL, strategy_of
@@ -30,6 +31,7 @@ from tests.algorithms.test_conformance import ROWS
 from tests.marks import slow_except
 
 SIZES, BATCH, EPOCHS = (14, 9, 6, 4), 4, 2
+SEEN = SEEN_BY_DEVICE["cpu"]
 CUDA = torch.device("cuda")
 LABELS = (
     "fedavg",

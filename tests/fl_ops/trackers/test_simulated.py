@@ -59,7 +59,10 @@ def in_file(path: Path) -> Values:
     """The values of a results file whose names are plain."""
     names = {"training_loss": "training/loss", "accuracy": "evaluation/accuracy", "loss": "evaluation/loss"}
     names |= {"bytes_down": "bytes/down", "bytes_up": "bytes/up"}
-    names |= {"clients_training_accuracy_std": "clients/training_accuracy_std", "hessian_trace": "flatness/hessian_trace"}
+    names |= {
+        "clients_training_accuracy_std": "clients/training_accuracy_std",
+        "hessian_trace": "flatness/hessian_trace",
+    }
     rows = list(csv.DictReader(path.read_text().splitlines()))
     return {(names[key], int(row["round"])): float(row[key]) for row in rows for key in names if row.get(key)}
 
