@@ -13,15 +13,16 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel
 
+from fl_common.units import base_metric
 from fl_ops.files import Target, written_whole
 from fl_ops.simulate.settings import SimulationSection
-from fl_server.rounds.metrics import by_clients
+from fl_server.rounds.metrics import PREFIX, by_clients
 from fl_server.run_settings.config import AveragingSection, RunConfig, TaskSection
 
 Stage = Literal["tuning", "judging", "final"]
 """tuning: a short run of the search; judging: a run of the search with all rounds; final: a reported run."""
 ACCURACY = "accuracy"
-"""The metric of a table that names none. Metrics whose name ends so are shown in percent."""
+"""The metric of a table that names none. It and its statistics over clients are shown in percent."""
 _FORMAT = 1
 """Part of every digest. It changes if cells with the same written settings get other numbers, as by a new default."""
 _CRITERION = ("metric", "lower_is_better")
@@ -32,7 +33,7 @@ _SAME_NUMBERS = {"evaluation": ("batch_size",)}
 
 def in_percent(metric: str) -> bool:
     """Whether a metric is a share of 1 that is shown in percent."""
-    return metric.endswith(ACCURACY)
+    return base_metric(metric).endswith(ACCURACY)
 
 
 @dataclass(frozen=True)
@@ -187,6 +188,18 @@ class CellResult:
     def accuracies(self) -> list[float]:
         """The accuracy of every evaluation, in order, or the metric of `by`."""
         return [row.accuracy for row in self.rounds if row.accuracy is not None]
+
+    def without(self, metric: str) -> str:
+        """What to set if no evaluation has the metric; empty if one has it, or if there was no round."""
+        names = {name for row in self.rounds for name in row.metrics}
+        if not self.rounds or self.diverged is not None or self.by(metric).accuracies:
+            return ""
+        if not names:
+            return (
+                f"No evaluation has {metric}: evaluation.every and evaluation.clients_every are 0, or nobody has data."
+            )
+        use = [name] if (name := f"{PREFIX}{metric}") in names else sorted(names)
+        return f"No evaluation has {metric}. Set report.metric to what the runs have: {', '.join(use)}."
 
     @property
     def measured(self) -> Mapping[str, float]:

@@ -12,6 +12,7 @@ from fl_ops.compare.cells import Cell, CellResult, Choice, Stage, rounds_of
 from fl_ops.compare.table import Experiment, Table
 from fl_ops.compare.tuning import Trial
 from fl_ops.errors import UsageError
+from fl_server.rounds.metrics import on_server
 
 _IRRELEVANT = {"name", "labels", "keep_checkpoints", "owner"}
 """Fields of a run that do not change its numbers."""
@@ -42,6 +43,8 @@ def cell_of(table: Table, experiment: Experiment, choice: Choice, stage: Stage, 
         criterion = spec.report.criterion
         run["stop"] |= {"metric": criterion.metric, "lower_is_better": criterion.lower_is_better}
     simulation = table.simulation(experiment.split, tuned.validation_every if tuned else 0)
+    if tuned and tuned.validation_every and not run["evaluation"]["every"]:  # only the server has the validation data
+        run["evaluation"]["every"] = run["evaluation"]["clients_every"]
     if stage != "final":  # the search reads evaluations only
         simulation = simulation.model_copy(update={"measure": None})
     settings: dict[str, Any] = {"run": run, "simulation": simulation.model_dump(mode="json")}
@@ -134,8 +137,10 @@ class ExperimentPlan:
             if len(known) < len(results):
                 return
             self._answered += self._asked
-            last = self._table.spec.report.last
-            scores = [tuning.score(result, last, self.experiment.criterion) for result in known]
+            last, criterion = self._table.spec.report.last, self.experiment.criterion
+            if lacks := next(filter(None, (result.without(self._searched_metric) for result in known)), ""):
+                raise UsageError(f"the search cannot compare settings. {lacks}")
+            scores = [tuning.score(result, last, criterion) for result in known]
             try:
                 self._asked = self._search.send(scores)
             except StopIteration as ended:
@@ -143,7 +148,16 @@ class ExperimentPlan:
 
     def _find(self, cell: Cell) -> CellResult | None:
         result = self._find_all(cell)
-        return result and result.by(self.experiment.criterion.metric)
+        return result and result.by(
+            self.experiment.criterion.metric if cell.stage == "final" else self._searched_metric
+        )
+
+    @property
+    def _searched_metric(self) -> str:
+        """The metric that the search compares: of clients' test examples it takes that of the validation examples."""
+        metric, tuning = self.experiment.criterion.metric, self._table.spec.tuning
+        withheld = tuning is not None and tuning.validation_every
+        return on_server(metric) if withheld else metric
 
     def _trial_cell(self, trial: Trial) -> Cell:
         return cell_of(self._table, self.experiment, *trial)

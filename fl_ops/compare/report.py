@@ -14,7 +14,7 @@ from fl_ops.compare.summary import Row, Spread, Tried, decays_differ, paired, ra
 from fl_ops.compare.table import TuningSection
 from fl_ops.errors import UsageError
 from fl_ops.simulate.measures.section import EIGENVALUE, RISE, TRACE
-from fl_server.rounds.metrics import PREFIX, TRAINING, Criterion
+from fl_server.rounds.metrics import PREFIX, TRAINING, Criterion, on_server
 
 DECAYS_DIFFER = (
     "The rows have different effective weight decays, so differences between them are not due to the methods alone."
@@ -74,6 +74,7 @@ def _result(plan: Plan, group: Sequence[Row], criterion: Criterion) -> str:
     parts = [
         _table(heads, lines) if lines else "",
         _first(group, criterion),
+        next(filter(None, (result.without(metric) for _, result in plan.results())), ""),
         DECAYS_DIFFER if decays_differ(group) else "",
         f"Not run: {'; '.join(without)}." if without else "",
     ]
@@ -92,8 +93,9 @@ MEASURED = (
 
 def _measured(plan: Plan, group: Sequence[Row], metric: str) -> str:
     """The table of what the runs measured beyond the server's evaluations, and its note; empty if nothing."""
+    own = on_server(metric)
     columns = {
-        f"{PREFIX}{which}{metric}_{ending}": (f"{words}, {head}", metric)
+        f"{PREFIX}{which}{own}_{ending}": (f"{words}, {head}", metric)
         for which, words in ((TRAINING, "train"), ("", "on clients"))
         for ending, head in _OVER_CLIENTS.items()
     } | {name: (head, name) for name, head in _FLATNESS.items()}

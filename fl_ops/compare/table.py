@@ -106,7 +106,8 @@ class ReportSection(Section):
     """Settings of the summary."""
 
     metric: str = Field(default=ACCURACY, min_length=1)
-    """Metric of the server's evaluation by which settings are chosen and methods are compared."""
+    """Metric of the evaluations by which settings are chosen and methods are compared: of the server's, or of the
+    clients', such as clients_accuracy where the server has no examples."""
     lower_is_better: bool | None = None
     """Direction of that metric. None: that of a name which everybody reads alike, such as mae."""
     target: float | None = None

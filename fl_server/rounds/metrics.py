@@ -131,6 +131,16 @@ def has_evaluation(metrics: Mapping[str, float], metric: str) -> bool:
     return not all(map(by_clients, metrics))
 
 
+def on_server(metric: str) -> str:
+    """The server's metric of the same name for one that clients measured; a deviation over clients has none."""
+    if not by_clients(metric) or metric.endswith("_std"):
+        return metric
+    own = metric.removeprefix(PREFIX)
+    for ending in ("_mean", "_worst_decile", "_best_decile"):
+        own = own.removesuffix(ending)
+    return own
+
+
 def with_own(metrics: Mapping[str, float], without: Mapping[str, float]) -> dict[str, float]:
     """One client's metrics with its personal parameters, and those without them under names of their own."""
     return {**metrics, **{f"{name}{WITHOUT_PERSONAL}": value for name, value in without.items()}}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fl_ops.compare import report, results
-from fl_ops.compare.cells import Cell, CellResult, Choice
+from fl_ops.compare.cells import Cell, CellResult, Choice, RoundRow
 from fl_ops.compare.plan import Plan
 from fl_ops.compare.results import Axis
 from fl_ops.compare.summary import Spread, rows
@@ -244,6 +244,40 @@ def test_another_metric_goes_by_its_direction(read: Read, reached: Reached) -> N
     assert [found[label].rounds_to_target for label in of] == [Spread(2, 0, 2), None]
     assert "### Test mae, even" in report.tables(plan)
     assert "**1.5 ± 0**" in report.tables(plan)
+
+
+def on_clients_only(share: float) -> CellResult:
+    """A run of one round that only clients evaluated."""
+    metrics = {"clients_accuracy": share, "clients_accuracy_std": 0.1}
+    return CellResult((RoundRow(0, 2, 1.0, None, None, 1, 1, 0.5, "", metrics=metrics),), 1.0)
+
+
+def test_a_metric_that_no_run_has_is_named_with_what_to_set(read: Read) -> None:
+    """Only clients evaluated: the tables of accuracy name the clients' metric, and a search ends at its first run."""
+    untuned = ("tuning = { seed = 9, learning_rates = [0.1, 0.2, 0.4], rounds = 2, extend = 0 }\n", "")
+    text = report.tables(Plan(read(untuned, ("tune = { alpha = [0.1, 0.3] }", "")), lambda _: on_clients_only(0.5)))
+    assert "No evaluation has accuracy. Set report.metric to what the runs have: clients_accuracy." in text
+    with pytest.raises(UsageError, match=r"cannot compare settings\. No evaluation has accuracy\. Set report\.metric"):
+        Plan(read(), lambda _: on_clients_only(0.5)).missing()
+
+
+def test_a_search_does_not_see_the_clients_test_examples(read: Read) -> None:
+    """Settings are chosen by the server's accuracy on the validation examples, final runs compared by the clients'."""
+    table = read(
+        ("last = 2 }", 'last = 2, metric = "clients_accuracy" }\nevaluation = { every = 0, clients_every = 1 }')
+    )
+
+    def result(cell: Cell) -> CellResult:
+        rate = cell.settings["run"]["local"]["learning_rate"]
+        metrics = {"accuracy": rate, "clients_accuracy": 1 - rate, "clients_accuracy_std": 0.1}
+        assert cell.settings["run"]["evaluation"]["every"] == (0 if cell.stage == "final" else 1)
+        return CellResult((RoundRow(0, 2, 1.0, rate, None, 1, 1, 0.5, "", metrics=metrics),), 1.0)
+
+    plan = Plan(table, result)
+    row = rows(plan)[0]
+    assert row.choice is not None
+    assert (row.choice.learning_rate, row.last and row.last.mean) == (0.4, 0.6)
+    assert "### Over clients and flatness, clients_accuracy, even" in report.tables(plan)
 
 
 def test_a_metric_without_a_direction_is_refused(read: Read) -> None:
