@@ -1,4 +1,5 @@
-# `make install` makes .venv. Every other target makes it if it is missing or if its sources have changed.
+# `make install` makes .venv, and `make demo` a smaller one, to which `make install` adds the rest. Every other target makes
+# it if it is missing or if its sources have changed.
 
 PYTHON ?= python3
 WORKERS ?= 3
@@ -12,23 +13,29 @@ BIN := .venv/bin
 
 # The tests start many processes. Without cached bytecode each of them compiles every module again.
 unexport PYTHONDONTWRITEBYTECODE
-PACKAGES := $(wildcard protos fl_extensions fl_common algorithms fl_tasks fl_server fl_client fl_ops fl_web benchmarks k8s)
+PACKAGES := $(wildcard protos fl_extensions fl_common algorithms fl_tasks fl_server fl_client fl_ops fl_web benchmarks k8s distribution)
 
 .PHONY: install demo test test-all tools chaos hostile fuzz soak lint lint-style lint-types lint-protos format protos baseline hashes sbom bench clean
 
 install: .venv/installed
 
+NEW_ENOUGH = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+    echo "expected Python 3.11 or newer, got $$($(PYTHON) --version 2>&1); select one with make PYTHON=python3.11" >&2; \
+    exit 1; }
+
 .venv/installed: pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	    echo "expected Python 3.11 or newer, got $$($(PYTHON) --version 2>&1); select one with PYTHON=python3.11 make install" >&2; \
-	    exit 1; }
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@$(NEW_ENOUGH)
+	@$(PYTHON) distribution/install.py dev
 	@$(BIN)/python -m compileall -q -j 0 $(PACKAGES) tests  # or each process of a first run would compile what it imports
+	@touch .venv/demo $@
+
+.venv/demo: pyproject.toml constraints.txt
+	@$(NEW_ENOUGH)
+	@$(PYTHON) distribution/install.py demo
 	@touch $@
 
 # Trains with one coordinator and 20 daemons on this machine: FedCM, then FedAvg.
-demo: .venv/installed
+demo: .venv/demo
 	$(BIN)/fl demo
 
 # The tests write and sync many small files. Where there is room, these are in memory (tmpfs), and not on the disk.
