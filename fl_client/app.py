@@ -190,7 +190,7 @@ class DaemonEndpoint(Endpoint):
             pem = self.certificates.current()
             note_certificate(self._services.audit, pem.cert)
             pem = replace(pem, ca=site.trusted_ca(pem.ca))
-        return self._transport(self.server, pem, self._services.traces, proxy_for(self.server, self._config.use_proxy))
+        return self._transport(self.server, pem, self._services.traces, proxy_for(self.server, self._config.proxy))
 
     async def renewed(self) -> None:
         """Wait for new certificates, or another policy, which raises."""
@@ -234,7 +234,7 @@ def _renewal(config: ClientConfig, certificates: Certificates | None, services: 
     folder = CertificateFolder(config.tls.folder.absolute())
     means = Means(folder, certificates, services.link, services.disk, services.metrics)
     if (address := config.tls.enroll_server) is not None:
-        proxy, policy = proxy_for(address, config.use_proxy), services.policy
+        proxy, policy = proxy_for(address, config.proxy), services.policy
         means = replace(means, reenrollment=lambda ca: GrpcEnrollment(address, policy.trusted_ca(ca) or b"", proxy))
     return CertificateRenewal(means)
 

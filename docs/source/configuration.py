@@ -201,7 +201,7 @@ def _compare() -> list[str]:
 def _fl() -> str:
     lines = ["| key | environment | flag | value | meaning |", "| --- | --- | --- | --- | --- |"]
     for key, (values, meaning) in texts.FL.items():
-        option = "--no-proxy" if key == "use_proxy" else f"--{key.replace('_', '-')}"
+        option = f"--{key.replace('_', '-')}"
         lines.append(f"| `{key}` | `{ENVIRONMENT[key]}` | `{option}` | {values} | {meaning} |")
     return "\n".join(lines)
 

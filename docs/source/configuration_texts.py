@@ -125,11 +125,12 @@ FL = {
     ),
     "insecure": ("true or false", "Plain text, on this machine only; in place of the files."),
     "insecure_remote": ("true or false", "Plain text to other machines too, with `insecure`."),
-    "use_proxy": (
-        "true or false, default true",
+    "proxy": (
+        '`"none"`, `"environment"` or a URL `http://HOST:PORT`, default `"environment"`',
         (
-            "Connect through the HTTP proxy of the variable `grpc_proxy`, `https_proxy` or `http_proxy`, the first "
-            "that is set. Never to this machine, and not to the hosts of `no_proxy`."
+            "The HTTP proxy of the connection. `environment`: that of the variable `grpc_proxy`, `https_proxy` or "
+            "`http_proxy`, the first that is set, except to the hosts of `no_proxy`. A coordinator on this machine "
+            "never has one."
         ),
     ),
 }

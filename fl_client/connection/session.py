@@ -60,7 +60,7 @@ def requested_events(response: pb.RegisterResponse, request: pb.RegisterRequest)
     return events
 
 
-async def ask(server: str, client_id: str, tls: Pem | None, *, use_proxy: bool) -> None:
+async def ask(server: str, client_id: str, tls: Pem | None, *, proxy: str) -> None:
     """Register with a protocol version that does not exist.
 
     A coordinator checks certificate and name first, and then refuses with its supported versions. No session is opened,
@@ -72,7 +72,7 @@ async def ask(server: str, client_id: str, tls: Pem | None, *, use_proxy: bool) 
         NotAllowed: it is not accepted for another reason.
         TransportError: there is no answer.
     """
-    transport = GrpcTransport(server, tls, proxy=proxy_for(server, use_proxy))
+    transport = GrpcTransport(server, tls, proxy=proxy_for(server, proxy))
     try:
         await transport.register(pb.RegisterRequest(client_id=client_id, protocol=pb.ProtocolRange()))
     finally:

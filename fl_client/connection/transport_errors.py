@@ -45,7 +45,7 @@ def error_of(error: grpc.aio.AioRpcError, proxy: Proxy | None = None) -> Transpo
         return Refused(f"{error.code().name}: {message}")
     explained = _explained(message)
     if proxy is not None and error.code() is grpc.StatusCode.UNAVAILABLE:
-        explained = proxy.explained(explained, message, "use_proxy = false in the settings")
+        explained = proxy.explained(explained, message, 'proxy = "none" in the settings')
     return FailedCall(f"{error.code().name}: {explained}") if error.code() in _FAULTS else Unreachable(explained)
 
 

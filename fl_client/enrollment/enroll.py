@@ -24,7 +24,7 @@ from fl_client.enrollment.folder import CertificateFolder, Issued, KeyRequest, c
 from fl_client.errors import FailedCall, NotAllowed, Refused, TransportError, Unreachable, UsageError
 from fl_common.certificates.names import NoHolder, holder_of
 from fl_common.certificates.pem import invalid_now
-from fl_common.proxies import Proxy, connect, proxy_for
+from fl_common.proxies import ENVIRONMENT, Proxy, connect, proxy_for
 from fl_common.settings import split_address
 from protos.fl.v1.enrollment_pb2 import EnrollRequest, IssuedCertificate
 
@@ -91,7 +91,7 @@ def presented_chain(address: str, proxy: Proxy | None = None) -> list[x509.Certi
         with connect(address, proxy, SECONDS) as connected:
             chain = _shake(connected, split_address(address)[0])
     except OSError as error:
-        through = "" if proxy is None else f" through {proxy} (--no-proxy connects without it)"
+        through = "" if proxy is None else f" through {proxy} (--proxy none connects without it)"
         raise UsageError(
             f"{address} cannot be reached{through}: {error.strerror or error}; is this the coordinator's enroll_listen,"
             " and does a firewall allow it?"
@@ -179,15 +179,15 @@ class Enrollment:
     """PEM of the trusted authority."""
     name: str = ""
     """The requested client id; empty: the token's."""
-    use_proxy: bool = True
-    """Connect through the proxy of the environment."""
+    proxy: str = ENVIRONMENT
+    """A `ProxySetting`."""
 
     def into(self, folder: CertificateFolder) -> Issued:
         """Get the certificate and put it in use. Raises UsageError, which names the cause and what to do."""
         # Imported here, so that `fl-client --help` is quick.
         from fl_client.connection.transport import GrpcEnrollment  # noqa: PLC0415
 
-        proxy, pin = proxy_for(self.address, self.use_proxy), self.fingerprint
+        proxy, pin = proxy_for(self.address, self.proxy), self.fingerprint
         authority = self.authority if pin is None else find_authority(self.address, pin, proxy)
         try:
             issued = self._issued(GrpcEnrollment(self.address, authority, proxy), folder)

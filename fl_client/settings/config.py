@@ -17,6 +17,7 @@ from fl_client.errors import ConfigError
 from fl_client.settings import schedule
 from fl_common.certificates.tls_version import TlsVersion
 from fl_common.names import check_id
+from fl_common.proxies import ENVIRONMENT, ProxySetting
 from fl_common.settings import Address, Section, SettingsError, is_loopback, read_settings, split_address
 from fl_extensions.naming import is_path
 
@@ -238,9 +239,10 @@ class ClientConfig(Section):
     optimizers: list[CodePath] = Field(default_factory=list)
     """Optimizers of other packages that runs may name, as module:Class. They are imported here. Those of torch.optim
     need no entry."""
-    use_proxy: bool = True
-    """Connect through the HTTP proxy of the variable grpc_proxy, https_proxy or http_proxy, the first that is set.
-    Never to this machine, and not to the hosts of no_proxy."""
+    proxy: ProxySetting = ENVIRONMENT
+    """The HTTP proxy of connections: "none", the URL http://HOST:PORT of one, or "environment": that of the variable
+    grpc_proxy, https_proxy or http_proxy, the first that is set, except to the hosts of no_proxy. A coordinator on this
+    machine never has one."""
     labels: dict[str, str] = Field(default_factory=dict)
     """Labels by which runs select clients."""
     gates: GatesConfig = GatesConfig()

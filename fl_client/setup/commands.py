@@ -75,7 +75,7 @@ def init(
     With a token the device makes a key and gets its certificate from the coordinator, which the daemon then renews.
     """
     flags = settings_flags(daemon, data, tls, other)
-    enrolling = EnrollFlags(token, daemon, tls.ca, way.force, use_proxy=not other.no_proxy)
+    enrolling = EnrollFlags(token, daemon, tls.ca, way.force, proxy=other.proxy)
     if token.follow_token:
         follow_token(enrolling, target_of(enrolling, config, only_certificate=True))
     elif enrolling.wanted or token.only_certificate:

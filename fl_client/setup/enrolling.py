@@ -26,6 +26,7 @@ from fl_client.setup.questions import default_state_dir
 from fl_client.setup.settings_file import check_text, save, settings_text
 from fl_common.certificates.pem import PemFiles, invalid_now
 from fl_common.names import check_id
+from fl_common.proxies import ENVIRONMENT, checked_proxy
 from fl_common.settings import BYTE_ORDER_MARK, SettingsError, split_address
 
 VARIABLE = "FL_ENROLL_TOKEN"
@@ -43,7 +44,7 @@ class EnrollFlags:
     daemon: DaemonFlags
     ca: Path | None = None
     force: bool = False
-    use_proxy: bool = True
+    proxy: str | None = None
 
     @property
     def wanted(self) -> bool:
@@ -62,7 +63,7 @@ class Target:
     enroll_server: str
     authority: Path | None
     """The file of the trusted authority, where no fingerprint is given."""
-    use_proxy: bool = True
+    proxy: str = ENVIRONMENT
 
 
 def target_of(flags: EnrollFlags, config: Path, *, only_certificate: bool) -> Target:
@@ -75,7 +76,7 @@ def target_of(flags: EnrollFlags, config: Path, *, only_certificate: bool) -> Ta
     place = flags.token.enroll_server or split_address(server)[0]
     folder = CertificateFolder.in_state(flags.daemon.state_dir or default_state_dir(config))
     place = _address(place, ENROLL_PORT, "--enroll-server")
-    return Target(folder, server, place, flags.ca, flags.use_proxy)
+    return Target(folder, server, place, flags.ca, _proxy(flags) or ENVIRONMENT)
 
 
 def _target_in(config: Path, flags: EnrollFlags) -> Target:
@@ -89,8 +90,15 @@ def _target_in(config: Path, flags: EnrollFlags) -> Target:
         )
     place = flags.token.enroll_server or settings.tls.enroll_server or split_address(settings.server)[0]
     folder = CertificateFolder(settings.tls.folder, CertificateFolder.in_state(settings.state_dir).owner)
-    place, use_proxy = _address(place, ENROLL_PORT, "--enroll-server"), flags.use_proxy and settings.use_proxy
-    return Target(folder, settings.server, place, flags.ca or settings.tls.ca, use_proxy)
+    place, proxy = _address(place, ENROLL_PORT, "--enroll-server"), _proxy(flags) or settings.proxy
+    return Target(folder, settings.server, place, flags.ca or settings.tls.ca, proxy)
+
+
+def _proxy(flags: EnrollFlags) -> str | None:
+    try:
+        return None if flags.proxy is None else checked_proxy(flags.proxy)
+    except ValueError as error:
+        raise UsageError(f"--proxy: {error}") from None
 
 
 def enroll(flags: EnrollFlags, target: Target) -> Issued | None:
@@ -109,7 +117,7 @@ def enroll(flags: EnrollFlags, target: Target) -> Issued | None:
     except ValueError as error:
         raise UsageError(str(error)) from None
     authority = b"" if pin is not None else _authority(target.authority)
-    enrollment = Enrollment(target.enroll_server, token_of(flags), pin, authority, wanted, target.use_proxy)
+    enrollment = Enrollment(target.enroll_server, token_of(flags), pin, authority, wanted, target.proxy)
     issued = enrollment.into(target.folder)
     end = target.folder.certificate()
     until = "" if end is None else f", valid until {end.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
@@ -204,7 +212,7 @@ def refusal_of(target: Target, name: str) -> str | None:
     files = target.folder.files()
     try:
         pem = PemFiles(files["cert"], files["key"], files["ca"]).read()
-        asyncio.run(ask(target.server, name, pem, use_proxy=target.use_proxy))
+        asyncio.run(ask(target.server, name, pem, proxy=target.proxy))
     except Revoked as error:
         return str(error)
     except SettingsError as error:

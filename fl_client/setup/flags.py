@@ -70,7 +70,7 @@ class OtherFlags(FlagGroup):
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch.")] = None
     label: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Label for runs; repeat.")] = None
     metrics_listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="For Prometheus.")] = None
-    no_proxy: Annotated[bool, typer.Option("--no-proxy", help="Ignore the proxy of the environment.")] = False
+    proxy: Annotated[str | None, typer.Option(metavar="none|environment|URL", help="HTTP proxy.")] = None
 
     def settings(self) -> dict[str, Any]:
         """Keys of the settings file."""
@@ -79,7 +79,7 @@ class OtherFlags(FlagGroup):
             threads=self.threads,
             labels=_parsed(self.label, as_text=True),
             metrics_listen=self.metrics_listen,
-            use_proxy=False if self.no_proxy else None,
+            proxy=self.proxy,
         )
 
 

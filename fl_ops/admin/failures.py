@@ -181,7 +181,7 @@ def explain(failure: FailedCall) -> OpsError:  # noqa: PLR0911 - one for each co
         case "UNAVAILABLE" | "CANCELLED":
             why = why_unreachable(server, text, failure.security)
             if failure.proxy is not None:
-                why = failure.proxy.explained(why, text, "FL_USE_PROXY=0 or --no-proxy")
+                why = failure.proxy.explained(why, text, "--proxy none or FL_PROXY=none")
             return Unreachable(why)
         case "DEADLINE_EXCEEDED":
             return Unreachable(

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from fl_common import proxies
 from fl_common.certificates.tls_version import TlsVersion
 from fl_common.files import check_secret
-from fl_common.proxies import Proxy, proxy_for
+from fl_common.proxies import Proxy, checked_proxy, proxy_for
 from fl_common.settings import SettingsError, is_loopback, parse_toml
 from fl_ops.errors import UsageError
 
@@ -25,7 +26,7 @@ ENVIRONMENT = {
     "token": "FL_TOKEN",
     "insecure": "FL_INSECURE",
     "insecure_remote": "FL_INSECURE_REMOTE",
-    "use_proxy": "FL_USE_PROXY",
+    "proxy": "FL_PROXY",
 }
 TLS_VARIABLE = "FL_TLS_MIN_VERSION"
 """Names the oldest TLS version. Only a variable, because grpc is imported before options and the file are read."""
@@ -49,7 +50,7 @@ class Layer:
     """Only in the environment: other users can see a command line, and a settings file is not for secrets."""
     insecure: bool | None = None
     insecure_remote: bool | None = None
-    use_proxy: bool | None = None
+    proxy: str | None = None
 
 
 @dataclass(frozen=True)
@@ -98,13 +99,13 @@ class Connection:
 
     server: str
     security: Certificates | Token | None = None
-    use_proxy: bool = True
-    """Connect through the proxy of the environment; never to this machine."""
+    proxy_setting: str = proxies.ENVIRONMENT
+    """A `ProxySetting`."""
 
     @property
     def proxy(self) -> Proxy | None:
         """The proxy of the connection; None for a direct one."""
-        return proxy_for(self.server, self.use_proxy)
+        return proxy_for(self.server, self.proxy_setting)
 
 
 def file_path(environ: Mapping[str, str]) -> Path:
@@ -120,7 +121,7 @@ def from_environment(environ: Mapping[str, str]) -> Layer:
         text = environ.get(variable, "")
         if not text:
             continue
-        is_text = key in {"server", "token"}
+        is_text = key in {"server", "token", "proxy"}
         values[key] = Path(text) if key in _FILES else text if is_text else _boolean(variable, text)
     return Layer(**values)
 
@@ -160,16 +161,20 @@ def resolve(layers: Sequence[Layer]) -> Connection:
         UsageError: none or several are set, a file is missing, or plain text would go to another machine.
     """
     server = _first(layers, "server") or DEFAULT_SERVER
-    host, use_proxy = _host(server), _first(layers, "use_proxy") is not False
+    host, proxy = _host(server), _first(layers, "proxy") or proxies.ENVIRONMENT
+    try:
+        checked_proxy(proxy)
+    except ValueError as error:
+        raise UsageError(f"--proxy, FL_PROXY or proxy in the settings: {error}") from None
     if _plain_text(layers):
         if not is_loopback(host) and not _first(layers, "insecure_remote"):
             raise UsageError(
                 f"plain text is for this machine only, and {host} is not a loopback address: use --ca --cert --key, "
                 "or add --insecure-remote if the network is trusted"
             )
-        return Connection(server, None, use_proxy)
+        return Connection(server, None, proxy)
     if token := _token(layers):
-        return Connection(server, token, use_proxy)
+        return Connection(server, token, proxy)
     paths = {name: _first(layers, name) for name in ("ca", *_PAIR)}
     missing = [f"--{name}" for name, path in paths.items() if path is None]
     if missing:
@@ -178,7 +183,7 @@ def resolve(layers: Sequence[Layer]) -> Connection:
             "`fl ca issue admin NAME` make them; --ca with --token-file is for a coordinator with tokens; --insecure "
             "uses plain text to a coordinator on this machine"
         )
-    return Connection(server, Certificates(**paths), use_proxy)
+    return Connection(server, Certificates(**paths), proxy)
 
 
 def load(flags: Layer) -> Connection:
@@ -239,7 +244,7 @@ def _file_value(path: Path, key: str, value: Any) -> Any:
     known = [field.name for field in fields(Layer) if field.name != "token"]
     if key not in known:
         raise UsageError(f"{path}: unknown key {key!r}; known: {', '.join(known)}")
-    wanted = bool if key.startswith("insecure") or key == "use_proxy" else str
+    wanted = bool if key.startswith("insecure") else str
     if not isinstance(value, wanted):
         expected = "true or false" if wanted is bool else "text"
         raise UsageError(f"{path}: {key}: expected {expected}, got {value!r}")

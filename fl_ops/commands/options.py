@@ -175,11 +175,11 @@ class ConnectionFlags(FlagGroup):
             "--insecure-remote", help="Allow plain text to other machines. FL_INSECURE_REMOTE=1", rich_help_panel=_PANEL
         ),
     ] = None
-    use_proxy: Annotated[
-        bool | None,
+    proxy: Annotated[
+        str | None,
         typer.Option(
-            "--proxy/--no-proxy",
-            help="Use the HTTP proxy of the environment, except to this machine. FL_USE_PROXY=0: not",
+            help='HTTP proxy: "none", "environment" (default) or URL. None to this machine. FL_PROXY',
+            metavar="PROXY",
             rich_help_panel=_PANEL,
         ),
     ] = None

@@ -23,7 +23,8 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from jwt import PyJWK
 from jwt.exceptions import PyJWTError
 
-from fl_common.settings import SettingsError, is_loopback
+from fl_common.proxies import ENVIRONMENT, NONE, is_this_machine
+from fl_common.settings import SettingsError
 from fl_server.errors import NotNow, one_line
 from fl_server.settings.sections import OidcConfig
 
@@ -158,9 +159,9 @@ def _content(config: OidcConfig) -> bytes:
         opened = opener.open(str(config.jwks_url), timeout=READ_S)
     except HTTPError as error:
         error.close()
-        raise ValueError(f"expected the status 200, got {error.code}{_through(proxies)}") from None
+        raise ValueError(f"expected the status 200, got {error.code}{_through(config, proxies)}") from None
     except OSError as error:
-        raise OSError(f"{error}{_through(proxies)}") from None
+        raise OSError(f"{error}{_through(config, proxies)}") from None
     with opened as response:
         while part := response.read1(_MOST_BYTES):
             content += part
@@ -175,18 +176,24 @@ def proxies_of(config: OidcConfig) -> dict[str, str]:
     """URL of the proxy for the scheme of `jwks_url`; empty for a direct connection."""
     parts = urlsplit(str(config.jwks_url))
     host = parts.hostname or ""
-    if not config.use_proxy or is_loopback(host) or urllib.request.proxy_bypass(host):
+    if config.proxy == NONE or is_this_machine(host):
+        return {}
+    if config.proxy != ENVIRONMENT:
+        return {parts.scheme: config.proxy}
+    if urllib.request.proxy_bypass(host):
         return {}
     proxies = urllib.request.getproxies()
     return {parts.scheme: proxies[parts.scheme]} if parts.scheme in proxies else {}
 
 
-def _through(proxies: Mapping[str, str]) -> str:
-    """The proxy without its password, and its variable, for a message."""
+def _through(config: OidcConfig, proxies: Mapping[str, str]) -> str:
+    """The proxy without its password, and what names it, for a message."""
     for scheme, url in proxies.items():
+        by_variable = config.proxy == ENVIRONMENT
+        source = f"the variable {scheme}_proxy" if by_variable else "oidc.proxy"
         return (
-            f", through the proxy {url.rpartition('@')[2]} of the variable {scheme}_proxy: if it is not needed, set "
-            "oidc.use_proxy = false, or add the host to no_proxy"
+            f", through the proxy {url.rpartition('@')[2]} of {source}: if it is not needed, set oidc.proxy = "
+            f'"{NONE}"{", or add the host to no_proxy" if by_variable else ""}'
         )
     return ""
 

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, model_validator
 
 from fl_common.certificates.tls_version import TlsVersion
+from fl_common.proxies import ENVIRONMENT, ProxySetting
 from fl_common.settings import Section, is_loopback
 from protos.wire import CHUNK_BYTES, MAX_CHUNK_BYTES
 
@@ -219,9 +220,9 @@ class OidcConfig(Section):
     """The provider's signing keys (JWKS), https only."""
     jwks_ca: Path | None = None
     """CA of that address, PEM; the system's authorities if it is missing."""
-    use_proxy: bool = True
-    """Read `jwks_url` through the proxy of the variable https_proxy, except for a loopback address and the hosts of
-    no_proxy."""
+    proxy: ProxySetting = ENVIRONMENT
+    """The HTTP proxy for `jwks_url`: "none", the URL http://HOST:PORT of one, or "environment": that of the variable
+    https_proxy, except to the hosts of no_proxy. This machine is never behind a proxy."""
     jwks_file: Path | None = None
     """The signing keys in a file, in place of `jwks_url`."""
     refresh_s: float = Field(default=600.0, ge=10, le=86_400)

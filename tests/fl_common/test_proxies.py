@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fl_common.proxies import ProxyRefused, channel_options, connect, proxy_for
+from fl_common import proxies
+from fl_common.proxies import ProxyRefused, channel_options, checked_proxy, choice_for, connect, proxy_for
 from tests.processes.http_proxy import http_proxy
 
 PROXY = {"http_proxy": "http://proxy.example:3128"}
@@ -44,11 +45,11 @@ def test_other_hosts_have_the_proxy(no_proxy: str) -> None:
     environ = {**PROXY, "https_proxy": "ann:s3cret@second.example", "no_proxy": no_proxy}
     proxy = proxy_for("fl.example.org:7070", environ=environ)
     assert proxy is not None
-    assert (proxy.variable, proxy.address, proxy.url) == (
-        "https_proxy", "second.example:80", "http://ann:s3cret@second.example:80",
+    assert (proxy.source, proxy.address, proxy.url) == (
+        "the variable https_proxy", "second.example:80", "http://ann:s3cret@second.example:80",
     )  # fmt: skip
     assert "s3cret" not in f"{proxy} {proxy!r} {proxy.explained('x', 'y', 'z')}"
-    assert proxy_for("fl.example.org:7070", use=False, environ=environ) is None
+    assert proxy_for("fl.example.org:7070", "none", environ=environ) is None
 
 
 @pytest.mark.parametrize("text", ["socks5://p.example:1080", "https://p.example", "http://p.example:x", "/"])
@@ -64,3 +65,44 @@ def test_a_refusal_names_the_proxy(tmp_path: Path) -> None:
         with pytest.raises(ProxyRefused, match=rf"http://{refusing.address} of the variable http_proxy .* status 403"):
             connect("fl.example.org:7070", proxy, 5)
         assert refusing.asked == ["fl.example.org:7070"]
+
+
+def test_a_name_of_the_hosts_file_is_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name with a loopback address in the hosts file has no proxy; one with another address, or in a comment, has."""
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.1.1 Robot robot.site # fl.example.org\n::1 six\n10.0.0.7 far\n")
+    monkeypatch.setattr(proxies, "HOSTS", hosts)
+    direct = [
+        host
+        for host in ("robot", "robot.site", "six", "far", "fl.example.org")
+        if proxy_for(f"{host}:7070", environ=PROXY) is None
+    ]
+    assert direct == ["robot", "robot.site", "six"]
+    assert proxy_for("robot:7070", "http://proxy.example:3128", {}) is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "environ", "why"),
+    [
+        ("environment", {}, "none of the variables grpc_proxy, https_proxy, http_proxy is set"),
+        ("environment", PROXY, "the proxy http://proxy.example:3128 of the variable http_proxy"),
+        ("environment", {**PROXY, "no_proxy": "example.org"}, "the variable no_proxy has fl.example.org"),
+        ("environment", {"https_proxy": "socks5://p:1"}, "the variable https_proxy is not used: it is no URL"),
+        ("none", PROXY, 'the setting proxy is "none"'),
+        ("http://ann:s3cret@own", {"no_proxy": "*"}, "the proxy http://own:80 of the setting proxy"),
+    ],
+)
+def test_a_choice_has_its_reason(setting: str, environ: dict[str, str], why: str) -> None:
+    """The setting is stronger than the environment, and the reason names what decided."""
+    choice = choice_for("fl.example.org:7070", setting, environ)
+    assert choice.why.startswith(why)
+    assert (choice.proxy is None) == (not why.startswith("the proxy"))
+    assert choice.unusable == ("not used" in why)
+
+
+@pytest.mark.parametrize("text", ["", "off", "socks5://p.example:1080", "http://ann:s3cret@p.example:x"])
+def test_another_setting_is_refused(text: str) -> None:
+    """The error states the three forms, and not the text, which may have a password."""
+    with pytest.raises(ValueError, match='"none", "environment" or the URL') as refused:
+        checked_proxy(text)
+    assert "s3cret" not in str(refused.value)

@@ -73,7 +73,7 @@ def _connection(config: ClientConfig) -> Iterator[Finding]:
     set_oldest_tls("1.3" if config.tls is None else config.tls.min_version)
     from fl_client.setup.doctor import coordinator
 
-    for check in (network.look_up, network.connect, network.check_tls, coordinator.check):
+    for check in (network.check_proxy, network.look_up, network.connect, network.check_tls, coordinator.check):
         findings = list(check(config))
         yield from findings
         if any(finding.level is Level.FAIL for finding in findings):

@@ -19,7 +19,7 @@ def check(config: ClientConfig) -> Iterator[Finding]:
     """Ask the coordinator, without a session."""
     tls = None if config.tls is None else PemFiles(config.tls.cert, config.tls.key, config.tls.ca).read()
     try:
-        asyncio.run(ask(config.server, identity_of(config), tls, use_proxy=config.use_proxy))
+        asyncio.run(ask(config.server, identity_of(config), tls, proxy=config.proxy))
     except ProtocolMismatch as refusal:
         yield _versions(config, refusal)
     except Revoked as refusal:

@@ -20,16 +20,25 @@ from fl_client.setup.doctor.files import read
 from fl_client.setup.doctor.findings import Finding, fail, ok, warn
 from fl_common import proxies
 from fl_common.certificates.names import SCHEME, NoHolder, holder_of, uris_of
-from fl_common.proxies import proxy_for
+from fl_common.proxies import choice_for, proxy_for
 from fl_common.settings import split_address
 
 SECONDS = 5.0
 """Timeout of one connection."""
 
 
+def check_proxy(config: ClientConfig) -> Iterator[Finding]:
+    """Name the proxy of the connection and what chose it, or why there is none."""
+    choice = choice_for(config.server, config.proxy)
+    if choice.unusable:
+        yield warn("proxy", f"none: {choice.why}", "set proxy in the settings, or correct the variable")
+    else:
+        yield ok("proxy", choice.why if choice.proxy is not None else f"none: {choice.why}")
+
+
 def look_up(config: ClientConfig) -> Iterator[Finding]:
     """Resolve the coordinator's name, or the proxy's, which then resolves the coordinator's."""
-    proxy = proxy_for(config.server, config.use_proxy)
+    proxy = proxy_for(config.server, config.proxy)
     host, port = split_address(config.server if proxy is None else proxy.address)
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -39,7 +48,7 @@ def look_up(config: ClientConfig) -> Iterator[Finding]:
             if error.errno == socket.EAI_AGAIN
             else f"check server in the settings, and the name server: getent hosts {host}"
         )
-        fix = fix if proxy is None else f"check the variable {proxy.variable}; {_NO_PROXY}"
+        fix = fix if proxy is None else f"check {proxy.source}; {_without(proxy)}"
         yield fail("name", f"expected an address for {host}, got: {error.strerror}", fix)
         return
     yield ok("name", f"{host} is {', '.join(dict.fromkeys(str(entry[4][0]) for entry in addresses))}")
@@ -47,12 +56,12 @@ def look_up(config: ClientConfig) -> Iterator[Finding]:
 
 def connect(config: ClientConfig) -> Iterator[Finding]:
     """Open a TCP connection, and measure its time."""
-    proxy, began = proxy_for(config.server, config.use_proxy), time.monotonic()
+    proxy, began = proxy_for(config.server, config.proxy), time.monotonic()
     through = "" if proxy is None else f" through {proxy}"
     try:
         open_connection(config).close()
     except OSError as error:
-        fix = _fix(error) if proxy is None else f"is {proxy} needed, and does it allow this port? {_NO_PROXY}"
+        fix = _fix(error) if proxy is None else f"is {proxy} needed, and does it allow this port? {_without(proxy)}"
         yield fail("port", f"expected a connection to {config.server}{through}, got: {error}", fix)
         return
     yield ok("port", f"{config.server} is open{through}, connected in {1000 * (time.monotonic() - began):.0f} ms")
@@ -60,7 +69,7 @@ def connect(config: ClientConfig) -> Iterator[Finding]:
 
 def open_connection(config: ClientConfig) -> socket.socket:
     """A connection, through the proxy if there is one, which the caller closes. Raises OSError."""
-    return proxies.connect(config.server, proxy_for(config.server, config.use_proxy), SECONDS)
+    return proxies.connect(config.server, proxy_for(config.server, config.proxy), SECONDS)
 
 
 def _fix(error: OSError) -> str:
@@ -73,7 +82,9 @@ def _fix(error: OSError) -> str:
     return "check the network: ip route, ping"
 
 
-_NO_PROXY = "use_proxy = false in the settings, or the host in no_proxy, connects without it"
+def _without(proxy: proxies.Proxy) -> str:
+    setting = 'proxy = "none" in the settings'
+    return f"if not, {proxy.without(setting)}"
 
 
 def check_clock(config: ClientConfig) -> Finding:

@@ -206,10 +206,13 @@ def test_a_coordinator_behind_a_proxy(
         found = doctor(server=address, insecure_remote=True)
         assert found.faults == ["WARN identity"]  # of plain text over a network
         assert f"through the proxy http://{proxy.address} of the variable http_proxy" in found.of("port")
-        assert "FAIL name" in doctor(server=address, insecure_remote=True, use_proxy=False).faults
+        assert f"the proxy http://{proxy.address} of the variable http_proxy" in found.of("proxy")
+        assert "FAIL name" in doctor(server=address, insecure_remote=True, proxy="none").faults
     dead = doctor(server=address, insecure_remote=True)
     assert dead.faults == ["WARN identity", "FAIL port"]
-    assert "use_proxy = false" in dead.of("port")
+    monkeypatch.setenv("http_proxy", "socks5://127.0.0.1:9")
+    assert "WARN proxy" in doctor(server=address, insecure_remote=True).faults
+    assert 'proxy = "none"' in dead.of("port")
 
 
 def test_loopback_goes_through_no_proxy(

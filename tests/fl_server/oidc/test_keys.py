@@ -146,9 +146,9 @@ async def test_keys_of_this_machine_come_through_no_proxy(monkeypatch: pytest.Mo
         assert await keys.find("a") is not None
 
 
-@pytest.mark.parametrize(("changes", "asked"), [({}, True), ({"use_proxy": False}, False)])
+@pytest.mark.parametrize(("changes", "asked"), [({}, True), ({"proxy": "none"}, False)])
 async def test_a_failure_of_the_proxy_names_it(
-    changes: dict[str, bool], asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, str], asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Keys elsewhere are asked for through the proxy, unless the setting turns it off; the log has its variable."""
     with http_proxy(tmp_path, 403) as proxy, capture_logs() as logs:

@@ -74,6 +74,24 @@ def test_a_daemon_and_fl_go_through_a_proxy(
         assert {daemon.settings["server"], admin} == set(proxy.asked)
 
 
+def test_the_setting_names_a_proxy(
+    server: Coordinator, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A daemon and fl use the proxy of their setting, and not the dead one of the environment."""
+    admin = elsewhere(server, "admin_listen").address
+    monkeypatch.setenv("http_proxy", CLOSED)
+    with http_proxy(tmp_path) as proxy:
+        url = f"http://{proxy.address}"
+        daemon = Daemon(workspace, elsewhere(server), "named", insecure_remote=True, proxy=url).start()
+        server.until_present("named")
+        monkeypatch.setenv("FL_PROXY", url)
+        listed = run_fl("clients", "list", "--insecure", "--insecure-remote", "--server", admin, folder=tmp_path)
+        assert "named" in listed.stdout, listed.stderr
+        assert {daemon.settings["server"], admin} == set(proxy.asked)
+    wrong = run_fl("clients", "list", "--insecure", "--server", admin, "--proxy", "off", folder=tmp_path)
+    assert (wrong.returncode, '"none", "environment" or the URL' in wrong.stderr) == (2, True)
+
+
 def test_a_failure_names_the_proxy_and_its_variable(
     server: Coordinator, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -88,10 +106,10 @@ def test_a_failure_names_the_proxy_and_its_variable(
         error = run_fl(*fl, folder=tmp_path).stderr
     assert "the proxy does not answer: nothing listens there" in reason
     assert f"the proxy {CLOSED} of the variable http_proxy" in reason
-    assert "use_proxy = false" in reason
+    assert 'proxy = "none"' in reason
     assert "the proxy refuses the connection with status 403" in error
     assert f"the proxy http://{proxy.address} of the variable http_proxy" in error
-    assert "--no-proxy" in error
+    assert "--proxy none" in error
 
 
 @pytest.mark.parametrize("way", ["setting", "no_proxy"])
@@ -102,10 +120,11 @@ def test_proxies_can_be_turned_off(
     admin = elsewhere(server, "admin_listen").address
     with http_proxy(tmp_path) as proxy:
         monkeypatch.setenv("http_proxy", proxy.address)
-        options = ["--no-proxy"] if way == "setting" else []
+        options = ["--proxy", "none"] if way == "setting" else []
         if way == "no_proxy":
             monkeypatch.setenv("no_proxy", "*")
-        daemon = Daemon(workspace, elsewhere(server), f"off-{way}", insecure_remote=True, use_proxy=way != "setting")
+        setting = "none" if way == "setting" else "environment"
+        daemon = Daemon(workspace, elsewhere(server), f"off-{way}", insecure_remote=True, proxy=setting)
         daemon.start()
         assert "name is not known" in daemon.logged("disconnected")["reason"]
         fl = ("clients", "list", "--insecure", "--insecure-remote", "--server", admin, *options)
