@@ -161,10 +161,15 @@ def _token_in(text: str, name: str | None) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip() and line.strip() != "name,token"]
     pairs = [line.rpartition(",") for line in lines]
     if len(pairs) > 1 or name is not None:
-        pairs = [pair for pair in pairs if pair[0] in {"", name} or name is None]
+        pairs = [pair for pair in pairs if name is None or _is_for(pair[0], name)]
     if len(pairs) > 1:
         raise UsageError("--token-file: expected one token, got several: --client-id NAME selects a line NAME,TOKEN")
     return pairs[0][2] if pairs else ""
+
+
+def _is_for(owner: str, name: str) -> bool:
+    """Whether a token of such a line is for the device. owner: its name, a prefix with a star, or empty."""
+    return owner in {"", name} or (owner.endswith("*") and name.startswith(owner[:-1]))
 
 
 def _read_token(path: Path) -> str:
@@ -183,7 +188,10 @@ def _authority(path: Path | None) -> bytes:
     try:
         return path.read_bytes().removeprefix(BYTE_ORDER_MARK)
     except OSError as error:
-        raise UsageError(f"--ca-fingerprint is needed: {path} cannot be read: {error.strerror}") from None
+        raise UsageError(
+            f"expected the authority's certificate at {path} (--ca, or that of an earlier enrollment), got"
+            f" {error.strerror or error}. On Kubernetes: is there a Secret with this file? Or give --ca-fingerprint"
+        ) from None
 
 
 def valid_name(folder: CertificateFolder) -> str | None:

@@ -5,6 +5,7 @@ DIR/ca.crt and DIR/ca.key are the authority's, DIR/ROLE-NAME.crt and DIR/ROLE-NA
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -23,6 +24,8 @@ AUTHORITY = "ca"
 """Stem of the authority's files."""
 CLIENT_BUNDLE = "client-ca.crt"
 """The authorities of a coordinator's callers, for `tls.client_ca`: the first one, and that of devices."""
+_SERVICE = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+"""A Service and its namespace, as Kubernetes allows their names."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +159,23 @@ def issue(request: LeafRequest) -> Issued:
         raise UsageError(str(exc)) from exc
     request.pair.write(certificate, key, f"`fl ca renew {request.pair.stem}` renews it, or --force")
     return Issued(request.pair, certificate)
+
+
+def server_hosts(hosts: Sequence[str], services: Sequence[str]) -> tuple[str, ...]:
+    """The hosts, and every name by which a cluster's DNS knows the services, each once.
+
+    services: NAME.NAMESPACE. With one, localhost is among them, because `kubectl port-forward` listens there.
+    Raises UsageError for another form, and without any host.
+    """
+    names: list[str] = []
+    for service in services:
+        if not _SERVICE.fullmatch(service):
+            raise UsageError(f"--service: expected NAME.NAMESPACE such as fl-server.impetus, got {service!r}")
+        names += [service.partition(".")[0], service, f"{service}.svc", f"{service}.svc.cluster.local"]
+    found = tuple(dict.fromkeys([*hosts, *(("localhost", "127.0.0.1") if services else ()), *names]))
+    if not found:
+        raise UsageError("expected --host or --service at least once: the names by which clients dial the coordinator")
+    return found
 
 
 def renew(directory: Path, request: RenewalRequest) -> list[Issued]:

@@ -21,7 +21,7 @@ CHECKS: tuple[Callable[[Sequence[Object]], Iterator[str]], ...] = (
     network_checks.services_lead_to_ports,
     network_checks.monitors_find_ports,
     network_checks.routes_lead_to_services,
-    network_checks.budgets_allow_a_drain,
+    network_checks.budgets_have_an_effect,
     network_checks.policies_close_everything,
     network_checks.policies_open_what_is_needed,
     pod_checks.ports_are_the_settings,

@@ -24,12 +24,13 @@ ENDS = {
     "DNS": End("kube-system", {}),
     "admin": End("impetus", {"impetus/admin": "true"}),
     "probes": End("impetus", {"impetus/probes": "true"}),
+    "ingress": End("ingress", {}),
     "prometheus": End("monitoring", {NAME: "prometheus"}),
     "collector": End("observability", {}),
     "fl-server": End("impetus", {NAME: "fl-server"}),
     "fl-client": End("impetus-clients", {NAME: "fl-client"}),
 }
-"""By their names in k8s/README.md."""
+"""By their names in k8s/production.md."""
 
 
 @dataclass(frozen=True)

@@ -85,15 +85,17 @@ def routes_lead_to_services(objects: Sequence[Object]) -> Problems:
                 yield f"{title(route)}: {parent['name']}/{parent['sectionName']} is no listener that passes TLS through"
 
 
-def budgets_allow_a_drain(objects: Sequence[Object]) -> Problems:
-    """A budget lets at least one of its pods stop, so a node can be drained."""
+def budgets_have_an_effect(objects: Sequence[Object]) -> Problems:
+    """A budget keeps at least one of its pods from evictions, and no pod that is not healthy."""
     for budget in of_kind(objects, "PodDisruptionBudget"):
         spec = budget["spec"]
         for pod in selected(objects, namespace(budget), spec["selector"]["matchLabels"]):
             replicas = pod.owner["spec"].get("replicas", 1)
             may_go = spec["maxUnavailable"] if "maxUnavailable" in spec else replicas - spec["minAvailable"]
-            if may_go in {0, "0%"} or (isinstance(may_go, int) and may_go < 1):
-                yield f"{title(budget)}: none of {replicas} may go, so a drain of its node never ends"
+            if may_go == "100%" or (isinstance(may_go, int) and may_go >= replicas):
+                yield f"{title(budget)}: all of {replicas} may go, so it never blocks an eviction"
+        if spec.get("unhealthyPodEvictionPolicy") != "AlwaysAllow":
+            yield f"{title(budget)}: a pod that is never ready keeps its node from a drain"
 
 
 def policies_close_everything(objects: Sequence[Object]) -> Problems:
@@ -115,7 +117,7 @@ def policies_open_what_is_needed(objects: Sequence[Object]) -> Problems:
         rules = list(_rules(objects, pod, "ingress", "from"))
         scraped = any(selects(monitor["spec"]["selector"], pod.labels) for monitor in of_kind(objects, "PodMonitor"))
         scraped |= is_server(pod) and bool(of_kind(objects, "ServiceMonitor"))
-        wanted = {"grpc", "admin", "health", "enroll", "token", *(["metrics"] if scraped else [])}
+        wanted = {"grpc", "admin", "health", "enroll", "token", "web", *(["metrics"] if scraped else [])}
         for port in sorted(wanted & pod.ports.keys() - {port for _, port in rules}):
             yield f"{pod.title}: no policy lets anybody reach its port {port}"
         for peers, opened in rules:

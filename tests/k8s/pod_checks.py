@@ -16,6 +16,7 @@ PORTS = {
     "metrics": "metrics_listen",
     "health": "health_listen",
     "token": "token_listen",
+    "web": "web_listen",
 }
 """Name of a port -> the setting with its address."""
 ANYWHERE = "0.0.0.0"  # noqa: S104 - the address of a container's listener

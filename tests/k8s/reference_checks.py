@@ -12,7 +12,7 @@ Problems = Iterator[str]
 Keys = dict[tuple[str, str], set[str]]
 """Keys of Secrets, by namespace and name."""
 TLS_KEYS = ("ca.crt", "tls.crt", "tls.key")
-_CLUSTER_WIDE = ("Namespace",)
+_CLUSTER_WIDE = ("Namespace", "PriorityClass")
 
 
 def namespaces_are_guarded(objects: Sequence[Object]) -> Problems:
@@ -43,6 +43,8 @@ def references_are_there(objects: Sequence[Object]) -> Problems:
         for kind, name in wanted:
             if find(objects, kind, name, pod.namespace) is None:
                 yield f"{pod.title}: there is no {kind} {name}"
+        if (priority := pod.spec.get("priorityClassName")) and not find(objects, "PriorityClass", priority, ""):
+            yield f"{pod.title}: there is no PriorityClass {priority}"
     for certificate in of_kind(objects, "Certificate"):
         issuer = certificate["spec"]["issuerRef"]
         if find(objects, issuer["kind"], issuer["name"], namespace(certificate)) is None:
@@ -93,6 +95,7 @@ def files_are_there(objects: Sequence[Object]) -> Problems:
             tls, state = config.get("tls", {}), config.get("state_dir")
             own = [value for key, value in tls.items() if key in {"ca", "cert", "key", "client_ca"}]
             paths += [path for path in own if not (tls.get("renew") and path.startswith(f"{state}/tls/current/"))]
+            paths += config.get("web_tls", {}).values()
             paths += [value for key, value in config.get("enrollment", {}).items() if key in {"ca_cert", "ca_key"}]
             if state not in lasting:
                 yield f"{pod.title}: state_dir {state} does not outlive the pod"

@@ -1,4 +1,4 @@
-"""A backup and its restore by the commands of k8s/README.md, with real processes and the page's tar."""
+"""A backup and its restore by the commands of k8s/operate.md, with real processes and the page's tar."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXEC = re.compile(r"^\$ kubectl exec (?:--stdin )?fl-state --namespace impetus -
 
 def in_the_pod(section: str) -> list[str]:
     """The commands under a heading that run in the pod with the volume."""
-    page = read_page("k8s/README.md")
+    page = read_page("k8s/operate.md")
     begin = page.index(f"\n## {section}\n")
     return EXEC.findall(page[begin : page.index("\n## ", begin + 1)])
 
@@ -119,7 +119,7 @@ def test_a_backup_is_restored_into_a_volume_of_root(volume: Path, tmp_path: Path
     as_the_pod(["cd /var/lib/impetus && mkdir -m 0700 spool && echo kept >spool/update"], volume, tmp_path)
     backup, restore = in_the_pod("Back up"), of_the_script()
     if has_entry:
-        [other] = re.findall(r"restored by `(.*?)`", read_page("k8s/README.md"))
+        [other] = re.findall(r"restored by `(.*?)`", read_page("k8s/operate.md"))
         backup, restore = ["tar -C /var/lib/impetus -cf - . > state.tar"], [restore[0], f"{other} < state.tar"]
     before = (volume.stat().st_uid, volume.stat().st_gid, volume.stat().st_mode)
     done = as_the_pod([*backup, *restore], volume, tmp_path)

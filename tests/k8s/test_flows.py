@@ -1,4 +1,4 @@
-"""Every connection that k8s/README.md names is open at both ends, and nothing else of the operators' pods is."""
+"""Every connection that k8s/production.md names is open at both ends, and nothing else of the operators' pods is."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.k8s.objects import namespace, of_kind
 
 pytestmark = needs_kubectl
 
-_ROW = r"^\| ([^|]+) \| ([^|]+) \| (\d+) \| `(base|components/[\w-]+)` \|$"
-ROWS = re.findall(_ROW, read_page("k8s/README.md"), re.MULTILINE)
+_ROW = r"^\| ([^|]+) \| ([^|]+) \| (\d+) \| `(base|gpu-clients|components/[\w-]+)` \|$"
+ROWS = re.findall(_ROW, read_page("k8s/production.md"), re.MULTILINE)
 
 
 @pytest.mark.parametrize(("source", "target", "port", "part"), ROWS)

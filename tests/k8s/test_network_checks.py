@@ -50,11 +50,15 @@ BAD = [
         checks.routes_lead_to_services, "Gateway/", "spec listeners 0 tls mode", "Terminate",
         "impetus/clients is no listener that passes TLS through",
     ),
-    (checks.budgets_allow_a_drain, "PodDisruptionBudget/", "spec maxUnavailable", 0, "none of 1 may go"),
-    (checks.budgets_allow_a_drain, "PodDisruptionBudget/", "spec maxUnavailable", "0%", "none of 1 may go"),
+    (checks.budgets_have_an_effect, "PodDisruptionBudget/", "spec maxUnavailable", 1, "all of 1 may go"),
+    (checks.budgets_have_an_effect, "PodDisruptionBudget/", "spec maxUnavailable", "100%", "all of 1 may go"),
     (
-        checks.budgets_allow_a_drain, "PodDisruptionBudget/", "spec",
-        {"minAvailable": 1, "selector": {"matchLabels": {NAME: "fl-server"}}}, "none of 1 may go",
+        checks.budgets_have_an_effect, "PodDisruptionBudget/", "spec",
+        {"minAvailable": 0, "selector": {"matchLabels": {NAME: "fl-server"}}}, "all of 1 may go",
+    ),
+    (
+        checks.budgets_have_an_effect, "PodDisruptionBudget/", "spec unhealthyPodEvictionPolicy", "IfHealthyBudget",
+        "a pod that is never ready keeps its node from a drain",
     ),
     (
         checks.policies_close_everything, "NetworkPolicy/default-deny", "spec policyTypes", ["Ingress"],

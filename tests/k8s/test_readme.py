@@ -1,4 +1,4 @@
-"""k8s/README.md: its commands exist, those that need no cluster are run, and its claims are checked."""
+"""The pages in k8s: their commands exist, those that need no cluster are run, and their claims are checked."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ import yaml
 from typer.testing import CliRunner
 
 from fl_common.settings import read_settings
+from fl_ops.certificates import pki
 from fl_ops.commands.cli import app
 from fl_server.settings.config import ServerConfig
 from tests.docs.pages import Command, File, check_fl_command, follow, on_free_ports, read_page, steps
 from tests.k8s.checks import problems
 from tests.k8s.manifests import EVERY, EVERYTHING, ROOT, build, needs_kubectl
-from tests.k8s.objects import find, pods
+from tests.k8s.objects import config_files, find, namespace, of_kind, pods
 from tests.k8s.reference_checks import Keys, secrets_that_are_missing
 
-PAGE = read_page("k8s/README.md")
+FIRST = read_page("k8s/README.md")
+PAGE = FIRST + read_page("k8s/production.md") + read_page("k8s/operate.md")
 COMMANDS = [step.text for step in steps(PAGE) if isinstance(step, Command)]
 IN_PROSE = re.findall(r"`((?:kubectl|fl) [^`]+)`", PAGE)
 EVERY_COMMAND = list(dict.fromkeys([*COMMANDS, *IN_PROSE]))
@@ -83,8 +85,11 @@ def test_files_that_are_built_from_are_there() -> None:
         assert (ROOT / "k8s" / path).exists(), path
     for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", PAGE):
         assert (ROOT / "k8s" / link).exists(), link
-    for path in re.findall(r"`(components/[\w./-]+)`", PAGE):
+    for path in re.findall(r"`((?:components|gpu-clients)(?:/[\w./-]+)?)`", PAGE):
         assert (ROOT / "k8s" / path).exists(), path
+    [row] = re.findall(r"^\| `components` \| .*", FIRST, re.MULTILINE)
+    components = {path.name for path in (ROOT / "k8s/components").iterdir()}
+    assert {*re.findall(r"`([\w-]+)`", row)} == {"components", *components}
     for path in re.findall(r"docker build -f (\S+)", PAGE):
         assert (ROOT / path).is_file(), path
 
@@ -157,10 +162,11 @@ def test_the_certificate_has_every_name_that_cert_managers_has() -> None:
     certificate = find(build(EVERYTHING), "Certificate", "fl-server", "impetus")
     assert certificate is not None
     wanted = {*certificate["spec"]["dnsNames"], *certificate["spec"]["ipAddresses"]}
-    issued = [call for call in CALLS_OF_FL if call[:3] == ["ca", "issue", "server"]]
+    issued = [call for call in CALLS_OF_FL if call[:3] == ["ca", "issue", "server"] and "fl.example.org" in call]
     assert len(issued) == 2
     for call in issued:
-        assert {name for option, name in pairwise(call) if option == "--host"} == wanted
+        given = {option: [name for key, name in pairwise(call) if key == option] for option in ("--host", "--service")}
+        assert set(pki.server_hosts(given["--host"], given["--service"])) == wanted
 
 
 @needs_kubectl
@@ -174,15 +180,34 @@ def test_the_numbers_on_the_page_are_the_manifests() -> None:
 
 
 @needs_kubectl
+def test_a_second_federation_is_in_its_own_namespaces(tmp_path: Path) -> None:
+    """An overlay with a namespace over each of the two parts: no equal names, and nothing is left in the first ones."""
+    shutil.copytree(ROOT / "k8s", tmp_path / "k8s", ignore=shutil.ignore_patterns("images", "*.py"))
+    for over, where in (("../production", "impetus-2"), ("../../gpu-clients", "impetus-2-clients")):
+        folder = tmp_path / "k8s/overlays" / where
+        folder.mkdir()
+        kind = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n"
+        (folder / "kustomization.yaml").write_text(f"{kind}namespace: {where}\nresources: [{over}]\n")
+        objects = build(str(folder))
+        assert {namespace(one) for one in objects} <= {"", where}
+        assert [space["metadata"]["name"] for space in of_kind(objects, "Namespace")] == [where]
+
+
+@needs_kubectl
 def test_the_overlay_of_ones_own_is_built(tmp_path: Path) -> None:
     """With the page's text and the other overlays all checks pass, and it has its own settings."""
     [text] = re.findall(r"```yaml\n(# k8s/overlays/site/kustomization.yaml\n.*?)```", PAGE, re.DOTALL)
     shutil.copytree(ROOT / "k8s", tmp_path / "k8s", ignore=shutil.ignore_patterns("images", "*.py"))
     (tmp_path / SITE).mkdir()
     (tmp_path / SITE / "kustomization.yaml").write_text(text)
+    [copy] = re.findall(r"`(cp -r [^`]+)`", PAGE)
+    subprocess.run(shlex.split(copy), cwd=tmp_path, check=True)
+    (tmp_path / SITE / "nodes" / "gpu-1.toml").write_text("[shard]\nindex = 1  # of this site\n")
     objects = build(str(tmp_path / SITE))
     assert problems(objects) == []
-    [pod] = pods(objects)
+    [pod] = [pod for pod in pods(objects) if "fl-server" in pod.title]
+    [daemon] = [pod for pod in pods(objects) if "fl-client" in pod.title]
+    assert "# of this site" in config_files(objects, daemon)["/etc/impetus/nodes/gpu-1.toml"]
     assert pod.containers[0]["image"] == "registry.example.org/impetus/fl-server:0.1.0"
     assert pod.claims["state"]["spec"]["storageClassName"] == "fast"
     certificate = find(objects, "Certificate", "fl-server", "impetus")
@@ -204,8 +229,7 @@ def test_the_documented_ledger_setting_is_valid(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_a_federation_runs_as_on_the_page(tmp_path: Path) -> None:
     """The page's certificates, devices and run work with a coordinator with the base's settings, without a cluster."""
-    begin = PAGE[PAGE.index("## From an empty") : PAGE.index("## In production")]
-    page, ports = on_free_ports(begin)
+    page, ports = on_free_ports(FIRST)
     todo = [
         step for step in steps(page) if not (isinstance(step, Command) and re.match("kind|docker|kubectl", step.text))
     ]

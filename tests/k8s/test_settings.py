@@ -16,7 +16,7 @@ from tests.k8s.manifests import ROOT
 BASE = ROOT / "k8s/base/server.toml"
 PRODUCTION = ROOT / "k8s/overlays/production/production.toml"
 ENROLLMENT = ROOT / "k8s/components/enrollment/enrollment.toml"
-CLIENTS = ROOT / "k8s/components/gpu-clients"
+CLIENTS = ROOT / "k8s/gpu-clients"
 NODES = sorted((CLIENTS / "nodes").glob("*.toml"))
 
 

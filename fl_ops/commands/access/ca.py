@@ -80,11 +80,25 @@ def limited(
     output.show(issued.facts(), issued.text(hint), context.as_json)
 
 
-@issue_app.command(**examples("fl ca issue server --host fl.example.org --host 192.0.2.10"))
+@issue_app.command(
+    **examples(
+        "fl ca issue server --host fl.example.org --host 192.0.2.10",
+        "fl ca issue server --service fl-server.impetus --host fl.example.org",
+    )
+)
 @command
 def server(
     context: Context,
-    host: Annotated[list[str], typer.Option(help="DNS name or IP address of the server; repeat for more.")],
+    host: Annotated[
+        list[str] | None, typer.Option(help="DNS name or IP address of the server; repeat for more.")
+    ] = None,
+    service: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME.NAMESPACE",
+            help="All names of a Service in Kubernetes, and localhost for `kubectl port-forward`; repeat for more.",
+        ),
+    ] = None,
     name: Annotated[str, typer.Option(help="Name of the server in logs.")] = "coordinator",
     directory: Dir = Path("pki"),
     days: Days = 90,
@@ -93,7 +107,8 @@ def server(
     """Issue a coordinator's certificate."""
     from fl_ops.certificates import pki
 
-    issued = pki.issue(pki.LeafRequest(directory, "server", name, days, force, tuple(host)))
+    hosts = pki.server_hosts(host or (), service or ())
+    issued = pki.issue(pki.LeafRequest(directory, "server", name, days, force, hosts))
     pair = issued.pair
     section = _section("tls", cert=pair.certificate, key=pair.key, client_ca=pair.authority)
     hint = f"in server.toml, with the paths that the files have on the server:\n\n{section}"

@@ -26,6 +26,8 @@ PAGES = [
     "README.md",
     "CONTRIBUTING.md",
     "k8s/README.md",
+    "k8s/production.md",
+    "k8s/operate.md",
     *DOCS,
 ]
 SOURCES = [

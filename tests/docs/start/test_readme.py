@@ -21,7 +21,8 @@ from tests.test_layering import LAYERS, MAY_IMPORT
 
 README = read_page("README.md")
 INDEX = read_page("docs/README.md")
-PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "k8s/README.md", "k8s/images/README.md", *DOCS]
+K8S = ["k8s/README.md", "k8s/production.md", "k8s/operate.md", "k8s/images/README.md"]
+PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", *K8S, *DOCS]
 
 
 FIRST_SCREEN = README[: README.index("## ")]

@@ -113,6 +113,7 @@ def test_the_token_may_come_from(
         ("name,token\nedge-7,t7.a\n", None, "t7.a"),
         ("name,token\nedge-6,t6.a\nedge-7,t7.a\n", "edge-7", "t7.a"),
         ("gpu-*,t8.a\n", None, "t8.a"),
+        ("name,token\ngpu-*,t6.a\nedge-*,t8.a\n", "edge-7", "t8.a"),
     ],
 )
 def test_the_lines_of_fl_enroll_create_are_a_token_file(

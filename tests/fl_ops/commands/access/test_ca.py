@@ -50,6 +50,18 @@ def pki(made_once: Path, fl: Fl, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made_once, tmp_path / "pki"))
 
 
+def test_a_service_gives_all_its_names(pki: Path, fl: Fl) -> None:
+    """Those of the cluster's DNS, localhost for a port-forward, and the hosts, each once."""
+    words = ("--service", "coordinator.lab", "--host", "localhost", "--host", "fl.example.org", "--force")
+    done = fl("ca", "issue", "server", *words)
+    assert done.exit_code == 0, done.stderr
+    certificate = x509.load_pem_x509_certificate((pki / "server-coordinator.crt").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    short = "coordinator.lab"
+    hosts = ["coordinator", short, f"{short}.svc", f"{short}.svc.cluster.local", "fl.example.org", "localhost"]
+    assert sorted(names.get_values_for_type(x509.DNSName)) == sorted(hosts)
+
+
 def mutual(pki: Path) -> grpc.ServerCredentials:
     """A server that shows its certificate and requires one of the same authority."""
     pair = ((pki / "server-coordinator.key").read_bytes(), (pki / "server-coordinator.crt").read_bytes())
@@ -196,6 +208,8 @@ def test_what_cannot_be_renewed(pki: Path, fl: Fl, arguments: list[str], expecte
         (["client", "edge 3"], "client name: expected 1 to 64"),
         (["admin", "../alice"], "admin name"),
         (["server", "--host", "a b"], "DNS name"),
+        (["server", "--service", "fl-server"], "expected NAME.NAMESPACE"),
+        (["server"], "expected --host or --service"),
         (["client", "x", "--days", "3651"], "the authority ends on"),
         (["client", "x", "--dir", "nowhere"], "`fl ca init --dir nowhere`"),
     ],
