@@ -31,6 +31,7 @@ from algorithms.local import LocalOptions, LocalResult, train_locally, values_be
 from algorithms.model_state import personal_views, read_buffers, trainable_parameters, trainable_views
 from algorithms.parameters import AlgorithmError
 from algorithms.precision import rounded_like, widened
+from algorithms.privacy.dp_sgd import Privacy, check_method
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,9 @@ class LocalData:
     """Completes a batch of `batches`, each example by itself, so that batches of many clients may be completed as one.
     Such a batch is a tuple of tensors. Equal functions do the same. None: the batches are complete."""
 
+    privacy: Privacy | None = None
+    """The local steps are those of DP-SGD, and `batches` Poisson batches of the same rate. None: plain gradients."""
+
     @property
     def complete(self) -> Batches:
         """`batches`, completed."""
@@ -95,11 +99,13 @@ def answer(
     exceptions end the work.
 
     Raises:
-        AlgorithmError: a direction or a client state that the method needs is missing.
+        AlgorithmError: a direction or a client state that the method needs is missing, or its steps cannot be private.
         ValueError: there is no batch, or a tensor does not have the model's layout.
     """
     notify = on_step or (lambda number: None)
     algorithm, exchange = work.algorithm, work.algorithm.exchanges[work.exchange]
+    if data.privacy is not None:
+        check_method(algorithm)
     rule = algorithm.client_rule(work.context) if exchange.trains else None
     whole, passes = None, 0
     if exchange.passes:
@@ -155,7 +161,7 @@ def _train(  # noqa: PLR0913, PLR0917 - the parameters of `answer`
         data.loss,
         rule,
         work.settings,
-        LocalOptions(work.x, on_step, data.forward, data.steps, work.personal, data.epoch_steps),
+        LocalOptions(work.x, on_step, data.forward, data.steps, work.personal, data.epoch_steps, data.privacy),
     )
 
 

@@ -16,6 +16,7 @@ from algorithms.gradients import Batches, BatchGradients, Loss, clipped, decayed
 from algorithms.model_state import personal_views, read_buffers, trainable_views
 from algorithms.optimizers.steps import OptimizerSteps
 from algorithms.precision import low_dtypes, rounded_like, widened
+from algorithms.privacy.dp_sgd import Privacy, PrivateGradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,8 @@ class LocalResult:
     steps: int
     """K_i."""
     loss: float | None
-    """Mean loss of the steps, each computed before its step. None: a training loop of the task's own has none."""
+    """Mean loss of the steps, each computed before its step. None: a training loop of the task's own has none, and
+    private steps measure none."""
     v: Tensors | None = None
     """Final local momentum, if the rule has one."""
     ascent: Tensors = field(default_factory=dict)
@@ -61,6 +63,8 @@ class LocalOptions:
     the rule and the delta."""
     epoch_steps: int = 0
     """Steps of an epoch, to measure the mean loss of each. 0: it is not measured."""
+    privacy: Privacy | None = None
+    """The steps are those of DP-SGD, on Poisson batches, which may have no example. None: plain gradients."""
 
 
 def train_locally(  # noqa: PLR0913, PLR0917 - five inputs that every training has, and the options
@@ -83,14 +87,18 @@ def train_locally(  # noqa: PLR0913, PLR0917 - five inputs that every training h
 
     Raises:
         AlgorithmError: the rule transforms the inputs, and a batch is not a pair of tensors; or its optimizer is
-            unknown here.
+            unknown here; or the steps cannot be private.
         ValueError: there is no batch, a batch has no example, or `rule.u` does not have the layout of the trainable
             parameters.
     """
     personal = options.personal
     views = trainable_views(model)
     y = {name: tensor for name, tensor in views.items() if name not in personal}
-    gradients = BatchGradients(model, loss, settings, rule, options.forward)
+    gradients: BatchGradients | PrivateGradients
+    if options.privacy is None:
+        gradients = BatchGradients(model, loss, settings, rule, options.forward)
+    else:
+        gradients = PrivateGradients(model, loss, settings, rule, options.forward, options.privacy)
     rates = rates_of(settings, options.steps)
     step = _Step(gradients, model, views, settings, rule, values_before(y, options.x, rule), personal, rates)
     model.train()
@@ -102,7 +110,7 @@ def train_locally(  # noqa: PLR0913, PLR0917 - five inputs that every training h
         step.delta(),
         read_buffers(model, personal),
         taken,
-        sums[-1].item() / taken,
+        None if options.privacy is not None else sums[-1].item() / taken,
         v,
         step.ascended,
         step.optimizer_state(),
@@ -156,7 +164,7 @@ class _Step:
 
     def __init__(  # noqa: PLR0913, PLR0917 - as train_locally
         self,
-        gradients: BatchGradients,
+        gradients: BatchGradients | PrivateGradients,
         model: nn.Module,
         views: Tensors,
         settings: LocalSettings,

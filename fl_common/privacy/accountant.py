@@ -1,0 +1,96 @@
+"""The privacy accountant: Renyi differential privacy of the Gaussian mechanism on Poisson samples.
+
+One step with the noise multiplier z on a sample of rate q has, at a whole order a, the Renyi divergence
+
+    1 / (a - 1) * log sum_{k = 0..a} C(a, k) (1 - q)^(a - k) q^k exp((k^2 - k) / (2 z^2))
+
+(Mironov, Talwar, Zhang 2019, "Renyi Differential Privacy of the Sampled Gaussian Mechanism", 3.3). Steps of any kind
+add up at each order. (a - 1) times the divergence is convex in a, so a line between two whole orders is an upper bound
+at the orders between them. The sum is converted by Canonne, Kamath, Steinke 2020, "The Discrete Gaussian for
+Differential Privacy", proposition 12:
+
+    epsilon = divergence + log((a - 1) / a) - (log(delta) + log(a)) / (a - 1), the smallest over the orders
+
+Every value is an upper bound. Two data sets are neighbours if one has an example more, or an example without effect in
+its place. Only the standard library is needed, for a device asks before each assignment.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+_WHOLE = (*range(2, 65), 80, 96, 128, 192, 256, 512, 1024)
+_BETWEEN = tuple(1 + tenth / 10 for tenth in range(1, 110) if tenth % 10)
+ORDERS: tuple[float, ...] = tuple(sorted([*_WHOLE, *_BETWEEN]))
+"""The orders at which divergences are added up; each is over 1."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Mechanism:
+    """One step of the Gaussian mechanism on a Poisson sample."""
+
+    noise_multiplier: float
+    """z, greater than 0: standard deviation of the noise / largest norm of one contribution."""
+    rate: float
+    """q: the probability of one example or client to be in the sample, over 0 and at most 1."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.noise_multiplier < math.inf or not 0.0 < self.rate <= 1.0:
+            raise ValueError(f"expected a noise multiplier over 0, and a rate over 0 and at most 1, got {self}")
+
+
+Spent = Mapping[Mechanism, int]
+"""The number of steps of each mechanism."""
+
+
+def epsilon_of(spent: Spent, delta: float) -> float:
+    """The smallest epsilon that is proved for these steps together; 0 for none. delta: over 0, below 1."""
+    if not 0.0 < delta < 1.0:
+        raise ValueError(f"expected delta over 0 and below 1, got {delta}")
+    totals = _total([(mechanism, steps) for mechanism, steps in sorted(spent.items()) if steps])
+    if totals is None:
+        return 0.0
+    return max(0.0, min(_converted(total, order, delta) for order, total in zip(ORDERS, totals, strict=True)))
+
+
+def _total(counts: Iterable[tuple[Mechanism, int]]) -> Sequence[float] | None:
+    """The divergence of all steps at each order; None for no step."""
+    totals: list[float] | None = None
+    for mechanism, steps in counts:
+        added = [steps * one for one in _divergences(mechanism)]
+        totals = added if totals is None else [total + more for total, more in zip(totals, added, strict=True)]
+    return totals
+
+
+def _converted(divergence: float, order: float, delta: float) -> float:
+    return divergence + math.log1p(-1.0 / order) - (math.log(delta) + math.log(order)) / (order - 1.0)
+
+
+@lru_cache(maxsize=256)
+def _divergences(mechanism: Mechanism) -> tuple[float, ...]:
+    """The divergence of one step at each order."""
+    moments = {whole: _log_moment(mechanism, whole) for whole in _WHOLE} | {1: 0.0}
+    return tuple(_between(moments, order) / (order - 1.0) for order in ORDERS)
+
+
+def _between(moments: Mapping[int, float], order: float) -> float:
+    """(a - 1) times the divergence at an order, or the line between the whole orders around it."""
+    below = math.floor(order)
+    share = order - below
+    return moments[below] if not share else (1.0 - share) * moments[below] + share * moments[below + 1]
+
+
+def _log_moment(mechanism: Mechanism, order: int) -> float:
+    """(a - 1) times the divergence at a whole order a."""
+    z, q = mechanism.noise_multiplier, mechanism.rate
+    if q == 1.0:
+        return order * (order - 1) / (2.0 * z * z)
+    terms = [
+        math.log(math.comb(order, k)) + (order - k) * math.log1p(-q) + k * math.log(q) + (k * k - k) / (2.0 * z * z)
+        for k in range(order + 1)
+    ]
+    most = max(terms)
+    return most + math.log(math.fsum(math.exp(term - most) for term in terms))
