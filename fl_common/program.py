@@ -79,6 +79,14 @@ def require_own_packages(program: str) -> None:
             raise SystemExit(UNUSABLE)
 
 
+def silence_grpc() -> None:
+    """Keep the lines of grpc's core off stderr, where they would stand between lines of JSON: our programs report.
+
+    grpc reads the variable when it is imported. Who sets GRPC_VERBOSITY gets the lines.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
 def impetus_version() -> str:
     """The version of this software: "0.1.0", or "not installed"."""
     from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - few programs need it

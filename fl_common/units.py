@@ -59,9 +59,9 @@ def count(number: int) -> str:
     return f"{number:,}"
 
 
-def counted(number: int, noun: str) -> str:
-    """A count with its noun: 1 client, 12,345 clients."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """A count with its noun: 1 client, 12,345 clients. plural: where it is not the noun with an s."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def value(number: float | None) -> str:

@@ -4,7 +4,7 @@ import os
 import sys
 
 from fl_common.certificates.tls_version import set_oldest_tls
-from fl_common.program import keep_working_directory_out, quiet_interrupts, require_own_packages
+from fl_common.program import keep_working_directory_out, quiet_interrupts, require_own_packages, silence_grpc
 from fl_ops.admin.settings import oldest_tls
 from fl_ops.errors import UsageError
 
@@ -14,8 +14,7 @@ def main() -> None:
     keep_working_directory_out()
     require_own_packages("fl")
     with quiet_interrupts():
-        # Silences the logs of grpc's core: the command prints its own error. grpc reads this when it is imported.
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+        silence_grpc()
         try:
             set_oldest_tls(oldest_tls(os.environ))
         except UsageError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -10,7 +9,13 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from fl_common.program import keep_working_directory_out, quiet_interrupts, require_own_packages, version_text
+from fl_common.program import (
+    keep_working_directory_out,
+    quiet_interrupts,
+    require_own_packages,
+    silence_grpc,
+    version_text,
+)
 
 if TYPE_CHECKING:
     from fl_server.settings.config import ServerConfig
@@ -29,8 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Sequence[str] | None) -> int:
-    # Our own message about a port in use replaces grpc's.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    silence_grpc()
     from fl_common.allocator import share_one_heap
     from fl_common.certificates.tls_version import set_oldest_tls
     from fl_common.files import set_private_umask

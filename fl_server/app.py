@@ -17,7 +17,7 @@ from fl_common.logs import RepeatFilter, write_repeat_counts
 from fl_server.aggregation.outside_task.forking import ForkServer
 from fl_server.rpc import admin, service
 from fl_server.rpc.health import Health
-from fl_server.rpc.ports import allow_open_files, ports
+from fl_server.rpc.ports import allow_open_files, ports, warn_of_few_files
 from fl_server.server import Server
 from fl_server.settings.config import ServerConfig
 
@@ -49,8 +49,9 @@ async def serve(config: ServerConfig, repeats: RepeatFilter | None = None, forks
     also = [name for name in ("enroll_listen", "token_listen") if getattr(config, name) is not None]
     connections = allow_open_files(config.limits.max_clients, config.connections, also)
     await probes.listen(config.health_listen, ports(config, connections)["health_listen"])
-    warn_of_open_ports(config)
     log.info("starting", state_dir=str(config.state_dir), pid=os.getpid(), **probes.addresses)
+    warn_of_open_ports(config)
+    warn_of_few_files(config.limits, connections)
     ending = asyncio.create_task(end_in_time(leaving, config.drain_grace_s + STOP_S, probes))
     try:
         server = await asyncio.to_thread(Server, config, probes, connections, forks)

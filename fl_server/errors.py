@@ -48,7 +48,9 @@ class InvalidInput(ServerError):
 
     def __init__(self, field: str, expected: str, came: object) -> None:
         shown, field = short(came), one_line(field, 200)
-        super().__init__(f"{field}: expected {expected}, got {shown}")
+        # An error of ours names what it expected itself, and more precisely.
+        own = isinstance(came, Exception) and "expected " in shown
+        super().__init__(f"{field}: {shown}" if own else f"{field}: expected {expected}, got {shown}")
         self.field = field
         self.detail = errors_pb2.InvalidField(field=field, expected=expected, came=shown)
 

@@ -5,16 +5,16 @@ connection but that to the coordinator's socket. Its certificate and key are in 
 has renewed ones.
 """
 
-import os
 import sys
 
 from fl_common.certificates.tls_version import set_oldest_tls
+from fl_common.program import silence_grpc
 from fl_web.sandbox import code_of_this_process, restrict
 
 
 def main() -> int:
     """Serve until the input ends."""
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    silence_grpc()
     set_oldest_tls("1.3")
     line = sys.stdin.buffer.readline()
     if not line.strip().startswith(b"{"):

@@ -73,7 +73,7 @@ def decode(file: BufferedReader, count: int) -> tuple[bytes, list[Memory]]:
         layout = Layout.from_manifest(tensor_pb2.Manifest.FromString(bytes(manifest)), len(data))
         return metadata, _memories(unpack(data, layout), count)
     except (DecodeError, LayoutError, ValueError, IndexError) as error:
-        raise Damaged(f"expected client states, got {error}") from error
+        raise Damaged(f"client states: {error}") from error
 
 
 def _memories(tensors: Tensors, count: int) -> list[Memory]:

@@ -150,7 +150,7 @@ class StateDir:
             content = path.read_bytes()
             kept = parse_json(content)
         except (OSError, ValueError) as error:
-            raise StateError(f"{path}: expected a file that this daemon wrote, got {error}") from None
+            raise StateError(f"{path}: expected a file that this daemon wrote, got other content: {error}") from None
         if not isinstance(kept, dict):
             raise StateError(f"{path}: expected a JSON object that this daemon wrote, got other content")
         self._contents[name] = content

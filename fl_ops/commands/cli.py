@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -69,9 +69,22 @@ _EPILOG = (
     "arrays, a watched run as one object per line. Errors are text on stderr."
 )
 
+
+class Commands(Group):
+    """The commands of `fl`, in the order of their help: what an operator needs every day comes first."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names of all commands."""
+        names = super().list_commands(ctx)
+        first = [name for name in _FIRST if name in names]
+        return [*first, *(name for name in names if name not in first)]
+
+
+_FIRST = ("run", "clients", "top", "web", "export", "demo", "simulate", "enroll")
+
 app = typer.Typer(
     name="fl",
-    cls=Group,
+    cls=Commands,
     no_args_is_help=True,
     epilog=_EPILOG,
     help="Operate a federated learning coordinator: runs, clients, models and certificates.",

@@ -53,7 +53,7 @@ class FittedTable:
             if _total(widths, shown) <= options.max_width:
                 break
             shown.remove(index)
-        yield self._table(shown, whole=_total(widths, shown) <= options.max_width)
+        yield self._table(shown, whole=_total(widths, shown) <= options.max_width, ruled=options.is_terminal)
         missing = [self._name(at) for at in range(len(self.columns)) if at not in shown and not self._empty(at)]
         if missing and self.names_missing:
             yield Text(f"wider terminals also show: {', '.join(missing)}", style="dim")
@@ -77,9 +77,14 @@ class FittedTable:
             widths.append(min(widest, _NARROWEST) if name in self.wraps else widest)
         return widths
 
-    def _table(self, shown: Sequence[int], *, whole: bool) -> Table:
-        """The table of these columns. whole: cells stay on one line, except in columns that wrap."""
-        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0))
+    def _table(self, shown: Sequence[int], *, whole: bool, ruled: bool) -> Table:
+        """The table of these columns.
+
+        whole: cells stay on one line, except in columns that wrap. ruled: with a line below the names; programs read
+        lines of columns alone.
+        """
+        lines = box.SIMPLE_HEAD if ruled else None
+        table = Table(box=lines, show_edge=False, pad_edge=False, padding=(0, _GAP - 1 if ruled else _GAP, 0, 0))
         for index in shown:
             table.add_column(
                 self._name(index),

@@ -27,14 +27,16 @@ def show(result: Result, rendering: RenderableType | Callable[[], RenderableType
     rendering = rendering() if callable(rendering) else rendering
     if isinstance(rendering, str):
         print("\n".join(map(plain, rendering.split("\n"))))
-    else:
-        _console().print(rendering)
-
-
-def _console() -> Console:
-    """Standard output. For a pipe it has any width: no column is left out, and `grep` finds whole lines."""
+        return
     console = Console()
-    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=_PIPE_WIDTH)
+    if console.is_terminal or "COLUMNS" in os.environ:
+        console.print(rendering)
+        return
+    # A pipe has any width: no column is left out, `grep` finds whole lines, and none ends with blanks.
+    wide = Console(width=_PIPE_WIDTH)
+    with wide.capture() as capture:
+        wide.print(rendering)
+    print("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
 
 def show_line(result: Message) -> None:

@@ -17,7 +17,7 @@ from rich.text import Text
 from fl_common import units
 from fl_common.units import NOTHING, measured
 from fl_ops.render.fitted import FittedTable
-from fl_ops.render.text import STYLES, bar, plain, sparkline, state, told
+from fl_ops.render.text import STYLES, bar, plain, sparkline, state
 from fl_web.facts import client as client_facts
 from fl_web.facts.federation import problems
 from fl_web.facts.run import delivered, rounds_text, time_left, waits
@@ -129,7 +129,7 @@ class TopView:
         lines = [*self._head(), *self._body(console, options, height - len(self._head()) - 1)]
         if not self.whole:
             lines = [*lines[: height - 1], *[Text()] * (height - 1 - len(lines)), Text(HELP, style="dim")]
-        for line in lines:
+        for line in lines:  # those of tables fit, and what waits is wrapped
             line.truncate(options.max_width, overflow="ellipsis")
             yield from console.render(line, options.update(no_wrap=True, height=None))
 
@@ -145,7 +145,8 @@ class TopView:
         federation, chosen = self.federation, self.selection
         if chosen.open and chosen.name == federation.details_of and federation.details is not None:
             return _lines(console, options, federation.details)
-        waiting = self._waiting()
+        waiting = [line for text in self._waiting() for line in text.wrap(console, options.max_width)]
+        waiting = waiting if self.whole else waiting[: max(1, room // 2)]
         room -= len(waiting) + (1 if waiting else 0) + 1  # and the blank line between the lists
         share = room // 2
         runs = min(len(federation.overview.runs) + 2, max(share, room - len(federation.clients) - 2))
@@ -198,7 +199,7 @@ class TopView:
         for client in self.federation.clients:
             table.add_row(
                 self._mark("clients", client.client_id), plain(client.client_id),
-                state(client_facts.words(client), told(client_facts.state(client))), plain(client.run_id or NOTHING),
+                state(client_facts.words(client)), plain(client.run_id or NOTHING),
                 units.count(client.updates_counted), units.count(client.updates_refused),
                 plain(client_facts.note(client)),
             )  # fmt: skip

@@ -39,6 +39,7 @@ _ENDS = {
     admin_pb2.RUN_STATE_FAILED: Exit.RUN_FAILED,
 }
 _HEADER_LINES = 2
+_MOST_EVENT_LINES = 6
 _FEWEST_ROUNDS = 3
 """So many rounds are shown before there is a place for events."""
 
@@ -79,7 +80,8 @@ class RunProgress:
         ):
             if present:
                 self.add_round(summary)
-        if (line := event_line(event)) is not None:
+        # The table has a row for each committed and evaluated round.
+        if event.event not in {"committed", "evaluated"} and (line := event_line(event)) is not None:
             self.events.append(line)
 
     def add_round(self, summary: admin_pb2.RoundSummary) -> None:
@@ -128,28 +130,30 @@ def event_line(event: admin_pb2.WatchRunResponse) -> str | None:
 
 @dataclass(frozen=True)
 class LiveTable:
-    """A run's state, drawn for the size that the terminal has at that moment. Every line is one line."""
+    """A run's state, drawn for the size that the terminal has at that moment. What waits is never cut."""
 
     progress: RunProgress
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         progress, rounds = self.progress, self.progress.rounds()
-        below = [
-            line for line in (self._values(options.max_width), self._totals(), self._clients(), self._waits()) if line
-        ]
+        lines = filter(None, (self._values(options.max_width), self._totals(), self._clients()))
+        waits = Text(units.plain(self._waits()), style="yellow").wrap(console, options.max_width)
+        below = [*map(_line, lines), *(line for line in waits if line.plain)]
         # One line stays free for the cursor.
         room = console.size.height - 1 - 1 - _HEADER_LINES - len(below)
-        events = list(progress.events)[-min(SHOWN_EVENTS, max(0, room - _FEWEST_ROUNDS)) :] if room else []
-        if room <= _FEWEST_ROUNDS:
-            events = []
+        events: list[Text] = []
+        for text in reversed(progress.events):
+            whole = list(Text(units.plain(text), style="dim").wrap(console, options.max_width))
+            if len(whole) + len(events) > min(_MOST_EVENT_LINES, room - _FEWEST_ROUNDS):
+                break
+            events = [*whole, *events]
         yield _line(self._title(), "bold")
         under_way = progress.under_way()
         rows = max(1, room - len(events)) - (under_way is not None)
         yield rounds_table(
             rounds[-rows:] if rows else [], shown_metric(progress.run), under_way=under_way, names_missing=False
         )
-        yield from (_line(text) for text in below)
-        yield from (_line(text, "dim") for text in events)
+        yield from (*below, *events)
 
     def _title(self) -> str:
         run = self.progress.run

@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
+from fl_common.units import counted
 from fl_ops.errors import NotFound, Refused, UsageError
 from fl_ops.simulate.clients import prepare
 from fl_ops.simulate.daemons import load_daemons
@@ -109,14 +110,15 @@ def summary(facts: dict[str, Any]) -> str:
     """The result of a replay as a sentence."""
     rounds, last = facts["rounds"], facts["rounds"][-1]
     if facts["same"]:
-        return f"run {facts['run_id']}: {len(rounds)} rounds replayed, every model equals the ledger's bit for bit"
+        replayed = f"{counted(len(rounds), 'round')} replayed"
+        return f"run {facts['run_id']}: {replayed}, every model equals the ledger's bit for bit"
     which = f"{'averaged ' if last['model'] == last['expected'] else ''}model of round {last['round']}"
     return f"run {facts['run_id']}: the {which} differs from the ledger's; the rounds before it are equal"
 
 
 def round_line(done: ReplayedRound) -> str:
     """A replayed round as one line."""
-    start = f"round {done.round}: {len(done.accepted)} clients, "
+    start = f"round {done.round}: {counted(len(done.accepted), 'client')}, "
     if done.same:
         return f"{start}same model, {done.digest}"
     if done.expected == done.digest:

@@ -18,6 +18,7 @@ from types import FrameType
 from algorithms import AlgorithmError
 from algorithms.batched.choice import WrongStrategy
 from fl_common.allocator import keep_freed_memory
+from fl_common.units import counted
 from fl_ops.errors import OpsError, Refused, UsageError, traceback_of
 from fl_ops.simulate.clients import prepare
 from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions, make_engine
@@ -92,7 +93,7 @@ def simulate(job: Job, on_report: OnReport) -> None:
         result = SeedResult(job.seed, settings)
         rounds = stack.enter_context(closing(_rounds(simulation, _opened(job, result, simulation, stack), result)))
         if result.rounds:
-            on_report((job.seed, Note(f"continues after {len(result.rounds)} rounds")))
+            on_report((job.seed, Note(f"continues after {counted(len(result.rounds), 'round')}")))
         due = 0.0
         try:
             for round_ in rounds:
@@ -105,7 +106,10 @@ def simulate(job: Job, on_report: OnReport) -> None:
                 simulation.with_last_measures(result.rounds)
         finally:
             result.profile, result.model = simulation.profile(), simulation.federation.digest
-            result.status, result.reason = simulation.ending or ("interrupted", f"after {len(result.rounds)} rounds")
+            result.status, result.reason = simulation.ending or (
+                "interrupted",
+                f"after {counted(len(result.rounds), 'round')}",
+            )
             if job.folder:
                 write_end(job.folder, result, simulation.model(), simulation.averaged_model())
         on_report(result)

@@ -24,7 +24,7 @@ import structlog
 from fl_common.settings import SettingsError
 from fl_server.rpc.methods import ADMIN, largest_request
 from fl_server.settings.config import ServerConfig
-from fl_server.settings.sections import ConnectionsConfig
+from fl_server.settings.sections import ConnectionsConfig, LimitsConfig
 from protos.wire import AHEAD_BYTES, MAX_MESSAGE_BYTES, ChannelOptions, server_options
 
 log = structlog.get_logger()
@@ -63,19 +63,27 @@ class Connections:
 
 
 def allow_open_files(clients: int, wanted: ConnectionsConfig, also: Collection[str] = ()) -> Connections:
-    """Raise the process's soft limit to its hard limit, divide it, and log a warning if it is too low.
+    """Raise the process's soft limit to its hard limit, and divide it.
 
     also: settings of the ports that are on beside the usual ones: "enroll_listen", "token_listen".
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    limit = MOST if hard == resource.RLIM_INFINITY else hard
-    shared = share(limit, clients, wanted, also)
-    if shared.clients < clients:
+    return share(_most_files(hard), clients, wanted, also)
+
+
+def warn_of_few_files(limits: LimitsConfig, connections: Connections) -> None:
+    """Log that fewer clients can connect than `max_clients`: a warning where the settings name this number."""
+    if connections.clients < limits.max_clients:
+        limit = _most_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
         todo = "raise LimitNOFILE (systemd) or `ulimit -Hn`, or lower limits.max_clients"
-        log.warning("few_open_files", limit=limit, connections=shared.clients, max_clients=clients, todo=todo)
-    return shared
+        write = log.warning if "max_clients" in limits.model_fields_set else log.info
+        write("few_open_files", limit=limit, connections=connections.clients, max_clients=limits.max_clients, todo=todo)
+
+
+def _most_files(hard: int) -> int:
+    return MOST if hard == resource.RLIM_INFINITY else hard
 
 
 def share(limit: int, clients: int, wanted: ConnectionsConfig, also: Collection[str] = ()) -> Connections:

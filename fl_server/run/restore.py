@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 
 from algorithms import AlgorithmError
+from fl_common.units import counted
 from fl_server.rounds import events as ev
 from fl_server.rounds.by_client import ByClient, Lost
 from fl_server.rounds.committing import clients_due, evaluation_due
@@ -172,7 +173,7 @@ async def _record_restart(run: Run) -> None:
     """Write to the history where the run continues."""
     state, where = run.state, "between two rounds"
     if state.phase is Phase.COLLECTING:
-        where = f"{len(state.admitted)} updates of {len(state.drawn)} clients are here"
+        where = f"updates of {len(state.admitted)} of {counted(len(state.drawn), 'client')} are here"
     entry = HistoryRecord(time.time(), "coordinator", "run_recovered", run.id, f"round {state.round}: {where}")
     try:
         await run.context.services.ledger.do(run.context.store.add_history, entry)

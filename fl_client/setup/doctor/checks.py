@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -69,7 +68,6 @@ def run_checks(path: Path) -> Iterator[Finding]:
 
 def _connection(config: ClientConfig) -> Iterator[Finding]:
     """Name, port, TLS and the coordinator. Ends at the first failure."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the findings replace grpc's own messages
     set_oldest_tls("1.3" if config.tls is None else config.tls.min_version)
     from fl_client.setup.doctor import coordinator
 

@@ -24,7 +24,7 @@ from fl_client.setup.doctor.findings import Finding, fail, ok, warn
 from fl_client.storage.state import StateDir
 from fl_client.training.data import LocalTask, load_local_task
 from fl_client.training.local_model import trial_step
-from fl_common.units import size
+from fl_common.units import counted, size
 from fl_tasks.errors import TaskError
 from fl_tasks.new_model import new_model
 
@@ -146,8 +146,10 @@ def check_training_step(config: ClientConfig) -> TrialResult:
         return TrialResult([fail("task", str(error), _WHERE)], device)
     except RuntimeError as error:
         return TrialResult([fail("task", f"expected its data on {device}, got: {_first_line(error)}", _KERNEL)], device)
-    own = f" in {local.train.own_batches} batches" if local.train.own_batches else ""
-    data = f"{local.name}: {len(local.train)} examples{own} to train on, {len(local.held_out)} to evaluate on"
+    own = f" in {counted(local.train.own_batches, 'batch', 'batches')}" if local.train.own_batches else ""
+    data = (
+        f"{local.name}: {counted(len(local.train), 'example')}{own} to train on, {len(local.held_out)} to evaluate on"
+    )
     return _step(config, local, ok("task", data))
 
 

@@ -13,6 +13,7 @@ import typer
 
 from fl_common.audit import START, AuditRow, ChainCheck, Head
 from fl_common.command_help import Group, examples
+from fl_common.units import counted
 from fl_ops.admin import audit
 from fl_ops.commands.options import Context, admin_command
 from fl_ops.errors import Exit, UsageError
@@ -63,7 +64,7 @@ def export(
             file.write(row.to_json().encode() + b"\n")
             last, count = row.head, count + 1
     facts = {"path": str(out), "rows": count, "head": str(last)}
-    output.show(facts, f"{out}: {count:,} rows, the newest is {last}", context.as_json)
+    output.show(facts, f"{out}: {counted(count, 'row')}, the newest is {last}", context.as_json)
 
 
 @app.command(

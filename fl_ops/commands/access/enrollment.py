@@ -204,12 +204,12 @@ def _text(made: Made, out: Path | None) -> str:
     until = units.moment(first.enrollment.expires)
     if out is not None:
         return (
-            f"wrote {number} tokens to {out}, valid until {until}; on each device, with its token:\n\n"
+            f"wrote {units.counted(number, 'token')} to {out}, valid until {until}; on each device, with its token:\n\n"
             + made.command("--token TOKEN")
         )
     if number > 1:
         command = made.command("--token TOKEN")
         return f"{_lines(made)}\nvalid until {until}; on each device, with its token:\n\n{command}"
     uses = first.enrollment.spec.uses
-    what = f"{_name(first)}, {'one use' if uses == 1 else f'{uses} uses'}, valid until {until}"
+    what = f"{_name(first)}, {'one use' if uses == 1 else f'{uses:,} uses'}, valid until {until}"
     return f"{what}; on the device:\n\n{made.command(f'--token {first.token}')}"

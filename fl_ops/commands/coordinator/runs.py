@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +16,7 @@ from fl_ops.admin import watching
 from fl_ops.admin.watching import cohort_read
 from fl_ops.commands import completion
 from fl_ops.commands.coordinator.tracking import plot
-from fl_ops.commands.options import Context, admin_command, confirm
+from fl_ops.commands.options import Context, admin_command, confirm, interruptible
 from fl_ops.errors import UsageError
 from fl_ops.exports.download import opened_model
 from fl_ops.files import read_run
@@ -68,7 +69,8 @@ def create(
             typer.echo(f"fl: remark: {plain(remark)}", err=True)
         if watch:
             beside = partial(cohort_read, client, run.run_id)
-            raise typer.Exit(show_until_end(watching.watch(client, run.run_id), context.as_json, beside=beside))
+            with _watched(run.run_id):
+                raise typer.Exit(show_until_end(watching.watch(client, run.run_id), context.as_json, beside=beside))
     _show_run(context, run)
 
 
@@ -138,7 +140,13 @@ def watch(context: Context, run: Run) -> None:
     with context.connect() as client:
         events = watching.watch(client, run)
         earlier, beside = partial(client.runs.get_run, run, KEPT_VALUES), partial(cohort_read, client, run)
-        raise typer.Exit(show_until_end(events, context.as_json, earlier=earlier, beside=beside))
+        with _watched(run):
+            raise typer.Exit(show_until_end(events, context.as_json, earlier=earlier, beside=beside))
+
+
+def _watched(run: str) -> AbstractContextManager[None]:
+    """States after Ctrl-C that the watch has ended, and not the run."""
+    return interruptible(f"the run goes on; `fl run stop {run}` ends it")
 
 
 app.command(

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from fl_common.units import counted
 from fl_ops.commands import completion
 from fl_ops.commands.options import Context, TrackerFlags, admin_command
 from fl_ops.environment import check_plotting
@@ -41,7 +42,7 @@ def plot(
         if not draw(drawn, by, file):
             raise Refused(f"no round of {', '.join(drawn)} has an evaluation or a loss yet: nothing is drawn")
     facts = {"path": str(out), "runs": {run: len(curves.rounds) for run, curves in drawn.items()}, "by": by}
-    counts = ", ".join(f"{run} ({len(curves.rounds)} rounds)" for run, curves in drawn.items())
+    counts = ", ".join(f"{run} ({counted(len(curves.rounds), 'round')})" for run, curves in drawn.items())
     output.show(facts, f"{out}: {counts}", context.as_json)
 
 

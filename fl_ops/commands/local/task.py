@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fl_common.command_help import Group, examples
-from fl_common.units import size
+from fl_common.units import counted, size
 from fl_ops.commands import completion
 from fl_ops.commands.options import Context, command
 from fl_ops.errors import Refused, UsageError
@@ -134,7 +134,8 @@ def _data(made: dict[str, Any]) -> str:
     made["held_out"] = numbered(task, held_out, "the held-out data of the coordinator")
     if not len(made["train"]):
         raise TaskError("expected at least one training example in train_data(Shard()), got none")
-    return f"{len(made['train'])} examples to train on, {len(held_out)} for the coordinator, {len(own)} for a device"
+    train = counted(len(made["train"]), "example")
+    return f"{train} to train on, {len(held_out)} for the coordinator, {len(own)} for a device"
 
 
 def _step(made: dict[str, Any]) -> str:

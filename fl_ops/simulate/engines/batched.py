@@ -29,6 +29,7 @@ from algorithms.outside_code import is_interrupt
 from fl_client.errors import WorkFailed
 from fl_client.storage.client_state_store import NextState
 from fl_client.training.payloads import check_finite, encoding_of, header_of, laid_out
+from fl_common.units import counted
 from fl_ops.simulate.engines.client_work import CPU, ClientWork, one_thread
 from fl_ops.simulate.engines.engine import (
     Bundles,
@@ -93,7 +94,9 @@ class BatchedEngine(LocalEngine):
     @property
     def report(self) -> str:
         """See `LocalEngine.report`: the strategy, the size of groups, and what is not done in lockstep."""
-        parts = [f"{count} clients trained one after the other ({why})" for why, count in self._alone.items()]
+        parts = [
+            f"{counted(count, 'client')} trained one after the other ({why})" for why, count in self._alone.items()
+        ]
         if self._in_files and self._memory is not None:
             device = self._options.device
             parts.append(f"written to files, as {device} has no room for them: {self._in_files} updates")

@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from fl_common.units import NOTHING, duration, measured, metric_title, plain, size, value
+from fl_common.units import NOTHING, counted, duration, measured, metric_title, plain, size, value
 from fl_ops.render.fitted import FittedTable
 from fl_ops.simulate.output.results import SeedResult
 from fl_ops.simulate.reports import Note, RoundResult, Step
@@ -131,7 +131,8 @@ def round_line(done: RoundResult) -> str:
     """A round as one line."""
     metrics = "".join(f", {text}" for text in (evaluation(done.metrics), *on_clients(done.metrics)) if text)
     return (
-        f"round {done.round}: {len(done.accepted)} clients, training loss {value(done.training_loss)}{metrics}, "
+        f"round {done.round}: {counted(len(done.accepted), 'client')}, "
+        f"training loss {value(done.training_loss)}{metrics}, "
         f"{duration(done.seconds)}, {size(done.bytes_down)} down, {size(done.bytes_up)} up{_simulated(done)}"
         f"{'; ' if done.why_short else ''}{done.why_short}"
     )

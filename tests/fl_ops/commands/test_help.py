@@ -180,3 +180,10 @@ def test_completion_without_a_coordinator() -> None:
     """A port that accepts connections and never answers gives no names and no error, in the time of the limit."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         assert complete("fl run show di", f"127.0.0.1:{silent.getsockname()[1]}") == []
+
+
+def test_the_daily_commands_come_first() -> None:
+    """In the help of `fl`, on the first screen."""
+    lines = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).output.splitlines()
+    shown = [line.split()[1] for line in lines[:24] if line.startswith("│ ") and line[2].isalpha()]
+    assert shown[:2] == ["run", "clients"]

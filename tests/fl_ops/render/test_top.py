@@ -82,6 +82,20 @@ def test_what_it_shows() -> None:
         assert expected in text, f"{expected}\n{text}"
 
 
+def test_one_quarantined_client_takes_no_column() -> None:
+    """At 80 columns all are there, and what waits is whole on several lines."""
+    found = federation()
+    found.active[
+        "digits-0"
+    ].waiting_for = "clients with the labels site=depot: 0 of 6 here with the task 'digits' have them"
+    found.clients[1].quarantine.until.FromSeconds(1_790_000_000)
+    lines = drawn(TopView(found))
+    names = next(line for line in lines if "Client" in line)
+    assert all(name in names for name in ("State", "Run", "Counted", "Refused"))
+    assert any("present, quarantined" in line for line in lines)
+    assert f"waiting for {found.active['digits-0'].waiting_for}" in " ".join(map(str.strip, lines))
+
+
 @pytest.mark.parametrize("name", ["digits-00", "digits-50", "digits-99"])
 def test_the_chosen_line_is_visible(name: str) -> None:
     """The list moves with the selection."""

@@ -171,9 +171,13 @@ def test_the_losses_have_a_column_each() -> None:
 
 def test_bounded() -> None:
     """However long the run, only the latest rounds and events are kept."""
-    progress = progress_of([event_of("committed", status(n + 1), round=summary(n)) for n in range(100)])
+    progress = progress_of([
+        event
+        for n in range(100)
+        for event in (event_of("client_out", status(n)), event_of("committed", status(n + 1), round=summary(n)))
+    ])  # fmt: skip
     assert [row.round for row in progress.rounds()] == list(range(100 - SHOWN_ROUNDS, 100))
-    assert len(progress.events) == SHOWN_EVENTS
+    assert list(progress.events) == ["client out"] * SHOWN_EVENTS, "the table has the rounds"
 
 
 def test_snapshot_shows_the_latest_round() -> None:

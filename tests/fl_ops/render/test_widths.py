@@ -144,6 +144,26 @@ def test_a_watched_run(width: int, height: int) -> None:
     assert "collecting: waiting for edge-3, for at most 4 min 1" in text
 
 
+def test_what_a_watched_run_waits_for_is_whole() -> None:
+    """On a terminal of 80x24 a long sentence and the failure of a client take the lines that they need."""
+    lacking = (
+        "clients with the labels site=depot, size=large: 0 of 6 with the task 'my_task:Wine' have them; offered: site=x"
+    )
+    run = admin_pb2.RunStatus(run_id="wine", state=admin_pb2.RUN_STATE_WAITING, phase="selecting", waiting_for=lacking)
+    progress, why = (
+        RunProgress(),
+        "edge-3: task_error: RuntimeError: camera 2: no frame within 500 ms (wine.py, line 11)",
+    )
+    for number in range(30):
+        progress.add(admin_pb2.WatchRunResponse(event="committed", run=run, round=round_of(number)))
+    progress.add(admin_pb2.WatchRunResponse(event="client_out", run=run, detail=why))
+    lines = drawn(LiveTable(progress), 80)
+    assert len(lines) < 24
+    text = " ".join(lines)
+    assert f"waiting for {lacking}" in text
+    assert why in text
+
+
 def test_a_pipe_has_everything(admin: FakeAdmin, fl: Fl, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a terminal a row is one line with every column, however long the values are."""
     monkeypatch.delenv("COLUMNS")
@@ -151,6 +171,7 @@ def test_a_pipe_has_everything(admin: FakeAdmin, fl: Fl, monkeypatch: pytest.Mon
     listed[0].note = "x" * 3_000
     admin.responses["ListClients"] = admin_pb2.ListClientsResponse(clients=listed)
     lines = fl("clients", "list").stdout.splitlines()
-    assert len(lines) == 2 + len(listed)
-    assert listed[0].note in lines[2]
+    assert len(lines) == 1 + len(listed)
+    assert listed[0].note in lines[1]
+    assert not [line for line in lines if line.endswith((" ", "─"))], "no line is filled up to the longest"
     assert all(name in lines[0] for name in ("Client", "Device", "Tasks", "Labels", "Note"))

@@ -202,7 +202,7 @@ def _damaged(parts: list[pb.UploadModelRequest]) -> list[pb.UploadModelRequest]:
     ("change", "message"),
     [
         (_cut, "chunk: expected a safetensors file as its header describes it, got 0 of"),
-        (_digest, "got expected the digest 0000"),
+        (_digest, "chunk: expected the digest 0000"),
         (_size, r"size_bytes: expected 1 to 2147483648 bytes \(limits.max_update_mib\)"),
         (_headless, "part: expected a header first, got chunk"),
         (_damaged, "expected crc32c"),

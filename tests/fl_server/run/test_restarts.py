@@ -63,7 +63,7 @@ async def test_the_history_records_a_restart(tmp_path: Path) -> None:
     async with World(tmp_path) as world:
         await complete_run(world, devices)
         details = [entry.detail for entry in world.store.history("r") if entry.event == "run_recovered"]
-        assert details == ["round 0: 2 updates of 2 clients are here"]
+        assert details == ["round 0: updates of 2 of 2 clients are here"]
 
 
 async def test_a_target_reached_before_a_kill_ends_the_run(tmp_path: Path) -> None:

@@ -28,14 +28,14 @@ async def test_run_ids_are_unique(world: World) -> None:
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"task": {"name": "digitz"}}, 'task: expected a task that this server can load, got .* Did you mean "digits"'),
+        ({"task": {"name": "digitz"}}, r'^task: expected a built-in task .*, got "digitz". Did you mean "digits"'),
         (
             {"algorithm": {"name": "fedcn"}},
             r'expected a built-in .*, got "fedcn". Did you mean "fedcm"',
         ),
         (
             {"algorithm": {"name": "fedcm", "parameters": {"alpha": 2}}},
-            r"^algorithm\.parameters\.alpha: expected .* parameter 'alpha': expected .*; got 2",
+            r"^algorithm\.parameters\.alpha: .*parameter 'alpha': expected .*; got 2",
         ),
         (
             {"algorithm": {"name": "fedcm", "parameters": {"alfa": 1}}},
@@ -43,15 +43,15 @@ async def test_run_ids_are_unique(world: World) -> None:
         ),
         (
             {"algorithm": {"name": "fedrobust", "parameters": {"eta_2": 9.0}}},
-            r"^algorithm\.parameters: expected .* eta_2 < 1",
+            r"^algorithm\.parameters: .*eta_2 < 1",
         ),
         (
             {"task": {"name": TASK, "options": {"model": "complex_numbers"}}},
-            r"^task: expected .* tensor '0\.weight': expected a dtype of .*, got torch\.complex64",
+            r"^task: .*tensor '0\.weight': expected a dtype of .*, got torch\.complex64",
         ),
         (
             {"task": {"name": TASK, "options": {"model": "all_frozen"}}},
-            "^task: expected .* a model with trainable parameters, got none",
+            "^task: .*a model with trainable parameters, got none",
         ),
         ({"initial_model": "/nowhere.safetensors"}, "initial_model: expected one that you may use"),
         (

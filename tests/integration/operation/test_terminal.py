@@ -95,12 +95,12 @@ def test_without_a_terminal(fleet: Fleet, connection: list[str], tmp_path: Path)
 
 @pytest.mark.slow
 def test_a_watch_shows_clients_and_values(fleet: Fleet, connection: list[str], tmp_path: Path) -> None:
-    """The clients of the round, a line of the accuracy from the first round on, and the time left."""
+    """The clients of the round, a line of the metric from the first round on, and the time left."""
     quick, slow = fleet.half_delivered("seen", stop={"rounds": 3})
     with Terminal(["run", "watch", "seen", *connection], tmp_path) as terminal:
         terminal.shows("1 of 2", f"● {quick.client_id}", f"○ {slow.client_id} training")
         fleet.release()
-        terminal.shows("completed", "accuracy ")
+        terminal.shows("completed", "loss █")
         assert terminal.ends() == 0
         assert terminal.is_as_before()
     with Terminal(["run", "watch", "seen", *connection], tmp_path, columns=120) as terminal:

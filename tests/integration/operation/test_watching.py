@@ -71,7 +71,7 @@ def test_a_watch_goes_on_after_a_restart(fleet: Fleet, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_ends_the_wait(fleet: Fleet, tmp_path: Path) -> None:
-    """The watch ends with 130; the run goes on when the coordinator is back."""
+    """The watch ends with 130 and states that the run goes on; it does when the coordinator is back."""
     fleet.hold()
     fleet.server.create("left-alone", stop={"rounds": 1})
     with watching(fleet, "left-alone", tmp_path) as watch:
@@ -79,6 +79,7 @@ def test_ctrl_c_ends_the_wait(fleet: Fleet, tmp_path: Path) -> None:
         watch.shows(LOST)
         watch.process.send_signal(signal.SIGINT)
         assert watch.process.wait(TIMEOUT_S) == 130
+        watch.shows("the run goes on; `fl run stop left-alone` ends it")
     fleet.server.serve()
     fleet.release()
     fleet.server.completed("left-alone")
