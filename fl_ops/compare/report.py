@@ -26,28 +26,36 @@ _BEGIN, _END = "<!-- fl compare {}: begin -->", "<!-- fl compare {}: end -->"
 
 def tables(plan: Plan) -> str:
     """The results of every split, and the settings that tuning tried."""
-    every_row, spec = rows(plan), plan.table.spec
-    every = list(product(spec.report.criteria, spec.splits))
-    parts: list[str] = []
-    for criterion, split in every:
-        group = [row for row in every_row if (row.metric, row.split) == (criterion.metric, split)]
-        parts += [f"### Test {criterion.metric}, {split}", _result(plan, group, criterion)]
-        if measured := _measured(plan, group, criterion.metric):
-            parts += [f"### Over clients and flatness, {criterion.metric}, {split}", measured]
+    parts, spec = [_results(plan)], plan.table.spec
     if tuning := spec.tuning:
-        for criterion, split in every:
+        for criterion, split in product(spec.report.criteria, spec.splits):
             heading = f"### Validation {criterion.metric} of the search, {split}"
             parts += [heading, _search(plan, tuning, criterion, split)]
     return "\n\n".join(parts)
 
 
+def _results(plan: Plan) -> str:
+    """The results of every split."""
+    every_row, spec = rows(plan), plan.table.spec
+    parts: list[str] = []
+    for criterion, split in product(spec.report.criteria, spec.splits):
+        group = [row for row in every_row if (row.metric, row.split) == (criterion.metric, split)]
+        parts += [f"### Test {criterion.metric}, {split}", _result(plan, group, criterion)]
+        if measured := _measured(plan, group, criterion.metric):
+            parts += [f"### Over clients and flatness, {criterion.metric}, {split}", measured]
+    return "\n\n".join(parts)
+
+
 def insert_tables(text: str, plan: Plan) -> str:
-    """Replace the text between a page's two marker lines by the tables. Raises UsageError without the markers."""
+    """Replace the text between a page's two marker lines by the results, without the tried settings.
+
+    Raises UsageError without the markers.
+    """
     begin, end = _BEGIN.format(plan.table.name), _END.format(plan.table.name)
     if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
         raise UsageError(f"--page: expected the lines {begin} and {end} once each, in this order")
     before, after = text.split(begin, maxsplit=1)[0], text.split(end)[1]
-    return f"{before}{begin}\n\n{tables(plan)}\n\n{end}{after}"
+    return f"{before}{begin}\n\n{_results(plan)}\n\n{end}{after}"
 
 
 def _result(plan: Plan, group: Sequence[Row], criterion: Criterion) -> str:
@@ -61,6 +69,9 @@ def _result(plan: Plan, group: Sequence[Row], criterion: Criterion) -> str:
     ]  # fmt: skip
     without = [row.label for row in group if not _is_shown(row)]
     group = [row for row in group if _is_shown(row)]
+    left_out = f"Not run: {'; '.join(without)}." if without else ""
+    if group and not any(row.seeds or row.choice is None for row in group):
+        return "\n\n".join(filter(None, [_published(group), left_out]))
     lines = [_result_row(row, len(spec.seeds), metric) for row in group]
     if spec.report.baseline:
         at = heads.index("best")
@@ -76,7 +87,7 @@ def _result(plan: Plan, group: Sequence[Row], criterion: Criterion) -> str:
         _first(group, criterion),
         next(filter(None, (result.without(metric) for _, result in plan.results())), ""),
         DECAYS_DIFFER if decays_differ(group) else "",
-        f"Not run: {'; '.join(without)}." if without else "",
+        left_out,
     ]
     return "\n\n".join(filter(None, parts))
 
@@ -107,6 +118,16 @@ def _measured(plan: Plan, group: Sequence[Row], metric: str) -> str:
     measure = plan.table.spec.simulation.measure
     flatness = measure.sharpness.text() if measure and measure.sharpness else ""
     return f"{_table(['Method', *(head for head, _ in shown.values())], lines)}\n\n{MEASURED} {flatness}".rstrip()
+
+
+def _published(group: Sequence[Row]) -> str:
+    """The table of a split without runs: the paper's numbers alone."""
+    lines = [
+        [row.label, parameters_text(row.choice.own) if row.choice else "", f"{100 * row.published:.2f}"]
+        for row in group
+        if row.published is not None
+    ]
+    return f"{_table(['Method', 'own parameters', 'published'], lines)}\n\nNo run yet."
 
 
 def _is_shown(row: Row) -> bool:

@@ -34,8 +34,8 @@ from fl_ops.commands.cli import app
 from tests.processes.scripts import Scripts
 
 ROOT = Path(__file__).parents[2]
-DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md") if path.name != "tables.md")
-"""The pages in docs, by their paths from the root. `fl compare` writes tables.md, whose tables are also in a page."""
+DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
+"""The pages in docs, by their paths from the root."""
 TIMEOUT_S = 120.0
 """A page fails after this wait: enough for a busy machine, and no claim about speed."""
 LOOKS = re.compile(r"grep |fl (clients|run) list|fl run (show|history) ")

@@ -160,6 +160,7 @@ def test_a_page_gets_its_tables_between_the_marks_and_keeps_the_rest(plan: Plan)
     assert once == report.insert_tables(once, plan)
     assert (once.startswith("before\n"), once.endswith("\nafter\n"), "\nold\n" in once) == (True, True, False)
     assert "| FedCM | 0.2 | 0 | alpha 0.3 | 80.00 ± 14.14 | **80.00 ± 14.14** |" in once
+    assert ("of the search" in once, "of the search" in report.tables(plan)) == (False, True)
 
 
 def test_published_accuracies_are_beside_ours(read: Read, reached: Reached) -> None:
@@ -168,6 +169,14 @@ def test_published_accuracies_are_beside_ours(read: Read, reached: Reached) -> N
     text = report.tables(Plan(table, lambda cell: reached(0.5)))
     assert "| FedCM | 0.1 (edge) | 0 | alpha 0.1 | 87.61 | 50.00 ± 0.00 |" in text
     assert "| FedAvg | 0.1 (edge) | 0 |  | - | 50.00 ± 0.00 |" in text
+
+
+def test_a_split_without_runs_has_the_papers_numbers_alone(read: Read) -> None:
+    """There is no column that only runs fill."""
+    table = read(('name = "fedcm"', 'name = "fedcm"\npublished = { even = 0.8761 }'), *NO_SEARCH)
+    text = report.tables(Plan(table, lambda cell: None))
+    assert "| Method | own parameters | published |\n| --- | --- | --: |\n| FedCM |  | 87.61 |" in text
+    assert "No run yet." in text
 
 
 def test_a_row_without_any_number_is_only_named(read: Read, reached: Reached) -> None:
