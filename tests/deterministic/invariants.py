@@ -1,6 +1,6 @@
 """The invariants of docs/measurements/reliability.md, their checks by depth, and the faults planted for each check.
 
-`python -m tests.deterministic.invariants` writes the table of that page; a test compares them.
+`python -m tests.deterministic.invariants` writes the table of that page, which a test compares, and prints the checks.
 """
 
 from __future__ import annotations
@@ -243,19 +243,27 @@ PLANTED: dict[int, dict[str, tuple[str, int]]] = {
 
 
 def table() -> str:
-    """The table of the page: a row for each check."""
-    rows = ["| invariant | depth | check | planted faults that it finds |", "| --- | --: | --- | --- |"]
-    return "\n".join([*rows, *_rows()]) + "\n"
-
-
-def _rows() -> Iterator[str]:
+    """The table of the page: a row for each invariant, with the number of its checks and of the faults they find."""
+    rows = ["| invariant | checks, depth 1 | checks, depth 2 | planted faults |", "| --- | --: | --: | --: |"]
     for invariant, by_depth in INVARIANTS.items():
-        for depth, checks in by_depth.items():
-            for check in checks:
-                faults = [fault for fault, (found_by, _) in PLANTED[depth].items() if found_by == check]
-                yield f"| {invariant} | {depth} | {check} | {'; '.join(faults)} |"
-    for invariant, tests in ELSEWHERE.items():
-        yield f"| {invariant} | | {', '.join(f'`{test}`' for test in tests)} | |"
+        counts = [str(len(by_depth.get(depth, ())) or "") for depth in (1, 2)]
+        faults = sum(len(_faults(depth, check)) for depth, checks in by_depth.items() for check in checks)
+        rows.append(f"| {invariant} | {' | '.join(counts)} | {faults} |")
+    rows += ["", "| invariant that the simulation cannot see | tests |", "| --- | --- |"]
+    rows += [f"| {invariant} | {', '.join(f'`{test}`' for test in tests)} |" for invariant, tests in ELSEWHERE.items()]
+    return "\n".join(rows) + "\n"
+
+
+def checks() -> Iterator[str]:
+    """A line for each check: depth, name, and the planted faults that it finds."""
+    for invariant, by_depth in INVARIANTS.items():
+        yield invariant
+        for depth, names in by_depth.items():
+            yield from (f"  {depth}  {check}: {'; '.join(_faults(depth, check))}" for check in names)
+
+
+def _faults(depth: int, check: str) -> list[str]:
+    return [fault for fault, (found_by, _) in PLANTED[depth].items() if found_by == check]
 
 
 def page() -> str:
@@ -267,3 +275,4 @@ def page() -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    print(*checks(), sep="\n")  # noqa: T201 - the command's output
