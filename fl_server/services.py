@@ -26,6 +26,7 @@ from fl_server.settings.config import ServerConfig
 from fl_server.store.checkpoints import Checkpoints
 from fl_server.store.errors import StoreError
 from fl_server.store.ledger import Ledger
+from fl_server.store.run_secrets import RunSecrets
 from fl_server.store.spool.spool import Spool
 from fl_server.store.uploaded_models import UploadedModels
 from fl_server.web.page import WebSessions
@@ -135,6 +136,11 @@ class Services:
     traces: Traces = UNTRACED
     processes: TaskProcesses | None = None
     """Where tasks from outside run; None: in this process."""
+
+    @property
+    def secrets(self) -> RunSecrets:
+        """The secrets of private runs."""
+        return RunSecrets(self.config.state_dir / "privacy")
 
     async def in_compute(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a long computation outside the event loop."""

@@ -6,6 +6,7 @@ ledger.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -45,6 +46,11 @@ from fl_tasks.summed_metrics import without_personal
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
 
 
+def simulated_secret(config: RunConfig) -> bytes:
+    """The secret of a simulated private run: the same for the same seed. Empty for another run."""
+    return b"" if config.privacy is None else hashlib.sha256(f"simulated {config.seed}".encode()).digest()
+
+
 class Federation:
     """A run's models, its clients' states, and the files of the current round; a context manager.
 
@@ -64,11 +70,14 @@ class Federation:
         options: EngineOptions = SEQUENTIAL,
         *,
         digests: bool = True,
+        secret: bytes = b"",
     ) -> None:
+        """secret: of a private run; empty: one that follows from the seed, which protects nobody."""
         self.directions = directions_of(config, declared_directions(task))
         self.config = config = with_direction(config, self.directions)
         self.clients, self.task = clients, task
-        self.engine = Engine(config, task, options.device)
+        self.secret = secret or simulated_secret(config)
+        self.engine = Engine(config, task, options.device, secret=self.secret)
         self.snapshot: Snapshot = self.engine.first()
         place_held_out(self.engine, clients, options)
         check_metric(config, self.engine.reported_metrics(self.snapshot) if needs_metric(config) else None)
@@ -188,12 +197,15 @@ class Federation:
         self._reduced += [(exchange, one.info.client_id) for one in done]
         self._prepare_bundles(exchange + 1)
 
-    def step(self, accepted: Iterable[str]) -> None:
-        """Compute the next model from the last exchange. Raises Diverged."""
+    def step(self, accepted: Iterable[str], attempt: int = 0) -> None:
+        """Compute the next model from the last exchange. attempt: of the round. Raises Diverged."""
         done = self._accepted(len(self.engine.algorithm.exchanges) - 1, accepted)
         infos, updates = [one.info for one in done], [one.update for one in done]
         with self.profile.part("aggregation"), one_thread():
-            self._stepped, _ = self.engine.server_update(self.snapshot, infos, updates, self._sums)
+            if self.config.privacy is not None:
+                self._stepped, _ = self.engine.private_update(self.snapshot, infos, updates, attempt)
+            else:
+                self._stepped, _ = self.engine.server_update(self.snapshot, infos, updates, self._sums)
 
     def commit(self, accepted: Iterable[str]) -> list[Contribution]:
         """Commit the model that `step` computed and the accepted clients' next states. Returns the accepted updates."""

@@ -33,6 +33,7 @@ from fl_server.store.database.store import Store, open_read_only
 from fl_server.store.errors import StoreError
 from fl_server.store.files import file_digest
 from fl_server.store.records import CommitRecord, RunRecord
+from fl_server.store.run_secrets import RunSecrets
 from fl_tasks import load_task
 from protos.digests import digest_text
 
@@ -192,7 +193,7 @@ class Replay:
             differing += self._work(commit.round, exchange, in_ledger)
             if exchange < last:
                 federation.reduce(exchange, accepted)
-        self._step(commit.round, accepted)
+        self._step(commit, accepted)
         federation.commit(accepted)
         return ReplayedRound(
             commit.round, tuple(accepted), commit.model_digest, federation.digest, commit.averaged_digest,
@@ -218,13 +219,13 @@ class Replay:
             came[result.client] = result.digest
         return [client for client, digest in digests.items() if came[client] != digest]
 
-    def _step(self, round_: int, accepted: list[str]) -> None:
-        if not accepted:
-            raise Refused(f"round {round_}: the ledger has no accepted updates of it")
+    def _step(self, commit: CommitRecord, accepted: list[str]) -> None:
+        if not accepted and self._federation.config.privacy is None:
+            raise Refused(f"round {commit.round}: the ledger has no accepted updates of it")
         try:
-            self._federation.step(accepted)
+            self._federation.step(accepted, commit.attempts - 1)
         except Diverged as error:
-            raise Refused(f"round {round_}: {error}") from error
+            raise Refused(f"round {commit.round}: {error}") from error
 
 
 def _lost_states(ledger: Store, run_id: str) -> set[tuple[int, str]]:
@@ -264,8 +265,22 @@ def _with_local_options(run: RunConfig, local: SimulationConfig) -> RunConfig:
 
 
 def _federation(run: RunConfig, local: SimulationConfig, request: ReplayRequest) -> Federation:
+    secret = _secret(run, request)
     if request.client_configs is None:
         prepared = prepare(SimulationConfig(run, local.simulation), run.seed)
-        return Federation(run, prepared.clients.task, prepared.clients, request.engine)
+        return Federation(run, prepared.clients.task, prepared.clients, request.engine, secret=secret)
     clients = load_daemons(request.client_configs, run.task.name)
-    return Federation(run, load_task(run.task.name, run.task.options), clients, request.engine)
+    task = load_task(run.task.name, run.task.options)
+    return Federation(run, task, clients, request.engine, secret=secret)
+
+
+def _secret(run: RunConfig, request: ReplayRequest) -> bytes:
+    """The secret of a private run, from the coordinator's state directory; empty for another run."""
+    if run.privacy is None:
+        return b""
+    if not isinstance(request.ledger, Path):
+        raise UsageError("--ledger: expected the state directory of a private run, with its secret, got a URL")
+    try:
+        return RunSecrets(request.ledger / "privacy").read(request.run_id)
+    except StoreError as error:
+        raise UsageError(f"--state-dir: {error}") from error

@@ -22,6 +22,7 @@ from fl_ops.simulate.system.devices import Devices
 from fl_ops.simulate.system.simulated_time import SimulatedTime
 from fl_ops.simulate.undelivered import Undelivered
 from fl_ops.simulate.updates import Contribution
+from fl_server.aggregation.private_sum import seed_of_draws
 from fl_server.aggregation.server_update import Diverged
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.rounds import effects
@@ -29,6 +30,7 @@ from fl_server.rounds import events as ev
 from fl_server.rounds.machine import advance
 from fl_server.rounds.sampling import by_id
 from fl_server.rounds.state import Phase, RoundState
+from fl_server.run.privacy import Account
 from fl_server.run_settings.config import RunConfig
 from fl_tasks import Task
 
@@ -46,6 +48,7 @@ class Simulation:
         devices: of the clients, for simulated time. None: clients arrive in a random order, and deadlines do not pass.
         digests: whether each round's result has the digest of its model. None: on a CPU.
         measure: what is measured beyond the run's evaluations.
+        secret: of a private run, for its cohorts and noise; by default it follows from the seed.
 
     Raises:
         AlgorithmError, InvalidInput, TaskError: the coordinator would refuse the run, too.
@@ -63,19 +66,25 @@ class Simulation:
         devices: Devices | None = None,
         digests: bool | None = None,
         measure: MeasureSection | None = None,
+        secret: bytes = b"",
     ) -> None:
         self.config = config if seed is None else config.model_copy(update={"seed": seed})
         self._notify = notify
         self._members = by_id(clients)
         task = task or clients[self._members[0]].task
         self._digests = engine.device.type == "cpu" if digests is None else digests
-        self.federation = Federation(self.config, task, clients, engine, digests=self._digests)
+        self.federation = Federation(self.config, task, clients, engine, digests=self._digests, secret=secret)
         self.config = self.federation.config  # with the direction of its metric
         self._time = None if devices is None else SimulatedTime(devices, self.federation)
         self._collection = Collection(self.federation, self._time)
         algorithm = self.federation.engine.algorithm
         population = self.config.population if algorithm.needs_population else 0
         policy = self.config.policy(len(algorithm.exchanges), population)
+        self.account = None if self.config.privacy is None else Account.of("", self.config, ()).check()
+        """The privacy account of a private run, to which nothing else was charged."""
+        if self.account is not None:
+            seed = seed_of_draws(self.federation.secret)
+            policy = replace(policy, seed=seed, most_draws=self.account.most)
         self._state = RoundState(policy, self.config.stop.rounds, wall_time_s=self.config.stop.wall_time_s)
         self._evaluations = Evaluations(self.federation, self._members, self._time, measure)
         self._measure = measure
@@ -212,7 +221,7 @@ class Simulation:
             case Phase.REDUCING:
                 return self._compute(accepted, lambda: self.federation.reduce(state.exchange, accepted))
             case Phase.STEPPING:
-                return self._compute(accepted, lambda: self.federation.step(accepted))
+                return self._compute(accepted, lambda: self.federation.step(accepted, state.attempt))
             case Phase.COMMITTING:
                 self._commit(accepted)
                 return ev.ModelCommitted()

@@ -29,6 +29,8 @@ from fl_server.aggregation.methods import (
 )
 from fl_server.aggregation.outgoing import ExchangeBundles, Outgoing, direction_of, dtype_names, in_encoding
 from fl_server.aggregation.outside_task.remote_task import RemoteModel, RemoteTask
+from fl_server.aggregation.private_rules import check_private_model
+from fl_server.aggregation.private_sum import Mechanism, PrivateSum, key_of_round
 from fl_server.aggregation.reduction import (
     Reduction,
     SumUpdates,
@@ -65,15 +67,16 @@ class Engine:
         max_model_bytes: int = 0,
         *,
         start: Path | None = None,
+        secret: bytes = b"",
     ) -> None:
         """Updates are summed where they are.
 
         task: in this process, or in one of its own. device: of the snapshots and the server step, and of evaluations in
-        this process. max_model_bytes: of the
-        tensors that building the model takes; 0: any. start: the file whose digest is `initial_model`; None:
-        `initial_model` is its path, as in a simulation.
+        this process. max_model_bytes: of the tensors that building the model takes; 0: any. start: the file whose
+        digest is `initial_model`; None: `initial_model` is its path, as in a simulation. secret: of a run with
+        client-level privacy.
         """
-        self.config, self._start = config, start
+        self.config, self._start, self._secret = config, start, secret
         self.algorithm = build_algorithm(config)
         """The algorithm with its parameters of round 0. What does not depend on them is the same in all rounds."""
         self.sum_updates: SumUpdates = sum_updates
@@ -93,6 +96,7 @@ class Engine:
         self.remarks = self._model.remarks
         """What the creator of the run should know of its model, as lines of text."""
         self.snapshots = Snapshots(self._model, device)
+        check_private_model(config, self.layout)
         self._shapes = self._shapes_of_updates()
 
     def _shapes_of_updates(self) -> list[UpdateShape]:
@@ -174,27 +178,58 @@ class Engine:
 
         earlier_sums: of the round's earlier exchanges.
         """
-        last = len(self.algorithm.exchanges) - 1
-        accepted = self._accepted(snapshot, last, cohort, sources)
+        accepted = self._accepted(snapshot, len(self.algorithm.exchanges) - 1, cohort, sources)
         weights = self.algorithm.weights(accepted.cohort)
         selected = select_updates(self.config.round, accepted, weights)
-        made = self.snapshots.blank_after(snapshot)
-        given = {**earlier_sums, **self._bundles(snapshot).received_direction(snapshot, last, earlier_sums)}
-        given = {name: tree.to(tensors, self.snapshots.device) for name, tensors in given.items()}
-        reduction = replace(self._reduction(snapshot, last, selected), earlier_sums=given)
-        stats = apply_server_update(reduction, snapshot.state, made.state, self._trainable_layout)
-        if made.rounded:
-            tree.copy_(made.rounded, made.state.x)
-            check_finite(f"the model as {dtype_names(made.state.dtypes)}", made.rounded, made.round)
+        made, stats = self._stepped(snapshot, selected, earlier_sums)
         if made.buffers:
             tree.copy_(made.buffers, reduce_buffers(self.config.round, accepted, weights))
-        self._bundles(made).check(made, 0, _NONE)
-        return made.measured().with_average(self.config.averaging, snapshot.averaged), replace(
+        return self._finished(snapshot, made), replace(
             stats,
             left_out=left_out(accepted.cohort, selected.cohort),
             capped=() if accepted.cohort is cohort else lighter(cohort, self.algorithm.weights(cohort), weights),
             largest=max(zip(weights, (info.client_id for info in accepted.cohort), strict=True))[::-1],
         )
+
+    def private_update(
+        self, snapshot: Snapshot, cohort: Sequence[fl.UpdateInfo], sources: Sequence[Source], attempt: int
+    ) -> tuple[Snapshot, ServerUpdateStats]:
+        """The same for a run with client-level privacy, from a noisy mean; there may be no update. Buffers stay."""
+        privacy, clients = self.config.privacy, [info.client_id for info in cohort]
+        if privacy is None:
+            raise RuntimeError("expected a run with the section privacy")
+        noisy = PrivateSum(
+            Mechanism(privacy.clip, privacy.noise_multiplier, self.config.round.rate * self.config.population),
+            sum(entry.numel for entry in self._trainable_layout.entries),
+            key_of_round(self._secret, snapshot.round + 1, attempt, clients),
+            self.config.local.steps or 1,
+        )
+        made, stats = self._stepped(snapshot, self._accepted(snapshot, 0, cohort, sources), _NONE, noisy)
+        if made.buffers:
+            tree.copy_(made.buffers, snapshot.buffers)
+        return self._finished(snapshot, made), stats
+
+    def _stepped(
+        self,
+        snapshot: Snapshot,
+        updates: AcceptedUpdates,
+        earlier_sums: Mapping[str, fl.Tensors],
+        private: PrivateSum | None = None,
+    ) -> tuple[Snapshot, ServerUpdateStats]:
+        """The next snapshot without buffers. Raises Diverged."""
+        last, made = len(self.algorithm.exchanges) - 1, self.snapshots.blank_after(snapshot)
+        given = {**earlier_sums, **self._bundles(snapshot).received_direction(snapshot, last, earlier_sums)}
+        given = {name: tree.to(tensors, self.snapshots.device) for name, tensors in given.items()}
+        reduction = replace(self._reduction(snapshot, last, updates), earlier_sums=given, private=private)
+        stats = apply_server_update(reduction, snapshot.state, made.state, self._trainable_layout)
+        if made.rounded:
+            tree.copy_(made.rounded, made.state.x)
+            check_finite(f"the model as {dtype_names(made.state.dtypes)}", made.rounded, made.round)
+        return made, stats
+
+    def _finished(self, snapshot: Snapshot, made: Snapshot) -> Snapshot:
+        self._bundles(made).check(made, 0, _NONE)
+        return made.measured().with_average(self.config.averaging, snapshot.averaged)
 
     def _accepted(
         self, snapshot: Snapshot, exchange: int, cohort: Sequence[fl.UpdateInfo], sources: Sequence[Source]

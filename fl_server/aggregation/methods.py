@@ -9,6 +9,7 @@ from algorithms.optimizers.classes import check_optimizer
 from algorithms.optimizers.federated import check_combination, with_optimizer
 from algorithms.optimizers.spec import OptimizerSpec, RateSchedule
 from algorithms.reference import KnownPart, Reference, has_reference, reference_of
+from fl_server.aggregation.private_rules import check_one_release, check_privacy
 from fl_server.aggregation.reduction import check_reducer
 from fl_server.errors import InvalidInput
 from fl_server.rounds.sampling import drawn_steps
@@ -41,6 +42,9 @@ def build_algorithm(config: RunConfig) -> fl.Algorithm:
         )
     if algorithm.skipping:
         _check_skipping(config, algorithm.name)
+    if config.privacy is not None:
+        check_privacy(config)
+        check_one_release(config, algorithm)
     if algorithm.objective == "examples" and config.round.max_client_share:
         raise InvalidInput(
             "round.max_client_share",

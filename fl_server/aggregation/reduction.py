@@ -18,6 +18,7 @@ import algorithms as fl
 from algorithms import UpdateInfo, tree
 from algorithms.aggregate import mean_of_buffers
 from fl_server.aggregation import robust
+from fl_server.aggregation.private_sum import PrivateSum
 from fl_server.aggregation.robust import check_outside_reducer
 from fl_server.aggregation.updates import AcceptedUpdates, Source, by_block, device_of, joined, neighbours
 from fl_server.errors import InvalidInput
@@ -140,12 +141,17 @@ class Reduction:
     earlier_sums: Mapping[str, fl.Tensors] = field(default_factory=dict)
     """The sums of the round's earlier exchanges."""
     sum_updates: SumUpdates = sum_updates
+    private: PrivateSum | None = None
+    """The noisy mean of a run with client-level privacy, in place of the others."""
     release: Callable[[], object] = lambda: None
     """Called several times during the server update of a large model; it may return freed memory to the kernel."""
 
     def sums(self, names: Collection[str] | None = None) -> dict[str, fl.Tensors]:
         """The method's sums by name, with the run's reducer in place of the mean. names: only these tensors."""
         updates = self.updates if names is None else self.updates.only(names)
+        if self.private is not None:
+            made = self.private.sums(self.algorithm.exchanges[self.exchange], self.info, updates)
+            return {name: tree.to(tensors, self.device) for name, tensors in made.items()}
         wanted = self.algorithm.exchanges[self.exchange].sums(updates.cohort, self.info)
         if self.section.reducer == "mean" or robust.selects(self.section):  # a selection, then a mean
             made = sum_payloads(updates, wanted, self.sum_updates)

@@ -62,7 +62,7 @@ def draw_fixed(pool: Iterable[str], size: int, draw: Draw) -> tuple[str, ...]:
 def draw_bernoulli(pool: Iterable[str], rate: float, draw: Draw, fewest: int = 1) -> tuple[str, ...]:
     """Each client with probability `rate`, independently; an empty cohort is drawn again (ALGORITHMS 7.2, A24).
 
-    So is one of less than `fewest` clients. The result is smaller only if the pool is.
+    So is one of less than `fewest` clients. The result is smaller only if the pool is. With 0 nothing is drawn again.
     """
     clients = by_id(pool)
     threshold = int(rate * _TICKETS)

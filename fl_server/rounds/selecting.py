@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from fl_server.rounds.by_client import ByClient, Lost
-from fl_server.rounds.effects import AwaitClients, OpenAttempt, RestartRound, RetryLater
-from fl_server.rounds.ending import cancel, end_by_fault, no_client_delivers
-from fl_server.rounds.events import ClientReleased, StatesLost
+from fl_server.rounds.effects import AwaitClients, ComputeStep, OpenAttempt, RestartRound, RetryLater
+from fl_server.rounds.ending import cancel, end_by_fault, end_now, no_client_delivers
+from fl_server.rounds.events import ClientReleased, EndRequested, StatesLost
 from fl_server.rounds.sampling import Draw, adapted, draw_fixed
 from fl_server.rounds.state import Phase, Result, RoundState, replace
 
@@ -25,10 +25,23 @@ def select(state: RoundState) -> Result:
             state, effects = restart_round(state, lost_states(state), states=True)
             return state, (waits, *effects)
         return state, (waits,)
+    if 0 < policy.most_draws <= state.draws:
+        return end_now(state, EndRequested("completed", f"its privacy budget allows {policy.most_draws} draws"))
+    return _draw(state)
+
+
+def _draw(state: RoundState) -> Result:
+    """Draw the first cohort of a round."""
+    policy, candidates = state.policy, state.candidates
     size = _cohort_size(state, policy.clients_per_round)
     cohort = policy.cohort(candidates, size, Draw(policy.seed, state.round, state.attempt))
-    state = replace(state, phase=Phase.COLLECTING, goal=policy.goal_of(cohort), drawn=frozenset(cohort))
-    return state, (OpenAttempt(state.round, state.exchange, state.attempt, cohort),)
+    state = replace(
+        state, phase=Phase.COLLECTING, goal=policy.goal_of(cohort), drawn=frozenset(cohort), draws=state.draws + 1
+    )
+    opened = OpenAttempt(state.round, state.exchange, state.attempt, cohort)
+    if cohort:
+        return state, (opened,)
+    return replace(state, phase=Phase.STEPPING, accepted=()), (opened, ComputeStep(()))  # a private round
 
 
 def _cohort_size(state: RoundState, wanted: int) -> int:

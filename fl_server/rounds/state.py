@@ -72,16 +72,21 @@ class RoundPolicy:
     """Processes of one client's daemon that are sent the work of an exchange without an answer; 0: no limit."""
     rounds_between_restarts: int = 0
     """Rounds that are committed between two restarts of the client states because of lost ones."""
+    private: bool = False
+    """Client-level privacy: each client is drawn by itself, and a round closes with what came, even nothing. There are
+    no replacements, because who takes part must not depend on the others."""
+    most_draws: int = 0
+    """Draws of cohorts that the run's privacy budget allows; 0: no limit."""
 
     def cohort(self, candidates: Iterable[str], size: int, draw: Draw) -> tuple[str, ...]:
         """The first cohort of a round. size: that of a fixed cohort."""
         if self.sampling == "bernoulli":
-            return draw_bernoulli(candidates, self.rate, draw, self.min_accepted)
+            return draw_bernoulli(candidates, self.rate, draw, 0 if self.private else self.min_accepted)
         return draw_fixed(candidates, size, draw)
 
     def goal_of(self, cohort: tuple[str, ...]) -> int:
-        """The goal of a round whose first attempt drew this cohort."""
-        return len(cohort) if self.sampling == "bernoulli" else min(self.clients_per_round, len(cohort))
+        """The goal of a round whose first attempt drew this cohort: 1 for an empty one, since 0 is before the draw."""
+        return max(1, len(cohort)) if self.sampling == "bernoulli" else min(self.clients_per_round, len(cohort))
 
     def drawn_of(self, clients: int) -> float:
         """How many of so many clients a round draws, in the mean."""
@@ -155,6 +160,8 @@ class RoundState:
     """The run is complete after so much time; 0: no limit."""
     elapsed_s: float = 0.0
     """Time that it has used."""
+    draws: int = 0
+    """First draws of rounds so far, of those that were redrawn too: each is charged to the privacy account."""
     ending: tuple[EndStatus, str] | None = None
     """How and why the run ends after the current step, or has ended."""
     failed_by: Literal["", "not_finite", "norm", "layout", "task"] = ""
@@ -253,6 +260,8 @@ class RoundState:
     @property
     def quorum(self) -> int:
         """Fewest updates that may close this round."""
+        if self.policy.private:
+            return 0
         wanted = self.policy.quorum or (self.goal + 1) // 2
         return max(min(wanted, self.goal), self.policy.min_accepted)
 

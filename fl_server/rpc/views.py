@@ -73,6 +73,20 @@ def run_status(run: Run) -> pb.RunStatus:
         best=None if rounds.best_commit is None else round_summary(rounds.best_commit),
         latest_failure=_latest_failure(run.submissions.failures),
         states=_states(run) if run.context.keeps_client_state else None,
+        privacy=_privacy(run),
+    )
+
+
+def _privacy(run: Run) -> pb.PrivacyStatus | None:
+    if (account := run.account) is None:
+        return None
+    draws = run.state.draws
+    return pb.PrivacyStatus(
+        account=account.name,
+        epsilon=account.epsilon(draws),
+        epsilon_of_seen_cohorts=account.epsilon(draws, seen=True),
+        draws=draws,
+        most_draws=account.most,
     )
 
 

@@ -111,7 +111,8 @@ class RoundComputation:
             return
         try:
             paths = await services.in_compute(update_paths, services.spool, updates)
-            norms = await self._control.retry(lambda: model.compute_next(updates, paths))
+            attempt = self._control.state.attempt
+            norms = await self._control.retry(lambda: model.compute_next(updates, paths, attempt))
         except Diverged as error:
             self._diverged(updates, error)
             return
@@ -120,7 +121,8 @@ class RoundComputation:
                 "updates_left_out", run=self._context.run_id, round=self._control.state.round, clients=norms.left_out
             )
         self._check_weights(norms, len(updates))
-        self._context.counters.model_computed(norms, [update.norm for update in updates])
+        private = self._control.config.privacy is not None
+        self._context.counters.model_computed(norms, [] if private else [update.norm for update in updates])
         self._control.post(ev.StepComputed())
 
     def _outliers(self, updates: Iterable[UpdateRecord]) -> Culprits:
@@ -165,6 +167,8 @@ class RoundComputation:
             context.counters.round_short(reason)
             log.warning("round_short", run=context.run_id, round=state.round, why=reason)
         record = replace(self._commit_record(updates, now), norms=context.norms.after(norms).to_text())
+        if control.config.privacy is not None:  # nothing of single clients, and no mean without noise
+            record = replace(record, training_loss=None, epochs=(), norms="")
         why = HistoryRecord(now, "coordinator", "round_committed", context.run_id, reason or f"round {state.round}")
         record = await context.model.commit(record, why, control)
         context.norms.put_back(record.norms)

@@ -14,6 +14,7 @@ from fl_server.metrics import Metrics
 from fl_server.rounds.metrics import Directions
 from fl_server.run.client_states import ClientStates
 from fl_server.run.models import ModelSource, ModelStore
+from fl_server.run.privacy import Account
 from fl_server.run.progress import RoundTrace, Watchers
 from fl_server.run.rounds import RunCounters, RunRounds
 from fl_server.run.totals import Draw, LabelOrder
@@ -35,6 +36,8 @@ class RunDependencies:
     models: ModelSource
     directions: Directions
     """The directions of metrics in the run's file and its task."""
+    account: Account | None = None
+    """That of a run with client-level privacy."""
 
 
 def _method(section: AlgorithmSection) -> dict[str, str]:

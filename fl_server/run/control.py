@@ -22,8 +22,10 @@ from fl_server.rounds import effects
 from fl_server.rounds import events as ev
 from fl_server.rounds.machine import advance, applies
 from fl_server.rounds.state import Phase, RoundState, UnexpectedEvent
+from fl_server.rounds.state import replace as replace_state
 from fl_server.run.context import RunContext
 from fl_server.run.eligible import EligibleClients
+from fl_server.run.privacy import Account
 from fl_server.run.progress import Progress
 from fl_server.run.record import RunStatus
 from fl_server.run.tasks import RunTasks
@@ -47,6 +49,8 @@ class RunControl(RunTasks):
         self.config = config
         """The current configuration. Extending or resuming a run replaces it, so it is read at each use."""
         self.state = _first_state(context, record, config)
+        self.account: Account | None = None
+        """The privacy account of a private run, as it was at the last `take_account`."""
         self.draining = False
         """Whether the coordinator is about to stop: no client gets new work."""
         self.run_status = RunStatus(context, self, record)
@@ -56,6 +60,13 @@ class RunControl(RunTasks):
         self._events: asyncio.Queue[ev.Event | None] = asyncio.Queue()
         self._phase_began = time.monotonic()
         self._ended = asyncio.Event()
+
+    def take_account(self, account: Account | None) -> None:
+        """Go on with what the account allows now."""
+        self.account = account
+        if account is not None:
+            policy = replace(self.state.policy, most_draws=account.most)
+            self.state = replace_state(self.state, policy=policy, draws=account.own)
 
     @abstractmethod
     async def carry_out(self, effect: effects.Effect) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import structlog
@@ -97,7 +98,11 @@ class Effects:
         record = AttemptRecord(
             context.run_id, command.round, command.exchange, command.attempt, command.cohort, time.time(), deadline_s
         )
-        await control.write(context.store.open_attempt, record, self._opened(record))
+        account = control.account
+        charge = None if account is None else account.charge(context.run_id, command, control.state.draws)
+        await control.write(context.store.open_attempt, record, self._opened(record), charge)
+        if charge is not None:
+            await control.retry(partial(context.services.in_io, context.services.secrets.counted, charge))
         if command.exchange == 0 and context.rounds.began is None:
             context.rounds.began = time.monotonic()
         context.rounds.transfers.begin(command.round, command.exchange)

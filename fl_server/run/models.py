@@ -62,10 +62,12 @@ class ModelSource:
     max_model_bytes: int
     start: Path | None
     """The file of the first model's values; None: the task makes them."""
+    secret: bytes = b""
+    """That of a run with client-level privacy."""
 
     def engine(self, config: RunConfig) -> Engine:
         """An engine without a model."""
-        return Engine(config, self.task, max_model_bytes=self.max_model_bytes, start=self.start)
+        return Engine(config, self.task, max_model_bytes=self.max_model_bytes, start=self.start, secret=self.secret)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,11 +208,17 @@ class ModelStore:
         if sum(update.size_bytes for update in updates) >= _LARGE_UPLOADS:
             await self._services.in_compute(give_back_freed_memory)
 
-    async def compute_next(self, updates: Sequence[UpdateRecord], paths: Sequence[Path]) -> ServerUpdateStats:
+    async def compute_next(
+        self, updates: Sequence[UpdateRecord], paths: Sequence[Path], attempt: int
+    ) -> ServerUpdateStats:
         """Compute the next model from the accepted updates, in the order of id bytes. Raises Diverged."""
         before: Mapping[str, fl.Tensors] = self._sums
         await self._give_back(updates)
-        self._next = await self._computed(self.engine.server_update, self.snapshot, _cohort(updates), paths, before)
+        cohort, engine = _cohort(updates), self.engine
+        if engine.config.privacy is not None:
+            self._next = await self._computed(engine.private_update, self.snapshot, cohort, paths, attempt)
+        else:
+            self._next = await self._computed(engine.server_update, self.snapshot, cohort, paths, before)
         return self._next[1]
 
     async def commit(self, record: CommitRecord, why: HistoryRecord, run: RunTasks) -> CommitRecord:

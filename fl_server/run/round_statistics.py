@@ -80,6 +80,8 @@ _LONGEST = 500
 def wanted_updates(state: RoundState) -> int:
     """The updates that a round wants, whatever the size of its cohort or of its last exchange is."""
     policy = state.policy
+    if policy.private:
+        return len(state.drawn)
     return max(state.goal, policy.clients_per_round) if policy.sampling == "fixed" else state.goal
 
 

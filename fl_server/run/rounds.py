@@ -233,13 +233,10 @@ class RunCounters:
             spent[phase.value] = round(spent.get(phase.value, 0.0) + seconds, 3)
 
     def model_computed(self, norms: ServerUpdateStats, updates: Sequence[float]) -> None:
-        """The round's model was computed. updates: the norms of the accepted updates as they came."""
+        """The round's model was computed. updates: the norms of the accepted updates as they came; none if private."""
         statistics = self._rounds.statistics
-        statistics.norms = {
-            "update": fmean(updates),
-            "update_smallest": min(updates),
-            "update_largest": max(updates),
-            "aggregate": norms.aggregate,
-            "direction": norms.direction,
-        }
+        statistics.norms = {"aggregate": norms.aggregate, "direction": norms.direction}
+        if updates:
+            smallest, largest = min(updates), max(updates)
+            statistics.norms |= {"update": fmean(updates), "update_smallest": smallest, "update_largest": largest}
         statistics.cosine = norms.cosine if norms.direction else None

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace as replace_fields
 from itertools import chain
 
 import structlog
 
 from fl_server.aggregation.broadcast import Broadcast
+from fl_server.aggregation.private_sum import seed_of_draws
 from fl_server.rounds import effects
+from fl_server.rounds.state import replace
 from fl_server.run import deadline
 from fl_server.run.context import RunContext, RunDependencies
 from fl_server.run.control import RunControl
@@ -32,6 +35,10 @@ class Run(RunControl):
     def __init__(self, services: Services, record: RunRecord, config: RunConfig, dependencies: RunDependencies) -> None:
         context = RunContext.create(services, record.run_id, config, dependencies)
         super().__init__(context, record, config)
+        if secret := dependencies.models.secret:
+            policy = replace_fields(self.state.policy, seed=seed_of_draws(secret))
+            self.state = replace(self.state, policy=policy)
+        self.take_account(dependencies.account)
         self.rounds, self.model, self.watchers = context.rounds, context.model, context.watchers
         self.client_states = context.client_states
         parts = RunParts.create(self.context, self)

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, Field, field_validator, model_va
 from fl_server.rounds.metrics import LOSS, Criterion, Directions, by_clients, of_averaged
 from fl_server.rounds.state import RoundPolicy
 from fl_server.rounds.stop_rules import StopPolicy
+from fl_server.run_settings.privacy import PrivacySection, with_private_defaults
 from fl_server.run_settings.sections import (
     CHECKS,
     MAX_COUNT,
@@ -235,6 +236,12 @@ class RunConfig(_Section):
     owner: Annotated[str, AfterValidator(_owner)] | None = None
     personal: tuple[Annotated[Word, Field(min_length=1)], ...] = Field(default=(), max_length=MAX_PATTERNS)
     averaging: AveragingSection | None = None
+    privacy: PrivacySection | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _private_defaults(cls, values: Any) -> Any:
+        return with_private_defaults(values) if isinstance(values, dict) else values
 
     @model_validator(mode="after")
     def _metric_rules_need_evaluations(self) -> Self:
@@ -282,6 +289,8 @@ class RunConfig(_Section):
             "quorum": section.fewest if fixed else section.quorum or 0,
             "min_accepted": section.least,
         }
+        if self.privacy is not None:
+            given |= {"private": True, "quorum": 0, "min_accepted": 0}
         return RoundPolicy(
             **given,
             seed=self.seed,
@@ -293,6 +302,11 @@ class RunConfig(_Section):
             await_clients=self.stops_by_metric and by_clients(self.stop.metric),
             stop=self.stop.policy,
         )
+
+    @property
+    def clip_norm(self) -> float:
+        """The norm to which longer updates are scaled down; 0: none."""
+        return self.round.clip_update_norm if self.privacy is None else self.privacy.clip
 
     def base_id(self) -> str:
         """The id of the run, if it is free."""

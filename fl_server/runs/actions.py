@@ -123,6 +123,8 @@ class RunActions:
         try:
             await self._loading.code(run.id, config)
             await _reload(run)
+            if run.ended and (account := await self._loading.account(run.id, config)) is not None:
+                run.take_account(account.check())
             yield
         except (StoreError, WrongState, InvalidInput):
             run.config = config

@@ -82,12 +82,14 @@ class RunCreation:
                 digest = await self._services.in_compute(checkpoints.keep_start, run_id, start)
                 config = config.model_copy(update={"initial_model": digest_text(digest)})
             record = RunRecord(run_id, config.model_dump(exclude_none=True), "waiting", "", time.time())
+            await self._begin_account(run_id, config)
             try:
                 run = await self._loading.build(record, config, task, self._model_room(run_id))
                 await run.model.load(config)
                 await self._check_metric(run, config)
             except (InvalidInput, TaskError, AlgorithmError):
                 await self._services.in_compute(checkpoints.remove_run, run_id)
+                await self._services.in_io(self._services.secrets.remove, run_id)
                 raise
         except TaskError as error:
             raise not_loadable(error) from error
@@ -102,6 +104,17 @@ class RunCreation:
         log.info("run_created", run=run_id, actor=actor, task=config.task.name, algorithm=config.algorithm.name)
         run.start()
         return run
+
+    async def _begin_account(self, run_id: str, config: RunConfig) -> None:
+        """Make the secret of a private run. Raises InvalidInput if its account is in use, or has no budget left."""
+        if (account := await self._loading.account(run_id, config)) is None:
+            return
+        account.check()
+        for run in self._table.loaded.values():
+            if run.account is not None and run.account.name == account.name and not run.ended:
+                expected = f"an account that no other run under way has, which {account.name!r} is not"
+                raise InvalidInput("privacy.account", expected, f"the run {run.id}: wait for its end")
+        await self._services.in_io(self._services.secrets.make, run_id)
 
     async def _check_metric(self, run: Run, config: RunConfig) -> None:
         """Raises InvalidInput for a metric that the run cannot use."""

@@ -96,6 +96,7 @@ class Deletions:
         try:
             await services.in_compute(services.checkpoints.remove_run, run_id)
             await services.in_io(services.spool.remove_run, run_id)
+            await services.in_io(services.secrets.remove, run_id)
             while await ledger.do(ledger.store.remove_rounds, run_id, _ALL):
                 pass
             while await ledger.do(ledger.store.remove_run_history, run_id):

@@ -161,6 +161,10 @@ RUN_GAUGES = (
         lambda run: len(run.rounds.shares.too_low),
     ),
     _plain(
+        "fl_privacy_epsilon", "What the run's privacy account has spent; none without differential privacy.",
+        lambda run: None if run.account is None else run.account.epsilon(run.state.draws),
+    ),
+    _plain(
         "fl_update_direction_cosine", "Cosine between the last round's movement and minus its direction.",
         lambda run: run.rounds.latest_statistics.cosine,
     ),

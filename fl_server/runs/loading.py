@@ -23,12 +23,14 @@ from fl_server.outside_calls import OutsideCode
 from fl_server.run.context import RunDependencies
 from fl_server.run.evaluation_metrics import directions_of
 from fl_server.run.models import ModelSource
+from fl_server.run.privacy import Account, account_of
 from fl_server.run.run import Run
 from fl_server.run_settings.config import RunConfig, TaskSection
 from fl_server.run_settings.sections import Fingerprint
 from fl_server.services import Services
 from fl_server.settings.config import ServerConfig
-from fl_server.store.records import RunRecord
+from fl_server.store.errors import StoreError
+from fl_server.store.records import ENDED, RunRecord
 from fl_tasks import BUILT_IN, Task, TaskError, TaskNotListed, fingerprint, load_task
 from fl_tasks.metrics import declared_directions
 from fl_tasks.naming import TASKS, path_of
@@ -172,16 +174,31 @@ class RunLoading:
         services = self._services
         return await services.in_building(load_allowed, config.task, services.config, services.processes)
 
+    async def account(self, run_id: str, config: RunConfig) -> Account | None:
+        """The account of a private run, with what it was charged so far; None for another run."""
+        if config.privacy is None:
+            return None
+        ledger = self._services.ledger
+        return Account.of(run_id, config, await ledger.do(ledger.store.charges, account_of(config)))
+
+    async def _secret(self, record: RunRecord, config: RunConfig) -> bytes:
+        """The secret of a private run; empty for another run, and for one that is over and has none any more."""
+        if config.privacy is None:
+            return b""
+        try:
+            return await self._services.in_io(self._services.secrets.read, record.run_id)
+        except StoreError as error:
+            if record.state in ENDED:
+                return b""
+            raise InvalidInput("privacy", "the secret of the run", str(error)) from error
+
     async def build(self, record: RunRecord, config: RunConfig, task: LoadedTask, most: int) -> Run:
         """A run whose models are not loaded. most: bytes of its model. Raises InvalidInput, AlgorithmError."""
         code = OutsideCode(record.run_id, outside_names(config))
         algorithm = await self._services.in_code(code, build_algorithm, config)
         directions = directions_of(config, task.directions)
         start = self._services.checkpoints.start(record.run_id)
-        dependencies = RunDependencies(
-            task.fingerprint,
-            algorithm,
-            ModelSource(task.task, most, start),
-            directions,
-        )
+        source = ModelSource(task.task, most, start, await self._secret(record, config))
+        account = await self.account(record.run_id, config)
+        dependencies = RunDependencies(task.fingerprint, algorithm, source, directions, account)
         return Run(self._services, record, config, dependencies)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 
@@ -50,6 +51,7 @@ class Restoration:
         ledger, outside = self._services.ledger, self._services.outside
         crashed = dict(outside.crashed)
         self._deletions.restore(await ledger.do(ledger.store.deleted_runs))
+        await self._charge_again()
         for record in await ledger.do(ledger.store.runs):
             names, slow = self._outside_code(record)
             if record.state == DELETING:
@@ -66,6 +68,15 @@ class Restoration:
         for run_id, why in crashed.items():
             log.error("creation_crashed", run=run_id, error=why)
         await self._wait()
+
+    async def _charge_again(self) -> None:
+        """Charge the privacy accounts what a ledger that was restored from a backup has lost."""
+        ledger, secrets = self._services.ledger, self._services.secrets
+        missing = await self._services.in_io(secrets.missing, await ledger.do(ledger.store.charged_accounts))
+        for charge in missing:
+            await ledger.do(ledger.store.add_charge, charge)
+        for account, count in Counter(charge.account for charge in missing).items():
+            log.warning("privacy_charged_again", account=account, charges=count, why="the ledger is an older backup")
 
     async def _wait(self) -> None:
         """Wait for the runs with code from outside, but not for long."""

@@ -61,6 +61,22 @@ class AttemptRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class ChargeRecord:
+    """What the draw of one attempt costs a privacy account. It is written with the attempt and never removed."""
+
+    account: str
+    number: int
+    """Counted within the account, from 1, without gaps: another charge in between is an error."""
+    run_id: str
+    round: int
+    attempt: int
+    noise_multiplier: float
+    rate: float
+    """q: with which probability each client is drawn."""
+    charged_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class UpdateRecord:
     """The verdict on the update of one (run, round, exchange, client). The first verdict stands."""
 

@@ -167,6 +167,7 @@ def figures(run: pb.RunStatus) -> list[Fact]:
         fact("late updates", _late(account.staleness)),
         fact("time", _shares(account.seconds)),
         fact("client states", f"{states.members:,} members" if run.HasField("states") else ""),
+        fact("privacy", _privacy(run)),
     ]
 
 
@@ -221,6 +222,16 @@ def _left_out(states: pb.StateMembers) -> str:
         return ""
     names = first_of(states.first_left_out, states.left_out)
     return f"{names}, for lost client states: `fl clients release {states.first_left_out[0]}` admits it again"
+
+
+def _privacy(run: pb.RunStatus) -> str:
+    if not run.HasField("privacy"):
+        return ""
+    spent, wanted = run.privacy, run.spec.privacy
+    promised = f"of at most {wanted.max_epsilon:g} at delta {wanted.delta:g} for each {wanted.unit}"
+    seen = f"{spent.epsilon_of_seen_cohorts:.3g} for who sees the cohorts"
+    draws = f"{spent.draws} of {spent.most_draws} draws"
+    return f"epsilon {spent.epsilon:.3g} {promised} ({seen}), account {spent.account}; {draws}"
 
 
 def _below_due(run: pb.RunStatus) -> str:

@@ -39,6 +39,12 @@ def check_state(driver: Driver) -> None:
         assert driver.deadline is not None, "a round that collects has a deadline: none"
     if state.phase is Phase.SELECTING and state.goal and state.settled:
         assert driver.retries, "a round that waits is tried again: never"
+    if state.policy.private and state.phase is not Phase.ENDED:
+        charged, most = len(ledger.charged), state.policy.most_draws
+        assert state.draws == charged, f"each draw is counted: {state.draws}, not {charged}"
+        assert charged <= most or not most, f"a budget ends the run: {charged} draws of {most}"
+        opened = len(ledger.attempts.get(state.round, ()))
+        assert opened <= 1, f"a private round is drawn once: {opened} attempts of round {state.round}"
     if state.collects:
         rows = ledger.updates.get((state.round, state.exchange), {})
         assert rows == dict(state.admitted), f"admitted as in the ledger: {state.admitted}, not {rows}"
@@ -57,6 +63,8 @@ def check_restored(before: RoundState, after: RoundState) -> None:
         same += () if before.repeated else _OF_UPDATES
     if before.policy.stop.uses_metrics:
         same += _OF_METRICS
+    if before.policy.private:
+        same += ("draws",)
     if before.phase is Phase.EVALUATING:
         # One of an earlier round is awaited only where it had begun before, and one of the last round not any more
         # where the run was extended in it.
@@ -104,8 +112,8 @@ def _check_round(driver: Driver, round_: int, model: bytes) -> None:
     assert clients == sorted(set(clients)), f"accepted lists are in order: that of round {round_} is {clients}"
     assert len(clients) >= policy.min_accepted, f"a model has its fewest updates: round {round_} has {len(clients)}"
     if policy.sampling == "fixed" and not last:
-        asked = {client for _, _, cohort in ledger.attempts[round_] for client in cohort}
-        quorum = min(policy.quorum or (policy.clients_per_round + 1) // 2, policy.clients_per_round, len(asked))
+        goal = policy.goal_of(ledger.attempts[round_][0][2])
+        quorum = min(policy.quorum or (goal + 1) // 2, goal)
         assert len(clients) >= quorum, f"a round closes with a quorum: round {round_} with {len(clients)} of {quorum}"
         assert len(clients) <= policy.clients_per_round, f"a round has its goal: round {round_} counts {len(clients)}"
     for client, made in accepted:

@@ -51,7 +51,7 @@ class Driver:
             self.state, rounds=ledger.rounds, round=done, paused=ledger.paused, state_epoch=ledger.epoch,
             epoch_rounds=len(of_epoch), over_selection=ledger.commits[-1][3] if done else 0.0,
             members=frozenset(client for number in counted for client, _ in ledger.commits[number][1]),
-            judged_from=ledger.judged_from,
+            judged_from=ledger.judged_from, draws=self.draws(),
             lost=ByClient(ledger.lost) if policy.population else ByClient(),
         )  # fmt: skip
         if ledger.status != "running":
@@ -81,6 +81,10 @@ class Driver:
             self.deadline = self.clock.now + self.time_left()
         yield "restored"
         yield from self.take(ev.RoundRestored())
+
+    def draws(self) -> int:
+        """How often a private run has drawn a cohort."""
+        return len(self.ledger.charged)
 
     def time_left(self) -> float:
         """Seconds of the attempt under way that are left after a restart."""
@@ -219,6 +223,7 @@ class Driver:
                 assert rows or not ledger.paused, f"no round begins in a pause: round {round_}"
                 if (exchange, attempt) not in [row[:2] for row in rows]:
                     rows.append((exchange, attempt, cohort))
+                    ledger.charged += [(round_, attempt)] * self.state.policy.private
                 self.deadline = None  # that of the attempt before: its time left is not written any more
                 ledger.seconds_left, self.told.opened = DEADLINE_S, self.clock.up
             case fx.RecordFailure(client, why):

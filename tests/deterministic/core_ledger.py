@@ -56,6 +56,8 @@ class Ledger:
     by_clients: set[int] = field(default_factory=set)
     lost: dict[str, Lost] = field(default_factory=dict)
     """States that wait for a reset."""
+    charged: list[tuple[int, int]] = field(default_factory=list)
+    """(round, attempt) of each draw of a private run. Nothing removes them."""
     judged_from: int = 0
     seconds_left: float = 0.0
     """Until the deadline of the attempt under way, as it was written last."""

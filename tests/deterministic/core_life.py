@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 
 from fl_server.rounds import events as ev
@@ -39,7 +39,7 @@ def policy_of(draw: random.Random) -> RoundPolicy:
     """A run's policy."""
     clients = draw.choice((1, 2, 3, 3, 4))
     uses_metric = draw.random() < 0.3
-    return RoundPolicy(
+    policy = RoundPolicy(
         seed=draw.randrange(1000),
         sampling=draw.choice(("fixed", "fixed", "fixed", "bernoulli")),
         clients_per_round=clients,
@@ -57,6 +57,12 @@ def policy_of(draw: random.Random) -> RoundPolicy:
         stop=StopPolicy(BY_LOSS, 0.1 if uses_metric else None, draw.choice((0, 6)) if uses_metric else 0),
         rounds_between_restarts=draw.choice((0, 2)),
         most_processes=draw.choice((0, 2)),
+    )
+    if policy.sampling == "fixed" or policy.seed % 3:
+        return policy
+    most = policy.seed % 2 * (ROUNDS - 3)
+    return replace(
+        policy, private=True, most_draws=most, close="cohort", quorum=0, min_accepted=0, exchanges=1, population=0
     )
 
 
@@ -277,7 +283,7 @@ class CoreLife:
             self._do(self.driver.take(ev.Extended(self.ledger.rounds)))
 
     def _states(self) -> None:
-        if self.policy.population:
+        if self.policy.population or self.policy.private:
             self._do(self.driver.take(ev.StatesLost("a client was forgotten", self.driver.state.state_epoch)))
 
 

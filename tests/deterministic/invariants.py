@@ -13,7 +13,7 @@ BEGIN, END = "<!-- invariants -->\n", "<!-- end of invariants -->\n"
 
 RESTORED = (
     "round", "exchange", "state_epoch", "rounds", "paused", "epoch_rounds", "members", "lost", "phase", "goal",
-    "refused", "failed", "restarts", "attempt", "admitted", "drawn", "judged", "judged_from",
+    "refused", "failed", "restarts", "attempt", "admitted", "drawn", "judged", "judged_from", "draws",
 )  # fmt: skip
 """Fields of the state of a run that a restart keeps."""
 
@@ -88,6 +88,9 @@ INVARIANTS: dict[str, dict[int, tuple[str, ...]]] = {
         ),
         2: ("no run fails without a cause", "a run has all of its rounds", "each round is evaluated"),
     },
+    "Each draw of a private run is charged, its budget ends it, and nobody is drawn for others": {
+        1: ("each draw is counted", "a budget ends the run", "a private round is drawn once"),
+    },
     "A paused run begins no round": {1: ("no round begins in a pause",)},
     "A disk that is full and a database that is away pause a run, with the reason, until they are back": {
         2: ("a full disk pauses a run with its reason", "a run goes on when there is room again"),
@@ -146,7 +149,11 @@ PLANTED: dict[int, dict[str, tuple[str, int]]] = {
         "a redrawn round keeps its updates": ("admitted as in the ledger", 8),
         "refusals last for more than a round": ("a restart keeps refused", 1),
         "a reset of states stays in its epoch": ("epochs follow each other", 4),
-        "lost states are kept after the reset": ("a restart keeps lost", 25),
+        "lost states are kept after the reset": ("a restart keeps lost", 36),
+        "a redraw is not counted": ("each draw is counted", 188),
+        "a budget is not looked at": ("a budget ends the run", 13),
+        "a private round waits for an update": ("a private round is drawn once", 225),
+        "a restart forgets its draws": ("a restart keeps draws", 42),
         "a restart forgets refusals": ("a restart keeps refused", 1),
         "a restart forgets failures": ("a restart keeps failed", 1),
         "a restart forgets the fixed list": ("one list is fixed", 17),
@@ -186,7 +193,7 @@ PLANTED: dict[int, dict[str, tuple[str, int]]] = {
         "a later attempt trains another model": ("repeated work is the same", 8),
         "a daemon that restarts gets its work any number of times": ("work goes to few processes of a daemon", 70),
         "a restart skips a round": ("a restart keeps round", 2),
-        "a restart begins with the first exchange": ("a restart keeps exchange", 74),
+        "a restart begins with the first exchange": ("a restart keeps exchange", 104),
         "a restart forgets the epoch of the states": ("a restart keeps state_epoch", 10),
         "a restart forgets a pause": ("a restart keeps paused", 82),
         "a restart forgets how long the epoch is": ("a restart keeps epoch_rounds", 1),

@@ -20,6 +20,23 @@ Patch = tuple[Any, Any, Any]
 """(module, class or dictionary, name or key, what stands in its place)."""
 
 
+def _redraw_is_not_counted() -> Patch:
+    return selecting, "redraw", lambda state: replace(_REDRAW(state), draws=state.draws - 1)
+
+
+def _budget_is_not_looked_at() -> Patch:
+    draw = selecting._draw
+    return selecting, "end_now", lambda state, event: draw(state)
+
+
+def _private_rounds_wait() -> Patch:
+    return RoundState, "quorum", property(lambda state: 1 if state.policy.private else _QUORUM(state))
+
+
+def _restart_forgets_draws() -> Patch:
+    return Driver, "draws", lambda driver: 0
+
+
 def _quorum_of_one() -> Patch:
     return RoundState, "quorum", property(lambda state: 1)
 
@@ -336,9 +353,14 @@ _RESTORED, _COMMITTED = restoring.restored_round, committing.committed
 _WITH_EVALUATIONS, _EVALUATION_DUE = restoring.with_evaluations, committing.evaluation_due
 _GO_ON, _STEPPED, _ADMIT, _ASSIGN = committing.go_on, committing.stepped, Driver.admit, Driver.assign
 _TAKE = Driver.take
+_QUORUM: Any = vars(RoundState)["quorum"].fget
 _DRAW_REPLACEMENTS, _GOAL_OF = selecting.draw_replacements, RoundPolicy.goal_of
 
 PLANTED: dict[str, Callable[[], Patch]] = {
+    "a redraw is not counted": _redraw_is_not_counted,
+    "a budget is not looked at": _budget_is_not_looked_at,
+    "a private round waits for an update": _private_rounds_wait,
+    "a restart forgets its draws": _restart_forgets_draws,
     "one update is a quorum": _quorum_of_one,
     "a deadline closes a round below its quorum": _deadline_without_quorum,
     "more updates than the goal are accepted": _close_accepts_all,

@@ -104,8 +104,9 @@ async def test_a_restart_changes_no_gauge(tmp_path: Path) -> None:
         before = gauges(world)
     assert before["fl_norm", ("of", "update_smallest"), ("run", "r")] > 0
     assert before["fl_client_evaluation", ("metric", "accuracy"), ("run", "r"), ("statistic", "deviation")] == 0.25
-    # In two rounds no client is due five updates; test_client_shares restarts a longer run.
-    assert {key[0] for key in before} == {gauge.name for gauge in RUN_GAUGES} - {"fl_client_share_of_due"}
+    # In two rounds no client is due five updates; test_client_shares restarts a longer run. The run is not private.
+    others = {"fl_client_share_of_due", "fl_privacy_epsilon"}
+    assert {key[0] for key in before} == {gauge.name for gauge in RUN_GAUGES} - others
     async with World(tmp_path) as world:
         assert gauges(world) == before
 

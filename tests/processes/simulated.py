@@ -22,11 +22,11 @@ CLIENTS: dict[str, Any] = {"clients": 3, "names": "edge-{index}", "partition": {
 
 
 @contextmanager
-def simulation(name: str, **sections: Any) -> Iterator[Simulation]:
-    """The run before its first round. sections: as for `Coordinator.create`."""
+def simulation(name: str, *, secret: bytes = b"", **sections: Any) -> Iterator[Simulation]:
+    """The run before its first round. secret: of a private run. sections: as for `Coordinator.create`."""
     config = SimulationConfig(from_spec(run_spec(name, **sections)), SimulationSection(**CLIENTS))
     prepared = prepare(config, config.run.seed)
-    with Simulation(prepared.config, prepared.clients, task=prepared.server_task) as made:
+    with Simulation(prepared.config, prepared.clients, task=prepared.server_task, secret=secret) as made:
         yield made
 
 

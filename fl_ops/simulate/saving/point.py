@@ -61,6 +61,7 @@ def before_draw(state: RoundState) -> RoundState:
         ending=state.ending,
         failed_by=state.failed_by,
         wall_time_s=state.wall_time_s,
+        draws=state.draws - (state.goal > 0 and phase is Phase.SELECTING),
     )
 
 
@@ -76,6 +77,7 @@ def facts_of(point: RunPoint) -> dict[str, Any]:
             "awaited": sorted(state.awaited),
             "ending": state.ending,
             "failed_by": state.failed_by,
+            "draws": state.draws,
         },
         "failures": list(point.failures),
         "seconds": point.seconds,
@@ -99,6 +101,7 @@ def point_of(facts: Mapping[str, Any], snapshot: Snapshot, first: RoundState) ->
         awaited=frozenset(values["awaited"]),
         ending=None if values["ending"] is None else tuple(values["ending"]),
         failed_by=values["failed_by"],
+        draws=values["draws"],
     )
     offers = {_name(name): (_name(base), size) for name, base, size in facts["offers"]}
     norms = NormHistory()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, bindparam, delete, insert
+from sqlalchemy import Connection, bindparam, delete, func, insert, select
 from sqlalchemy import update as change
 
 from fl_server.store.database import rows, schema
@@ -22,6 +22,7 @@ from fl_server.store.database.transactions import Transactions
 from fl_server.store.errors import StoreError
 from fl_server.store.records import (
     AttemptRecord,
+    ChargeRecord,
     FailureRecord,
     HistoryRecord,
     QuarantineRecord,
@@ -38,15 +39,38 @@ _OF_CLIENTS = rows_with(schema.updates, "run_id", "round", "exchange").where(
 class RoundLedger(Transactions):
     """The part of the `Store` for rounds that are not committed yet."""
 
-    def open_attempt(self, attempt: AttemptRecord, why: HistoryRecord | None = None) -> None:
-        """Write a cohort. The same record again changes nothing; another record of the same key is a StoreError."""
+    def open_attempt(
+        self, attempt: AttemptRecord, why: HistoryRecord | None = None, charge: ChargeRecord | None = None
+    ) -> None:
+        """Write a cohort, and with it what it costs a privacy account.
+
+        The same record again changes nothing; another record of the same key is a StoreError, and so is a charge whose
+        number the account has.
+        """
         key = {name: getattr(attempt, name) for name in ("run_id", "round", "exchange", "attempt")}
         doing = f"open attempt {attempt.attempt} of run {attempt.run_id!r} round {attempt.round}"
         with self._transaction(doing) as db:
             known = find(db, schema.attempts, **key)
             if known is None or rows.attempt(known) != attempt:
                 db.execute(insert(schema.attempts), rows.to_row(attempt))
+                if charge is not None:
+                    db.execute(insert(schema.charges), rows.to_row(charge))
                 write_history(db, why)
+
+    def add_charge(self, charge: ChargeRecord) -> None:
+        """Charge an account what is not in the ledger; StoreError if it has a charge of this number."""
+        with self._transaction(f"charge the privacy account {charge.account!r}") as db:
+            db.execute(insert(schema.charges), rows.to_row(charge))
+
+    def charges(self, account: str) -> list[ChargeRecord]:
+        """All that a privacy account was charged, by number."""
+        query = rows_where(schema.charges, account=account).order_by(schema.charges.c.number)
+        return [ChargeRecord(**row) for row in self._read(f"the charges of account {account!r}", query)]
+
+    def charged_accounts(self) -> dict[str, int]:
+        """The number of charges of each privacy account."""
+        query = select(schema.charges.c.account, func.count()).group_by(schema.charges.c.account)
+        return {row["account"]: row["count_1"] for row in self._read("the privacy accounts", query)}
 
     def attempts(self, run_id: str, round: int) -> list[AttemptRecord]:
         """Attempts of a round, by exchange and attempt."""

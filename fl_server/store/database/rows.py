@@ -19,6 +19,7 @@ from fl_server.store.database import schema
 from fl_server.store.errors import StoreError
 from fl_server.store.records import (
     AttemptRecord,
+    ChargeRecord,
     ClientEvaluation,
     ClientRecord,
     ClientStateRecord,
@@ -34,7 +35,7 @@ from fl_server.store.records import (
 Record = (
     RunRecord | AttemptRecord | UpdateRecord | FailureRecord | CommitRecord | TotalsRecord | ClientEvaluation
     | ClientRecord | QuarantineRecord | ClientStateRecord | HistoryRecord | EnrollmentRecord | CertificateRecord
-    | RevocationRecord
+    | RevocationRecord | ChargeRecord
 )  # fmt: skip
 Row = RowMapping
 

@@ -136,6 +136,19 @@ attempts = Table(
     Column("seconds_left", Double),
 )
 
+charges = Table(
+    "charges",
+    metadata,
+    Column("account", String(256), primary_key=True),
+    _number("number", primary=True),
+    _text("run_id"),
+    _number("round"),
+    _number("attempt"),
+    Column("noise_multiplier", Double, nullable=False),
+    Column("rate", Double, nullable=False),
+    Column("charged_at", Double, nullable=False),
+)
+
 updates = Table(
     "updates",
     metadata,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +29,15 @@ def test_a_run_repeats_itself(fleet: Fleet, algorithm: dict[str, Any]) -> None:
     assert first == server.digests(f"{name}-second")
     assert first != server.digests(f"{name}-other")
     assert len(set(first)) == 3
+
+
+PRIVATE: dict[str, Any] = {
+    "algorithm": {"name": "fedavgm", "parameters": {"weights": "uniform"}},
+    "round": {"sampling": "bernoulli", "rate": 0.7},
+    "population": 3,
+    "privacy": {"unit": "client", "noise_multiplier": 0.5, "clip": 0.3, "delta": 0.01, "max_epsilon": 100.0},
+    "stop": {"rounds": 4},
+}
 
 
 def kill_at(fleet: Fleet, run: str, event: str, detail: str) -> None:
@@ -79,6 +89,20 @@ def test_a_run_that_skips_at_random_keeps_its_bits(fleet: Fleet, monkeypatch: py
     kill_at(fleet, "skipping", "admitted", "edge-")
     assert fleet.server.digests("skipping") == simulated_digests("skipping", **PROXSKIP)
     check_replay(fleet.server, "skipping")
+
+
+def test_a_private_run_keeps_its_bits(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator is killed in a step: cohorts and noise are those of the simulation and the replay."""
+    monkeypatch.syspath_prepend(HERE)
+    fleet.hold()
+    fleet.server.create("private", **PRIVATE)
+    kill_at(fleet, "private", "phase", "stepping")
+    digests = fleet.server.digests("private")
+    secret = (Path(fleet.server.settings["state_dir"]) / "privacy" / "private.key").read_bytes()
+    assert digests == simulated_digests("private", secret=secret, **PRIVATE)
+    assert digests != simulated_digests("private", **PRIVATE)
+    check_replay(fleet.server, "private")
+    assert fleet.server.run("private").privacy.draws == 4
 
 
 def test_an_acknowledged_update_is_not_sent_again_after_a_kill(fleet: Fleet, undisturbed: list[str]) -> None:

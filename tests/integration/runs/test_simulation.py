@@ -123,7 +123,7 @@ def test_an_averaged_model_is_simulated_exported_and_replayed(
 ) -> None:
     """Metrics, bits and digests of the averaged model are equal; a replay makes it too, and fails on another one."""
     stop = {"metric": "averaged_loss", "patience": 9}
-    sections = {"averaging": {"method": "window", "window": 2}, "stop": stop}
+    sections: dict[str, Any] = {"averaging": {"method": "window", "window": 2}, "stop": stop}
     server, path = fleet.server, tmp_path / "averaged.safetensors"
     server.create("wire-averaged", **sections)
     with simulation("wire-averaged", **sections) as here:

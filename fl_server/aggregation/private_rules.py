@@ -1,0 +1,70 @@
+"""What a run with client-level privacy excludes: settings, methods and models for which no bound is known."""
+
+from __future__ import annotations
+
+import algorithms as fl
+from fl_server.errors import InvalidInput
+from fl_server.run_settings.config import RunConfig
+from protos.layout import Layout
+
+_OTHERS = "whether a client takes part and counts must not depend on the others"
+
+
+def check_privacy(config: RunConfig) -> None:
+    """Raises InvalidInput for a setting with which a run would not keep its promise, or no bound of it is known."""
+    round_, privacy = config.round, config.privacy
+    if privacy is None:
+        return
+    of_server = config.local.optimizer is not None and config.local.optimizer.state == "server"
+    wanted: list[tuple[str, object, object, str]] = [
+        ("round.sampling", round_.sampling, "bernoulli", _OTHERS),
+        ("round.close", round_.close, "cohort", _OTHERS),
+        ("round.quorum", round_.quorum, None, _OTHERS),
+        ("round.min_accepted", round_.min_accepted, None, _OTHERS),
+        ("round.reducer", round_.reducer, "mean", "the noise is for a sum"),
+        ("round.max_relative_norm", round_.max_relative_norm, 0.0, _OTHERS),
+        ("round.max_relative_payload", round_.max_relative_payload, 0.0, _OTHERS),
+        ("round.max_client_share", round_.max_client_share, 0.0, "all clients weigh the same"),
+        ("round.clip_update_norm", round_.clip_update_norm, 0.0, "privacy.clip takes its place"),
+        ("evaluation.clients_every", config.evaluation.clients_every, 0, "the metrics of clients have no noise"),
+        ("encodings.update", config.encodings.update, "plain", "a decoded update may be longer than the clip"),
+    ]
+    for field, came, right, why in wanted:
+        if came != right:
+            raise InvalidInput(field, f"{'none' if right is None else repr(right)} with [privacy]: {why}", came)
+    if of_server:
+        raise InvalidInput("local.optimizer.state", '"fresh" or "device" with [privacy]', "server")
+    if not config.population:
+        raise InvalidInput("population", "N, the clients that the run may ever draw from, with [privacy]", 0)
+    if privacy.delta * config.population > 1:
+        most = f"at most 1 / population, {1 / config.population:.3g}"
+        raise InvalidInput("privacy.delta", most, f"{privacy.delta:g}")
+
+
+def check_one_release(config: RunConfig, algorithm: fl.Algorithm) -> None:
+    """Raises InvalidInput unless all sums of the method are multiples of the clients' mean delta, which gets noise."""
+    name, [first, *more] = algorithm.name, algorithm.exchanges
+    if more or first.payloads != ("delta",) or algorithm.keeps_client_state:
+        why = "whose clients send their delta alone, with [privacy]: other payloads and states would need noise too"
+        raise InvalidInput("algorithm.name", f"a method {why}", name)
+    if len({_shares(algorithm, examples, 1) for examples in (1, 7)}) > 1 or algorithm.objective != "uniform":
+        expected = '"uniform" with [privacy]: a weight by examples tells of them'
+        raise InvalidInput("algorithm.parameters.weights", expected, "examples")
+    if config.local.steps is None and len({_shares(algorithm, 1, steps) for steps in (1, 7)}) > 1:
+        expected = f"a number of steps with [privacy]: {name} divides an update by its steps, which epochs make secret"
+        raise InvalidInput("local.steps", expected, "none")
+
+
+def check_private_model(config: RunConfig, layout: Layout) -> None:
+    """Raises InvalidInput for running statistics in a private run: they are means over clients, without noise."""
+    floating = [entry.name for entry in layout.entries if not entry.trainable and entry.dtype.is_floating_point]
+    if config.privacy is not None and floating:
+        expected = "a model without running statistics with [privacy], such as one with group norms"
+        raise InvalidInput("task", expected, f"the buffers {', '.join(floating[:3])}")
+
+
+def _shares(algorithm: fl.Algorithm, examples: int, steps: int) -> tuple[object, ...]:
+    """The coefficients of one of two clients. The other one has one example and one step."""
+    cohort = [fl.UpdateInfo("a", examples, steps), fl.UpdateInfo("b", 1, 1)]
+    sums = algorithm.exchanges[0].sums(cohort, fl.RoundInfo(0, 0.1, rounds=1, population=2, cohort_size=2))
+    return tuple((name, row.payload, row.coefficients[0]) for name, row in sums.items())

@@ -1,0 +1,165 @@
+"""The mean of a round with client-level privacy: whole numbers are summed, and get discrete Gaussian noise.
+
+    k_i   = round(clipped delta_i / g)                          whole numbers, for a grid g
+    Dhat  = g * (sum_i k_i + noise) / (q N)                     one release; the method's sums are multiples of it
+
+The clipped updates, of norm C at most, are rounded to the grid, so the sum is exact, whatever its order. One client
+more or less changes it by at most C + g sqrt(d) / 2 in d values, which is hardly more than C. The noise is the discrete
+Gaussian of z times that, with the bounds of the Gaussian (Canonne, Kamath, Steinke 2020, "The Discrete Gaussian for
+Differential Privacy", algorithm 3: discrete Laplace numbers, some of which are rejected). The denominator is the
+expected number of clients, never that of those which came (McMahan, Ramage, Talwar, Zhang 2018, "Learning
+Differentially Private Recurrent Language Models").
+
+Random numbers are bytes of ChaCha20. The key is of the run's secret, the round, the attempt and the accepted clients,
+so a coordinator that restarts makes the same noise, and no two sums share noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+import algorithms as fl
+from algorithms.aggregate import BLOCK
+from fl_common.privacy.secret_stream import SECRET_BYTES, SecretStream, derived
+from fl_server.aggregation.updates import AcceptedUpdates, by_block, device_of
+
+_FINE = 20
+"""The grid makes the sensitivity larger by 2^-_FINE at most."""
+_SLACK = 1 + 2.0**-_FINE
+"""Clipping in floating point may exceed C by less than this factor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mechanism:
+    """What a round releases, apart from its data."""
+
+    clip: float
+    """C, the largest norm of an update."""
+    noise_multiplier: float
+    """z."""
+    expected: float
+    """q N, the expected number of clients."""
+
+
+@dataclass(frozen=True)
+class PrivateSum:
+    """Makes the noisy mean of one round."""
+
+    mechanism: Mechanism
+    values: int
+    """d, the values of an update."""
+    key: bytes
+    """The key of this round, attempt and accepted list: see `key_of_round`."""
+    steps: int = 1
+    """K of every client; 1 if the method's sums do not divide by it."""
+
+    @cached_property
+    def grid(self) -> float:
+        """g, a power of two."""
+        return 2.0 ** math.floor(math.log2(self.mechanism.clip * 2.0 ** (1 - _FINE) / math.sqrt(self.values)))
+
+    @property
+    def sensitivity(self) -> float:
+        """The largest change of the sum by one client, in the L2 norm."""
+        return self.mechanism.clip * _SLACK + self.grid * math.sqrt(self.values) / 2
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of the noise of the sum, in steps of the grid."""
+        return self.mechanism.noise_multiplier * self.sensitivity / self.grid
+
+    def mean(self, updates: AcceptedUpdates) -> fl.Tensors:
+        """Dhat of the trainable tensors of these updates, in float32 or the model's higher precision.
+
+        updates: the deltas as admitted, with their clip factors; there may be none.
+
+        Raises OSError, LayoutError: a file is gone or too short.
+        """
+        layout, factors = updates.shape.layout_of("delta"), [info.clip_factor for info in updates.cohort]
+        device, made = device_of(updates.sources), fl.Tensors()
+        for entry in layout.entries:
+            if not entry.trainable:
+                continue
+            whole = torch.zeros(entry.shape, dtype=torch.float64)
+            if updates.sources:
+                [whole] = by_block(updates.sources, entry, lambda blocks: [self._sum(blocks, factors)], device=device)
+            noisy = whole.cpu().flatten() + self._noise(entry.name, entry.numel)
+            mean = (noisy * (self.grid / self.mechanism.expected)).view(entry.shape)
+            made[entry.name] = mean.to(torch.float64 if entry.dtype == torch.float64 else torch.float32)
+        return made
+
+    def sums(self, exchange: fl.Exchange, info: fl.RoundInfo, updates: AcceptedUpdates) -> dict[str, fl.Tensors]:
+        """The method's sums, as over one client whose delta is the mean. Raises as `mean`."""
+        return multiples(exchange.sums([fl.UpdateInfo("mean", 1, self.steps)], info), self.mean(updates))
+
+    def _sum(self, blocks: Iterable[Tensor], factors: Sequence[float]) -> Tensor:
+        """The sum of the clipped blocks in steps of the grid: whole numbers in float64, which are exact below 2^53."""
+        total: Tensor | None = None
+        for block, factor in zip(blocks, factors, strict=True):
+            steps = (block.to(torch.float64) * (factor / self.grid)).round_()
+            total = steps if total is None else total.add_(steps)
+        if total is None:
+            raise ValueError("expected a block of each update, got none")
+        return total
+
+    def _noise(self, tensor: str, count: int) -> Tensor:
+        """Whole numbers [count] of the discrete Gaussian, float64, by blocks with streams of their own."""
+        starts = range(0, count, BLOCK)
+        parts = [
+            discrete_gaussian(
+                SecretStream(derived(self.key, tensor, number)), self.deviation, min(BLOCK, count - start)
+            )
+            for number, start in enumerate(starts)
+        ]
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+
+
+def seed_of_draws(secret: bytes) -> int:
+    """The seed of a private run's cohorts. secret: the run's, so that nobody without it can compute them."""
+    return int.from_bytes(derived(secret, "draws"), "big")
+
+
+def key_of_round(secret: bytes, round_: int, attempt: int, clients: Sequence[str]) -> bytes:
+    """The key of a round's noise. secret: the run's, of SECRET_BYTES; clients: the accepted ones, in order."""
+    if len(secret) != SECRET_BYTES:
+        raise ValueError(f"expected a secret of {SECRET_BYTES} bytes, got {len(secret)}")
+    return derived(secret, "noise", round_, attempt, *clients)
+
+
+def discrete_gaussian(random: SecretStream, deviation: float, count: int) -> Tensor:
+    """`count` whole numbers, float64: P(k) is proportional to exp(-k^2 / (2 deviation^2)).
+
+    A discrete Laplace number k of scale t = floor(deviation) + 1 is accepted with the probability
+    exp(-(|k| - deviation^2 / t)^2 / (2 deviation^2)). Probabilities are float64 and compared with 53 random bits; the
+    numbers behind |k| have 106, so that no whole number is skipped in the tail.
+    """
+    scale, made, have, step = float(math.floor(deviation) + 1), list[Tensor](), 0, 0
+    centre, spread = deviation * deviation / scale, math.sqrt(2.0) * deviation
+    while have < count:
+        tries = 64 + 7 * (count - have) // 5
+        high, low, accepts = torch.frombuffer(random("noise", step, 24 * tries), dtype=torch.int64).split(tries)
+        size = _bits(low).add_(1.0).mul_(2.0**-53).add_(_bits(high)).mul_(2.0**-53).log_().mul_(-scale).floor_()
+        chance = size.sub(centre).div_(spread).square_().neg_().exp_()
+        kept, negative = _bits(accepts).mul_(2.0**-53) < chance, (low & 1).bool()
+        kept &= ~((size == 0) & negative)  # with two signs 0 would come twice as often
+        made.append(torch.where(negative, -size, size)[kept])
+        have, step = have + len(made[-1]), step + 1
+    return torch.cat(made)[:count] if made else torch.zeros(0, dtype=torch.float64)
+
+
+def _bits(words: Tensor) -> Tensor:
+    """The upper 53 bits of each word as a whole number, float64."""
+    return (words >> 11).bitwise_and_((1 << 53) - 1).to(torch.float64)
+
+
+def multiples(wanted: Mapping[str, fl.WeightedSum], mean: fl.Tensors) -> dict[str, fl.Tensors]:
+    """The method's sums as multiples of the mean. wanted: the sums over one client of weight 1."""
+    return {
+        name: {tensor: row.coefficients[0] * value for tensor, value in mean.items()} for name, row in wanted.items()
+    }

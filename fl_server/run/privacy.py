@@ -1,0 +1,91 @@
+"""The privacy account of a run: what its draws cost, and how many more its budget allows."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from fl_common.privacy.accountant import Mechanism, epsilon_of
+from fl_server.errors import InvalidInput
+from fl_server.rounds.effects import OpenAttempt
+from fl_server.run_settings.config import RunConfig
+from fl_server.run_settings.privacy import PrivacySection
+from fl_server.run_settings.sections import MAX_COUNT
+from fl_server.store.records import ChargeRecord
+
+
+def account_of(config: RunConfig) -> str:
+    """The name of the account to which a private run is charged."""
+    if config.privacy is None:
+        raise RuntimeError("expected a run with the section privacy")
+    return config.privacy.account or config.task.name
+
+
+@dataclass(frozen=True)
+class Account:
+    """What the account of a run was charged when the run was created, restored or continued."""
+
+    name: str
+    privacy: PrivacySection
+    rate: float
+    """q of the run."""
+    others: Counter[Mechanism]
+    """The draws of other runs."""
+    own: int = 0
+    """The draws of this run."""
+
+    def check(self) -> Account:
+        """The account itself. Raises InvalidInput if not one draw of the run is within its budget."""
+        if not self.most:
+            raise InvalidInput(
+                "privacy.max_epsilon",
+                f"at least {self.epsilon(1):.3g}, for one draw of this run: the account {self.name!r} has spent"
+                f" {self.epsilon(0):.3g} before; more noise or a lower rate costs less",
+                f"{self.privacy.max_epsilon:g}",
+            )
+        return self
+
+    @classmethod
+    def of(cls, run_id: str, config: RunConfig, charges: Iterable[ChargeRecord]) -> Account:
+        """charges: all of the account."""
+        if config.privacy is None:
+            raise RuntimeError("expected a run with the section privacy")
+        others, own = Counter[Mechanism](), 0
+        for charge in charges:
+            if charge.run_id == run_id:
+                own += 1
+            else:
+                others[Mechanism(charge.noise_multiplier, charge.rate)] += 1
+        return cls(account_of(config), config.privacy, config.round.rate, others, own)
+
+    @cached_property
+    def most(self) -> int:
+        """The most draws of this run within its budget."""
+        fits, too_many = 0, 1
+        while too_many <= MAX_COUNT and self.epsilon(too_many) <= self.privacy.max_epsilon:
+            fits, too_many = too_many, 2 * too_many
+        while too_many - fits > 1:
+            middle = (fits + too_many) // 2
+            if self.epsilon(middle) <= self.privacy.max_epsilon:
+                fits = middle
+            else:
+                too_many = middle
+        return fits
+
+    def epsilon(self, draws: int, *, seen: bool = False) -> float:
+        """What the account has spent after so many draws of this run. seen: for who sees the cohorts."""
+        spent = self.others + Counter({Mechanism(self.privacy.noise_multiplier, self.rate): draws})
+        if seen:
+            spent = Counter[Mechanism]()
+            for mechanism, count in [*self.others.items(), (Mechanism(self.privacy.noise_multiplier, 1.0), draws)]:
+                spent[Mechanism(mechanism.noise_multiplier, 1.0)] += count
+        return epsilon_of(spent, self.privacy.delta)
+
+    def charge(self, run_id: str, opened: OpenAttempt, draws: int) -> ChargeRecord:
+        """The charge of a draw. draws: those of this run, with this one."""
+        number = self.others.total() + draws
+        z = self.privacy.noise_multiplier
+        return ChargeRecord(self.name, number, run_id, opened.round, opened.attempt, z, self.rate, time.time())

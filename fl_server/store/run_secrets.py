@@ -1,0 +1,96 @@
+"""The secrets of private runs, and the outside count of what privacy accounts were charged, in the state directory.
+
+    privacy/RUN_ID.key     32 random bytes: cohorts and noise of the run follow from them
+    privacy/charges.json   {account: {"number": charges, "noise_multiplier": the least, "rate": the largest}}
+
+A ledger that was restored from a backup has fewer charges than were released. The count outside of it finds that, and
+the missing ones are charged again, each as the dearest one of the account.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fl_common.files import atomic_writer, make_folders
+from fl_common.privacy.secret_stream import SECRET_BYTES
+from fl_common.settings import parse_json
+from fl_server.store.errors import StoreError
+from fl_server.store.files import disk_errors
+from fl_server.store.records import ChargeRecord
+
+COUNTS = "charges.json"
+
+
+class RunSecrets:
+    """The files of one folder. Blocking."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def path(self, run_id: str) -> Path:
+        """The file of a run's secret."""
+        return self._folder / f"{run_id}.key"
+
+    def make(self, run_id: str) -> bytes:
+        """A new secret, in its file. Raises StoreError."""
+        secret = secrets.token_bytes(SECRET_BYTES)
+        with disk_errors(f"write the secret of run {run_id!r}"):
+            make_folders(self._folder, durable=True)
+            with atomic_writer(self.path(run_id)) as file:  # mode 0600
+                file.write(secret)
+        return secret
+
+    def read(self, run_id: str) -> bytes:
+        """The secret of a run. Raises StoreError if it is gone, or has another size."""
+        try:
+            secret = self.path(run_id).read_bytes()
+        except OSError as error:
+            raise StoreError(
+                f"the secret of the private run {run_id!r} cannot be read ({error.strerror}): restore "
+                f"{self.path(run_id)} from a backup; without it cohorts and noise cannot go on"
+            ) from error
+        if len(secret) != SECRET_BYTES:
+            raise StoreError(f"expected {SECRET_BYTES} bytes in {self.path(run_id)}, got {len(secret)}")
+        return secret
+
+    def remove(self, run_id: str) -> None:
+        """Remove the secret of a run, if there is one."""
+        with disk_errors(f"remove the secret of run {run_id!r}"):
+            self.path(run_id).unlink(missing_ok=True)
+
+    def counted(self, charge: ChargeRecord) -> None:
+        """Count a charge that is in the ledger."""
+        counts = dict(self._counts())
+        known = counts.get(charge.account, {"number": 0, "noise_multiplier": charge.noise_multiplier, "rate": 0.0})
+        counts[charge.account] = {
+            "number": max(known["number"], charge.number),
+            "noise_multiplier": min(known["noise_multiplier"], charge.noise_multiplier),
+            "rate": max(known["rate"], charge.rate),
+        }
+        with disk_errors("count a privacy charge"):
+            make_folders(self._folder, durable=True)
+            with atomic_writer(self._folder / COUNTS) as file:
+                file.write(json.dumps(counts).encode())
+
+    def missing(self, charges: Mapping[str, int]) -> list[ChargeRecord]:
+        """The charges that were counted here and that the ledger does not have. charges: its number by account."""
+        now = time.time()
+        return [
+            ChargeRecord(account, number, "", 0, 0, known["noise_multiplier"], known["rate"], now)
+            for account, known in self._counts().items()
+            for number in range(charges.get(account, 0) + 1, known["number"] + 1)
+        ]
+
+    def _counts(self) -> Mapping[str, Any]:
+        try:
+            content = parse_json((self._folder / COUNTS).read_text())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{self._folder / COUNTS} cannot be read ({error}): restore it from a backup") from error
+        return content if isinstance(content, dict) else {}

@@ -1,0 +1,156 @@
+"""The noisy mean of a private round: its exact sum, its sensitivity, its noise, and what keys the noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+import torch
+
+import algorithms as fl
+from fl_common.privacy.secret_stream import SecretStream
+from fl_server.aggregation.private_sum import Mechanism, PrivateSum, discrete_gaussian, key_of_round, multiples
+from fl_server.aggregation.updates import AcceptedUpdates, UpdateShape
+from protos.codec import pack
+from protos.layout import Layout
+
+SECRET = bytes(range(32))
+UpdatesOf = Callable[..., AcceptedUpdates]
+LIKE = {"w": torch.zeros(7, 5), "b": torch.zeros(5), "empty": torch.zeros(0)}
+
+
+LAYOUT = Layout.of(LIKE, trainable=[*LIKE])
+
+
+@pytest.fixture
+def updates_of(tmp_path: Path) -> UpdatesOf:
+    """Updates in files, in the order given, with clip factors."""
+
+    def write(deltas: list[fl.Tensors], factors: Sequence[float] = ()) -> AcceptedUpdates:
+        sources, cohort = [tmp_path / f"{number}" for number in range(len(deltas))], list[fl.UpdateInfo]()
+        for number, (delta, path) in enumerate(zip(deltas, sources, strict=True)):
+            path.write_bytes(pack(delta, LAYOUT))
+            cohort.append(fl.UpdateInfo(f"c{number}", 3, 2, factors[number] if factors else 1.0))
+        return AcceptedUpdates(cohort, sources, UpdateShape.of(("delta",), LAYOUT, LAYOUT))
+
+    return write
+
+
+def random_deltas(count: int, norm: float) -> list[fl.Tensors]:
+    """Deltas of this norm."""
+    numbers, made = torch.Generator().manual_seed(3), list[fl.Tensors]()
+    for _ in range(count):
+        delta = {name: torch.randn(tensor.shape, generator=numbers) for name, tensor in LIKE.items()}
+        length = math.sqrt(sum(float(tensor.square().sum()) for tensor in delta.values()))
+        made.append({name: norm * tensor / length for name, tensor in delta.items()})
+    return made
+
+
+def private(clip: float = 1.0, z: float = 1e-9, expected: float = 4.0, key: bytes = SECRET) -> PrivateSum:
+    """A sum of the tensors above."""
+    return PrivateSum(Mechanism(clip, z, expected), 40, key)
+
+
+def distance(a: fl.Tensors, b: fl.Tensors) -> float:
+    """The L2 norm of a difference."""
+    return math.sqrt(sum(float((a[name].double() - b[name].double()).square().sum()) for name in a))
+
+
+def test_the_denominator_is_fixed(updates_of: UpdatesOf) -> None:
+    """Two of four expected clients came: their mean is half of what a mean over those that came would be."""
+    deltas = random_deltas(2, 0.5)
+    mean = private().mean(updates_of(deltas))
+    expected = {name: (deltas[0][name] + deltas[1][name]) / 4.0 for name in LIKE}
+    assert distance(mean, expected) < 1e-6
+    assert {name: tensor.shape for name, tensor in mean.items()} == {name: it.shape for name, it in LIKE.items()}
+
+
+def test_without_updates_there_is_noise_alone(updates_of: UpdatesOf) -> None:
+    """The same noise as with updates."""
+    deltas = random_deltas(3, 0.5)
+    empty, some = private(z=1.0).mean(updates_of([])), private(z=1.0).mean(updates_of(deltas))
+    plain = private().mean(updates_of(deltas))
+    assert distance({name: empty[name] + plain[name] for name in LIKE}, some) < 1e-6
+    assert distance(empty, {name: torch.zeros_like(it) for name, it in LIKE.items()}) > 0.1
+
+
+def test_the_order_of_the_updates_changes_no_bit(updates_of: UpdatesOf) -> None:
+    """Whole numbers are added."""
+    deltas = random_deltas(4, 0.9)
+    first, *others = [private(z=0.5).mean(updates_of([*order])) for order in permutations(deltas)]
+    assert all(torch.equal(first[name], other[name]) for other in others for name in LIKE)
+
+
+@pytest.mark.parametrize("norm", [1.0, 1.0 + 1e-7])
+def test_one_client_changes_the_sum_by_no_more_than_the_sensitivity(norm: float, updates_of: UpdatesOf) -> None:
+    """Brute force over the clients: each left out in turn, with updates of the largest norm, in steps of the grid."""
+    deltas, sums = random_deltas(6, norm), private(expected=1.0)
+    whole = sums.mean(updates_of(deltas))
+    for left_out in range(6):
+        without = sums.mean(updates_of(deltas[:left_out] + deltas[left_out + 1 :]))
+        assert distance(whole, without) <= sums.sensitivity + 1e-6
+    assert sums.sensitivity == pytest.approx(1.0, rel=1e-5)
+    assert sums.sensitivity > 1.0
+
+
+def test_longer_updates_are_scaled_by_their_clip_factors(updates_of: UpdatesOf) -> None:
+    """An update of norm 5 counts as one of norm 1."""
+    [long], [short] = random_deltas(1, 5.0), random_deltas(1, 1.0)
+    assert distance(private().mean(updates_of([long], [0.2])), private().mean(updates_of([short]))) < 1e-6
+
+
+@pytest.mark.parametrize("deviation", [0.3, 1.0, 2.5, 40.0])
+def test_the_noise_is_the_discrete_gaussian(deviation: float) -> None:
+    """The frequency of each number agrees with its probability, by five standard errors."""
+    count = 200_000
+    found = discrete_gaussian(SecretStream(SECRET), deviation, count)
+    reach = range(-int(8 * deviation) - 2, int(8 * deviation) + 3)
+    weights = {k: math.exp(-k * k / (2 * deviation * deviation)) for k in reach}
+    total = sum(weights.values())
+    for k in list(reach)[:: max(1, len(reach) // 20)]:
+        p = weights[k] / total
+        assert abs(float((found == k).sum()) - count * p) <= 5 * math.sqrt(count * p * (1 - p)) + 5
+    assert torch.equal(found, found.round())
+
+
+def test_the_deviation_of_the_noise_is_that_of_the_mechanism(updates_of: UpdatesOf) -> None:
+    """z C / (q N), at the fine grid of a round: mean and variance of 40 values in 500 rounds."""
+    values = []
+    for round_ in range(500):
+        noise = private(2.0, 1.5, 8.0, key_of_round(SECRET, round_, 0, [])).mean(updates_of([]))
+        values += [value for tensor in noise.values() for value in tensor.flatten().tolist()]
+    wanted = 1.5 * 2.0 / 8.0
+    mean = sum(values) / len(values)
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / len(values))
+    assert abs(mean) < 5 * wanted / math.sqrt(len(values))
+    assert deviation == pytest.approx(wanted, rel=5 / math.sqrt(2 * len(values)))
+
+
+def test_no_two_sums_share_noise(updates_of: UpdatesOf) -> None:
+    """Another round, attempt, list or run has other numbers in every tensor; the same has the same bits."""
+    keys = [
+        key_of_round(secret, round_, attempt, clients)
+        for secret in (SECRET, bytes(32))
+        for round_ in (0, 1)
+        for attempt in (0, 1)
+        for clients in (["a", "b"], ["ab"], ["a"], [])
+    ]
+    found = [private(z=1.0, key=key).mean(updates_of([]))["w"] for key in keys]
+    assert len({tuple(tensor.flatten().tolist()) for tensor in found}) == len(keys)
+    assert torch.equal(found[0], private(z=1.0, key=keys[0]).mean(updates_of([]))["w"])
+    long = discrete_gaussian(SecretStream(SECRET), 1e9, 5000)
+    assert len(set(long.tolist())) > 4990
+    with pytest.raises(ValueError, match="expected a secret of 32 bytes, got 3"):
+        key_of_round(b"abc", 0, 0, [])
+
+
+def test_the_sums_of_a_method_are_multiples_of_one_release() -> None:
+    """FedCM needs the mean delta and the mean gradient: both follow from the mean."""
+    algorithm, mean = fl.build("fedcm"), {"w": torch.ones(2)}
+    wanted = algorithm.exchanges[0].sums([fl.UpdateInfo("c", 1, 5)], fl.RoundInfo(0, 0.1))
+    sums = multiples(wanted, mean)
+    assert sums["Dbar"]["w"].tolist() == [1.0, 1.0]
+    assert sums["G"]["w"].tolist() == pytest.approx([-2.0, -2.0])
