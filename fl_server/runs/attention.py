@@ -29,7 +29,7 @@ class Need(NamedTuple):
 
     reason: str
     why: str
-    """In words, with numbers."""
+    """The reason in words, with numbers."""
     remedy: str
     run_id: str = ""
     """The run concerned; empty for none in particular."""

@@ -62,7 +62,7 @@ class ClientWork:
     rounds_last: int = 0
     """Those of them in which its update came last."""
     timings: tuple[Timing, ...] = ()
-    """Of its newest committed rounds, the latest last."""
+    """The times of its newest committed rounds, the latest last."""
 
     @property
     def assignments(self) -> int:
@@ -144,7 +144,7 @@ class Arrived(NamedTuple):
 
     @property
     def seconds(self) -> float | None:
-        """Of work and transfer; None if one is unknown."""
+        """The seconds of work and transfer; None if one is unknown."""
         return None if self.work_s is None or self.transfer_s is None else self.work_s + self.transfer_s
 
 
