@@ -72,6 +72,8 @@ def run_status(run: Run) -> pb.RunStatus:
         states=_states(run) if run.context.keeps_client_state else None,
         privacy=_privacy(run),
     )
+    add_waiting(run, status)
+    return status
 
 
 def _privacy(run: Run) -> pb.PrivacyStatus | None:
@@ -85,8 +87,6 @@ def _privacy(run: Run) -> pb.PrivacyStatus | None:
         draws=draws,
         most_draws=account.most,
     )
-    add_waiting(run, status)
-    return status
 
 
 def add_waiting(run: Run, status: pb.RunStatus | pb.RunOverview) -> None:
