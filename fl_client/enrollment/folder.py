@@ -139,7 +139,7 @@ def renew_time(leaf: x509.Certificate) -> float:
 NAME = "tls"
 """The name of the folder in the state directory."""
 CERT, KEY, CA = "tls.crt", "tls.key", "ca.crt"
-_CURRENT, _PENDING, _RENEWAL, _ISSUED = "current", "pending", "renewal.json", "issued-"
+_CURRENT, _PENDING, _NEXT, _RENEWAL, _ISSUED = "current", "pending", "next", "renewal.json", "issued-"
 _REQUEST = "request.der"
 _PRIVATE, _PUBLIC = 0o600, 0o644
 _STALE_S = 3600.0
@@ -196,22 +196,39 @@ class CertificateFolder:
 
         While a certificate is valid, its name is given to its key only, so that key is used again.
         """
-        folder = self.path / _PENDING
-        with suppress(OSError):
-            return KeyRequest((folder / KEY).read_bytes(), (folder / _REQUEST).read_bytes())
+        if (begun := self._begun(_PENDING)) is not None:
+            return begun
         leaf = self.certificate()
         request = None
         if leaf is not None and invalid_now(leaf, datetime.now(UTC)) is None:
             with suppress(OSError, ValueError):
                 request = request_of((self.current / KEY).read_bytes())
-        return self._begin(request or new_request())
+        return self._begin(request or new_request(), _PENDING)
 
     def begin_again(self) -> KeyRequest:
         """The result of `pending`, with a new key."""
-        return self._begin(new_request())
+        return self._begin(new_request(), _PENDING)
 
-    def _begin(self, request: KeyRequest) -> KeyRequest:
-        folder = self.path / _PENDING
+    def next_request(self) -> KeyRequest:
+        """The key and request of the renewal in progress, which are on the disk before the coordinator is asked.
+
+        If its answer is lost, the repeat is for the same key. A coordinator renews an expired certificate that has been
+        renewed already for that key only.
+        """
+        return self._begun(_NEXT) or self._begin(new_request(), _NEXT)
+
+    def drop_next(self) -> None:
+        """Forget the key of the renewal in progress."""
+        shutil.rmtree(self.path / _NEXT, ignore_errors=True)
+
+    def _begun(self, name: str) -> KeyRequest | None:
+        folder = self.path / name
+        with suppress(OSError):
+            return KeyRequest((folder / KEY).read_bytes(), (folder / _REQUEST).read_bytes())
+        return None
+
+    def _begin(self, request: KeyRequest, name: str) -> KeyRequest:
+        folder = self.path / name
         new = self._new_folder({KEY: request.key, _REQUEST: request.csr})
         shutil.rmtree(folder, ignore_errors=True)
         new.replace(folder)
@@ -257,6 +274,7 @@ class CertificateFolder:
     def settle(self, before: Path | None) -> None:
         """Make an activation survive a power cut, and remove the earlier folder."""
         fsync_path(self.path)
+        self.drop_next()
         if before is not None:
             shutil.rmtree(before, ignore_errors=True)
 

@@ -7,6 +7,7 @@ session then moves to a new connection (connection/session_manager.py), and work
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import structlog
 from fl_client.connection.certificates import Certificates
 from fl_client.connection.link import Backoff, Link, RetryDelays, Session
 from fl_client.connection.transport import GrpcEnrollment
-from fl_client.enrollment.folder import CertificateFolder, Issued, KeyRequest, checked, new_request, renew_time, signed
+from fl_client.enrollment.folder import CertificateFolder, Issued, KeyRequest, checked, renew_time, signed
 from fl_client.errors import ClientError, NotAllowed, TransportError, Unreachable
 from fl_client.monitoring.metrics import Metrics
 from fl_client.storage.disk import DiskThread
@@ -57,7 +58,7 @@ class CertificateRenewal:
 
     def __init__(self, means: Means, delays: RetryDelays = DELAYS) -> None:
         self._means, self._certificates, self._link = means, means.certificates, means.link
-        self._backoff = Backoff(delays)
+        self._delays, self._backoff = delays, Backoff(delays)
         self._reported = ""
         """Reason of the last failure in the log."""
         self._earliest = 0.0
@@ -104,15 +105,18 @@ class CertificateRenewal:
         """Get the next certificate and use it, or wait until another try may succeed."""
         session, pem = self._link.current, self._certificates.pem
         try:
-            request = new_request()
+            request = await self._means.disk.run(self._means.folder.next_request)
             issued = checked(await self._ask(request, pem), request.key, holder_of(pem.leaf).name)
             await self._replace(issued)
         except NotAllowed as error:
             self._count("refused")
-            log.error(
-                "renewal_refused", reason=str(error), not_after=pem.leaf.not_valid_after_utc.isoformat(), todo=_ASK
-            )
-            await self._until_changed(session, pem)
+            todo = _ASK if time.time() < _end(pem) else _ENDED
+            end = pem.leaf.not_valid_after_utc.isoformat()
+            log.error("renewal_refused", reason=str(error), not_after=end, todo=todo)
+            await self._means.disk.run(self._means.folder.drop_next)
+            # Where the certificate has ended, no session can tell that the coordinator's settings have changed.
+            longest = math.inf if time.time() < _end(pem) else self._delays.longest
+            await self._until_changed(session, pem, longest)
         except (ClientError, OSError) as error:
             self._count("failed")
             wait = self._wait(error)
@@ -149,10 +153,10 @@ class CertificateRenewal:
         self._earliest = time.monotonic() + max(1.0, _SHORTEST * rest)
         await disk.run(folder.settle, before)
 
-    async def _until_changed(self, session: Session | None, pem: Pem) -> None:
-        """Wait for another session, which only an accepted client gets, or for other files."""
-        refused = session and session.id
-        while True:
+    async def _until_changed(self, session: Session | None, pem: Pem, longest_s: float) -> None:
+        """Wait for another session, which only an accepted client gets, or for other files; at most `longest_s`."""
+        refused, ends = session and session.id, time.monotonic() + longest_s
+        while time.monotonic() < ends:
             await asyncio.sleep(self._link.delays.certificate_check)
             current = self._link.current
             if self._certificates.pem is not pem or (current is not None and current.id != refused):
@@ -185,4 +189,9 @@ def _kept(pem: Pem) -> Issued:
 _ASK = (
     "this daemon asks again when the coordinator accepts it in a new session: ask its operator whether this device is"
     " banned or revoked (`fl clients show NAME`); with a new token, `fl-client init` gets a new certificate"
+)
+_ENDED = (
+    "the certificate ended while this device was off or not connected, and the coordinator gives no new one for it; its"
+    " setting enrollment.expired_grace_s is how long after the end it does. This daemon asks again every ten minutes."
+    " `fl enroll create --name NAME` makes a token, with which `fl-client init` gets a new certificate at once"
 )

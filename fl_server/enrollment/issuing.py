@@ -14,13 +14,14 @@ from cryptography import x509
 
 from fl_common.certificates.names import Holder
 from fl_common.names import check_id
+from fl_common.units import duration
 from fl_server import identity
 from fl_server.enrollment.authority import Authority, RequestedKey, Validity, check_signature, read_request
 from fl_server.enrollment.grants import Revocations, parse_token
 from fl_server.errors import InvalidInput, NotEnrolled, short
 from fl_server.identity import Identity
 from fl_server.settings.sections import EnrollmentConfig
-from fl_server.store.certificates import CertificateRecord, EnrollmentRecord, NotSpent
+from fl_server.store.certificates import CERTIFICATES_KEPT_S, CertificateRecord, EnrollmentRecord, NotSpent
 from fl_server.store.ledger import Ledger
 from fl_server.store.records import ClientRecord, HistoryRecord
 
@@ -99,7 +100,7 @@ class Issuer:
         why = HistoryRecord(
             signed.issued_at, f"token:{record.id}", "client_enrolled", holder.name, f"serial {signed.serial}"
         )
-        kept = await self.ledger.do(store.spend, signed, why)
+        kept = await self.ledger.do(store.spend, signed, why, self._kept_s)
         if isinstance(kept, NotSpent):
             raise NotEnrolled(*_NEEDED[kept])
         if denied := self.checks.revocations.of_record(kept):
@@ -111,19 +112,20 @@ class Issuer:
         return await self._renewed(who, await self._sign(csr, Holder("client", who.name)))
 
     async def reenroll(self, certificate: bytes, csr: bytes, signature: bytes) -> Issued:
-        """A new certificate for the holder of one that expired less than the grace ago.
+        """A new certificate for the holder of the name's newest one, if that expired less than the grace ago.
 
         certificate: PEM. signature: of the request, by the expired certificate's key.
         Raises NotEnrolled, InvalidInput, Forbidden, NotConfigured.
         """
         if not self.config.expired_grace_s:
-            raise NotEnrolled("expired", "a token: this coordinator does not renew expired certificates")
+            off = "a token: this coordinator renews no expired certificates (enrollment.expired_grace_s is 0)"
+            raise NotEnrolled("expired", off)
         who = await self._in_thread(self._proved_holder, certificate, csr, signature)
         self.checks.may_call(who)
         if denied := self.checks.revocations.denied(who):
             raise NotEnrolled("revoked", f"a certificate that is not revoked ({denied})", str(who))
         signed = await self._sign(csr, Holder("client", who.name))
-        await self._check_moved(who, signed)
+        await self._check_newest(who, signed)
         return await self._renewed(who, signed)
 
     async def _renewed(self, who: Identity, signed: CertificateRecord) -> Issued:
@@ -135,7 +137,7 @@ class Issuer:
         known = await self.ledger.do(store.certificates_with, "serial", who.serial)
         known = known or await self.ledger.do(store.certificates, who.name, None, 1)
         renewed = replace(signed, renewed_from=who.serial, labels=dict(known[0].labels) if known else {})
-        if not await self.ledger.do(store.add_certificate, renewed, who.key):
+        if not await self.ledger.do(store.add_certificate, renewed, who.key, self._kept_s):
             raise NotEnrolled("revoked", "a certificate that is not revoked", str(who))
         return Issued(renewed, dict(renewed.labels))
 
@@ -146,26 +148,42 @@ class Issuer:
         if who.role != "client" or not self.authority.signed(leaf):
             raise NotEnrolled("csr", "a client's certificate of this coordinator's authority, or a token", str(who))
         if who.ends is None or time.time() >= who.ends + self.config.expired_grace_s:
-            grace = f"a certificate that expired less than {self.config.expired_grace_s:g} s ago, or a token"
+            grace = (
+                f"a token, or a certificate that expired less than {duration(self.config.expired_grace_s)} ago "
+                "(enrollment.expired_grace_s)"
+            )
             raise NotEnrolled("expired", grace, str(who))
         check_signature(leaf, signature, csr)
         return who
 
-    async def _check_moved(self, who: Identity, signed: CertificateRecord) -> None:
-        """Refuse a certificate whose name is, or was in the meantime, at another device.
+    @property
+    def _kept_s(self) -> float:
+        """How long after its end the ledger keeps a certificate.
 
-        It is if the name has a valid certificate with another key. It was if the name has a later certificate, ended or
-        revoked, of another key and another chain of renewals.
+        An expired one is the newest of its name only if no later one is in the ledger. A later one has begun at most a
+        lifetime before the end of the expired one.
+        """
+        return max(CERTIFICATES_KEPT_S, self.config.expired_grace_s + self.config.lifetime_s)
+
+    async def _check_newest(self, who: Identity, signed: CertificateRecord) -> None:
+        """Refuse a certificate that is not the newest of its name.
+
+        A later one with the key of the request does not count: its answer was lost, and the caller has that key. What
+        was renewed from the caller's is later whatever its dates are, because a coordinator's clock may be set back.
         """
         of_name = await self.ledger.do(self.ledger.store.certificates_with, "name", who.name)
         denied = self.checks.revocations.of_record
         valid = [record for record in of_name if record.not_after > signed.issued_at and denied(record) is None]
         if any(record.key not in {who.key, signed.key} for record in valid):
             raise NotEnrolled(*_NEEDED[NotSpent.NAME], str(who))
-        own, keys = _chain(who.serial, of_name), {who.key, signed.key}
-        others = [record for record in of_name if record.serial not in own and record.key not in keys]
+        before, after = _chain(who.serial, of_name)
+        keys = {who.key, signed.key}
+        others = [record for record in of_name if record.serial not in before and record.key not in keys]
+        if any(record.serial in after for record in others):
+            renewed = "a token, or the newest certificate of this name: this one was renewed for another key"
+            raise NotEnrolled("name", renewed, str(who))
         if any(record.not_before >= who.begins for record in others):
-            given = "a token: the name was given to another device after this certificate was issued"
+            given = "a token: the name was given to another key after this certificate was issued"
             raise NotEnrolled("name", given, str(who))
 
     async def _check_roster(self, name: str) -> None:
@@ -205,16 +223,16 @@ class Issuer:
         return await asyncio.get_running_loop().run_in_executor(self.threads, partial(function, *args, **kwargs))
 
 
-def _chain(serial: str, certificates: Sequence[CertificateRecord]) -> set[str]:
-    """The serials of a certificate, of those that it was renewed from, and of those that were renewed from it."""
+def _chain(serial: str, certificates: Sequence[CertificateRecord]) -> tuple[set[str], set[str]]:
+    """The serials of a certificate and those that it was renewed from, and those that were renewed from it."""
     parents = {certificate.serial: certificate.renewed_from for certificate in certificates}
-    above, chain = serial, {serial}
+    above, before = serial, {serial}
     while above := parents.get(above, ""):
-        chain.add(above)
+        before.add(above)
     below = {serial}
     while more := {child for child, parent in parents.items() if parent in below} - below:
         below |= more
-    return chain | below
+    return before, below - {serial}
 
 
 def _name_for(token: EnrollmentRecord, wanted: str) -> str:

@@ -179,9 +179,9 @@ class EnrollmentConfig(Section):
     """Validity of a certificate. Daemons renew it at two thirds."""
     token_ttl_s: float = Field(default=3_600.0, gt=0, le=_YEAR_S)
     """Validity of a token that `fl enroll create` makes without `--ttl`."""
-    expired_grace_s: float = Field(default=0.0, ge=0, le=_YEAR_S)
-    """How long after its end a certificate still proves its holder's name for a new one. 0: a device that was off for
-    longer than its certificate needs a token."""
+    expired_grace_s: float = Field(default=604_800.0, ge=0, le=_YEAR_S)
+    """How long after its end the newest certificate of a name still proves the name for a new one; an older one never
+    does. 0: a device that was off for longer than its certificate needs a token."""
     requests_per_s: float = Field(default=100.0, gt=0)
     """Requests at `enroll_listen` a second. Those of one second may come at once; further ones wait up to ten seconds
     in their call, and are refused with a time to wait beyond that."""

@@ -8,6 +8,8 @@ from enum import StrEnum
 from typing import Literal
 
 RevocationKind = Literal["serial", "key", "name"]
+CERTIFICATES_KEPT_S = 7 * 86_400.0
+"""How long a certificate is kept after its end at least. The audit log has the others."""
 
 
 @dataclass(frozen=True, slots=True)

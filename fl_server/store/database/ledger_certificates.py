@@ -29,6 +29,7 @@ from sqlalchemy import (
 from sqlalchemy import update as change
 
 from fl_server.store.certificates import (
+    CERTIFICATES_KEPT_S,
     CertificateRecord,
     EnrollmentRecord,
     NotSpent,
@@ -43,8 +44,6 @@ from fl_server.store.database.schema import JsonText, Words, metadata
 from fl_server.store.database.transactions import Transactions
 from fl_server.store.records import HistoryRecord
 
-CERTIFICATES_KEPT_S = 7 * 86_400.0
-"""How long a certificate is kept after its end. The audit log has the others."""
 TOKENS_KEPT_S = 30 * 86_400.0
 
 
@@ -129,11 +128,13 @@ class CertificateLedger(Transactions):
             token = find(db, enrollments, id=enrollment_id)
             return EnrollmentRecord(**token) if token else None
 
-    def spend(self, certificate: CertificateRecord, why: HistoryRecord) -> CertificateRecord | NotSpent:
+    def spend(
+        self, certificate: CertificateRecord, why: HistoryRecord, kept_s: float = CERTIFICATES_KEPT_S
+    ) -> CertificateRecord | NotSpent:
         """Spend one use of the certificate's token and keep the certificate, together; fsynced.
 
         A token that gave this key a certificate of this name before, which is still valid, gives the same one again,
-        without another use. `issued_at` is the current time.
+        without another use. `issued_at` is the current time. kept_s: as in `add_certificate`.
         """
         token_id, now = certificate.enrollment_id, certificate.issued_at
         with self._transaction(f"issue a certificate to {certificate.name!r}", fsynced=True) as db:
@@ -153,12 +154,14 @@ class CertificateLedger(Transactions):
             if token["prefix"] and _is_taken(db, certificate):
                 db.execute(change(enrollments).filter_by(id=token_id).values(uses_left=left + 1))
                 return NotSpent.NAME
-            _keep(db, certificate)
+            _keep(db, certificate, kept_s)
             write_history(db, why)
             return certificate
 
-    def add_certificate(self, certificate: CertificateRecord, parent_key: str = "") -> bool:
-        """Keep a renewed certificate. Removes certificates of the name that ended long before.
+    def add_certificate(
+        self, certificate: CertificateRecord, parent_key: str = "", kept_s: float = CERTIFICATES_KEPT_S
+    ) -> bool:
+        """Keep a renewed certificate. Removes certificates of the name that ended more than `kept_s` before.
 
         parent_key: of the certificate that it was renewed from. False: that one is revoked, and nothing is kept.
         """
@@ -166,7 +169,7 @@ class CertificateLedger(Transactions):
         with self._transaction(f"write a certificate of {certificate.name!r}") as db:
             if db.execute(_denying(by)).first():
                 return False
-            _keep(db, certificate)
+            _keep(db, certificate, kept_s)
             return True
 
     def certificates(self, name: str, after: Position | None, limit: int) -> list[CertificateRecord]:
@@ -226,9 +229,9 @@ class CertificateLedger(Transactions):
         return self._read(table.name, query)
 
 
-def _keep(db: Connection, certificate: CertificateRecord) -> None:
+def _keep(db: Connection, certificate: CertificateRecord, kept_s: float) -> None:
     """Add a certificate, and remove old ones of its name."""
-    long_ago = certificate.issued_at - CERTIFICATES_KEPT_S
+    long_ago = certificate.issued_at - kept_s
     db.execute(delete(certificates).filter_by(name=certificate.name).where(certificates.c.not_after < long_ago))
     db.execute(insert(certificates), rows.to_row(certificate))
 

@@ -215,6 +215,31 @@ async def test_an_ended_certificate_waits_for_its_owner_without_the_address(devi
     assert device.coordinator.reenrolled == []
 
 
+async def test_a_repeat_after_a_lost_answer_is_for_the_same_key(device: Device) -> None:
+    """Also in another process. The coordinator renews an expired certificate again for that key only."""
+    device.coordinator.errors += [Unreachable("cut")] * 3
+    first = device.folder.next_request()
+    async with device.renewing():
+        await until(lambda: device.count("renewed") and not (device.folder.path / "next").exists())
+    assert {request.csr for request in device.coordinator.renewed} == {first.csr}
+    assert device.folder.next_request().key != first.key
+
+
+async def test_a_refused_ended_certificate_names_the_setting(device: Device, logs: list[EventDict]) -> None:
+    """The line suggests no ban, and the device asks again: the operator may allow a longer grace."""
+    device.link.close()
+    device.install(life=timedelta(seconds=-1))
+    device.coordinator.authority.life = timedelta(hours=24)
+    device.coordinator.errors += [NotAllowed("a token, or a certificate that expired less than 7 d 0 h ago")] * 2
+    device.reenrolls = True
+    async with device.renewing() as certificates:
+        await certificates.renewed()
+    line = next(line for line in logs if line["event"] == "renewal_refused")
+    assert "enrollment.expired_grace_s" in line["todo"]
+    assert "banned" not in line["todo"]
+    assert len(device.coordinator.reenrolled) == 3
+
+
 async def test_a_wrong_clock_does_not_make_it_ask_without_end(device: Device) -> None:
     """Every certificate seems to be due: the clock is far ahead, or the coordinator's answer is wrong."""
     device.coordinator.authority.due = True

@@ -20,6 +20,7 @@ from fl_server.enrollment.grants import Revocations, parse_token
 from fl_server.enrollment.issuing import Issued
 from fl_server.errors import Forbidden, InvalidInput, NotEnrolled
 from tests.fl_server.enrollment.site import Site, holder, registered
+from tests.fl_server.store.database.test_certificates import a_certificate
 from tests.processes.certificates import Pki
 from tests.processes.enrollment import csr_of, new_key
 
@@ -228,7 +229,7 @@ class Expired:
             .issuer_name(pki.authority.certificate.subject)
             .public_key(self.key.public_key())
             .serial_number(0xA1)
-            .not_valid_before(now - timedelta(hours=1))
+            .not_valid_before(now - timedelta(seconds=3600 + ended_s))
             .not_valid_after(now - timedelta(seconds=ended_s))
             .add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri)]), critical=False)
         )
@@ -247,10 +248,12 @@ class Expired:
 
 
 async def test_an_expired_certificate_proves_its_holder_within_the_grace(site: Site) -> None:
-    """With the old key's signature; a minute after the end it proves nothing."""
+    """With the old key's signature; a minute after the end it proves nothing, and the refusal names the setting."""
     issued = await (await Expired.of(site)).reenroll()
     assert issued.record.name == "edge-7"
-    await refused(Expired(site, site.pki, 61.0).reenroll(), "expired less than 60 s ago, or a token", "expired")
+    await refused(
+        Expired(site, site.pki, 61.0).reenroll(), "expired less than 1 min 00 s ago (enrollment.expired", "expired"
+    )
 
 
 async def test_without_the_old_key_an_expired_certificate_proves_nothing(site: Site) -> None:
@@ -272,9 +275,57 @@ async def test_an_expired_certificate_of_others_proves_nothing(site: Site, tmp_p
 
 
 async def test_without_a_grace_an_expired_certificate_proves_nothing(tmp_path: Any) -> None:
-    """The default."""
+    """The refusal names the setting."""
+    site = Site(tmp_path, {"expired_grace_s": 0})
+    await refused((await Expired.of(site)).reenroll(), "(enrollment.expired_grace_s is 0)", "expired")
+    site.close()
+
+
+async def test_a_robot_that_was_off_over_a_weekend_returns(tmp_path: Any) -> None:
+    """The default grace is a week."""
     site = Site(tmp_path)
-    await refused((await Expired.of(site)).reenroll(), "does not renew expired certificates", "expired")
+    weekend = 3 * 86_400.0
+    assert (await Expired(site, site.pki, weekend).reenroll()).record.name == "edge-7"
+    await refused(Expired(site, site.pki, 8 * 86_400.0).reenroll(), "expired less than 7 d 0 h ago", "expired")
+    site.close()
+
+
+@pytest.mark.parametrize("begins_s", [60.0, -7200.0], ids=["later", "clock-set-back"])
+@pytest.mark.parametrize("generations", [1, 2])
+async def test_an_older_key_proves_nothing_within_the_grace(site: Site, begins_s: float, generations: int) -> None:
+    """The name's certificate was renewed for another key, also while the coordinator's clock was set back."""
+    device, parent = await Expired.of(site), "a1"
+    for number in range(generations):
+        begins, ended = time.time() - 3600 + begins_s, time.time() - 9
+        times = {"issued_at": begins, "not_before": begins, "not_after": ended}
+        record = a_certificate(f"b{number}", key=f"{number}{number}", enrollment_id="", renewed_from=parent, **times)
+        site.ledger.store.add_certificate(record)
+        parent = record.serial
+    await refused(device.reenroll(), "the newest certificate of this name: this one was renewed for another", "name")
+
+
+async def test_a_clock_that_jumps_forward_and_back_changes_nothing(site: Site, monkeypatch: Any) -> None:
+    """A refused device is accepted when the coordinator's clock is right again, and only the newest key then."""
+    device, now = await Expired.of(site), time.time()
+    with monkeypatch.context() as jumped:
+        jumped.setattr(time, "time", lambda: now + 9 * 86_400.0)
+        await refused(device.reenroll(), "(enrollment.expired_grace_s)", "expired")
+    key = new_key()
+    assert (await device.reenroll(key)).record.renewed_from == "a1"
+    with monkeypatch.context() as jumped:
+        jumped.setattr(time, "time", lambda: now - 9 * 86_400.0)
+        await refused(device.reenroll(), "a valid certificate with another key", "name")
+
+
+async def test_rows_are_kept_for_the_grace_and_a_lifetime(tmp_path: Any) -> None:
+    """A later certificate that was removed would make an older one the newest."""
+    site = Site(tmp_path, {"expired_grace_s": 30 * 86_400.0})
+    for serial, ended_s in (("c1", 30.5 * 86_400.0), ("c2", 31.5 * 86_400.0)):
+        ended = a_certificate(serial, issued_at=1.0, not_after=time.time() - ended_s, enrollment_id="")
+        site.ledger.store.add_certificate(ended)
+    await site.issuer.renew(holder(), csr_of(new_key()))
+    assert "c1" in {record.serial for record in site.ledger.store.certificates("edge-7", None, 9)}
+    assert "c2" not in {record.serial for record in site.ledger.store.certificates("edge-7", None, 9)}
     site.close()
 
 
@@ -301,7 +352,7 @@ async def test_a_name_that_another_device_had_since_stays_with_it(site: Site) ->
     device = await Expired.of(site)
     other = (await site.issuer.enroll(await site.token("edge-7"), csr_of(new_key()), "")).record
     await site.revocations.revoke("serial", other.serial, "stolen too", "admin:alice")
-    await refused(device.reenroll(), "the name was given to another device after this certificate", "name")
+    await refused(device.reenroll(), "the name was given to another key after this certificate", "name")
 
 
 async def test_a_device_whose_renewal_was_lost_keeps_its_name(site: Site) -> None:

@@ -179,12 +179,12 @@ ENROLLMENT = '[enrollment]\nca_cert = "ca.crt"\nca_key = "ca.key"\n'
 
 
 def test_enrollment_has_safe_defaults(tmp_path: Path) -> None:
-    """Certificates live for a day, tokens for an hour, and an expired certificate proves nothing."""
+    """Certificates live for a day, tokens for an hour, and the newest certificate proves its name for a week more."""
     text = 'state_dir = "state"\nenroll_listen = "127.0.0.1:0"\n' + CA + ENROLLMENT
     config = load(tmp_path, text)
     assert config.enrollment is not None
     assert (config.enrollment.lifetime_s, config.enrollment.token_ttl_s) == (86_400, 3_600)
-    assert config.enrollment.expired_grace_s == 0
+    assert config.enrollment.expired_grace_s == 604_800
     assert load(tmp_path, 'state_dir = "state"\nenroll_listen = ""\n' + CA).enroll_listen is None
 
 

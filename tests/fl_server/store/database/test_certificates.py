@@ -9,8 +9,14 @@ from typing import Any
 
 import pytest
 
-from fl_server.store.certificates import CertificateRecord, EnrollmentRecord, NotSpent, RevocationRecord
-from fl_server.store.database.ledger_certificates import CERTIFICATES_KEPT_S, TOKENS_KEPT_S
+from fl_server.store.certificates import (
+    CERTIFICATES_KEPT_S,
+    CertificateRecord,
+    EnrollmentRecord,
+    NotSpent,
+    RevocationRecord,
+)
+from fl_server.store.database.ledger_certificates import TOKENS_KEPT_S
 from fl_server.store.database.store import Store, open_sqlite
 from tests.fl_server.store.records import why
 
@@ -176,6 +182,8 @@ def test_what_ended_long_ago_is_removed(ledger: Store) -> None:
     late = NOW + 101.0 + CERTIFICATES_KEPT_S
     ledger.add_certificate(a_certificate("b1", name="edge-8", issued_at=late, not_after=late + 9, enrollment_id=""))
     assert len(ledger.certificates("", None, 9)) == 2
+    ledger.add_certificate(a_certificate("b0", issued_at=late, enrollment_id=""), kept_s=CERTIFICATES_KEPT_S + 9)
+    assert len(ledger.certificates("edge-7", None, 9)) == 2
     ledger.add_certificate(a_certificate("b2", issued_at=late, not_after=late + 9, enrollment_id=""))
     assert [each.serial for each in ledger.certificates("edge-7", None, 9)] == ["b2"]
     ledger.add_enrollments([a_token("t2", created_at=NOW + 61.0 + TOKENS_KEPT_S)], [why()])
