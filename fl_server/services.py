@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import ParamSpec, TypeVar
 
@@ -134,6 +134,8 @@ class Services:
     issuer: Issuer | None = None
     """Signs certificates of devices; None if the settings have no authority for that."""
     traces: Traces = UNTRACED
+    addresses: dict[str, str] = field(default_factory=dict)
+    """The open ports, host:port, by the setting's name."""
     processes: TaskProcesses | None = None
     """Where tasks from outside run; None: in this process."""
 

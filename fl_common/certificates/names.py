@@ -68,6 +68,15 @@ def holder_of(certificate: x509.Certificate) -> Holder:
     return parse_uri(uris[0])
 
 
+def hosts_of(certificate: x509.Certificate) -> list[str]:
+    """The DNS names and addresses of a certificate. Raises ValueError for unreadable names."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    return [str(name.value) for name in names if isinstance(name, x509.DNSName | x509.IPAddress)]
+
+
 def uris_of(certificate: x509.Certificate) -> list[str]:
     """All URIs of the subject alternative name. Raises NoHolder if the extension cannot be read."""
     try:

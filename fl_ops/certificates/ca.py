@@ -24,7 +24,7 @@ from fl_common.certificates.leaf import (
     purpose_of,
     sign_leaf,
 )
-from fl_common.certificates.names import ROLES, Holder, holder_of
+from fl_common.certificates.names import ROLES, Holder, holder_of, hosts_of
 from fl_common.names import check_id
 
 __all__ = [
@@ -122,9 +122,7 @@ def issue(
 def identity_of(certificate: x509.Certificate) -> Identity:
     """The holder of a leaf. Raises ValueError for a certificate that `issue` could not have made."""
     holder = holder_of(certificate)
-    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    addresses = (str(address) for address in names.get_values_for_type(x509.IPAddress))
-    return Identity(holder.role, holder.name, (*names.get_values_for_type(x509.DNSName), *addresses))
+    return Identity(holder.role, holder.name, tuple(hosts_of(certificate)))
 
 
 def load_authority(certificate_pem: bytes, key_pem: bytes) -> Authority:

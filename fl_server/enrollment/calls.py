@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc.aio
 import structlog
 
+from fl_common.certificates.names import hosts_of
 from fl_common.rate_limits import TokenBucket, TokenBuckets, network_of
 from fl_server import identity
 from fl_server.audit.log import AuditLog
 from fl_server.audit.writer import AuditRecord
+from fl_server.enrollment.addresses import dialed
 from fl_server.enrollment.grants import Revocations, TokenActions, TokenSpec, state_of
 from fl_server.enrollment.issuing import Issued, Issuer
 from fl_server.errors import Forbidden, InvalidInput, LimitExceeded, NotConfigured, NotEnrolled, ServerError, TooMany
@@ -55,16 +57,22 @@ class EnrollmentCalls:
         settings = config.enrollment
         self._tokens = TokenActions(ledger, 0.0 if settings is None else settings.token_ttl_s)
 
-    async def create(self, request: pb.CreateEnrollmentsRequest, actor: str) -> pb.CreateEnrollmentsResponse:
-        """Make tokens."""
+    async def create(
+        self, request: pb.CreateEnrollmentsRequest, actor: str, bound: Mapping[str, str]
+    ) -> pb.CreateEnrollmentsResponse:
+        """Make tokens. bound: the open ports, host:port, by the setting's name."""
         config, issuer = self._config, self._issuer
         if issuer is None or config.enroll_listen is None:
             raise NotConfigured("enrollment", "enroll_listen and [enrollment]")
         specs = [TokenSpec(spec.name, spec.name_prefix, spec.uses, dict(spec.labels)) for spec in request.specs]
         made = await self._tokens.create(specs, request.ttl_s, actor)
         created = [pb.CreatedEnrollment(enrollment=_token(new.record), token=new.token.text) for new in made]
+        client, enrollment = dialed(config, bound, hosts_of(issuer.authority.presented().leaf))
         return pb.CreateEnrollmentsResponse(
-            created=created, ca_fingerprint=issuer.authority.fingerprint(), enroll_address=config.enroll_address or ""
+            created=created,
+            ca_fingerprint=issuer.authority.fingerprint(),
+            client_address=client,
+            enroll_address=enrollment,
         )
 
     async def list_tokens(self, request: pb.ListEnrollmentsRequest) -> pb.ListEnrollmentsResponse:

@@ -150,7 +150,7 @@ class AdminService(ListCalls, HistoryCalls, ClientCalls, OverviewCalls, admin_pb
         self, request: pb.CreateEnrollmentsRequest, context: Context
     ) -> pb.CreateEnrollmentsResponse:
         """Make tokens for devices."""
-        return await self._enrollment.create(request, actor())
+        return await self._enrollment.create(request, actor(), self._services.addresses)
 
     async def ListEnrollments(self, request: pb.ListEnrollmentsRequest, context: Context) -> pb.ListEnrollmentsResponse:
         """A page of tokens, the newest first."""

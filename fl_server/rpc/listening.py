@@ -115,7 +115,7 @@ class Listeners:
     def __init__(self, services: Services, ports: dict[str, Port], certificates: Certificates | None) -> None:
         self._services, self._ports, self._certificates = services, ports, certificates
         self._servers: list[grpc.aio.Server] = []
-        self.addresses: dict[str, str] = {}
+        self.addresses = services.addresses
         """host:port, by the setting's name."""
 
     def open(self, address: str, setting: str, callers: Callers | None = None) -> grpc.aio.Server:

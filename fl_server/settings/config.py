@@ -150,7 +150,11 @@ class ServerConfig(Section):
     """The address for devices without a certificate, which get one for a token: TLS without client certificates.
     Needs `[tls]` and `[enrollment]`."""
     enroll_address: Address | None = None
-    """`enroll_listen` as devices dial it, for the commands that `fl enroll create` prints."""
+    """`enroll_listen` as devices dial it, for the commands that `fl enroll create` prints. None: a host of the
+    certificate, with the port that is open."""
+    client_address: Address | None = None
+    """`listen` as devices dial it, for the same commands. None: the host of `enroll_address`, or one of the
+    certificate, with the port that is open."""
     web_listen: Address | None = None
     """The address for browsers: a page of runs and clients, live and read only, which a process of its own serves
     (`fl web open` makes a login link). With `[tls]` it needs `[web_tls]`. Needs the extra `web`. None: no page."""

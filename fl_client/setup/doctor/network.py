@@ -19,7 +19,7 @@ from fl_client.settings.config import ClientConfig
 from fl_client.setup.doctor.files import read
 from fl_client.setup.doctor.findings import Finding, fail, ok, warn
 from fl_common import proxies
-from fl_common.certificates.names import SCHEME, NoHolder, holder_of, uris_of
+from fl_common.certificates.names import SCHEME, NoHolder, holder_of, hosts_of, uris_of
 from fl_common.proxies import choice_for, proxy_for
 from fl_common.settings import split_address
 
@@ -214,7 +214,7 @@ def _unverified(config: ClientConfig, error: ssl.SSLCertVerificationError) -> Fi
         return fail("tls", f"expected a certificate signed by tls.ca, got: {error.verify_message}; then: {again}")
     host, now = split_address(config.server)[0], datetime.now(UTC)
     if error.verify_code in _WRONG_HOST:
-        message = f"expected a certificate for {host}, got one for {', '.join(_hosts(certificate)) or 'no host'}"
+        message = f"expected a certificate for {host}, got one for {', '.join(hosts_of(certificate)) or 'no host'}"
         return fail("tls", message, f"set server to one of these, or issue another: `fl ca issue server --host {host}`")
     if error.verify_code in (_EXPIRED, _NOT_YET):
         message = (
@@ -243,14 +243,6 @@ def _refused(error: ssl.SSLError) -> Finding:
     message = f"expected TLS, got something else ({reason.lower().replace('_', ' ')})"
     fix = "the server uses plain text: it is another program's port, or a coordinator without [tls]"
     return fail("tls", message, fix)
-
-
-def _hosts(certificate: x509.Certificate) -> list[str]:
-    try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return []
-    return [str(name.value) for name in names if isinstance(name, x509.DNSName | x509.IPAddress)]
 
 
 _CLOSED = (

@@ -24,8 +24,8 @@ from protos.fl.v1 import admin_pb2
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Make tokens with which devices get their first certificate.")
 certificates_app = typer.Typer(cls=Group, no_args_is_help=True, help="List the certificates of devices.")
-CLIENT_PORT, ENROLL_PORT = 7070, 7074
-"""Ports that `fl-client init` uses where an address has none."""
+ENROLL_PORT = 7074
+"""The port that `fl-client init` uses for enrollment where nothing names one."""
 _MOST = 1000
 """Tokens in one call."""
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
@@ -37,15 +37,16 @@ class Made:
 
     created: Sequence[admin_pb2.CreatedEnrollment]
     fingerprint: str
-    address: str
-    """The address of the port for enrollment, as devices dial it."""
+    server: str
+    """The address for clients, as devices dial it."""
+    enroll_server: str
+    """The address for enrollment."""
 
     def command(self, token: str) -> str:
         """The command for a device."""
-        host, port = split_address(self.address)
-        shown = f"[{host}]" if ":" in host else host
-        other_port = "" if port == ENROLL_PORT else f" --enroll-server {self.address}"
-        return f"fl-client init --server {shown}:{CLIENT_PORT}{other_port} --ca-fingerprint {self.fingerprint} {token}"
+        usual = (split_address(self.server)[0], ENROLL_PORT)
+        place = "" if split_address(self.enroll_server) == usual else f" --enroll-server {self.enroll_server}"
+        return f"fl-client init --server {self.server}{place} --ca-fingerprint {self.fingerprint} {token}"
 
 
 @dataclass(frozen=True)
@@ -185,8 +186,12 @@ def _create(context: Context, specs: Sequence[admin_pb2.EnrollmentSpec], ttl_s: 
             request = admin_pb2.CreateEnrollmentsRequest(specs=specs[first : first + _MOST], ttl_s=ttl_s)
             answer = client.call(request, admin_pb2.CreateEnrollmentsResponse)
             created += answer.created
-    host = split_address(settings.load(context.layer).server)[0]
-    return Made(created, answer.ca_fingerprint, answer.enroll_address or f"{host}:{ENROLL_PORT}")
+    reached = settings.load(context.layer).server.rpartition(":")[0]
+
+    def address(text: str) -> str:
+        return f"{reached}{text}" if text.startswith(":") else text
+
+    return Made(created, answer.ca_fingerprint, address(answer.client_address), address(answer.enroll_address))
 
 
 def _name(created: admin_pb2.CreatedEnrollment) -> str:

@@ -1402,14 +1402,16 @@ class CreatedEnrollment(_message.Message):
     def __init__(self, enrollment: _Optional[_Union[EnrollmentToken, _Mapping]] = ..., token: _Optional[str] = ...) -> None: ...
 
 class CreateEnrollmentsResponse(_message.Message):
-    __slots__ = ("created", "ca_fingerprint", "enroll_address")
+    __slots__ = ("created", "ca_fingerprint", "enroll_address", "client_address")
     CREATED_FIELD_NUMBER: _ClassVar[int]
     CA_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     ENROLL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     created: _containers.RepeatedCompositeFieldContainer[CreatedEnrollment]
     ca_fingerprint: str
     enroll_address: str
-    def __init__(self, created: _Optional[_Iterable[_Union[CreatedEnrollment, _Mapping]]] = ..., ca_fingerprint: _Optional[str] = ..., enroll_address: _Optional[str] = ...) -> None: ...
+    client_address: str
+    def __init__(self, created: _Optional[_Iterable[_Union[CreatedEnrollment, _Mapping]]] = ..., ca_fingerprint: _Optional[str] = ..., enroll_address: _Optional[str] = ..., client_address: _Optional[str] = ...) -> None: ...
 
 class ListEnrollmentsRequest(_message.Message):
     __slots__ = ("page_size", "page_token")

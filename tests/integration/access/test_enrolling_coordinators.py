@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+from pathlib import Path
 from typing import Any
 
 import grpc
 
+from fl_client.__main__ import main
 from protos.fl.v1 import enrollment_pb2 as pb
 from protos.fl.v1 import enrollment_pb2_grpc
 from protos.fl.v1.errors_pb2 import RetryLater
 from tests.processes.certificates import Pki
 from tests.processes.enrollment import EnrollingCoordinator, RawDevice, csr_of, error_of
 from tests.processes.holding_relay import holding_relay
-from tests.processes.process import TIMEOUT_S, Workspace, eventually
+from tests.processes.process import TIMEOUT_S, Workspace, eventually, run_fl
 from tests.processes.raw_client import RawClient, detail
 
 DENIED, LIMITED = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -31,6 +35,20 @@ def test_claimed_labels_do_not_count_where_the_settings_say_so(workspace: Worksp
                 {"site": "north"}
             ]
             assert not list(admin.clients.list_clients(labels={"gpu": "a100"}))
+
+
+def test_the_printed_command_works(workspace: Workspace, tmp_path: Path) -> None:
+    """The coordinator has chosen free ports, and the command of `fl enroll create` gives a device its certificate."""
+    server = EnrollingCoordinator(workspace, Pki(workspace.folder / "pki"))
+    del server.settings["enroll_address"]
+    server.configure()
+    server.serve()
+    files = server.pki.issue("admin", "bob")
+    options = ("--ca", files.ca, "--cert", files.cert, "--key", files.key, "--server", server.settings["admin_listen"])
+    made = run_fl("enroll", "create", "--name", "edge-9", "--json", *map(str, options), folder=tmp_path)
+    program, *words = shlex.split(json.loads(made.stdout)["command"])
+    assert (program, words[2]) == ("fl-client", server.address)
+    assert main([*words, "--only-certificate", "--state-dir", str(tmp_path / "state")]) == 0
 
 
 def test_a_lost_response_is_repeated_after_a_kill(module_workspace: Workspace) -> None:

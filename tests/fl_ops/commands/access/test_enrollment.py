@@ -16,9 +16,11 @@ from tests.fl_ops.conftest import FakeAdmin, Fl
 CA = "ab" * 32
 
 
-def created(*names: str, address: str = "fl.example.org:7074", **spec: Any) -> pb.CreateEnrollmentsResponse:
-    """A response with a token for each name."""
-    answer = pb.CreateEnrollmentsResponse(ca_fingerprint=CA, enroll_address=address)
+def created(
+    *names: str, at: tuple[str, str] = ("fl.example.org:7070", "fl.example.org:7074"), **spec: Any
+) -> pb.CreateEnrollmentsResponse:
+    """A response with a token for each name. at: the addresses for clients and for enrollment."""
+    answer = pb.CreateEnrollmentsResponse(ca_fingerprint=CA, client_address=at[0], enroll_address=at[1])
     for number, name in enumerate(names):
         values: dict[str, Any] = {"name": name, "uses": 1, **spec}
         given = pb.EnrollmentSpec(**values)
@@ -47,17 +49,19 @@ def test_a_token_is_printed_with_its_command(admin: FakeAdmin, fl: Fl) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "options"),
+    ("at", "options"),
     [
-        ("fl.example.org:9000", "--server fl.example.org:7070 --enroll-server fl.example.org:9000"),
-        ("[2001:db8::7]:7074", "--server [2001:db8::7]:7070"),
-        ("", "--server 127.0.0.1:7070"),
+        (("fl.example.org:443", "fl.example.org:7074"), "--server fl.example.org:443"),
+        (("fl.example.org:7070", "fl.example.org:9000"), "--server fl.example.org:7070 --enroll-server fl.example.org"),
+        (("a.example:1", "b.example:7074"), "--server a.example:1 --enroll-server b.example:7074"),
+        (("[2001:db8::7]:8070", "[2001:db8::7]:7074"), "--server [2001:db8::7]:8070"),
+        ((":17070", ":17074"), "--server 127.0.0.1:17070 --enroll-server 127.0.0.1:17074"),
     ],
 )
-def test_the_address_in_the_command(admin: FakeAdmin, fl: Fl, address: str, options: str) -> None:
-    """Of the coordinator's settings; without one, the host that `fl` has reached."""
-    admin.responses["CreateEnrollments"] = created("edge-7", address=address)
-    assert f"fl-client init {options} --ca-fingerprint" in fl("enroll", "create", "--name", "edge-7").stdout
+def test_the_address_in_the_command(admin: FakeAdmin, fl: Fl, at: tuple[str, str], options: str) -> None:
+    """The coordinator's answer has the ports; without a host it is the one that `fl` has reached."""
+    admin.responses["CreateEnrollments"] = created("edge-7", at=at)
+    assert f"fl-client init {options}" in fl("enroll", "create", "--name", "edge-7").stdout
 
 
 def test_json_has_the_tokens(admin: FakeAdmin, fl: Fl) -> None:
