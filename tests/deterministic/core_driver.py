@@ -151,8 +151,9 @@ class Driver:
             yield "restart written"
             yield from self.take(ev.ClientRestarted(client))
             same, most = place == (self.state.round, self.state.exchange), self.state.policy.most_processes
-            again = same and 0 < most <= processes[client] and self.state.works(client)
-            assert not again, f"work goes to few processes of a daemon: {processes[client]} of {client} got it"
+            had = self.ledger.processes.get(place, {}).get(client, 0)  # 0 if the round was redrawn
+            again = same and 0 < most <= had and self.state.works(client)
+            assert not again, f"work goes to few processes of a daemon: {had} of {client} got it"
 
     def lose_state(self, client: str, place: Place) -> Iterator[str]:
         """A client at work has lost its state."""
