@@ -15,7 +15,7 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 PACKAGES := $(wildcard protos fl_extensions fl_common algorithms fl_tasks fl_server fl_client fl_ops fl_web benchmarks k8s distribution)
 
-.PHONY: install demo test test-all tools chaos hostile fuzz soak lint lint-style lint-types lint-protos format protos baseline hashes sbom bench clean
+.PHONY: install demo test test-all tools chaos hostile fuzz soak lint lint-style lint-types lint-protos format protos baseline hashes sbom bench docs clean
 
 install: .venv/installed
 
@@ -113,6 +113,17 @@ bench: .venv/installed
 	$(BIN)/python -m benchmarks.sweep --only short --rounds 3 --results build/bench.json --table short
 	$(BIN)/python -m benchmarks.fleet --clients 1000 --sampled 1000 --processes 2 --idle 20
 	$(BIN)/python -m benchmarks.local_step --pairs 5
+
+# Writes build/site: the pages as HTML with search. A dead link or heading is an error.
+docs: build/documentation/installed
+	$(PYTHON) -m docs.source.site build/pages
+	NO_MKDOCS_2_WARNING=1 build/documentation/bin/mkdocs build --quiet --strict --config-file docs/mkdocs.yml
+
+build/documentation/installed: pyproject.toml constraints.txt
+	@$(NEW_ENOUGH)
+	$(PYTHON) -m venv build/documentation
+	build/documentation/bin/python -m pip install --quiet --constraint constraints.txt mkdocs-material
+	@touch $@
 
 # Daemons join and leave during runs; checks the coordinator for leaks. Linux only.
 soak: .venv/installed
