@@ -69,9 +69,10 @@ class RunCalls:
             response.rounds.extend(page.rounds)
         return response
 
-    def watch_run(self, run_id: str) -> Iterator[admin_pb2.WatchRunResponse]:
-        """The run's current state, then its events until it ends."""
-        return self._calls.stream(admin_pb2.WatchRunRequest(run_id=run_id), admin_pb2.WatchRunResponse)
+    def watch_run(self, run_id: str, first_round: int | None = None) -> Iterator[admin_pb2.WatchRunResponse]:
+        """The run's current state, then its events until it ends. first_round: the rounds from it on come before."""
+        request = admin_pb2.WatchRunRequest(run_id=run_id, first_round=first_round)
+        return self._calls.stream(request, admin_pb2.WatchRunResponse)
 
     def list_evaluations(self, run_id: str, round_: int | None) -> admin_pb2.ListEvaluationsResponse:
         """The clients' evaluations of a round; None: of the newest evaluated round."""

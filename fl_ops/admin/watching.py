@@ -26,7 +26,8 @@ def watch(
 ) -> Iterator[admin_pb2.WatchRunResponse | Lost]:
     """Events of a run until it ends, with one `Lost` for each time without a connection.
 
-    The first event after it is a snapshot. There is no limit: the operator ends the wait.
+    After it come the rounds that were missed, as "committed_before", then a snapshot. There is no limit: the operator
+    ends the wait.
 
     Args:
         client: of the coordinator. Its stream begins with a snapshot of the run.
@@ -38,12 +39,16 @@ def watch(
         Unreachable: there is no coordinator at the start.
         OpsError: the coordinator refuses the call.
     """
-    attempts = 0
+    attempts, next_round = 0, None
     while True:
         ended, why = False, "the coordinator closed the connection"
         try:
-            for event in client.runs.watch_run(run_id):
+            for event in client.runs.watch_run(run_id, next_round):
                 connected, attempts = True, 0
+                if event.event in ("committed", "committed_before"):
+                    next_round = max(next_round or 0, event.round.round + 1)
+                elif next_round is None:
+                    next_round = event.run.rounds_done
                 yield event
                 # An event just before the end may already have the ended run's status: the one with the reason follows.
                 ended = exit_code(event.run) is not None

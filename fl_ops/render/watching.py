@@ -73,6 +73,9 @@ class RunProgress:
 
     def add(self, event: admin_pb2.WatchRunResponse) -> None:
         """Add one event."""
+        if event.event == "committed_before":  # its run has only the id
+            self.add_round(event.round)
+            return
         self.run, self.received, self.lost = event.run, time.monotonic(), ""
         for present, summary in (
             (event.run.HasField("latest"), event.run.latest),
@@ -109,7 +112,7 @@ class RunProgress:
 
 def event_line(event: admin_pb2.WatchRunResponse) -> str | None:
     """One event as a line, for logs and the live table; None for events that only change the table."""
-    run, of = event.run, event.round
+    run, of, name = event.run, event.round, event.event.removesuffix("_before")
     if event.event in ("phase", "admitted"):
         return None
     if event.event == "snapshot" and exit_code(run) is None:
@@ -122,10 +125,12 @@ def event_line(event: admin_pb2.WatchRunResponse) -> str | None:
         texts = filter(None, (evaluation(of.metrics), *on_clients(of.metrics)))
         return event_words(f"round {of.round} evaluated", "; ".join(texts))
     line = (
-        f"round {of.round} {event.event}: {of.accepted} of {counted(of.accepted + of.dropped, 'client')}, "
+        f"round {of.round} {name}: {of.accepted} of {counted(of.accepted + of.dropped, 'client')}, "
         f"{units.duration(of.seconds)}, {units.size(of.bytes_down)} down, {units.size(of.bytes_up)} up"
     )
-    return f"{line}: {event.detail}" if event.detail else line
+    missed = ["while there was no connection", evaluation(of.metrics)] if name != event.event else []
+    line = f"{line}: {event.detail}" if event.detail else line
+    return ", ".join(filter(None, (line, *missed)))
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,17 @@ from fl_server.run.run import Run
 from fl_server.run_settings.spec import from_spec
 from fl_server.runs.coordinator import Coordinator
 from fl_server.services import Services
+from fl_server.store.records import CommitRecord
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1 import admin_pb2_grpc
 from protos.wire import timestamp
 
 Context = grpc.aio.ServicerContext[Any, Any]
 SERVICE = "fl.v1.Admin"
+
+
+_ROUNDS_AT_ONCE = 100
+"""Missed rounds that are read at once."""
 
 
 class AdminService(ListCalls, HistoryCalls, ClientCalls, OverviewCalls, admin_pb2_grpc.AdminServicer):
@@ -60,14 +65,31 @@ class AdminService(ListCalls, HistoryCalls, ClientCalls, OverviewCalls, admin_pb
         return pb.GetRunResponse(run=run_status(run), rounds=rounds)
 
     async def WatchRun(self, request: pb.WatchRunRequest, context: Context) -> AsyncIterator[pb.WatchRunResponse]:
-        """The run now, and then its events until it has ended."""
+        """Rounds that the caller missed, the run now, and then its events until it has ended."""
         run = self._runs.get(request.run_id)
         with run.watchers.watch() as events:
+            committed = run.rounds.committed  # later ones come as events
+            if request.HasField("first_round"):
+                async for commit in self._commits(run.id, request.first_round, committed):
+                    missed = pb.WatchRunResponse(event="committed_before", round=round_summary(commit))
+                    missed.run.run_id = run.id
+                    yield missed
             yield _watch_response(run, Progress("snapshot"))
             if run.ended:
                 return
             async for progress in events:
                 yield progress.shown(partial(_watch_response, run, progress))
+
+    async def _commits(self, run_id: str, first: int, end: int) -> AsyncIterator[CommitRecord]:
+        """The committed rounds from `first` on, before `end`, from the ledger."""
+        ledger = self._services.ledger
+        while first < end:
+            commits = await ledger.do(ledger.store.commits, run_id, first, min(_ROUNDS_AT_ONCE, end - first))
+            for commit in commits:
+                yield commit
+            if not commits:
+                return
+            first = commits[-1].round + 1
 
     async def PauseRun(self, request: pb.PauseRunRequest, context: Context) -> pb.PauseRunResponse:
         """Start no new round."""

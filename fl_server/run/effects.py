@@ -139,8 +139,9 @@ class Effects:
         control = self._control
         waiting = f"{command.present} of {command.needed} clients are here that could be drawn"
         if control.run_status.waits(waiting):
-            log.info("run_waits", run=self._context.run_id, why=why_waiting(self._context, control))
-            await control.run_status.save("run_waits")
+            why = why_waiting(self._context, control)
+            log.info("run_waits", run=self._context.run_id, why=why)
+            await control.run_status.save("run_waits", why)
 
     async def _retry_later(self, command: effects.RetryLater) -> None:
         """Draw clients that failed again after a delay."""

@@ -52,8 +52,11 @@ class RunStatus:
             return "paused"
         return "waiting" if self.waiting_reason else "running"
 
-    async def save(self, event: str = "") -> None:
-        """Write status and waiting reason to the ledger, with a line of history if `event` names one."""
+    async def save(self, event: str = "", told: str = "") -> None:
+        """Write status and waiting reason to the ledger, with a line of history if `event` names one.
+
+        told: the reason for history and watchers, if it says more than the one that is kept.
+        """
         self._note()
         context, run, ended = self._context, self._run, self._run.state.phase is Phase.ENDED
         reason = run.end_reason if ended else self.waiting_reason
@@ -61,9 +64,9 @@ class RunStatus:
         down, up = context.rounds.bytes.total
         record = replace(self.record, state=self._to_store, reason=reason, ended_at=ended_at)
         self.record = replace(record, bytes_down=down, bytes_up=up, elapsed_s=run.state.elapsed_s)
-        why = HistoryRecord(time.time(), "coordinator", event, context.run_id, reason) if event else None
+        why = HistoryRecord(time.time(), "coordinator", event, context.run_id, told or reason) if event else None
         await run.write(context.store.update_run, self.record, why)
-        context.watchers.publish(Progress("state", reason))
+        context.watchers.publish(Progress("state", told or reason))
 
     async def save_if_changed(self) -> None:
         """Write the status to the ledger if the ledger has another one."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from fl_server.clients.draw_rules import policy_rule
+from fl_server.clients.draw_rules import Candidate, Rule, policy_rule
 from fl_server.rounds.state import Phase, RoundState
 from fl_server.run.client_evaluations import ClientEvaluations
 from fl_server.run.context import RunContext
@@ -19,10 +19,12 @@ from fl_server.run.round_statistics import ClientTransfer, ClientTransfers
 
 
 def why_waiting(context: RunContext, control: RunControl) -> str:
-    """The waiting reason, and the present clients that could be drawn if somebody did something, with what to do."""
+    """The waiting reason with its numbers: what no client here has, and what operators can do about the others."""
     selection = control.eligible.in_round(control.state)
     rules = control.eligible.not_drawn(context.fleet.attendance.present(), selection)
-    reasons = (described(rule, selection, clients) for rule, clients in rules.items() if rule.operable)
+    reasons = [described(rule, selection, clients) for rule, clients in rules.items() if rule.operable]
+    if nobody_has := _nobody_has(context, control, rules):
+        reasons.insert(0, f"it lacks {nobody_has}")
     return "; ".join((control.run_status.waiting_reason, *reasons))
 
 
@@ -58,25 +60,34 @@ def lacking(context: RunContext, control: RunControl) -> str:
     """
     if control.ended or control.run_status.write_failure or not control.run_status.waiting_reason:
         return ""
+    here, selection = context.fleet.attendance.present(), control.eligible.in_round(control.state)
+    rules = control.eligible.not_drawn(here, selection)
+    if nobody_has := _nobody_has(context, control, rules):
+        return nobody_has
+    others = {rule: clients for rule, clients in rules.items() if rule.reason != "task"}
+    state = control.state
+    wanted = state.goal - len(state.admitted) if state.goal else state.policy.min_clients
+    able = len(here) - sum(map(len, rules.values()))
+    counts = "".join(f"; {counted(rule, selection, clients)}" for rule, clients in others.items())
+    return f"clients that could be drawn: {able} of {wanted} here{counts}"
+
+
+def _nobody_has(context: RunContext, control: RunControl, rules: Mapping[Rule, Sequence[Candidate]]) -> str:
+    """What no client here has, with numbers; empty if some client has all. rules: why clients here are not drawn."""
     here, task, labels = context.fleet.attendance.present(), context.task["name"], control.config.labels
     if not here:
         return f"clients: none is here{_away(context, control)}"
-    selection = control.eligible.in_round(control.state)
-    rules = {rule.reason: (rule, clients) for rule, clients in control.eligible.not_drawn(here, selection).items()}
-    _, elsewhere = rules.pop("task", (None, []))
+    by_reason = {rule.reason: clients for rule, clients in rules.items()}
+    elsewhere = by_reason.get("task", [])
     offering = len(here) - len(elsewhere)
     if not offering:
         offers = sorted({str(offer["name"]) for client in elsewhere for offer in client.record.tasks})
         more = ", ..." if len(offers) > _OFFERS_SHOWN else ""
         offered = f"; offered: {', '.join(map(repr, offers[:_OFFERS_SHOWN]))}{more}" if offers else ""
         return f"clients with the task {task!r}: 0 of {len(here)} here offer it{offered}"
-    if "labels" in rules and len(rules["labels"][1]) == offering:
+    if len(by_reason.get("labels", [])) == offering:
         return f"clients with the labels {labels_text(labels)}: 0 of {offering} here with the task {task!r} have them"
-    state = control.state
-    wanted = state.goal - len(state.admitted) if state.goal else state.policy.min_clients
-    able = offering - sum(len(clients) for _, clients in rules.values())
-    others = "".join(f"; {counted(rule, selection, clients)}" for rule, clients in rules.values())
-    return f"clients that could be drawn: {able} of {wanted} here{others}"
+    return ""
 
 
 _OFFERS_SHOWN = 5

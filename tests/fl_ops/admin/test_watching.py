@@ -22,14 +22,33 @@ def client(*streams: Call) -> Any:
     """Opens one stream after the other; an error in a stream is raised there."""
     left = iter(streams)
 
-    def watch_run(run_id: str) -> Iterator[admin_pb2.WatchRunResponse]:
+    asked: list[int | None] = []
+
+    def watch_run(run_id: str, first_round: int | None = None) -> Iterator[admin_pb2.WatchRunResponse]:
         assert run_id == "digits-1"
+        asked.append(first_round)
         for event in next(left):
             if isinstance(event, OpsError):
                 raise event
             yield event
 
-    return SimpleNamespace(runs=SimpleNamespace(watch_run=watch_run))
+    return SimpleNamespace(runs=SimpleNamespace(watch_run=watch_run, asked=asked))
+
+
+def of_round(event: str, number: int) -> admin_pb2.WatchRunResponse:
+    """An event of a round."""
+    return admin_pb2.WatchRunResponse(event=event, round=admin_pb2.RoundSummary(round=number))
+
+
+def test_rounds_that_were_missed_are_asked_for() -> None:
+    """From the one after the newest that was seen on: 5 are done at first, 5 and 6 come, and 7 and 8 are missed."""
+    snapshot = admin_pb2.WatchRunResponse(event="snapshot", run=admin_pb2.RunStatus(rounds_done=5))
+    missed = [of_round("committed_before", number) for number in (7, 8)]
+    first = [snapshot, of_round("committed", 5), of_round("committed", 6), Unreachable("cut")]
+    coordinator = client(first, [Unreachable("down")], [*missed, RUNNING, Unreachable("cut")], [DONE])
+    seen = list(watch(coordinator, "digits-1", lambda _seconds: None))
+    assert [event for event in seen if event in missed] == missed
+    assert coordinator.runs.asked == [None, 7, 7, 9]
 
 
 def test_it_goes_on_after_outages() -> None:

@@ -62,7 +62,9 @@ async def test_a_waiting_run_names_only_clients_that_it_could_draw(world: World)
     await report_availability(world, await Device("a", labels={"site": "north"}).connect(world), ON_BATTERY)
     run = await world.create(**BOTH, labels={"site": "south"})
     await until(lambda: run.status == "waiting", "it waits")
-    assert run_status(run).reason == "0 of 2 clients are here that could be drawn"
+    lacks = "it lacks clients with the labels site=south: 0 of 1 here with the task"
+    assert run_status(run).reason.startswith(f"0 of 2 clients are here that could be drawn; {lacks}")
+    assert "power" not in run_status(run).reason
 
 
 async def test_an_unknown_reason_of_a_newer_client_is_shown(world: World) -> None:

@@ -93,6 +93,14 @@ async def test_counts_and_runs(world: World, stub: Any) -> None:
     assert seen.now.ToNanoseconds() > done.created.ToNanoseconds()
 
 
+async def test_a_watch_begins_with_the_rounds_that_were_missed(stub: Any) -> None:
+    """They come from the ledger before the snapshot; without a first round there are none."""
+    for first, missed in ((4, [4, 5]), (6, []), (None, [])):
+        events = [event async for event in stub.WatchRun(pb.WatchRunRequest(run_id="r", first_round=first))]
+        assert [event.event for event in events] == ["committed_before"] * len(missed) + ["snapshot"]
+        assert [event.round.round for event in events[:-1]] == missed
+
+
 async def test_pages_search_and_states(stub: Any) -> None:
     """Filters hold over all pages, and a token belongs to its filters."""
     paged = await listed(stub.GetOverview, pb.GetOverviewRequest(page_size=1), "runs")

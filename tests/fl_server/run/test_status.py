@@ -46,7 +46,10 @@ async def offering(world: World, name: str, **changes: Any) -> Device:
 async def waits_for(run: Run, expected: str) -> None:
     """Wait until the run waits, and lacks exactly this."""
     await until(lambda: run.status == "waiting", "it waits")
-    assert run_status(run).waiting_for == expected
+    shown = run_status(run)
+    assert shown.waiting_for == expected
+    if not expected.startswith("clients that could be drawn: "):
+        assert shown.reason.startswith(f"0 of 2 clients are here that could be drawn; it lacks {expected}")
 
 
 async def test_a_killed_daemon_is_named_with_the_time_left(world: World) -> None:
