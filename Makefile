@@ -15,7 +15,7 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 PACKAGES := $(wildcard protos fl_extensions fl_common algorithms fl_tasks fl_server fl_client fl_ops fl_web benchmarks k8s distribution)
 
-.PHONY: install demo test test-all tools chaos hostile fuzz soak lint lint-style lint-types lint-protos format protos baseline hashes sbom bench docs clean
+.PHONY: install demo test test-all tools chaos hostile fuzz soak lint lint-style lint-types lint-protos format protos baseline hashes sbom release bench docs clean
 
 install: .venv/installed
 
@@ -106,6 +106,10 @@ hashes: .venv/installed
 # Writes build/sbom.cdx.json: the packages that the images need, with versions and licences, in CycloneDX's form.
 sbom: .venv/installed
 	$(BIN)/python -m k8s.supply_chain.sbom build/sbom.cdx.json
+
+# Writes wheel, sdist, checksums and bill of materials of the commit to dist, after two builds and a demo of the wheel.
+release: .venv/installed
+	$(BIN)/python -m distribution.release
 
 # The short benchmarks of docs/measurements/benchmarks.md on two cores: prints JSON lines and tables.
 bench: .venv/installed

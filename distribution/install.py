@@ -22,6 +22,8 @@ from typing import TextIO
 
 ROOT = Path(__file__).resolve().parents[1]
 INTERRUPTED = 130
+_OF_INDEXES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_EXTRA_INDEX", "UV_FIND_LINKS")
+"""Variables with which a site names its own indexes to uv."""
 _TICK_SECONDS = 0.5
 _TAIL_LINES = 25
 _COLLECTING = re.compile(r"^Collecting ([\w.-]+)")
@@ -68,8 +70,10 @@ def _install(folder: Path, wanted: str) -> int:
             return code
     options = ("--constraint", str(ROOT / "constraints.txt"), "--editable", wanted)
     if uv:
-        # With "auto" a machine without a GPU gets torch for CPUs, which is a tenth as large.
-        environment = {"UV_TORCH_BACKEND": "auto", **os.environ}
+        environment = dict(os.environ)
+        if not any(name.startswith(_OF_INDEXES) for name in environment):
+            # A machine without a GPU gets torch for CPUs, which is a tenth as large.
+            environment.setdefault("UV_TORCH_BACKEND", "auto")
         if not _run(uv, "pip", "install", "--python", str(python), *options, environment=environment):
             return 0
         print("uv could not install: pip does it, with its own settings", flush=True)

@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
+from fl_common.extras import install_hint
 from fl_ops.errors import UsageError
 
 _PACKAGES = ("impetus-fl", "torch", "numpy", "grpcio", "scikit-learn")
@@ -34,4 +35,4 @@ def package_version(package: str) -> str:
 def check_plotting(command: str) -> None:
     """Raises UsageError if matplotlib is not installed, before hours of work that end in a plot."""
     if find_spec("matplotlib") is None:
-        raise UsageError(f"{command} draws with matplotlib, which is not installed: pip install impetus-fl[demo]")
+        raise UsageError(f"{command} draws with matplotlib, which is not installed: {install_hint('demo')}")

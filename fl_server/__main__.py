@@ -9,6 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from fl_common.extras import server_packages_missing
 from fl_common.program import (
     keep_working_directory_out,
     quiet_interrupts,
@@ -29,6 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a coordinator. Returns the exit code."""
     keep_working_directory_out()
     require_own_packages("fl-server")
+    if missing := server_packages_missing("fl-server"):
+        print(missing, file=sys.stderr)
+        return EXIT_UNUSABLE
     with quiet_interrupts():  # `serve` has its own handlers
         return _main(arguments)
 

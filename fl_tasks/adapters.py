@@ -51,7 +51,7 @@ def add_lora(model: nn.Module, rank: int, layers: Sequence[str]) -> nn.Module:
     try:
         from peft import LoraConfig, get_peft_model  # noqa: PLC0415 - only models with adapters pay for it
     except ModuleNotFoundError as error:
-        raise TaskError("adapters need the library peft: pip install impetus-fl[lora]") from error
+        raise TaskError("adapters need the library peft: pip install 'impetus-fl[lora]'") from error
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(layers))
     adapted: nn.Module = get_peft_model(model, config)
     return adapted

@@ -104,6 +104,8 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "demo",
         "landscape",
         "simulate",
+        "new",
+        "task_check",
         "exports",
         "admin",
         "certificates",

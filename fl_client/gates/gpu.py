@@ -16,6 +16,7 @@ import torch
 
 from fl_client.errors import ConfigError
 from fl_client.gates.gate_set import GateReading, SensorError, read_number
+from fl_common.extras import install_hint
 from protos.fl.v1.coordinator_pb2 import UNAVAILABLE_REASON_DEVICE_BUSY
 
 _NAMESPACE = Path("/proc/self/ns/pid")
@@ -44,8 +45,8 @@ class NvmlMeter:
             self._nvml: Any = importlib.import_module("pynvml")
         except ImportError:
             raise ConfigError(
-                "gates.gpu_below: expected the package nvidia-ml-py, which reads the driver, found none: install"
-                ' "impetus-fl[gates]", or remove gpu_below'
+                "gates.gpu_below: expected the package nvidia-ml-py, which reads the driver, found none: "
+                f"{install_hint('gates')}, or remove gpu_below"
             ) from None
         self.others_only = False
         """Whether the load is without this daemon's work."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from fl_common.extras import install_hint
 from fl_common.settings import SettingsError
 from fl_common.tracing.traces import UNTRACED, Traces
 
@@ -29,7 +30,6 @@ def open_traces(service: str, environment: Mapping[str, str] = os.environ) -> Tr
         from fl_common.tracing.otel import OtelTraces  # noqa: PLC0415 - its packages are optional
     except ImportError as error:
         raise SettingsError(
-            f"{_ENDPOINTS[0]} asks for traces, and {error.name} is not installed: pip install 'impetus-fl[otel]', or "
-            "unset it"
+            f"{_ENDPOINTS[0]} asks for traces, and {error.name} is not installed: {install_hint('otel')}, or unset it"
         ) from error
     return OtelTraces(service)

@@ -23,6 +23,7 @@ from fl_ops.commands.local.compare import compare
 from fl_ops.commands.local.demo import demo
 from fl_ops.commands.local.landscape import landscape
 from fl_ops.commands.local.methods import methods
+from fl_ops.commands.local.new import new
 from fl_ops.commands.local.partition import partition
 from fl_ops.commands.local.simulate import simulate
 from fl_ops.commands.options import Context, admin_command, command
@@ -112,6 +113,7 @@ app.command(
     )
 )(landscape)
 app.command(**examples("fl methods", "fl methods fedcm", "fl methods my_methods:sign_momentum --json"))(methods)
+app.command(**examples("fl new my_task --template tabular"))(new)
 app.command(**examples("fl partition digits --clients 8 --out parts.json --alpha 0.1"))(partition)
 app.command(
     **examples(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from fl_common.command_help import FlagGroup, set_parameters, with_groups
+from fl_common.extras import SERVER, server_packages_missing
 from fl_common.program import raised_interrupts
 from fl_ops.admin import settings
 from fl_ops.admin.client import AdminClient
@@ -230,6 +231,11 @@ def _wrapped(function: Callable[..., None], *, connects: bool) -> Callable[..., 
             raise typer.Exit(exc.code) from exc
         except KeyboardInterrupt as exc:
             raise typer.Exit(Exit.INTERRUPTED) from exc
+        except ModuleNotFoundError as exc:
+            if exc.name not in SERVER:
+                raise
+            output.show_error(f"this command runs the coordinator's code, {server_packages_missing('which')}")
+            raise typer.Exit(Exit.MISUSED) from exc
 
     _, *own = inspect.signature(grouped).parameters.values()
     shared = [*OutputFlags.parameters(), *(ConnectionFlags.parameters() if connects else ())]

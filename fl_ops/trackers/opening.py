@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
+from fl_common.extras import install_hint
 from fl_ops.errors import UsageError
 from fl_ops.trackers.facts import EndFacts, RoundFacts, RunFacts
 
@@ -61,9 +62,7 @@ class Trackers:
         wanted = {"tensorboard": self.tensorboard is not None, "mlflow": self.mlflow is not None}
         for extra, used in wanted.items():
             if used and find_spec(extra) is None:
-                raise UsageError(
-                    f"--{extra} needs the package {extra}, which is not installed: pip install impetus-fl[{extra}]"
-                )
+                raise UsageError(f"--{extra} needs the package {extra}, which is not installed: {install_hint(extra)}")
 
     @contextmanager
     def opened(self, run: RunFacts) -> Iterator[Sequence[TrackedRun]]:

@@ -26,6 +26,7 @@ from cryptography import x509
 from prometheus_client import Counter
 
 from fl_common.certificates.pem import Pem, PemChange, PemFiles, PemWatcher
+from fl_common.extras import install_hint
 from fl_common.settings import SettingsError, split_address
 from fl_server.settings.config import ServerConfig
 from fl_server.settings.sections import TlsConfig, WebTlsConfig
@@ -123,7 +124,7 @@ def require_packages() -> None:
     if missing := [name for name in _PACKAGES if find_spec(name) is None]:
         raise SettingsError(
             f"web_listen: the web page needs {', '.join(missing)}, which is not installed: "
-            "pip install 'impetus-fl[web]', or remove web_listen"
+            f"{install_hint('web')}, or remove web_listen"
         )
 
 

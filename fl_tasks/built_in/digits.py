@@ -53,7 +53,7 @@ def _scans() -> tuple[Tensor, Tensor]:
     """Scans and digits from scikit-learn's file. Importing the library would cost a second and 80 MB."""
     library = find_spec("sklearn")
     if library is None or library.origin is None:
-        raise TaskError("the digits task needs scikit-learn: pip install impetus-fl[demo]")
+        raise TaskError("the digits task needs scikit-learn: pip install 'impetus-fl[digits]'")
     rows = np.loadtxt(Path(library.origin).parent / "datasets" / "data" / "digits.csv.gz", np.int64, delimiter=",")
     pixels, digits = torch.from_numpy(rows).split([64, 1], dim=1)
     return pixels.reshape(-1, 1, 8, 8).float() / 16, digits.reshape(-1)

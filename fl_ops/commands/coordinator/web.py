@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import typer
 
 from fl_common import units
+from fl_common.extras import install_hint
 from fl_common.settings import is_loopback
 from fl_ops.admin import settings
 from fl_ops.commands.options import Context, admin_command
@@ -51,7 +52,7 @@ async def _serve(context: Context, connection: settings.Connection, address: tup
         from fl_web.coordinator.reader import Reader
         from fl_web.serve import listen, serve
     except ModuleNotFoundError as error:
-        raise UsageError(f"fl web needs {error.name}, which is not installed: pip install 'impetus-fl[web]'") from error
+        raise UsageError(f"fl web needs {error.name}, which is not installed: {install_hint('web')}") from error
     from fl_ops.admin.calls import call_metadata, open_channel
 
     try:

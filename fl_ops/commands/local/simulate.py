@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from fl_common.command_help import FlagGroup
+from fl_common.extras import install_hint
 from fl_ops.commands.options import Context, EngineFlags, TrackerFlags, command
 from fl_ops.errors import Exit, UsageError
 from fl_ops.render import output
@@ -188,7 +189,7 @@ def _plot(results: list[SeedResult], folder: Path, screen: Console) -> None:
     from fl_ops.simulate.output.results import PLOT, draw
 
     if find_spec("matplotlib") is None:
-        print_line(screen, f"{PLOT} is not drawn without matplotlib: pip install impetus-fl[demo]")
+        print_line(screen, f"{PLOT} is not drawn without matplotlib: {install_hint('demo')}")
     elif draw(results, folder / PLOT):
         print_line(screen, f"plot: {folder / PLOT}")
 

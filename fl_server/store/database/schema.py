@@ -170,8 +170,6 @@ updates = Table(
     Column("epochs", JsonText),
     _number("attempt"),
     Column("received_at", Double, nullable=False),
-    Column("work_s", Double),
-    Column("transfer_s", Double),
 )
 
 failures = Table(
@@ -260,7 +258,7 @@ clients = Table(
     Column("draining", Boolean, nullable=False),
     _text("note"),
     _number("updates_counted"),
-    Column("work", JsonText, nullable=False),
+    _number("updates_refused"),
     Column("enrolled", JsonText),
 )
 

@@ -21,8 +21,13 @@ def test_a_task_in_order(fl: Fl) -> None:
         ("model", "ok"),
         ("model", "remark"),
         ("data", "ok"),
+        ("labels", "remark"),
         ("step", "ok"),
         ("evaluation", "ok"),
+        ("determinism", "ok"),
+        ("small shards", "ok"),
+        ("small shards", "ok"),
+        ("export", "remark"),
     ]
 
 
