@@ -103,6 +103,10 @@ class Metrics:
             "fl_clients", "Clients, by whether they are attached.", state=("present", "suspect")
         )
         self.quarantined = factory.gauge("fl_clients_quarantined", "Clients that are not drawn for a while.")
+        self.need_attention = factory.gauge(
+            "fl_clients_need_attention",
+            "Clients that need attention: `fl clients list --attention` has the reasons and the commands.",
+        )
         self.quarantines = factory.counter("fl_quarantines", "Times that a client was quarantined.")
         self.reports_refused = factory.counter(
             "fl_reports_refused", "Failure reports of clients that changed nothing, by reason.", reason=REPORTS

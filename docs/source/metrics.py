@@ -53,6 +53,7 @@ WORRY = {
     # Clients.
     "fl_clients": "`suspect` jumps: a network fault. `present` falls: FlClientsGone.",
     "fl_clients_quarantined": "More than a few: a faulty release of the daemon, or an attack.",
+    "fl_clients_need_attention": "Above 0: FlClientsNeedAttention.",
     "fl_quarantines_total": "It grows: `fl clients list` names the clients with refused updates, and the reasons.",
     "fl_identity_conflicts_total": "It grows: two daemons use one identity; the log names both addresses.",
     "fl_clients_contested": "Above 0: FlIdentityShared.",

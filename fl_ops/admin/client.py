@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import BinaryIO, Self
 
@@ -104,10 +104,21 @@ class ClientCalls:
         self._calls = calls
 
     def list_clients(
-        self, state: admin_pb2.ClientState | None = None, labels: Mapping[str, str] | None = None, limit: int = 0
+        self,
+        state: admin_pb2.ClientState | None = None,
+        labels: Mapping[str, str] | None = None,
+        limit: int = 0,
+        order: admin_pb2.ClientOrder | None = None,
+        marks: Sequence[str] = (),
     ) -> list[admin_pb2.ClientStatus]:
-        """The clients of the roster in this state and with these labels, in order of id. limit: the most; 0: all."""
-        request = admin_pb2.ListClientsRequest(state=state, labels=labels)
+        """The clients of the roster in this state, with these labels and with one of these marks.
+
+        limit: the most; 0: all. order: from the largest value, but by id and state from the first one.
+        """
+        descending = order not in {None, admin_pb2.CLIENT_ORDER_ID, admin_pb2.CLIENT_ORDER_STATE}
+        request = admin_pb2.ListClientsRequest(
+            state=state, labels=labels, order=order, descending=descending, marks=marks
+        )
         clients: list[admin_pb2.ClientStatus] = []
         for page in self._calls.pages(request, admin_pb2.ListClientsResponse):
             clients += page.clients

@@ -129,7 +129,7 @@ def read(client: AdminClient, server: str, chosen: Selection) -> Federation:
             )
         except NotFound:
             chosen = Selection()
-    clients = client.clients.list_clients(limit=_CLIENTS)
+    clients = client.clients.list_clients(limit=_CLIENTS, order=admin_pb2.CLIENT_ORDER_ATTENTION)
     return Federation(server, overview, clients, active, details, chosen.name, time.monotonic())
 
 

@@ -21,6 +21,7 @@ from fl_ops.render.rounds import (
 )
 from fl_ops.render.text import fact_grid, plain, state, told
 from fl_web.facts import client as client_facts
+from fl_web.facts import client_work
 from fl_web.facts import run as run_facts
 from fl_web.facts.rounds import rounds_of, shown_metric
 from fl_web.facts.words import Fact, fact, run_state
@@ -117,8 +118,36 @@ def _last_commit(run: admin_pb2.RunStatus, now: float) -> str:
 def clients_table(clients: Sequence[admin_pb2.ClientStatus]) -> RenderableType:
     """A row for each client."""
     table = FittedTable(
-        ("Client", "State", "Device", "Tasks", "Run", ">Counted", ">Refused", "Last seen", "Labels", "Note"),
-        optional=("Labels", "Device", "Last seen", "Tasks", "Run", "Note", "Refused", "Counted"),
+        (
+            "Client",
+            "State",
+            "Device",
+            "Tasks",
+            "Run",
+            ">Counted",
+            ">Refused",
+            ">Failed",
+            ">Work",
+            ">Transfer",
+            ">Came last",
+            "Last seen",
+            "Labels",
+            "Note",
+        ),
+        optional=(
+            "Labels",
+            "Device",
+            "Last seen",
+            "Tasks",
+            "Run",
+            "Transfer",
+            "Came last",
+            "Work",
+            "Refused",
+            "Counted",
+            "Note",
+            "Failed",
+        ),
         wraps=("State", "Note"),
     )
     for client in clients:
@@ -126,7 +155,9 @@ def clients_table(clients: Sequence[admin_pb2.ClientStatus]) -> RenderableType:
             plain(client.client_id), state(client_facts.words(client), told(client_facts.state(client))),
             plain(client.device.name or client.device.kind),
             plain(", ".join(f"{offer.name} ({offer.train_examples:,})" for offer in client.tasks)),
-            plain(client.run_id or NOTHING), f"{client.updates_counted:,}", f"{client.updates_refused:,}",
+            plain(client.run_id or NOTHING), f"{client.updates_counted:,}", f"{client.work.refused:,}",
+            client_work.failed(client.work), client_work.work_seconds(client.work),
+            client_work.transfer_seconds(client.work), client_work.came_last(client.work),
             units.moment(client.last_seen),
             plain(" ".join(f"{name}={of}{'' if own else '?'}" for name, of, own in client_facts.label_texts(client))),
             plain(client_facts.note(client)),
@@ -142,7 +173,7 @@ def client_details(details: admin_pb2.GetClientResponse) -> RenderableType:
         ("client", plain(client.client_id)),
         ("state", state(client_facts.words(client), told(client_facts.state(client)))),
         *client_facts.facts(details),
-        fact("updates", f"{client.updates_counted:,} counted, {client.updates_refused:,} refused"),
+        fact("updates", f"{client.updates_counted:,} counted, {client.work.refused:,} refused"),
         fact("labels", " ".join(labels)),
         fact("last seen", client.last_seen),
     ]

@@ -19,6 +19,7 @@ from fl_common.units import NOTHING, measured
 from fl_ops.render.fitted import FittedTable
 from fl_ops.render.text import STYLES, bar, plain, sparkline, state
 from fl_web.facts import client as client_facts
+from fl_web.facts import client_work
 from fl_web.facts.federation import problems
 from fl_web.facts.run import delivered, rounds_text, time_left, waits
 from fl_web.facts.words import CLIENT_MARKS, CLIENT_STATES, NOT_LOADED, RUN_STATES, run_state, tone
@@ -192,15 +193,29 @@ class TopView:
 
     def _clients(self) -> RenderableType:
         table = FittedTable(
-            (" ", "Client", "State", "Run", ">Counted", ">Refused", "Note"),
-            optional=("Note", "Refused", "Counted", "Run"),
+            (
+                " ",
+                "Client",
+                "State",
+                "Run",
+                ">Counted",
+                ">Refused",
+                ">Failed",
+                ">Work",
+                ">Transfer",
+                ">Came last",
+                "Note",
+            ),
+            optional=("Note", "Transfer", "Refused", "Run", "Came last", "Counted", "Work", "Failed"),
             names_missing=False,
         )
         for client in self.federation.clients:
             table.add_row(
                 self._mark("clients", client.client_id), plain(client.client_id),
                 state(client_facts.words(client)), plain(client.run_id or NOTHING),
-                units.count(client.updates_counted), units.count(client.updates_refused),
+                units.count(client.updates_counted), units.count(client.work.refused),
+                client_work.failed(client.work), client_work.work_seconds(client.work),
+                client_work.transfer_seconds(client.work), client_work.came_last(client.work),
                 plain(client_facts.note(client)),
             )  # fmt: skip
         return table if self.federation.clients else Text("no clients yet: `fl-client --config client.toml` starts one")

@@ -32,6 +32,7 @@ from fl_server.clients.registration_request import unregistered
 from fl_server.clients.roster import Presence
 from fl_server.clients.sessions import Session, Sessions
 from fl_server.clients.transfer_limits import TransferLimits
+from fl_server.clients.work_counts import WorkCounts
 from fl_server.enrollment.grants import Revocations
 from fl_server.errors import Forbidden, UnknownSessionError, one_line
 from fl_server.metrics import Metrics
@@ -59,6 +60,7 @@ class Fleet:
         self.quarantine = Quarantine(config.quarantine)
         returns = TokenBuckets(limits.comebacks_per_min, 60.0)
         self.eligibility = Eligibility(self.records, self.attendance, self.quarantine, returns)
+        self.work = WorkCounts(ledger, self.records)
         self.contested = ContestedIdentities(self.sessions, self.eligibility, metrics)
         self.registration = Registration(config, self.records, self.attendance, self.contested)
         metrics.sessions.set_function(lambda: float(len(self.sessions)))
@@ -69,6 +71,7 @@ class Fleet:
     async def start(self) -> None:
         """Read the clients back from the ledger. Those that were present are waited for."""
         await self.records.load()
+        self.work.restore(self.records.in_memory().values())
         self.contested.restore(self.records.in_memory().values())
         self.attendance.restore()
         self.quarantine.restore(await self._ledger.do(self._ledger.store.quarantine_records))
@@ -100,6 +103,7 @@ class Fleet:
 
     def release(self, client_id: str) -> None:
         """Drop the client's refusals here, and let it back into all runs. The ledger has done so already."""
+        self.work.changed([client_id])
         self.changes.released(client_id)
         self.eligibility.release(client_id)
 
@@ -116,6 +120,7 @@ class Fleet:
         self.eligibility.forget(client_id)
         self.contested.forget(client_id)
         self.registration.forget(client_id)
+        self.work.forget(client_id)
         self.changes.gone(client_id, "forgotten")
 
     def _end(self, client_id: str, needed: str) -> None:

@@ -52,8 +52,8 @@ class Quarantine:
         """The verdict on a client once this refused update is in the ledger. Nothing is kept yet."""
         if update.admitted or update.reason not in FAULTS:
             return None, None
-        word = update.reason.removeprefix("REFUSAL_REASON_").lower()
-        what = f"the last one in run {update.run_id} round {update.round} ({word}): {update.detail}"
+        where = f"run {update.run_id} round {update.round}"
+        what = f"the last one in {where} ({update.refused_for}): {update.detail}"
         return self._count_refusal(update.client_id, ("an update refused", "updates refused"), what)
 
     def count_lost_state(self, client: str, what: str) -> Verdict:

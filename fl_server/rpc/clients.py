@@ -19,8 +19,10 @@ from fl_server.rpc.access import HIDDEN, OperatorCalls
 from fl_server.rpc.lists import HISTORY_MOST
 from fl_server.rpc.views import client_status, history_entry
 from fl_server.run.run import Run
+from fl_server.runs.attention import ClientAttention, Need
 from fl_server.runs.coordinator import Coordinator
 from fl_server.services import Services
+from fl_server.store.client_work import ClientWork
 from fl_server.store.records import ClientRecord, HistoryRecord
 from protos.fl.v1 import admin_pb2 as pb
 from protos.wire import timestamp
@@ -28,7 +30,7 @@ from protos.wire import timestamp
 Context = grpc.aio.ServicerContext[Any, Any]
 _SHOWN_HISTORY = 10
 """Entries of one client's history, unless the call names a number."""
-MARKS = ("banned", "draining", "quarantined")
+MARKS = ("banned", "draining", "quarantined", "attention")
 """What may apply to a client in any state."""
 STATES = ("present", "suspect", "lost")
 SEARCH_CHARS = 256
@@ -36,6 +38,17 @@ _AT_ONCE = 2000
 """Clients that are looked at before the event loop has its turn."""
 Key = Callable[[ClientRecord], int | float]
 Numbered = tuple[int, HistoryRecord]
+
+
+_UNKNOWN = -1.0
+_BY_WORK: dict[int, Callable[[ClientWork], float]] = {
+    pb.CLIENT_ORDER_UPDATES_REFUSED: lambda work: float(work.refused),
+    pb.CLIENT_ORDER_FAILED: lambda work: float(work.failed),
+    pb.CLIENT_ORDER_FAILED_SHARE: lambda work: work.share("failed"),
+    pb.CLIENT_ORDER_WORK_SECONDS: lambda work: _UNKNOWN if (s := work.usual("work_s")) is None else s,
+    pb.CLIENT_ORDER_TRANSFER_SECONDS: lambda work: _UNKNOWN if (s := work.usual("transfer_s")) is None else s,
+    pb.CLIENT_ORDER_LAST_SHARE: lambda work: work.last_share,
+}
 
 
 class ClientCalls(OperatorCalls):
@@ -49,7 +62,7 @@ class ClientCalls(OperatorCalls):
     async def ListClients(self, request: pb.ListClientsRequest, context: Context) -> pb.ListClientsResponse:
         """A page of clients: in the order of id bytes, or in another one."""
         key, kind = await self._order(request.order)
-        wanted = _Wanted(self._services.fleet, request)
+        wanted = _Wanted(self._services.fleet, self._coordinator.attention, request)
         cursor = Cursor.of_request(request, (str,) if kind is None else (kind, str), *wanted.of)
         positions: list[Position] = []
         for number, record in enumerate(list(self._services.fleet.records.in_memory().values()), 1):
@@ -70,10 +83,16 @@ class ClientCalls(OperatorCalls):
         return pb.ListClientsResponse(clients=page.entries, next_page_token=page.next_token, found=len(positions))
 
     def _status(self, record: ClientRecord) -> pb.ClientStatus:
-        status = client_status(self._services.fleet, record)
-        if self._runs.hides(status.run_id):
-            status.run_id = HIDDEN
+        status = client_status(self._services.fleet, record, self._coordinator.attention.of(record.client_id))
+        self._hide_runs(status)
         return status
+
+    def _hide_runs(self, status: pb.ClientStatus) -> None:
+        """Leave out the ids of runs that the caller may not see."""
+        named: tuple[Any, ...] = (status, status.work.last_failure, status.work.last_refusal, *status.attention)
+        for message in named:
+            if message.run_id and self._runs.hides(message.run_id):
+                message.run_id = HIDDEN
 
     async def _order(self, order: int) -> tuple[Key | None, type | None]:
         """The key of an order and its type; None for the order of ids. Raises InvalidInput."""
@@ -86,9 +105,13 @@ class ClientCalls(OperatorCalls):
             return fleet.attendance.last_seen, float
         if order not in pb.ClientOrder.values():
             raise InvalidInput("order", f"one of {', '.join(pb.ClientOrder.keys())}", order)
-        which = 0 if order == pb.CLIENT_ORDER_UPDATES_COUNTED else 1
-        counts = await ledger.do(ledger.store.update_counts)
-        return lambda record: counts.get(record.client_id, (0, 0))[which], int
+        if order == pb.CLIENT_ORDER_UPDATES_COUNTED:
+            counts = await ledger.do(ledger.store.update_counts)
+            return lambda record: counts.get(record.client_id, 0), int
+        if order == pb.CLIENT_ORDER_ATTENTION:
+            return lambda record: self._coordinator.attention.urgency(record.client_id), int
+        of_work = _BY_WORK[order]
+        return lambda record: of_work(fleet.work.of(record.client_id)), float
 
     async def GetClient(self, request: pb.GetClientRequest, context: Context) -> pb.GetClientResponse:
         """One client, with its sessions and its history."""
@@ -100,11 +123,13 @@ class ClientCalls(OperatorCalls):
         store, most = services.ledger.store, request.history or _SHOWN_HISTORY
         span = await services.ledger.do(store.history_span, client_id, most)
         entries = await services.ledger.do(store.history_between, client_id, span, most)
-        response = client_details(services.fleet, counted or known, entries)
-        if self._runs.hides(response.client.run_id):
-            response.client.run_id, response.work = HIDDEN, "works for a run of another operator"
+        response = client_details(services.fleet, counted or known, entries, self._coordinator.attention.of(client_id))
+        run_id = response.client.run_id
+        self._hide_runs(response.client)
+        if response.client.run_id == HIDDEN:
+            response.work = "works for a run of another operator"
         else:
-            response.work = work_of(self._coordinator, client_id, response.client.run_id)
+            response.work = work_of(self._coordinator, client_id, run_id)
         response.not_drawn.extend(not_drawn(self._runs.loaded(), client_id))
         return response
 
@@ -145,9 +170,9 @@ class ClientCalls(OperatorCalls):
 class _Wanted:
     """The filters of a request."""
 
-    def __init__(self, fleet: Fleet, request: pb.ListClientsRequest) -> None:
+    def __init__(self, fleet: Fleet, attention: ClientAttention, request: pb.ListClientsRequest) -> None:
         """Raises InvalidInput for a state or a mark that does not exist."""
-        self._fleet, state, labels = fleet, request.state, dict(request.labels)
+        self._fleet, self._attention, state, labels = fleet, attention, request.state, dict(request.labels)
         if state not in pb.ClientState.values():
             raise InvalidInput("state", f"one of {', '.join(pb.ClientState.keys())}", state)
         if unknown := sorted(set(request.marks) - set(MARKS)):
@@ -175,6 +200,7 @@ class _Wanted:
             ("banned" in self._marks and record.banned)
             or ("draining" in self._marks and record.draining)
             or record.client_id in self._quarantined
+            or ("attention" in self._marks and bool(self._attention.of(record.client_id)))
         )
 
 
@@ -200,11 +226,13 @@ def _first_descending(positions: list[Position], after: Position | None, count: 
     return [position for position, _ in zip(following, range(count), strict=False)]
 
 
-def client_details(fleet: Fleet, record: ClientRecord, entries: Sequence[Numbered]) -> pb.GetClientResponse:
-    """The response without the client's work. entries: its history with numbers, oldest first."""
+def client_details(
+    fleet: Fleet, record: ClientRecord, entries: Sequence[Numbered], needs: Iterable[Need] = ()
+) -> pb.GetClientResponse:
+    """The response without the client's work. entries: its history with numbers, oldest first; needs: attention."""
     client_id = record.client_id
     response = pb.GetClientResponse(
-        client=client_status(fleet, record), history=[history_entry(*entry) for entry in entries]
+        client=client_status(fleet, record, needs), history=[history_entry(*entry) for entry in entries]
     )
     if (session := fleet.sessions.of(client_id)) is not None:
         response.session.CopyFrom(_origin(session.origin))

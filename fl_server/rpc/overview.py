@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from heapq import nlargest
+from itertools import islice
 from typing import Any
 
 import grpc.aio
@@ -15,10 +16,11 @@ from fl_server.clients.roster import Presence
 from fl_server.errors import InvalidInput
 from fl_server.pages import Cursor, Entries, Position
 from fl_server.rounds.state import Phase
-from fl_server.rpc.access import OperatorCalls
+from fl_server.rpc.access import HIDDEN, OperatorCalls
 from fl_server.rpc.clients import SEARCH_CHARS
-from fl_server.rpc.views import run_reason
+from fl_server.rpc.views import MOST_SHOWN, add_waiting, attention, run_reason
 from fl_server.run.run import Run
+from fl_server.runs.attention import Need
 from fl_server.runs.coordinator import Coordinator
 from fl_server.runs.table import NotLoaded
 from fl_server.services import Services
@@ -61,17 +63,27 @@ class OverviewCalls(OperatorCalls):
             await self._add_points(shown, request.points)
             return list(zip(chosen, shown, strict=True))
 
-        page = await cursor.page(read)
+        page, needs = await cursor.page(read), self._coordinator.attention.all()
         return pb.GetOverviewResponse(
             runs=page.entries,
             next_page_token=page.next_token,
             runs_by_state=Counter(map(_state, everything)),
-            clients_by_state=clients_by_state(self._services.fleet),
+            clients_by_state={**clients_by_state(self._services.fleet), "attention": len(needs)},
+            attention=[
+                pb.ClientInNeed(client_id=client, attention=self._attention(reasons[0]))
+                for client, reasons in islice(needs.items(), MOST_SHOWN)
+            ],
             history_number=newest,
             version=impetus_version(),
             now=timestamp(time.time()),
             runs_found=len(wanted),
         )
+
+    def _attention(self, need: Need) -> pb.Attention:
+        shown = attention(need)
+        if need.run_id and self._runs.hides(need.run_id):
+            shown.run_id = HIDDEN
+        return shown
 
     async def _add_points(self, shown: list[pb.RunOverview], count: int) -> None:
         """Add the newest values of each run. They are read again only after a commit or an evaluation."""
@@ -168,6 +180,7 @@ def _loaded(run: Run) -> pb.RunOverview:
         labels_suspected=len(run.context.label_order.suspected),
         below_due=len(rounds.shares.too_low),
     )
+    add_waiting(run, shown)
     if rounds.best is not None:
         shown.best = rounds.best.value
     if record.ended_at is not None:

@@ -18,7 +18,9 @@ from fl_server.run.run import Run
 from fl_server.run.status import awaited, lacking, policy_refusals, why_waiting
 from fl_server.run.totals import Share
 from fl_server.run_settings.spec import to_spec
+from fl_server.runs.attention import Need
 from fl_server.runs.table import NotLoaded
+from fl_server.store.client_work import ClientWork, EndedWork
 from fl_server.store.records import (
     ClientEvaluation,
     ClientRecord,
@@ -40,8 +42,7 @@ def run_status(run: Run) -> pb.RunStatus:
     """The status of a run."""
     state, record, rounds = run.state, run.record, run.rounds
     down, up = rounds.bytes.total
-    waits = awaited(run, run.deadline, run.client_evaluations)
-    return pb.RunStatus(
+    status = pb.RunStatus(
         run_id=run.id,
         spec=to_spec(run.config),
         state=f"RUN_STATE_{run.status.upper()}",
@@ -61,10 +62,6 @@ def run_status(run: Run) -> pb.RunStatus:
         newest_metrics=rounds.newest_metrics(),
         best_metrics={metric: best.value for metric, best in rounds.best_values().items()},
         lower_is_better=known_directions(run, rounds.newest_metrics()),
-        awaited=nsmallest(MOST_SHOWN, waits.clients, key=str.encode),
-        awaited_count=len(waits.clients),
-        deadline_left_s=waits.seconds_left,
-        waiting_for=lacking(run.context, run),
         policy_refusals={} if run.ended else policy_refusals(run.context),
         below_due=len(rounds.shares.too_low),
         first_below_due=_below_due(rounds.shares.too_low),
@@ -75,6 +72,8 @@ def run_status(run: Run) -> pb.RunStatus:
         states=_states(run) if run.context.keeps_client_state else None,
         privacy=_privacy(run),
     )
+    add_waiting(run, status)
+    return status
 
 
 def _privacy(run: Run) -> pb.PrivacyStatus | None:
@@ -88,6 +87,16 @@ def _privacy(run: Run) -> pb.PrivacyStatus | None:
         draws=draws,
         most_draws=account.most,
     )
+
+
+def add_waiting(run: Run, status: pb.RunStatus | pb.RunOverview) -> None:
+    """What the run lacks, and the clients that its current phase waits for, with their deadline."""
+    waits = awaited(run, run.deadline, run.client_evaluations)
+    status.waiting_for = lacking(run.context, run)
+    status.awaited.extend(nsmallest(MOST_SHOWN, waits.clients, key=str.encode))
+    status.awaited_count = len(waits.clients)
+    if waits.seconds_left is not None:
+        status.deadline_left_s = waits.seconds_left
 
 
 def known_directions(run: Run, metrics: Iterable[str]) -> dict[str, bool]:
@@ -221,8 +230,8 @@ def _account(statistics: RoundStatistics) -> pb.RoundAccount:
     )
 
 
-def client_status(fleet: Fleet, record: ClientRecord) -> pb.ClientStatus:
-    """The status of a client."""
+def client_status(fleet: Fleet, record: ClientRecord, needs: Iterable[Need] = ()) -> pb.ClientStatus:
+    """The status of a client. needs: why it needs attention."""
     status = pb.ClientStatus(
         client_id=record.client_id,
         state=f"CLIENT_STATE_{fleet.attendance.state(record.client_id).upper()}",
@@ -238,9 +247,11 @@ def client_status(fleet: Fleet, record: ClientRecord) -> pb.ClientStatus:
         last_seen=timestamp(fleet.attendance.last_seen(record)),
         run_id=fleet.eligibility.run_of(record.client_id),
         updates_counted=record.updates_counted,
-        updates_refused=record.updates_refused,
+        updates_refused=record.work.refused,
         note=record.note,
         policy_refusals=fleet.eligibility.policy.by(record.client_id),
+        work=client_work(record.work),
+        attention=[attention(need) for need in needs],
     )
     session = fleet.sessions.of(record.client_id)
     if session is not None and session.origin.ends is not None:
@@ -249,6 +260,41 @@ def client_status(fleet: Fleet, record: ClientRecord) -> pb.ClientStatus:
         until = timestamp(standing.until)
         status.quarantine.CopyFrom(pb.Quarantine(until=until, refusals=standing.refusals, reason=standing.reason))
     return status
+
+
+def attention(need: Need) -> pb.Attention:
+    """Why a client needs attention."""
+    return pb.Attention(reason=need.reason, why=one_line(need.why), remedy=need.remedy, run_id=need.run_id)
+
+
+def client_work(work: ClientWork) -> pb.ClientWork:
+    """What became of a client's assignments."""
+    rounds, last = work.newest_rounds()
+    return pb.ClientWork(
+        assignments=work.assignments,
+        admitted=work.admitted,
+        refused=work.refused,
+        failed=work.failed,
+        lost=work.lost,
+        newest=work.of_newest(),
+        last_failure=_ended_work(work.last_failure),
+        last_refusal=_ended_work(work.last_refusal),
+        work_s=work.usual("work_s"),
+        transfer_s=work.usual("transfer_s"),
+        rounds=work.rounds,
+        rounds_last=work.rounds_last,
+        newest_rounds=rounds,
+        newest_rounds_last=last,
+        slowness=work.usual("slowness"),
+    )
+
+
+def _ended_work(ended: EndedWork | None) -> pb.EndedWork | None:
+    if ended is None:
+        return None
+    return pb.EndedWork(
+        run_id=ended.run_id, round=ended.round, cause=ended.cause, message=ended.message, time=timestamp(ended.time)
+    )
 
 
 def _task_offers(record: ClientRecord) -> list[coordinator_pb2.TaskOffer]:

@@ -207,6 +207,7 @@ class AssignmentDispatch:
         seed = training_seed(control.config.seed, common.key.round, client)
         message = for_client(common, seed, context.client_states.counted(client))
         self._submissions.failures.sent(client)
+        context.rounds.transfers.assigned(client)
         context.fleet.streams.push(client, coordinator_pb2.AttendResponse(assignment=message))
 
     def _common(self) -> pb.Assignment:

@@ -101,6 +101,7 @@ class RoundComputation:
         except Diverged as error:
             self._diverged(updates, error)
             return
+        self._context.counters.assignments_ended("admitted", len(updates))
         self._control.post(ev.ExchangeReduced())
 
     async def _compute_model(self) -> None:
@@ -121,6 +122,7 @@ class RoundComputation:
                 "updates_left_out", run=self._context.run_id, round=self._control.state.round, clients=norms.left_out
             )
         self._check_weights(norms, len(updates))
+        self._context.counters.assignments_ended("admitted", len(updates))
         private = self._control.config.privacy is not None
         self._context.counters.model_computed(norms, [] if private else [update.norm for update in updates])
         self._control.post(ev.StepComputed())
@@ -175,7 +177,9 @@ class RoundComputation:
         control.run_status.committed()
         context.rounds.began = None
         self._submissions.clear()
-        context.rounds.add(record, control.record.extended_at, await context.draw_of(record.round))
+        draw = await context.draw_of(record.round)
+        context.rounds.add(record, control.record.extended_at, draw)
+        context.fleet.work.changed({update.client_id for update in updates} | (draw.drawn if draw else frozenset()))
         if (totals := context.rounds.totals_due(context.run_id)) is not None:
             await control.write(context.store.put_totals, totals)
         if context.keeps_client_state:

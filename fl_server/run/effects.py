@@ -163,7 +163,7 @@ class Effects:
         reason = RefusalReason.REFUSAL_REASON_ABANDONED if control.ended else RefusalReason.REFUSAL_REASON_NOT_NEEDED
         message = pb.AttendResponse(cancel=pb.Cancel(key=key, reason=reason))
         async for client in with_turns(command.clients):
-            context.counters.assignment_ended("cancelled")
+            context.counters.assignments_ended("cancelled")
             context.fleet.streams.push(client, message)
 
     async def _restart_round(self, command: effects.RestartRound) -> None:

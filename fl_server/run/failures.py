@@ -87,6 +87,7 @@ class Failures:
             detail = f"round {failed.round}, {client}: {reason.why[:MAX_NOTE]}"
             line = HistoryRecord(failed.failed_at, "coordinator", "client_failed", failed.run_id, detail)
         await self._keep(failed, line)
+        self._context.fleet.work.changed([client])
         self.latest = failed
         self._count_clients()
 

@@ -16,7 +16,7 @@ from fl_server.run.run import Run
 from fl_server.store.database.store import Store
 from fl_server.store.errors import NoOpenFiles, StoreError
 from fl_server.store.files import file_digest
-from fl_server.store.records import AttemptRecord, HistoryRecord, UpdateRecord
+from fl_server.store.records import AttemptRecord, FailureRecord, HistoryRecord, UpdateRecord
 from fl_server.store.spool.spool import Spool, SpoolKey
 
 log = structlog.get_logger()
@@ -39,8 +39,9 @@ async def restore_round_under_way(run: Run) -> None:
             attempt=run.state.attempt, cohort=len(run.state.drawn), admitted=len(run.state.admitted),
         )  # fmt: skip
         await _restore_byte_counts(run)
-    failures = run.submissions.failures
-    failures.restore(await ledger.do(store.failures, run.id, run.state.round), failures.latest)
+    failures, failed = run.submissions.failures, await ledger.do(store.failures, run.id, run.state.round)
+    failures.restore(failed, failures.latest)
+    await _restore_statistics(run, failed)
     run.rounds.bytes.resume(run.record.bytes_down, run.record.bytes_up)
     present = {client for client in run.context.fleet.attendance.present() if client not in run.client_states.left_out}
     run.state = without_absent(run.state, present)
@@ -109,6 +110,18 @@ async def _restore_byte_counts(run: Run) -> None:
         delivered = [(update.client_id, update.size_bytes) for update in updates if update.admitted]
         run.rounds.bytes.resume_exchange(run.model.bytes_down, delivered)
     run.rounds.transfers.resume(state.round, state.exchange, state.outstanding)
+
+
+async def _restore_statistics(run: Run, failed: Sequence[FailureRecord]) -> None:
+    """Count the assignments of the round under way that ended before, as far as the ledger has them."""
+    statistics, ledger, store = run.rounds.statistics, run.context.services.ledger, run.context.store
+    for exchange in range(run.state.exchange + 1):
+        updates = await ledger.do(store.updates, run.id, run.state.round, exchange)
+        statistics.refused.update(update.refused_for for update in updates if not update.admitted)
+        if exchange < run.state.exchange:
+            statistics.assignments["admitted"] += sum(update.admitted for update in updates)
+    ended = {"refused": statistics.refused.total(), "failed": sum(record.failures for record in failed)}
+    statistics.assignments.update({state: number for state, number in ended.items() if number})
 
 
 async def resume_deadline(run: Run) -> None:

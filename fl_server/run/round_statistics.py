@@ -129,6 +129,12 @@ class ClientTransfers:
     """Each client's newest transfer."""
     outs: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Client -> the state in which its assignment ended without an admitted update, and why."""
+    ready: dict[str, float] = field(default_factory=dict)
+    """When each client had its assignment and what it fetches for it, by the monotonic clock."""
+    worked: dict[str, float] = field(default_factory=dict)
+    """Client -> seconds until the begin of its first upload."""
+    moved: dict[str, float] = field(default_factory=dict)
+    """Client -> seconds of its transfers that have ended."""
     unknown: frozenset[str] = frozenset()
     """Clients that worked for this exchange when the coordinator started: what they fetched before is not known."""
     _exchange: tuple[int, int] | None = None
@@ -138,10 +144,25 @@ class ClientTransfers:
     def transfer(self, client: str, direction: Literal["down", "up"], size: int, done: int) -> Iterator[ClientTransfer]:
         """A transfer for the exchange under way, for as long as the block lasts; the caller adds to `done`."""
         transfer = self.newest[client] = ClientTransfer(direction, size, done)
+        began = transfer.changed
+        if direction == "up" and client in self.ready:
+            self.worked.setdefault(client, began - self.ready[client])
         try:
             yield transfer
         finally:
             transfer.open, transfer.changed = False, time.monotonic()
+            self.moved[client] = self.moved.get(client, 0.0) + transfer.changed - began
+            if direction == "down":
+                self.ready[client] = transfer.changed
+
+    def assigned(self, client: str) -> None:
+        """The client's assignment is sent. It is ready unless it fetches something first."""
+        if client not in self.unknown:
+            self.ready.setdefault(client, time.monotonic())
+
+    def seconds(self, client: str) -> tuple[float | None, float | None]:
+        """Seconds of the client's work and of its transfers in this exchange; None for one that is not known."""
+        return self.worked.get(client), None if client in self.unknown else self.moved.get(client)
 
     def begin(self, round_: int, exchange: int) -> None:
         """An attempt begins: the first one of an exchange, or another one, in which the clients go on."""
@@ -155,8 +176,8 @@ class ClientTransfers:
 
     def clear(self) -> None:
         """The round is over, or begins again."""
-        self.newest.clear()
-        self.outs.clear()
+        for values in (self.newest, self.outs, self.ready, self.worked, self.moved):
+            values.clear()
         self.unknown, self._exchange = frozenset(), None
 
 

@@ -196,15 +196,19 @@ class RunCounters:
     def __init__(self, metrics: Metrics, run_id: str, rounds: RunRounds) -> None:
         self._metrics, self._run_id, self._rounds = metrics, run_id, rounds
 
-    def assignment_ended(self, state: str) -> None:
-        """An assignment ended: "admitted", "refused", "failed", "lost" or "cancelled"."""
-        self._metrics.assignments.labels(self._run_id, state).inc()
-        self._rounds.statistics.assignments[state] += 1
+    def assignments_ended(self, state: str, number: int = 1) -> None:
+        """So many assignments ended: "admitted", "failed", "lost" or "cancelled".
 
-    def update_refused(self, reason: str) -> None:
-        """An update was refused."""
+        One with an admitted update ends when its exchange is reduced: until then the update may still be refused.
+        """
+        self._metrics.assignments.labels(self._run_id, state).inc(number)
+        self._rounds.statistics.assignments[state] += number
+
+    def assignment_refused(self, reason: str) -> None:
+        """An assignment ended with an update that was refused, which is counted by its reason too."""
         self._metrics.updates_refused.labels(self._run_id, reason).inc()
         self._rounds.statistics.refused[reason] += 1
+        self.assignments_ended("refused")
 
     def staleness(self, rounds: int) -> None:
         """An update was decided that was made from the model of so many rounds ago."""

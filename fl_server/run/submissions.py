@@ -148,6 +148,7 @@ class Submissions:
             verdicts = [await context.services.ledger.do(context.store.record_update, *weighed[0])]
         else:
             verdicts = await context.services.ledger.do(context.store.record_updates, weighed) if weighed else []
+        context.fleet.work.changed([update.client_id for update, _, _ in weighed if not update.admitted])
         for submitted, (update, standing, why), verdict in zip(wanted, weighed, verdicts, strict=True):
             if standing is not None and verdict == update:
                 context.fleet.keep_refusals(standing, why)
@@ -159,18 +160,20 @@ class Submissions:
         client, event = verdict.client_id, ev.UpdateAdmitted(verdict.client_id, verdict.digest)
         if verdict.admitted:
             if verdict.digest == update.digest and self._control.applies(event):
-                self._context.counters.assignment_ended("admitted")
                 await self._control.take(event)
             return
         refused = ev.UpdateRefused(client, fault_of(verdict.reason), verdict.detail)
         if self._control.applies(refused):
             if self._control.state.works(client):
+                self._context.counters.assignment_refused(verdict.refused_for)
                 self._report_out(client, "refused", f"update refused: {verdict.detail}")
             await self._control.take(refused)
 
     def client_gone(self, client: str, why: str) -> None:
         """A client is lost, banned or forgotten: it will not deliver."""
         if self._control.state.works(client):
+            self._context.counters.assignments_ended("lost")
+            self._context.fleet.work.count_lost(client)
             self._report_out(client, "lost", why)
             self._control.post(ev.ClientDroppedOut(client))
 
@@ -197,6 +200,7 @@ class Submissions:
     async def record_failure(self, client: str, reason: Reason) -> None:
         """Write that a client's work has failed, and report it."""
         await self.failures.add(client, reason)
+        self._context.counters.assignments_ended("failed")
         self._report_out(client, "failed", reason.why)
 
     async def deadline_missed(self, effect: effects.DeadlineMissed) -> None:
@@ -217,7 +221,6 @@ class Submissions:
 
     def _report_out(self, client: str, state: str, why: str) -> None:
         context = self._context
-        context.counters.assignment_ended(state)
         context.rounds.transfers.outs[client] = state, why
         log.info("client_out", run=context.run_id, round=self._control.state.round, client=client, state=state, why=why)
         context.watchers.publish(Progress("client_out", f"{client}: {why}"))
@@ -250,6 +253,7 @@ class Submissions:
         standings = [standing for standing, _ in weighed if standing is not None]
         quarantined = [why for _, why in weighed if why is not None]
         await control.write(context.store.refuse_accepted, refused, standings, [*whys, *quarantined])
+        fleet.work.changed([update.client_id for update in refused])
         for standing, why in weighed:
             if standing is not None:
                 fleet.keep_refusals(standing, why)
@@ -257,9 +261,8 @@ class Submissions:
             await self._accepted_was_refused(update, reason)
 
     async def _accepted_was_refused(self, update: UpdateRecord, reason: RefusalReason) -> None:
-        context, client = self._context, update.client_id
-        word = update.reason.removeprefix("REFUSAL_REASON_").lower()
-        context.counters.update_refused(word)
+        context, client, word = self._context, update.client_id, update.refused_for
+        context.counters.assignment_refused(word)
         log.warning("culprit_dropped", run=context.run_id, round=update.round, client=client, why=update.detail)
         context.watchers.publish(Progress("client_out", f"{client}: {update.detail}"))
         context.rounds.transfers.outs[client] = "refused", f"update refused: {update.detail}"

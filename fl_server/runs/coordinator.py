@@ -15,6 +15,7 @@ from fl_server.rounds import events as ev
 from fl_server.run.client_states import accepted_outcome, not_needed_outcome, uncounted_outcome
 from fl_server.run.run import Run
 from fl_server.runs.actions import RunActions
+from fl_server.runs.attention import ClientAttention
 from fl_server.runs.creation import RunCreation
 from fl_server.runs.deletion import Deletions, Retention
 from fl_server.runs.gauges import RunsCollector
@@ -51,6 +52,8 @@ class Coordinator(FleetListener):
         self.outcomes = Outcomes(services.ledger, self.table)
         self.retention = Retention(services.config.retention, services.ledger, self.table, self.deletions)
         self._retaining: asyncio.Task[None] | None = None
+        self.attention = ClientAttention(services.fleet, self.table)
+        services.metrics.need_attention.set_function(lambda: float(len(self.attention.all())))
         RunsCollector(services.metrics, self.table)
 
     async def start(self) -> None:

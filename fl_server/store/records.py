@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from fl_server.store.client_work import ClientWork
+
 LEFT_OUT = "REFUSAL_REASON_LEFT_OUT"
 """`UpdateRecord.reason` of an admitted and accepted update that the reducer did not select."""
 
@@ -104,6 +106,15 @@ class UpdateRecord:
     """What the client measured in each local epoch, by name; empty for none."""
     attempt: int = 0
     received_at: float = 0.0
+    work_s: float | None = None
+    """Seconds from the end of the client's download to the begin of its upload; None if a restart came in between."""
+    transfer_s: float | None = None
+    """Seconds of its downloads and uploads for this exchange; None if a restart came in between."""
+
+    @property
+    def refused_for(self) -> str:
+        """The reason of a refusal in a word: "norm", "not_finite"."""
+        return self.reason.removeprefix("REFUSAL_REASON_").lower()
 
     @property
     def left_out(self) -> bool:
@@ -224,7 +235,9 @@ class ClientRecord:
     draining: bool = False
     note: str = ""
     updates_counted: int = 0
-    updates_refused: int = 0
+    """Its updates that became part of a model."""
+    work: ClientWork = field(default_factory=ClientWork)
+    """Like updates_counted, only the ledger counts it: a record in memory has that of the last reading."""
     enrolled: Mapping[str, str] | None = None
     """Labels of its enrollment, which it cannot change. None: it last registered with a certificate of another source,
     or with none."""

@@ -84,6 +84,8 @@ class Verdicts:
         """Record that an update counts."""
         record = _record(submission.header, submission.client, norm=next(iter(norms.values())))
         record = replace(record, norms=norms, clip_factor=clip_factor, epochs=epochs_of(submission.header))
+        work_s, transfer_s = submission.run.rounds.transfers.seconds(submission.client)
+        record = replace(record, work_s=work_s, transfer_s=transfer_s)
         return await self._enter(submission, record)
 
     async def refuse(self, submission: Submission, refusal: UpdateRefused) -> Receipt:
@@ -91,12 +93,12 @@ class Verdicts:
         if refusal.reason in NOT_WANTED:
             return await self._not_wanted(submission, refusal.reason)
         run, header, client = submission.run, submission.header, submission.client
-        reason = RefusalReason.Name(refusal.reason).removeprefix("REFUSAL_REASON_").lower()
-        run.context.counters.update_refused(reason)
+        record = _record(header, client, refusal=refusal)
+        reason = record.refused_for
         log.warning(
             "update_refused", run=run.id, round=header.key.round, client=client, reason=reason, why=str(refusal)
         )
-        receipt = await self._enter(submission, _record(header, client, refusal=refusal))
+        receipt = await self._enter(submission, record)
         await self._services.fleet.records.write_note(client, f"update refused ({reason}): {refusal}"[:300])
         return receipt
 

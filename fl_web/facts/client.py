@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from fl_common import units
 from fl_common.units import counted
+from fl_web.facts.client_work import facts as work_facts
+from fl_web.facts.client_work import needs
 from fl_web.facts.words import Fact, Part, client_state, enum_word, fact
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1 import coordinator_pb2
@@ -56,8 +58,13 @@ def _unavailable(availability: coordinator_pb2.Availability) -> tuple[Part, ...]
 
 
 def note(client: pb.ClientStatus) -> str:
-    """The most important remark: why it is quarantined, why it may not train, or its note."""
-    return client.quarantine.reason or (client.availability.detail if _may_not_train(client) else "") or client.note
+    """The most important remark: why it needs attention or is quarantined, why it may not train, or its note."""
+    return (
+        needs(client)
+        or client.quarantine.reason
+        or (client.availability.detail if _may_not_train(client) else "")
+        or client.note
+    )
 
 
 def label_texts(client: pb.ClientStatus) -> list[tuple[str, str, bool]]:
@@ -76,6 +83,7 @@ def facts(details: pb.GetClientResponse) -> list[Fact]:
     """What is known of a client beside its state, its labels and its counted updates."""
     client, refusals = details.client, details.client.policy_refusals
     return [
+        *work_facts(client),
         fact("why", client.availability.detail if _may_not_train(client) else ""),
         fact("note", client.note),
         fact("works on", details.work),

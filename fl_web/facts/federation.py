@@ -18,6 +18,8 @@ class Problem(NamedTuple):
     """The run that has it."""
     clients: str | None = None
     """The filter of the list of clients that have it; empty: all. None: no clients have it."""
+    client: str = ""
+    """The client that has it, if it is one."""
 
 
 _RECENT_S = 24 * 3600.0
@@ -47,8 +49,18 @@ def problems(overview: pb.GetOverviewResponse, ended: Iterable[pb.RunOverview] =
         if run.below_due:
             who = f"{counted(run.below_due, 'client')} count{'s' if run.below_due == 1 else ''}"
             known.append(Problem("warn", f"{run.run_id}: {who} less than half of their due", run.run_id))
-    if quarantined := clients["quarantined"]:
-        known.append(Problem("warn", f"{counted(quarantined, 'client')} in quarantine", clients="mark=quarantined"))
+    for need in overview.attention:
+        known.append(
+            Problem("warn", f"{need.client_id} {need.attention.why}; {need.attention.remedy}", client=need.client_id)
+        )
+    if (more := clients["attention"] - len(overview.attention)) > 0:
+        known.append(
+            Problem(
+                "warn",
+                f"{counted(more, 'more client')} need{'s' if more == 1 else ''} attention",
+                clients="mark=attention",
+            )
+        )
     if suspect := clients["suspect"]:
         text = f"{counted(suspect, 'client')} lost {'its' if suspect == 1 else 'their'} connection a moment ago"
         known.append(Problem("warn", text, clients="state=suspect"))

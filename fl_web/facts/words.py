@@ -39,7 +39,7 @@ RUN_STATES = ("running", "waiting", "paused", "completed", "stopped", "failed")
 NOT_LOADED = "not loaded"
 ClientStateWord = Literal["present", "suspect", "lost"]
 CLIENT_STATES: tuple[ClientStateWord, ...] = get_args(ClientStateWord)
-CLIENT_MARKS = ("banned", "draining", "quarantined")
+CLIENT_MARKS = ("banned", "draining", "quarantined", "attention")
 """Marks by which clients are counted and listed."""
 PHASES = ("training", "uploading", "checking", "downloading", "assigned", "delivered",
           "refused", "failed", "lost", "out", "cancelled")  # fmt: skip
@@ -79,7 +79,7 @@ def client_number(word: str) -> pb.ClientState:
 _TONES: Mapping[str, str] = {
     "running": "good", "waiting": "warn", "paused": "warn", "completed": "calm", "stopped": "calm", "failed": "bad",
     NOT_LOADED: "bad", "present": "good", "suspect": "warn", "lost": "calm", "banned": "bad", "quarantined": "bad",
-    "draining": "warn", "may not train": "warn",
+    "draining": "warn", "may not train": "warn", "attention": "warn",
     # phases of a client in a round
     "delivered": "good", "assigned": "calm", "downloading": "busy", "training": "busy", "uploading": "busy",
     "checking": "busy", "refused": "bad", "out": "warn", "cancelled": "calm",

@@ -41,4 +41,7 @@ async def run_with_kill(
         metrics = [commit.metrics for commit in world.store.commits("r")]
         accepted = [world.store.accepted("r", round_, 0) for round_ in range(len(digests))]
         assert [commit.model_digest for commit in world.store.commits("r")] == digests
+        of_clients = sum(client.work.admitted for client in world.store.clients())
+        lists = [world.store.accepted("r", round_, exchange) for round_ in range(len(digests)) for exchange in (0, 1)]
+        assert of_clients == sum(len(fixed or ()) for fixed in lists), "each accepted update is counted once"
         return (digests, metrics, accepted), devices, world.journal.writes

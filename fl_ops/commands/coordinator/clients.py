@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -24,7 +24,24 @@ Client = Annotated[
 Reason = Annotated[str, typer.Option(help="Stored in the history and shown in the list.")]
 
 
-@app.command("list", **examples("fl clients list"))
+ORDERS: dict[str, admin_pb2.ClientOrder] = {
+    "id": admin_pb2.CLIENT_ORDER_ID, "state": admin_pb2.CLIENT_ORDER_STATE,
+    "last-seen": admin_pb2.CLIENT_ORDER_LAST_SEEN, "counted": admin_pb2.CLIENT_ORDER_UPDATES_COUNTED,
+    "refused": admin_pb2.CLIENT_ORDER_UPDATES_REFUSED, "failed": admin_pb2.CLIENT_ORDER_FAILED,
+    "failed-share": admin_pb2.CLIENT_ORDER_FAILED_SHARE, "work": admin_pb2.CLIENT_ORDER_WORK_SECONDS,
+    "transfer": admin_pb2.CLIENT_ORDER_TRANSFER_SECONDS, "last-share": admin_pb2.CLIENT_ORDER_LAST_SHARE,
+    "attention": admin_pb2.CLIENT_ORDER_ATTENTION,
+}  # fmt: skip
+Sort = Literal[
+    "id", "state", "last-seen", "counted", "refused", "failed", "failed-share", "work", "transfer", "last-share",
+    "attention",
+]  # fmt: skip
+
+
+@app.command(
+    "list",
+    **examples("fl clients list", "fl clients list --attention", "fl clients list --sort failed-share --limit 10"),
+)
 @admin_command
 def list_clients(
     context: Context,
@@ -34,11 +51,24 @@ def list_clients(
     label: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Only clients with this label; may be repeated.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=0, help="Largest number of clients, in order of name. 0: all.")] = 0,
+    limit: Annotated[int, typer.Option(min=0, help="Largest number of clients. 0: all.")] = 0,
+    sort: Annotated[
+        Sort, typer.Option(help="The order: by id and state from the first one, by all else from the largest value.")
+    ] = "id",
+    attention: Annotated[
+        bool, typer.Option("--attention", help="Only clients that need attention, the most urgent first.")
+    ] = False,
 ) -> None:
     """List all clients that have registered and were not forgotten."""
+    by = "attention" if attention and sort == "id" else sort
     with context.connect() as client:
-        clients = client.clients.list_clients(client_number(state or ""), labels_of(label or [], "--label"), limit)
+        labels = labels_of(label or [], "--label")
+        clients = client.clients.list_clients(
+            client_number(state or ""), labels, limit, ORDERS[by], ["attention"] if attention else []
+        )
+    if attention and not clients:
+        output.show(clients, "no client needs attention", context.as_json)
+        return
     output.show(clients, lambda: tables.clients_table(clients), context.as_json)
 
 

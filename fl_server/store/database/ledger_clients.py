@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from sqlalchemy import bindparam, delete, insert, select
 from sqlalchemy import update as change
 
+from fl_server.store.client_work import ClientWork
 from fl_server.store.database import rows, schema
-from fl_server.store.database.rows import find, replace_quarantine_record, write_history
+from fl_server.store.database.rows import count_work, find, replace_quarantine_record, write_history
 from fl_server.store.database.transactions import Transactions
 from fl_server.store.records import ClientRecord, ClientStateRecord, HistoryRecord, QuarantineRecord, only_banned
 
-_NO_UPDATES = {"updates_counted": 0, "updates_refused": 0}
+_NO_UPDATES: dict[str, object] = {"updates_counted": 0, "work": {}}
 _KNOWN = select(schema.clients.c.client_id).where(schema.clients.c.client_id.in_(bindparam("ids", expanding=True)))
 _AGAIN = change(schema.clients).where(schema.clients.c.client_id == bindparam("id_of_row"))
 
@@ -70,14 +71,21 @@ class ClientLedger(Transactions):
         query = select(schema.clients).where(schema.clients.c.client_id.in_(client_ids))
         return sorted(map(rows.client, self._read("clients", query)), key=lambda client: client.client_id.encode())
 
-    def update_counts(self) -> dict[str, tuple[int, int]]:
-        """Updates (counted, refused) of each client."""
+    def update_counts(self) -> dict[str, int]:
+        """Counted updates of each client."""
+        query = select(schema.clients.c.client_id, schema.clients.c.updates_counted)
+        return {row["client_id"]: row["updates_counted"] for row in self._read("counters of clients", query)}
+
+    def work_of(self, client_ids: Sequence[str]) -> dict[str, ClientWork]:
+        """What became of the work of these clients, at most 1,000; unknown ones are left out."""
         table = schema.clients
-        query = select(table.c.client_id, table.c.updates_counted, table.c.updates_refused)
-        return {
-            row["client_id"]: (row["updates_counted"], row["updates_refused"])
-            for row in self._read("counters of clients", query)
-        }
+        query = select(table.c.client_id, table.c.work).where(table.c.client_id.in_(client_ids))
+        return {row["client_id"]: ClientWork.of(row["work"]) for row in self._read("work of clients", query)}
+
+    def count_lost(self, client_id: str) -> None:
+        """Count that a client was lost, banned or forgotten while it worked. An unknown client is ignored."""
+        with self._transaction(f"count lost work of {client_id!r}") as db:
+            count_work(db, {client_id: lambda work: work.ended("lost")})
 
     def quarantine_records(self) -> list[QuarantineRecord]:
         """The quarantine records of clients, in the order of id bytes."""
@@ -96,7 +104,7 @@ class ClientLedger(Transactions):
                 replace_quarantine_record(db, record, why)
 
     def clear_quarantine_record(self, client_id: str, why: HistoryRecord) -> bool:
-        """Remove a client's quarantine record, and reset its count of lost states in every run.
+        """Remove a client's quarantine record, its newest work, and its count of lost states in every run.
 
         Returns False if there was neither; no history is written then.
         """
@@ -105,6 +113,10 @@ class ClientLedger(Transactions):
         with self._transaction(f"clear the quarantine record of {client_id!r}") as db:
             changed = db.execute(delete(schema.quarantines).filter_by(client_id=client_id)).rowcount > 0
             changed = db.execute(lost.values(losses=0)).rowcount > 0 or changed
+            client = find(db, schema.clients, client_id=client_id)
+            if client is not None and (work := ClientWork.of(client["work"])).newest:
+                count_work(db, {client_id: ClientWork.released})
+                changed = changed or work.of_newest()["admitted"] < len(work.newest)
             if changed:
                 write_history(db, why)
             return changed

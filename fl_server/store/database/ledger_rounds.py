@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, bindparam, delete, func, insert, select
 from sqlalchemy import update as change
 
+from fl_server.store.client_work import EndedWork
 from fl_server.store.database import rows, schema
 from fl_server.store.database.rows import (
     LARGEST,
+    Counted,
+    count_work,
     find,
-    increment,
     replace_quarantine_record,
     replace_run,
     rows_where,
@@ -91,7 +93,7 @@ class RoundLedger(Transactions):
     ) -> UpdateRecord:
         """Write the first verdict on an update and return it; a later one changes nothing and returns the first.
 
-        A refusal counts towards the client's updates_refused. quarantine: replaces the record of a known client.
+        A refusal is counted in the client's work. quarantine: replaces the record of a known client.
         """
         with self._transaction(f"record the update of {update.client_id!r} in run {update.run_id!r}") as db:
             return _recorded(db, [Weighed(update, quarantine, why)])[0]
@@ -153,16 +155,19 @@ class RoundLedger(Transactions):
             for update in refused:
                 key = {**of_round, "exchange": update.exchange, "client_id": update.client_id}
                 db.execute(change(schema.updates).filter_by(**key).values(rows.to_row(update)))
-            increment(db, [update.client_id for update in refused], "updates_refused")
+            count_work(db, {update.client_id: _as_refused(update) for update in refused})
             for quarantine in quarantines:
                 replace_quarantine_record(db, quarantine, None)
             for why in whys:
                 write_history(db, why)
 
     def put_failure(self, failure: FailureRecord, why: HistoryRecord | None = None) -> None:
-        """Replace what is known of failed work."""
+        """Replace what is known of failed work. One more failure is counted in the client's work."""
         key = {name: getattr(failure, name) for name in ("run_id", "round", "exchange", "client_id")}
         with self._transaction(f"write the failure of {failure.client_id!r} in run {failure.run_id!r}") as db:
+            before = find(db, schema.failures, **key)
+            if failure.failures > (0 if before is None else before["failures"]):
+                count_work(db, {failure.client_id: _as_failed(failure)})
             db.execute(delete(schema.failures).filter_by(**key))
             db.execute(insert(schema.failures), rows.to_row(failure))
             write_history(db, why)
@@ -237,11 +242,21 @@ def _recorded(db: Connection, verdicts: Sequence[Weighed]) -> list[UpdateRecord]
     # A list of rows is one statement; an empty one would be a row of defaults.
     if fresh:
         db.execute(insert(schema.updates), [rows.to_row(verdict.update) for verdict in fresh])
-    for update, quarantine, why in fresh:
-        if not update.admitted:
-            increment(db, [update.client_id], "updates_refused")
+    if refused := {update.client_id: _as_refused(update) for update, _, _ in fresh if not update.admitted}:
+        count_work(db, refused)
+    for _, quarantine, why in fresh:
         replace_quarantine_record(db, quarantine, why)
     return [known[_key(verdict.update)] for verdict in verdicts]
+
+
+def _as_refused(update: UpdateRecord) -> Counted:
+    what = EndedWork(update.run_id, update.round, update.refused_for, update.detail, update.received_at)
+    return lambda work: work.ended("refused", what)
+
+
+def _as_failed(failure: FailureRecord) -> Counted:
+    what = EndedWork(failure.run_id, failure.round, failure.cause, failure.detail, failure.failed_at)
+    return lambda work: work.ended("failed", what)
 
 
 def _known(db: Connection, updates: Sequence[UpdateRecord]) -> dict[tuple[object, ...], UpdateRecord]:

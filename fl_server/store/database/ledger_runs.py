@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from operator import methodcaller
 from typing import Any
 
 from sqlalchemy import Connection, Text, cast, collate, delete, exists, func, insert, select
 from sqlalchemy import update as change
 
 from fl_server.rounds.metrics import EVALUATED
+from fl_server.store.client_work import Arrived, timings
 from fl_server.store.database import rows, schema
-from fl_server.store.database.rows import LARGEST, find, increment, replace_run, rows_where, write_history
+from fl_server.store.database.rows import (
+    LARGEST,
+    Counted,
+    count_work,
+    find,
+    increment,
+    replace_run,
+    rows_where,
+    write_history,
+)
 from fl_server.store.database.transactions import Transactions
 from fl_server.store.errors import StoreError
 from fl_server.store.records import (
@@ -155,9 +167,9 @@ class CommitLedger(Transactions):
         """Enter a round with a durable checkpoint; fsynced.
 
         Adds 1 to updates_counted of the clients accepted in the last exchange. Clients that the reducer left out are
-        excepted, and the records of their updates are marked. Quarantine records of counted clients are removed, except
-        quarantines that have not ended. The same round again with the same model digest changes nothing; with another
-        digest it is a StoreError.
+        excepted, and the records of their updates are marked. The round is counted in the work of its clients.
+        Quarantine records of counted clients are removed, except quarantines that have not ended. The same round again
+        with the same model digest changes nothing; with another digest it is a StoreError.
         """
         with self._transaction(f"commit run {commit.run_id!r} round {commit.round}", fsynced=True) as db:
             entered = find(db, schema.commits, run_id=commit.run_id, round=commit.round)
@@ -165,6 +177,7 @@ class CommitLedger(Transactions):
                 db.execute(insert(schema.commits), rows.to_row(commit))
                 counted = [client for client in _clients_of(db, commit) if client not in left_out]
                 increment(db, counted, "updates_counted")
+                count_work(db, _work_in(db, commit))
                 if left_out:
                     of_round = change(schema.updates).filter_by(run_id=commit.run_id, round=commit.round, admitted=True)
                     db.execute(of_round.where(schema.updates.c.client_id.in_(left_out)).values(reason=LEFT_OUT))
@@ -294,6 +307,20 @@ class CommitLedger(Transactions):
 
 def _clients_of(db: Connection, commit: CommitRecord) -> list[str]:
     """The clients that a round counted: those accepted in its last exchange."""
-    last = rows_where(schema.accepted, run_id=commit.run_id, round=commit.round)
-    accepted = db.execute(last.order_by(schema.accepted.c.exchange.desc()).limit(1)).mappings().first()
-    return [client_id for client_id, _ in accepted["entries"]] if accepted else []
+    return _accepted_by_exchange(db, commit)[-1]
+
+
+def _accepted_by_exchange(db: Connection, commit: CommitRecord) -> list[list[str]]:
+    """The accepted clients of each exchange of a round; one empty list without any."""
+    lists = rows_where(schema.accepted, run_id=commit.run_id, round=commit.round).order_by(schema.accepted.c.exchange)
+    return [[client_id for client_id, _ in row["entries"]] for row in db.execute(lists).mappings()] or [[]]
+
+
+def _work_in(db: Connection, commit: CommitRecord) -> dict[str, Counted]:
+    """What the round adds to the work of its clients. The times are of its last exchange."""
+    lists, table = _accepted_by_exchange(db, commit), schema.updates
+    numbers, in_last = Counter(client for clients in lists for client in clients), set(lists[-1])
+    columns = select(table.c.client_id, table.c.received_at, table.c.work_s, table.c.transfer_s)
+    last = columns.filter_by(run_id=commit.run_id, round=commit.round, exchange=len(lists) - 1)
+    times = timings([Arrived(*row) for row in db.execute(last) if row[0] in in_last])
+    return {client: methodcaller("in_round", number, times.get(client)) for client, number in numbers.items()}

@@ -6,7 +6,7 @@ Column names are field names; the few values that differ are here.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from typing import Any
@@ -15,6 +15,7 @@ from sqlalchemy import Connection, RowMapping, Select, Table, bindparam, delete,
 from sqlalchemy import update as change
 
 from fl_server.store.certificates import CertificateRecord, EnrollmentRecord, RevocationRecord
+from fl_server.store.client_work import ClientWork
 from fl_server.store.database import schema
 from fl_server.store.errors import StoreError
 from fl_server.store.records import (
@@ -46,6 +47,8 @@ def to_row(record: Record) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, ClientWork):
+        value = value.to_values()
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
@@ -91,7 +94,8 @@ def evaluation(row: Row) -> ClientEvaluation:
 
 def client(row: Row) -> ClientRecord:
     """Row of `clients` -> record."""
-    return ClientRecord(**{**row, "tasks": tuple(row["tasks"]), "methods": tuple(row["methods"])})
+    work = ClientWork.of(row["work"])
+    return ClientRecord(**{**row, "tasks": tuple(row["tasks"]), "methods": tuple(row["methods"]), "work": work})
 
 
 def quarantine(row: Row) -> QuarantineRecord:
@@ -156,6 +160,22 @@ def write_history(db: Connection, *whys: HistoryRecord | None) -> None:
     if lines := [to_row(why) for why in whys if why is not None]:
         db.execute(insert(schema.history), lines)
         db.info[HISTORY] = True
+
+
+Counted = Callable[[ClientWork], ClientWork]
+"""The work of a client before and after an event."""
+_WORK = select(schema.clients.c.client_id, schema.clients.c.work).where(
+    schema.clients.c.client_id.in_(bindparam("ids", expanding=True))
+)
+_CHANGE_WORK = change(schema.clients).where(schema.clients.c.client_id == bindparam("of")).values(work=bindparam("new"))
+
+
+def count_work(db: Connection, events: Mapping[str, Counted]) -> None:
+    """Count what happened to the work of clients, by client. Forgotten clients are ignored."""
+    known = db.execute(_WORK, {"ids": list(events)}).all()
+    changed = [{"of": client, "new": _plain(events[client](ClientWork.of(work)))} for client, work in known]
+    if changed:
+        db.execute(_CHANGE_WORK, changed)
 
 
 def increment(db: Connection, client_ids: Sequence[str], counter: str) -> None:

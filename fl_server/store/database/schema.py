@@ -170,6 +170,8 @@ updates = Table(
     Column("epochs", JsonText),
     _number("attempt"),
     Column("received_at", Double, nullable=False),
+    Column("work_s", Double),
+    Column("transfer_s", Double),
 )
 
 failures = Table(
@@ -258,7 +260,7 @@ clients = Table(
     Column("draining", Boolean, nullable=False),
     _text("note"),
     _number("updates_counted"),
-    _number("updates_refused"),
+    Column("work", JsonText, nullable=False),
     Column("enrolled", JsonText),
 )
 

@@ -164,17 +164,20 @@ def test_problems_of_a_federation_are_in_top_and_on_the_page() -> None:
     """A failed run, clients below their due, clients in quarantine: one line each, the worst first."""
     failed = pb.RunOverview(run_id="worse", state=pb.RUN_STATE_FAILED, reason="diverged", ended=CREATED)
     reply = pb.GetOverviewResponse(runs=[overview(), failed], now=CREATED)
-    reply.clients_by_state.update({"present": 2, "quarantined": 1, "suspect": 1})
+    reply.clients_by_state.update({"present": 2, "attention": 2, "suspect": 1})
+    need = pb.Attention(reason="failing", why="failed 3 of its newest 5 assignments", remedy="`fl clients show c`")
+    reply.attention.add(client_id="c", attention=need)
     lines = [problem.text for problem in problems(reply)]
     assert lines == [
         "worse failed: diverged",
         "wards: 1 client counts less than half of their due",
-        "1 client in quarantine",
+        "c failed 3 of its newest 5 assignments; `fl clients show c`",
+        "1 more client needs attention",
         "1 client lost its connection a moment ago",
     ]
     top = drawn(TopView(Federation("s", reply), whole=True))
     shown = page("federation/_waits.html", problems=[(one.tone, one.text, "") for one in problems(reply)])
-    assert [line in top and line in shown for line in lines] == [True] * 4
+    assert [line in top and line in shown for line in lines] == [True] * 5
 
 
 def details() -> pb.GetClientResponse:

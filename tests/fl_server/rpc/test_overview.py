@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 from typing import Any, cast
@@ -21,7 +22,7 @@ from tests.fl_server.devices import Device
 from tests.fl_server.harness import World
 from tests.fl_server.rpc.test_lists import listed, refused
 from tests.fl_server.rpc.test_owners import calling_as, spec
-from tests.fl_server.store.records import a_client, a_quarantine_record, a_run
+from tests.fl_server.store.records import a_client, a_quarantine_record, a_run, an_update
 
 CLIENTS = [f"c-{number:02}" for number in range(12)]
 CONTEXT: Any = None
@@ -34,11 +35,15 @@ async def fill(folder: Path) -> None:
         await world.create(round={"clients_per_round": 1}, stop={"rounds": 6}, evaluation={"every": 2})
         await world.completed()
         clients = [
-            a_client(name, labels={"site": f"Rome-{number % 2}"}, updates_counted=number % 5, updates_refused=number)
+            a_client(name, labels={"site": f"Rome-{number % 2}"}, updates_counted=number % 5)
             for number, name in enumerate(CLIENTS)
         ]
         world.store.put_clients([*clients[:-2], a_client("c-10", banned=True, note="Fan broken"), clients[-1]])
         world.store.put_quarantine_record(a_quarantine_record("c-03", until=2e10))
+        for number, name in enumerate(CLIENTS):
+            for round_ in range(number % 3):
+                refused = an_update(name, admitted=False)
+                world.store.record_update(replace(refused, run_id="r", round=100 + round_))
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +78,7 @@ async def test_counts_and_runs(world: World, stub: Any) -> None:
     assert [run.run_id for run in seen.runs] == ["y", "x", "r", "broken"]
     assert dict(seen.runs_by_state) == {"running": 2, "completed": 1, "unspecified": 1}
     assert dict(seen.clients_by_state) == {
-        "present": 0, "suspect": 1, "lost": 12, "banned": 1, "draining": 0, "quarantined": 1,
+        "present": 0, "suspect": 1, "lost": 12, "banned": 1, "draining": 0, "quarantined": 1, "attention": 1,
     }  # fmt: skip
     done, status = seen.runs[2], (await stub.GetRun(pb.GetRunRequest(run_id="r", with_rounds=True)))
     measured = [(round_.round, round_.metrics["loss"]) for round_ in status.rounds if round_.metrics]

@@ -73,4 +73,4 @@ def events(store: Store, subject: str = "") -> list[str]:
 def counters(store: Store, client_id: str = "a") -> tuple[int, int]:
     """A client's numbers of counted and refused updates."""
     client = next(each for each in store.clients() if each.client_id == client_id)
-    return client.updates_counted, client.updates_refused
+    return client.updates_counted, client.work.refused

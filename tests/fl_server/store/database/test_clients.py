@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from fl_server.store.client_work import ClientWork
 from fl_server.store.database.store import Store
 from fl_server.store.records import ClientStateRecord, only_banned
 from tests.fl_server.store.records import (
@@ -46,7 +47,7 @@ def test_many_clients_are_written_at_once(store: Store) -> None:
 def test_writing_a_client_leaves_its_counters(store: Store) -> None:
     """Only updates and commits change counters; those of a client's record are ignored."""
     store.record_update(an_update(admitted=False))
-    store.put_clients([a_client(updates_counted=50, updates_refused=50, banned=True)])
+    store.put_clients([a_client(updates_counted=50, work=ClientWork(refused=50), banned=True)])
     assert counters(store) == (0, 1)
     assert store.clients()[0].banned
 

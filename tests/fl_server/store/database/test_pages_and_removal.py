@@ -79,7 +79,7 @@ def test_newest_values_and_counts(store: Store) -> None:
     assert store.newest_values({"r1": "accuracy", "r2": "loss"}, 5) == {"r1": [(1, 0.25), (3, 0.75)], "r2": []}
     assert store.newest_values({"r1": "accuracy"}, 1) == {"r1": [(3, 0.75)]}
     store.put_clients([a_client("z")])
-    assert store.update_counts()["z"] == (0, 0)
+    assert store.update_counts()["z"] == 0
 
 
 def test_rounds_with_answers_and_no_summary(store: Store) -> None:
