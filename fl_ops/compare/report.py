@@ -38,6 +38,8 @@ def _results(plan: Plan) -> str:
     """The results of every split."""
     every_row, spec = rows(plan), plan.table.spec
     parts: list[str] = []
+    if not any(row.seeds or row.choice is None for row in every_row):
+        return _published(every_row, list(spec.splits))
     for criterion, split in product(spec.report.criteria, spec.splits):
         group = [row for row in every_row if (row.metric, row.split) == (criterion.metric, split)]
         parts += [f"### Test {criterion.metric}, {split}", _result(plan, group, criterion)]
@@ -70,8 +72,6 @@ def _result(plan: Plan, group: Sequence[Row], criterion: Criterion) -> str:
     without = [row.label for row in group if not _is_shown(row)]
     group = [row for row in group if _is_shown(row)]
     left_out = f"Not run: {'; '.join(without)}." if without else ""
-    if group and not any(row.seeds or row.choice is None for row in group):
-        return "\n\n".join(filter(None, [_published(group), left_out]))
     lines = [_result_row(row, len(spec.seeds), metric) for row in group]
     if spec.report.baseline:
         at = heads.index("best")
@@ -120,14 +120,17 @@ def _measured(plan: Plan, group: Sequence[Row], metric: str) -> str:
     return f"{_table(['Method', *(head for head, _ in shown.values())], lines)}\n\n{MEASURED} {flatness}".rstrip()
 
 
-def _published(group: Sequence[Row]) -> str:
-    """The table of a split without runs: the paper's numbers alone."""
-    lines = [
-        [row.label, parameters_text(row.choice.own) if row.choice else "", f"{100 * row.published:.2f}"]
-        for row in group
-        if row.published is not None
-    ]
-    return f"{_table(['Method', 'own parameters', 'published'], lines)}\n\nNo run yet."
+def _published(every_row: Sequence[Row], splits: Sequence[str]) -> str:
+    """The table of a file without runs: the paper's numbers alone, a column for each split."""
+    numbers: dict[str, dict[str, str]] = {}
+    for row in every_row:
+        if row.published is not None:
+            numbers.setdefault(row.label, {})[row.split] = f"{100 * row.published:.2f}"
+    lines = [[label, *(by_split.get(split, NOTHING) for split in splits)] for label, by_split in numbers.items()]
+    names = [label for label in dict.fromkeys(row.label for row in every_row) if label not in numbers]
+    without = f" Not run, and without a published number: {'; '.join(names)}." if names else ""
+    table = f"{_table(['Method', *splits], lines)}\n\n" if lines else ""
+    return f"{table}No run yet{': the numbers are the published accuracies' if lines else ''}.{without}"
 
 
 def _is_shown(row: Row) -> bool:

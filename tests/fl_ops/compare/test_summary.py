@@ -171,12 +171,14 @@ def test_published_accuracies_are_beside_ours(read: Read, reached: Reached) -> N
     assert "| FedAvg | 0.1 (edge) | 0 |  | - | 50.00 ± 0.00 |" in text
 
 
-def test_a_split_without_runs_has_the_papers_numbers_alone(read: Read) -> None:
+def test_a_file_without_runs_has_the_papers_numbers_alone(read: Read) -> None:
     """There is no column that only runs fill."""
     table = read(('name = "fedcm"', 'name = "fedcm"\npublished = { even = 0.8761 }'), *NO_SEARCH)
     text = report.tables(Plan(table, lambda cell: None))
-    assert "| Method | own parameters | published |\n| --- | --- | --: |\n| FedCM |  | 87.61 |" in text
-    assert "No run yet." in text
+    assert "| Method | even |\n| --- | --- |\n| FedCM | 87.61 |" in text
+    assert text.endswith(
+        "No run yet: the numbers are the published accuracies. Not run, and without a published number: FedAvg."
+    )
 
 
 def test_a_row_without_any_number_is_only_named(read: Read, reached: Reached) -> None:
