@@ -127,7 +127,8 @@ MODELS = {
 class Tiny(Classifier):
     """Which of three directions a point lies in.
 
-    model: a key of MODELS. fails: "loss" or "metrics" raises, "crash" ends the process in the loss.
+    model: a key of MODELS. fails: "loss" or "metrics" raises, "sometimes" raises in every fifth loss, "crash" ends the
+    process in the loss. loud: a factor of the loss, and so of the update.
     hold: while this file exists, a training step waits.
     kept: examples of each shard that a device keeps from training. hold_evaluation: as hold, for an evaluation.
     hold_model: as hold, for the creation of the model.
@@ -143,7 +144,9 @@ class Tiny(Classifier):
         hold_evaluation: str = "",
         hold_model: str = "",
         step_s: float = 0.0,
+        loud: float = 1.0,
     ) -> None:
+        self._losses, self._loud = 0, loud
         self._make, self._fails, self._kept, self._step_s = MODELS[model], fails, kept, step_s
         files = (hold, hold_evaluation, hold_model)
         self._hold, self._hold_evaluation, self._hold_model = (Path(file or "/nonexistent") for file in files)
@@ -154,14 +157,15 @@ class Tiny(Classifier):
         return self._make()
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        if self._fails == "loss":
+        self._losses += 1
+        if self._fails == "loss" or (self._fails == "sometimes" and self._losses % 5 == 0):
             raise RuntimeError("the sensor is unplugged")
         if self._fails == "crash":
             os.kill(os.getpid(), signal.SIGKILL)  # as the out-of-memory killer does
         time.sleep(self._step_s)
         while self._hold.exists():
             time.sleep(0.005)
-        return super().loss(output, target)
+        return self._loud * super().loss(output, target)
 
     def train_data(self, shard: Shard) -> Examples:
         return shard.of(_points(0, TRAIN))[self._kept :]
