@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from algorithms import build
 from fl_client.training.data import LocalTask, local_data
 from fl_client.training.methods import NO_METHODS, Methods
+from fl_ops.simulate.folders import Folders, folders_of
 from fl_ops.simulate.settings import SimulationConfig, SimulationSection, with_code
 from fl_ops.simulate.system.devices import Devices
 from fl_server.run_settings.config import RunConfig
@@ -77,29 +79,36 @@ class SimulatedClients(Mapping[str, LocalTask]):
     access if the task keeps its files in memory, and else loaded once and kept.
     """
 
-    def __init__(self, name: str, task: Task, parts: Mapping[str, Tensor], methods: Methods = NO_METHODS) -> None:
-        """methods: from outside, which every client has."""
+    def __init__(
+        self, name: str, task: Task, parts: Mapping[str, Tensor] | Folders, methods: Methods = NO_METHODS
+    ) -> None:
+        """parts: the indices of each client's examples, or its folder. methods: from outside; every client has them."""
         self.task = task
         self._methods = methods
         self._name = name
-        self._parts = parts if isinstance(parts, Parts) else Parts([*parts], [*parts.values()])
+        self._parts: Parts | Folders = (
+            parts if isinstance(parts, Parts | Folders) else Parts([*parts], [*parts.values()])
+        )
         version, source = fingerprint(task)
         self._fingerprint = TaskFingerprint(version=version, source=source)
         self._loaded: dict[str, LocalTask] = {}
         self._held_out: dict[str, bool] = {}
         self._files_kept = _keep_files(task, keep=True)
-        with task_code("the task's train_data() or eval_data()"):
-            self._all_examples = _examples_to_cut(task, next(iter(self._parts.values())))
+        self._all_examples: Examples | None = None
+        if isinstance(self._parts, Parts):
+            with task_code("the task's train_data() or eval_data()"):
+                self._all_examples = _examples_to_cut(task, next(iter(self._parts.values())))
         if self._all_examples is not None:
             _keep_files(task, keep=False)
 
     def __getitem__(self, client: str) -> LocalTask:
         if client in self._loaded:
             return self._loaded[client]
-        indices = self._parts[client]
         if self._all_examples is not None:
-            return self._local(self._all_examples[indices], self._all_examples[:0])
-        local = self._local(*local_data(self.task, Shard(indices), CPU))
+            return self._local(self._all_examples[self.rows(client)], self._all_examples[:0])
+        part = self._parts[client]
+        shard = Shard(folder=part) if isinstance(part, Path) else Shard(part)
+        local = self._local(*local_data(self.task, shard, CPU))
         if not self._files_kept:
             self._loaded[client] = local
         return local
@@ -111,8 +120,8 @@ class SimulatedClients(Mapping[str, LocalTask]):
         return len(self._parts)
 
     def size_of(self, client: str) -> int:
-        """Number of examples that the partition gives a client."""
-        return self._parts.size_of(client)
+        """Number of examples that the partition or its folder gives a client."""
+        return self._parts.size_of(client) if isinstance(self._parts, Parts) else len(self[client].train)
 
     @property
     def whole(self) -> Examples | None:
@@ -121,7 +130,7 @@ class SimulatedClients(Mapping[str, LocalTask]):
 
     def rows(self, client: str) -> Tensor:
         """The indices of a client's examples in `whole`."""
-        return self._parts[client]
+        return cast(Tensor, self._parts[client])
 
     def has_held_out(self, client: str) -> bool:
         """Whether a client has held-out examples. Its data is loaded at most once to find out."""
@@ -134,7 +143,7 @@ class SimulatedClients(Mapping[str, LocalTask]):
     @property
     def num_examples(self) -> int:
         """Number of training examples of all clients together."""
-        if self._all_examples is not None:
+        if self._all_examples is not None and isinstance(self._parts, Parts):
             return self._parts.num_indices
         return sum(len(self[client].train) for client in self)
 
@@ -198,12 +207,19 @@ class PreparedRun:
 
 
 def prepare(config: SimulationConfig, seed: int) -> PreparedRun:
-    """Partition the data of a run under a seed, and load its code. Raises TaskError, AlgorithmError, InvalidInput."""
+    """Partition the data of a run under a seed, and load its code.
+
+    Raises TaskError, AlgorithmError, InvalidInput, and UsageError for missing folders.
+    """
     run, section = with_code(config.run.model_copy(update={"seed": seed})), config.simulation
     task = load_task(run.task.name, run.task.options)
     _keep_files(task, keep=True)  # until the clients' data is there
-    withheld = _validation_mask(task, section.validation_every)
-    parts = _parts(task, section, seed, (~withheld).nonzero().flatten())
+    parts: Parts | Folders
+    if section.folders is None:
+        withheld = _validation_mask(task, section.validation_every)
+        parts = _parts(task, section, seed, (~withheld).nonzero().flatten())
+    else:
+        parts = folders_of(section)
     clients = SimulatedClients(run.task.name, task, parts, _methods(run))
     server_task: Any = ValidatedTask(task, withheld.nonzero().flatten()) if section.validation_every else task
     devices = None if section.system is None else Devices(section.system, clients, seed)

@@ -43,6 +43,17 @@ def _check_name_pattern(pattern: str) -> str:
     return pattern
 
 
+def _check_folder_pattern(pattern: str) -> str:
+    expected = f'expected a pattern with {{name}} once, such as "data/{{name}}", got {pattern!r}'
+    try:
+        pattern.format(name="a")
+    except (LookupError, ValueError) as error:
+        raise ValueError(f"{expected} ({error})") from None
+    if pattern.count("{name}") != 1:
+        raise ValueError(expected)
+    return pattern
+
+
 class SimulationSection(Section):
     """The simulated clients and their data."""
 
@@ -53,6 +64,9 @@ class SimulationSection(Section):
     partition: dict[str, str | bool | int | float] = Field(default={"method": "iid"})
     """Fields of fl_tasks.PartitionSpec except `clients`. Without `seed`, the run's seed is used, so each seed of a run
     has another partition."""
+    folders: Annotated[str, AfterValidator(_check_folder_pattern)] | None = None
+    """Pattern of the folders of the clients' own files, in place of a partition: "data/{name}", where {name} is the
+    client's id. Without `clients` every folder that is there is a client, in the order of their names."""
     validation_every: int = Field(default=0, ge=0)
     """Withhold one in so many training examples of each class from all clients. Evaluations then use these examples
     instead of the task's held-out data, for example to choose settings. 0: withhold none."""
@@ -70,6 +84,15 @@ class SimulationSection(Section):
 
     system: SystemSection | None = None
     """The clients' devices, for simulated time. None: no time is simulated."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_for_each_folder(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or values.get("folders") is None:
+            return values
+        if wrong := [key for key in ("partition", "validation_every") if values.get(key)]:
+            raise ValueError(f"{wrong[0]} selects from one training set, and with folders there is none: remove one")
+        return {"clients": 0, **values}
 
     @model_validator(mode="before")
     @classmethod
@@ -123,7 +146,8 @@ def parse_simulation(content: Mapping[str, Any]) -> SimulationConfig:
         section = validated(content.get(SIMULATION, {}), SimulationSection)
     except ValidationError as error:
         raise ValueError(f"{SIMULATION}.{describe_error(error.errors()[0], SimulationSection)}") from None
-    section.partition_spec(run.seed)
+    if section.folders is None:
+        section.partition_spec(run.seed)
     task = run.task.model_copy(update={"options": {**run.task.options, **section.task_options}})
     run = run.model_copy(update={"task": task})
     return SimulationConfig(run, section)

@@ -89,7 +89,7 @@ def _whole(task: Task, what: str, method: str) -> Data:
     except TaskError as error:
         raise TaskError(
             f"a partition needs {what}, which cannot be read from train_data(Shard()): {error}. Add a method {method}"
-            " to the task"
+            " to the task; devices with a folder each need no partition: a simulation has simulation.folders"
         ) from error
 
 
