@@ -264,7 +264,7 @@ def build_gate(engine: Engine, collecting: Collecting, client: str, registered: 
         shape,
         collecting.max_bytes or shape.size_bytes,
         section.max_update_norm,
-        engine.config.clip_norm,
+        engine.admission_clip,
         collecting.state_epoch,
         collecting.history.limit(section, model_norm),
         {vector: limit for vector, limit in others.items() if vector != BUFFERS},

@@ -16,6 +16,7 @@ import torch
 
 import algorithms as fl
 from algorithms import tree
+from algorithms.compose import SENT
 from fl_server.aggregation.bundles import CPU
 from fl_server.aggregation.encoded_update import Decoding, UpdateKeys, opened
 from fl_server.aggregation.evaluation import EvaluatedModel
@@ -24,13 +25,14 @@ from fl_server.aggregation.methods import (
     algorithm_in,
     build_algorithm,
     check_local_steps,
+    known_part,
     round_info,
     update_encoding,
 )
 from fl_server.aggregation.outgoing import ExchangeBundles, Outgoing, direction_of, dtype_names, in_encoding
 from fl_server.aggregation.outside_task.remote_task import RemoteModel, RemoteTask
-from fl_server.aggregation.private_rules import check_private_model
-from fl_server.aggregation.private_sum import Mechanism, PrivateSum, key_of_round
+from fl_server.aggregation.private_rules import check_private_model, has_centre
+from fl_server.aggregation.private_sum import Mechanism, PrivateSum, factors_without, key_of_round
 from fl_server.aggregation.reduction import (
     Reduction,
     SumUpdates,
@@ -204,10 +206,28 @@ class Engine:
             key_of_round(self._secret, snapshot.round + 1, attempt, clients),
             self.config.local.steps or 1,
         )
-        made, stats = self._stepped(snapshot, self._accepted(snapshot, 0, cohort, sources), _NONE, noisy)
+        updates = self._accepted(snapshot, 0, cohort, sources)
+        if (centre := self._centre(snapshot)) is not None:
+            noisy = replace(noisy, centre=centre, factors=factors_without(centre, updates, privacy.clip))
+        made, stats = self._stepped(snapshot, updates, _NONE, noisy)
         if made.buffers:
             tree.copy_(made.buffers, snapshot.buffers)
         return self._finished(snapshot, made), stats
+
+    @property
+    def admission_clip(self) -> float:
+        """The norm to which admission scales longer deltas down; 0: none, or the centre is taken away first."""
+        return 0.0 if has_centre(self.config, self.algorithm) else self.config.clip_norm
+
+    def _centre(self, snapshot: Snapshot) -> fl.Tensors | None:
+        """The part of the clients' deltas that the direction makes, in a private run; None if there is none."""
+        algorithm, round_ = self._algorithm_after(snapshot), snapshot.round + 1
+        if not has_centre(self.config, algorithm):
+            return None
+        sent = self._bundles(snapshot).received_direction(snapshot, 0, _NONE).get(SENT)
+        direction = algorithm.exchanges[0].direction(snapshot.state, {}) if sent is None else sent
+        known = known_part(self.config, algorithm, round_, direction)
+        return None if known is None else known.added_to(tree.map(torch.zeros_like, snapshot.state.x))
 
     def _stepped(
         self,

@@ -196,6 +196,17 @@ def update_encoding(config: RunConfig) -> EncodingSpec:
     return EncodingSpec(section.update, section.fraction or 0.0)
 
 
+def known_part(
+    config: RunConfig, algorithm: fl.Algorithm, round_: int, direction: fl.Tensors | None
+) -> KnownPart | None:
+    """The part of a delta that `direction` makes in a run's fixed number of steps; None if there is none."""
+    reference = reference_of(algorithm, 0, direction)
+    if reference is None or config.local.steps is None:
+        return None
+    settings = fl.LocalSettings(learning_rate_in(config, round_), schedule=rate_schedule(config.local.schedule))
+    return KnownPart(reference, reference.scale(settings, config.local.steps))
+
+
 class References:
     """The references of the exchanges of one round: of the latest one whose bundles were made."""
 

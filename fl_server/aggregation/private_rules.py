@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import algorithms as fl
+from algorithms.reference import has_reference
 from fl_server.errors import InvalidInput
 from fl_server.run_settings.config import RunConfig
 from protos.layout import Layout
@@ -61,6 +62,12 @@ def check_private_model(config: RunConfig, layout: Layout) -> None:
     if config.privacy is not None and floating:
         expected = "a model without running statistics with [privacy], such as one with group norms"
         raise InvalidInput("task", expected, f"the buffers {', '.join(floating[:3])}")
+
+
+def has_centre(config: RunConfig, algorithm: fl.Algorithm) -> bool:
+    """Whether a public part of the deltas is taken away before they are clipped: the steps along the direction."""
+    plain = config.local.optimizer is None and config.local.steps is not None
+    return config.privacy is not None and plain and has_reference(algorithm)
 
 
 def _shares(algorithm: fl.Algorithm, examples: int, steps: int) -> tuple[object, ...]:

@@ -1,7 +1,10 @@
 """The mean of a round with client-level privacy: whole numbers are summed, and get discrete Gaussian noise.
 
-    k_i   = round(clipped delta_i / g)                          whole numbers, for a grid g
+    k_i   = round(clipped (delta_i - c) / g)                      whole numbers, for a grid g
     Dhat  = g * (sum_i k_i + noise) / (q N)                     one release; the method's sums are multiples of it
+
+Where clients add a direction of the server to their steps, as FedCM does, that part c of each delta is public: what is
+clipped is delta_i - c, and Dhat gets c once, however many clients came.
 
 The clipped updates, of norm C at most, are rounded to the grid, so the sum is exact, whatever its order. One client
 more or less changes it by at most C + g sqrt(d) / 2 in d values, which is hardly more than C. The noise is the discrete
@@ -17,17 +20,18 @@ so a coordinator that restarts makes the same noise, and no two sums share noise
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
 import algorithms as fl
 from algorithms.aggregate import BLOCK
+from algorithms.precision import master_dtype
 from fl_common.privacy.secret_stream import SECRET_BYTES, SecretStream, derived
-from fl_server.aggregation.updates import AcceptedUpdates, by_block, device_of
+from fl_server.aggregation.updates import AcceptedUpdates, by_block, device_of, read_block
 
 _FINE = 20
 """The grid makes the sensitivity larger by 2^-_FINE at most."""
@@ -58,6 +62,10 @@ class PrivateSum:
     """The key of this round, attempt and accepted list: see `key_of_round`."""
     steps: int = 1
     """K of every client; 1 if the method's sums do not divide by it."""
+    centre: fl.Tensors | None = None
+    """The part of every delta that is public, which is not clipped and is added to the mean once; None: none is."""
+    factors: Sequence[float] = ()
+    """Those by which the deltas without the centre are scaled down; empty: the updates' clip factors."""
 
     @cached_property
     def grid(self) -> float:
@@ -81,32 +89,37 @@ class PrivateSum:
 
         Raises OSError, LayoutError: a file is gone or too short.
         """
-        layout, factors = updates.shape.layout_of("delta"), [info.clip_factor for info in updates.cohort]
-        device, made = device_of(updates.sources), fl.Tensors()
-        for entry in layout.entries:
+        made, device = fl.Tensors(), device_of(updates.sources)
+        factors = self.factors or [info.clip_factor for info in updates.cohort]
+        for entry in updates.shape.layout_of("delta").entries:
             if not entry.trainable:
                 continue
-            whole = torch.zeros(entry.shape, dtype=torch.float64)
+            centre = None if self.centre is None else self.centre[entry.name].to(device, torch.float64).flatten()
+            whole = torch.zeros(entry.numel, dtype=torch.float64)
             if updates.sources:
-                [whole] = by_block(updates.sources, entry, lambda blocks: [self._sum(blocks, factors)], device=device)
-            noisy = whole.cpu().flatten() + self._noise(entry.name, entry.numel)
-            mean = (noisy * (self.grid / self.mechanism.expected)).view(entry.shape)
-            made[entry.name] = mean.to(torch.float64 if entry.dtype == torch.float64 else torch.float32)
+                rows = [partial(self._steps, factor, centre) for factor in factors]
+                [whole] = by_block(
+                    updates.sources, entry, partial(_added, rows), 0 if centre is None else entry.numel, device
+                )
+            noisy = (whole.cpu().flatten() + self._noise(entry.name, entry.numel)) * self._per_step
+            if centre is not None:
+                noisy += centre.cpu()
+            made[entry.name] = noisy.view(entry.shape).to(master_dtype(entry.dtype))
         return made
+
+    @property
+    def _per_step(self) -> float:
+        """A step of the grid in the mean."""
+        return self.grid / self.mechanism.expected
 
     def sums(self, exchange: fl.Exchange, info: fl.RoundInfo, updates: AcceptedUpdates) -> dict[str, fl.Tensors]:
         """The method's sums, as over one client whose delta is the mean. Raises as `mean`."""
         return multiples(exchange.sums([fl.UpdateInfo("mean", 1, self.steps)], info), self.mean(updates))
 
-    def _sum(self, blocks: Iterable[Tensor], factors: Sequence[float]) -> Tensor:
-        """The sum of the clipped blocks in steps of the grid: whole numbers in float64, which are exact below 2^53."""
-        total: Tensor | None = None
-        for block, factor in zip(blocks, factors, strict=True):
-            steps = (block.to(torch.float64) * (factor / self.grid)).round_()
-            total = steps if total is None else total.add_(steps)
-        if total is None:
-            raise ValueError("expected a block of each update, got none")
-        return total
+    def _steps(self, factor: float, centre: Tensor | None, block: Tensor) -> Tensor:
+        """A clipped block in steps of the grid: whole numbers in float64, whose sums are exact below 2^53."""
+        wide = block.to(torch.float64)
+        return (wide if centre is None else wide - centre).mul(factor / self.grid).round_()
 
     def _noise(self, tensor: str, count: int) -> Tensor:
         """Whole numbers [count] of the discrete Gaussian, float64, by blocks with streams of their own."""
@@ -118,6 +131,31 @@ class PrivateSum:
             for number, start in enumerate(starts)
         ]
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+
+
+def _added(rows: Sequence[Callable[[Tensor], Tensor]], blocks: Iterable[Tensor]) -> list[Tensor]:
+    """The sum of the blocks, each after its row."""
+    total: Tensor | None = None
+    for block, row in zip(blocks, rows, strict=True):
+        steps = row(block)
+        total = steps if total is None else total.add_(steps)
+    if total is None:
+        raise ValueError("expected a block of each update, got none")
+    return [total]
+
+
+def factors_without(centre: fl.Tensors, updates: AcceptedUpdates, clip: float) -> list[float]:
+    """min(1, C / |delta_i - centre|) of each update."""
+    factors = []
+    for source in updates.sources:
+        squares = 0.0
+        for entry in updates.shape.layout_of("delta").entries:
+            if entry.trainable:
+                values = read_block(source, entry, 0, entry.numel).to(torch.float64)
+                rest = values - centre[entry.name].to(values.device, torch.float64).flatten()
+                squares += float(torch.dot(rest, rest))
+        factors.append(min(1.0, clip / math.sqrt(squares)) if squares else 1.0)
+    return factors
 
 
 def seed_of_draws(secret: bytes) -> int:
