@@ -33,6 +33,8 @@ def cell_of(table: Table, experiment: Experiment, choice: Choice, stage: Stage, 
             name: section.model_dump(mode="json") for name, section in experiment.method.schedules.items()
         }
     run |= {"seed": seed, "algorithm": algorithm, "local": table.local(choice), "round": table.round(experiment.method)}
+    if experiment.method.privacy:
+        run["privacy"] = dict(experiment.method.privacy)
     options = run["task"]["options"] | choice.options
     run["task"]["options"] = {key: value for key, value in options.items() if key not in DATA_LOCATION}
     tuned = spec.tuning if stage != "final" else None

@@ -22,6 +22,7 @@ from fl_server.aggregation.methods import check_schedules
 from fl_server.errors import InvalidInput
 from fl_server.rounds.metrics import AVERAGED, Criterion, Directions, of_averaged
 from fl_server.run_settings.config import RunConfig, ScheduleSection
+from fl_server.run_settings.privacy import PrivacySection, with_private_defaults
 from fl_server.run_settings.sections import LocalSection, RoundSection
 from fl_server.run_settings.spec import from_values
 from fl_tasks import TaskError
@@ -51,6 +52,8 @@ class MethodSection(Section):
     """Keys of [local] that differ for this method, such as max_gradient_norm or learning_rate_decay."""
     round: dict[str, Any] = Field(default_factory=dict)
     """Keys of [round] that differ for this method, such as clients_per_round."""
+    privacy: dict[str, Any] = Field(default_factory=dict)
+    """The section [privacy] of this method's runs; empty: none."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the task that differ for this method, such as augment."""
     splits: list[str] | None = Field(default=None, min_length=1)
@@ -205,8 +208,9 @@ class Table:
 
     def round(self, method: MethodSection) -> dict[str, Any]:
         """The section [round] of a method's runs, as plain values. Raises ValueError, also for unknown keys."""
-        values = {**self.run.round.model_dump(mode="json"), **method.round}
-        return RoundSection.model_validate(values).model_dump(mode="json")
+        values = self.run.round.model_dump(mode="json")
+        own = with_private_defaults({"privacy": method.privacy or None, "round": method.round})["round"]
+        return RoundSection.model_validate({**values, **own}).model_dump(mode="json")
 
 
 def read_table(path: Path) -> Table:
@@ -321,6 +325,9 @@ def _check_method(table: Table, method: MethodSection) -> None:
     load_method(method.name)
     with _named(f"{where}, values of [round]", RoundSection):
         table.round(method)
+    if method.privacy:
+        with _named(f"{where}, values of [privacy]", PrivacySection):
+            PrivacySection.model_validate(method.privacy)
     for variant in method.variants(table.first_choice(method).learning_rate):
         check_schedules(method.schedules, build(method.name, **variant.parameters), table.run.horizon)
         with _named(f"{where}, values of [local]", LocalSection):

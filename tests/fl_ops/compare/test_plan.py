@@ -226,3 +226,14 @@ def test_the_cohort_of_a_method_may_be_its_own(read: Read) -> None:
     plan = Plan(read(("tune = { alpha = [0.1, 0.3] }", "round = { clients_per_round = 3 }")), lambda cell: None)
     sizes = {(cell.label, cell.settings["run"]["round"]["clients_per_round"]) for cell in plan.missing()}
     assert sizes == {("FedAvg", 2), ("FedCM", 3)}
+
+
+def test_a_method_may_have_privacy_of_its_own(read: Read) -> None:
+    """Its runs have no limits that depend on other clients; the other methods' runs keep theirs."""
+    section = 'privacy = { unit = "client", noise_multiplier = 1.0, clip = 0.1, delta = 1e-4, max_epsilon = 9.0 }'
+    plan = Plan(read(("tune = { alpha = [0.1, 0.3] }", section)), lambda cell: None)
+    runs = {cell.label: cell.settings["run"] for cell in plan.missing()}
+    limits = {label: run["round"]["max_relative_norm"] for label, run in runs.items()}
+    assert limits == {"FedAvg": 100.0, "FedCM": 0.0}
+    assert runs["FedCM"]["privacy"]["clip"] == 0.1
+    assert runs["FedAvg"].get("privacy") is None

@@ -86,6 +86,11 @@ def test_variants_are_all_combinations_and_the_first_values_come_first(read: Rea
             "round = { clients_per_round = 0 }",
             "methods.FedCM, values of [round]: clients_per_round: expected",
         ),
+        (
+            "tune = { alpha = [0.1, 0.3] }",
+            'privacy = { unit = "client" }',
+            "methods.FedCM, values of [privacy]: noise_multiplier: expected",
+        ),
         ("tune = { alpha = [0.1, 0.3] }", "local = { learning_rate = 0.1 }", "use learning_rates for this method"),
     ],
 )
