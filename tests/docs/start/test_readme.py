@@ -73,7 +73,8 @@ def test_every_dependency_has_its_reason() -> None:
     page = read_page("docs/development/architecture.md")
     table = page[page.index("| package | reason |") : page.index("`constraints.txt`")]
     rows = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", table, re.MULTILINE)[2:]
-    assert {Requirement(text).name for text in wanted} == {name for row in rows for name in row.split(", ")}
+    names = {Requirement(text).name for text in wanted} - {project["name"]}  # an extra may contain another one
+    assert names == {name for row in rows for name in row.split(", ")}
 
 
 def test_the_index_has_every_page_once() -> None:

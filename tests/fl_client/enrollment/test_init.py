@@ -125,6 +125,16 @@ def test_the_lines_of_fl_enroll_create_are_a_token_file(
     assert authority.calls["Enroll"][0].token == token
 
 
+def test_a_missing_authority_is_named_with_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], authority: FakeAuthority
+) -> None:
+    """As in a pod whose Secret is missing: the message names the file, and asks for no fingerprint in its place."""
+    where = ("--server", "127.0.0.1:1", "--enroll-server", f"127.0.0.1:{authority.port}", "--client-id", "edge-7")
+    files = ("--ca", str(tmp_path / "ca.crt"), "--token-file", str(tmp_path / "token"))
+    assert main(["init", "--only-certificate", *where, *files, "--state-dir", str(tmp_path / "state")]) == 2
+    assert f"expected the authority's certificate at {tmp_path / 'ca.crt'}" in capsys.readouterr().err
+
+
 def test_a_repeat_after_a_lost_answer_gets_the_same_certificate(
     init: Init, config: Path, authority: FakeAuthority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
