@@ -164,6 +164,8 @@ async def test_a_released_client_takes_part_again(tmp_path: Path) -> None:
         await until(lambda: run.client_states.left_out, "m is left out")
         assert world.metric("fl_clients_left_out", run="r") == 1
         devices[2].__class__ = Device
+        later = run.rounds.committed + 2
+        await until(lambda: run.rounds.committed >= later, "the restart because of m's last loss is over")
         epoch = run.record.state_epoch
         await world.operators.release("m", "admin:eve")
         await until(lambda: "m" in run.client_states.members, "m counts again")
