@@ -269,7 +269,8 @@ def _check(table: Table) -> None:
     if spec.simulation.model_fields_set & {"partition", "validation_every"}:
         raise ValueError("simulation: expected neither partition nor validation_every: splits and tuning set them")
     for split in spec.splits:
-        table.simulation(split).partition_spec(0)
+        if (section := table.simulation(split)).folders is None:
+            section.partition_spec(0)
 
 
 def _check_report(spec: TableSection) -> None:

@@ -18,7 +18,7 @@ from safetensors.torch import save
 from fl_ops.files import Target, written_whole
 from fl_ops.simulate.clients import PreparedRun
 from fl_ops.simulate.reports import RoundResult
-from fl_ops.simulate.settings import SimulationConfig
+from fl_ops.simulate.settings import SimulationConfig, SimulationSection
 from fl_ops.simulate.simulation import Simulation
 from fl_server.rounds.metrics import Criterion
 from fl_server.store.checkpoint_files import separate
@@ -68,7 +68,7 @@ def settings_of(config: SimulationConfig, prepared: PreparedRun, simulation: Sim
     run["algorithm"]["parameters"] = dict(algorithm.parameters)
     return {
         "run": run,
-        "simulation": {**section.model_dump(), "partition": asdict(section.partition_spec(simulation.config.seed))},
+        "simulation": section.model_dump() | _partition(section, simulation.config.seed),
         "task": {
             "version": fingerprint.version,
             "source": fingerprint.source,
@@ -77,6 +77,11 @@ def settings_of(config: SimulationConfig, prepared: PreparedRun, simulation: Sim
         "schedule_rounds": simulation.config.horizon,
         "software": {"python": platform.python_version(), "torch": torch.__version__, "torch_threads": 1},
     }
+
+
+def _partition(section: SimulationSection, seed: int) -> dict[str, Any]:
+    """The partition with its seed; clients with a folder each have none."""
+    return {"partition": {} if section.folders else asdict(section.partition_spec(seed))}
 
 
 def _evaluated_on(config: SimulationConfig, prepared: PreparedRun) -> str:

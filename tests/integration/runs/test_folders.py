@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,16 @@ def test_folders_have_the_bits_of_the_networked_run(sites: Path, workspace: Work
     server.create("sites", **SECTIONS)
     server.completed("sites")
     assert simulated({"folders": "data/{name}"}) == server.digests("sites")
+
+
+def test_the_command_trains_on_folders(sites: Path) -> None:
+    """Its results have the three clients, and no partition."""
+    run = {**SECTIONS, "local": {"learning_rate": 0.1}, "round": {"clients_per_round": 2, "min_accepted": 1}}
+    write_toml(sites.parent / "run.toml", {**run, "simulation": {"folders": "data/{name}"}})
+    done = CliRunner().invoke(app, ["simulate", "run.toml", "--out", "out"])
+    assert done.exit_code == 0, done.output
+    results = json.loads(next(Path("out").rglob("result.json")).read_text())
+    assert "data/{name}" in json.dumps(results)
 
 
 @pytest.mark.parametrize(
