@@ -81,7 +81,7 @@ class Commands(Group):
         return [*first, *(name for name in names if name not in first)]
 
 
-_FIRST = ("run", "clients", "top", "web", "export", "demo", "simulate", "enroll")
+_FIRST = ("run", "clients", "top", "web", "export", "demo", "new", "simulate", "enroll")
 
 app = typer.Typer(
     name="fl",

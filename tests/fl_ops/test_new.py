@@ -45,7 +45,7 @@ def test_a_new_package_passes_our_own_checks_of_style(template: str, tmp_path: P
     """ruff's usual rules have nothing to say about it, in the line length of this project."""
     folder = project.make("my_task", template, tmp_path)
     ruff = [str(Path(sys.executable).parent / "ruff"), "check", "--isolated", "--line-length", "120"]
-    subprocess.run([*ruff, "--select", "E,F,I,B,UP,C4", str(folder)], check=True)
+    subprocess.run([*ruff, "--select", "E,F,I,B,UP,C4", "."], cwd=folder, check=True)
 
 
 @pytest.mark.parametrize(
