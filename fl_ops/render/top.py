@@ -86,6 +86,8 @@ def keys(typed: str) -> list[str]:
 POINTS = 16
 """Values of a sparkline."""
 _BAR = 10
+_COUNTED = {"attention": "need attention"}
+"""The words after a number of clients, where they are not the word of the mark."""
 _MOST_WAITING = 10
 """Lines on what waits or needs attention."""
 
@@ -139,7 +141,8 @@ class TopView:
         title = Text(f"{self.federation.server}  ", style="bold")
         title.append(self.lost or f"healthy, version {overview.version or 'unknown'}", "red" if self.lost else "green")
         runs = {NOT_LOADED if name == "unspecified" else name: n for name, n in overview.runs_by_state.items()}
-        clients = _counts("clients", overview.clients_by_state, (*CLIENT_STATES, *CLIENT_MARKS))
+        by_state = {_COUNTED.get(name, name): count for name, count in overview.clients_by_state.items()}
+        clients = _counts("clients", by_state, (*CLIENT_STATES, *(_COUNTED.get(mark, mark) for mark in CLIENT_MARKS)))
         return [title, _counts("runs", runs, (*RUN_STATES, NOT_LOADED)), clients, Text()]
 
     def _body(self, console: Console, options: ConsoleOptions, room: int) -> list[Text]:
@@ -206,7 +209,7 @@ class TopView:
                 ">Came last",
                 "Note",
             ),
-            optional=("Note", "Transfer", "Refused", "Run", "Came last", "Counted", "Work", "Failed"),
+            optional=("Note", "Transfer", "Came last", "Work", "Refused", "Run", "Counted", "Failed"),
             names_missing=False,
         )
         for client in self.federation.clients:

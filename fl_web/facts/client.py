@@ -22,7 +22,7 @@ class Mark(NamedTuple):
 
 
 def marks(client: pb.ClientStatus) -> list[Mark]:
-    """All that apply: banned, quarantined, draining, may not train."""
+    """All that apply: banned, quarantined, draining, may not train, needs attention for something else."""
     marked = [Mark("banned")] if client.banned else []
     if client.HasField("quarantine"):
         marked.append(Mark("quarantined", (" until ", client.quarantine.until)))
@@ -30,6 +30,8 @@ def marks(client: pb.ClientStatus) -> list[Mark]:
         marked.append(Mark("draining"))
     if _may_not_train(client):
         marked.append(Mark("may not train", _unavailable(client.availability)))
+    if any(need.reason != "quarantined" for need in client.attention) and not client.HasField("quarantine"):
+        marked.append(Mark("attention"))
     return marked
 
 

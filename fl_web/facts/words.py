@@ -79,7 +79,7 @@ def client_number(word: str) -> pb.ClientState:
 _TONES: Mapping[str, str] = {
     "running": "good", "waiting": "warn", "paused": "warn", "completed": "calm", "stopped": "calm", "failed": "bad",
     NOT_LOADED: "bad", "present": "good", "suspect": "warn", "lost": "calm", "banned": "bad", "quarantined": "bad",
-    "draining": "warn", "may not train": "warn", "attention": "warn",
+    "draining": "warn", "may not train": "warn", "attention": "warn", "need attention": "warn",
     # phases of a client in a round
     "delivered": "good", "assigned": "calm", "downloading": "busy", "training": "busy", "uploading": "busy",
     "checking": "busy", "refused": "bad", "out": "warn", "cancelled": "calm",
