@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from fl_common.units import ACCURACY
 from fl_web.facts.rounds import Round
 from fl_web.facts.words import counts
 
@@ -98,17 +99,18 @@ class Chart:
 
 
 def _charts_of(rounds: Sequence[Round]) -> list[Chart]:
-    """The charts of a run. The names of its metrics decide the charts of evaluations."""
+    """The charts of a run: first the two that show whether the model gets better.
+
+    The names of its metrics decide the charts of evaluations.
+    """
     own = [name for name in metric_names(rounds) if not name.startswith(("clients_", "averaged_")) and name != "loss"]
-    own.sort(key=lambda name: (name != "accuracy", name))
+    own.sort(key=lambda name: (name != ACCURACY, name))
+    first, *others = own or [ACCURACY]
     return [
-        *(_evaluation(name) for name in own or ["accuracy"]),
-        Chart("loss", "Loss", "number", "Mean loss: on held-out data, and of the clients' local steps", [
-            Series("loss", "held-out", "metrics", "loss"),
-            Series("averaged_loss", "averaged model", "metrics", "averaged_loss"),
-            Series("training_loss", "training", "training_loss"),
-            Series("clients_loss_mean", "on clients, mean", "metrics", "clients_loss_mean"),
-        ]),
+        _evaluation(first),
+        _LOSS,
+        *map(_evaluation, others),
+        *map(_spread, own),
         Chart("norms", "Norms", "number", "L2 norms: the accepted updates (mean, smallest, largest), the model's change"
               " and the direction sent", [
             Series("update", "updates, mean", "norms", "update"),
@@ -132,16 +134,32 @@ def _charts_of(rounds: Sequence[Round]) -> list[Chart]:
 
 def _evaluation(name: str) -> Chart:
     title = name.replace("_", " ").capitalize()
-    unit: Unit = "share" if name == "accuracy" else "number"
+    unit: Unit = "share" if name == ACCURACY else "number"
     about = f"{title} on held-out data of the server, and its mean and worst tenth over the clients' own data"
     return Chart(name, title, unit, about, [
         Series(name, "held-out", "metrics", name),
         Series(f"averaged_{name}", "averaged model", "metrics", f"averaged_{name}"),
         Series(f"clients_{name}_mean", "on clients, mean", "metrics", f"clients_{name}_mean"),
         Series(f"clients_{name}_worst_decile", "worst tenth", "metrics", f"clients_{name}_worst_decile"),
-        Series(f"clients_{name}_std", "spread", "metrics", f"clients_{name}_std"),
         Series(f"clients_averaged_{name}_mean", "averaged model on clients, mean",
                "metrics", f"clients_averaged_{name}_mean"),
+    ])  # fmt: skip
+
+
+_LOSS = Chart("loss", "Loss", "number", "Mean loss: on held-out data, and of the clients' local steps", [
+    Series("loss", "held-out", "metrics", "loss"),
+    Series("averaged_loss", "averaged model", "metrics", "averaged_loss"),
+    Series("training_loss", "training", "training_loss"),
+    Series("clients_loss_mean", "on clients, mean", "metrics", "clients_loss_mean"),
+])  # fmt: skip
+
+
+def _spread(name: str) -> Chart:
+    """The spread over clients has an axis of its own: beside the values it looks like one of them."""
+    title = f"{name.replace('_', ' ').capitalize()}: spread over clients"
+    unit: Unit = "share" if name == ACCURACY else "number"
+    return Chart(f"{name}_spread", title, unit, "Standard deviation over the clients' own data", [
+        Series(f"clients_{name}_std", "spread", "metrics", f"clients_{name}_std"),
     ])  # fmt: skip
 
 

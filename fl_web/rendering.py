@@ -17,13 +17,14 @@ from urllib.parse import quote
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from fl_common import units
 from fl_common.units import NOTHING, duration, percent, size, value
 from fl_web.charts import thinned
-from fl_web.facts import client, rounds, run, words
-from fl_web.facts.rounds import seconds_of
+from fl_web.facts import client, client_work, rounds, run, words
+from fl_web.facts.rounds import Round, seconds_of
+from protos.fl.v1 import admin_pb2 as pb
 
 STATIC = Path(__file__).parent / "static"
 
@@ -56,7 +57,9 @@ def environment() -> Environment:
         client_note=client.note, client_state=words.client_state, count=units.count, delivered=run.delivered,
         duration=duration, elapsed=elapsed, evaluated_metrics=rounds.evaluated_metrics,
         evaluated_summary=rounds.evaluated_summary, event_tone=words.event_tone,
-        event_words=words.event_words, iso=iso, known=words.known, label_texts=client.label_texts,
+        event_words=words.event_words, event_detail=words.event_detail, who_words=words.who, coded=coded, shortened=words.shortened, alike_words=words.alike_words, mark_words=words.mark_words,
+        came_last=client_work.came_last, failed=client_work.failed, transfer_seconds=client_work.transfer_seconds,
+        work_seconds=client_work.work_seconds, trend=trend, trend_of=trend_of, iso=iso, known=words.known, label_texts=client.label_texts,
         measured=units.measured, metric_of=rounds.metric_of, metric_title=units.metric_title, moment=moment,
         percent=percent, plain=units.plain, run_state=words.run_state, sample=sample, seconds_of=seconds_of,
         shown_metric=rounds.shown_metric, size=size, spark=spark, static=static_address, time_left=run.time_left,
@@ -129,33 +132,52 @@ def _one_unit(seconds: float) -> str:
     return f"{int(seconds)} s"
 
 
+def coded(text: str) -> Markup:
+    """A text with the commands between its backticks as code."""
+    parts = [escape(units.plain(part)) for part in text.split("`")]
+    if len(parts) % 2 == 0:
+        return escape(units.plain(text))
+    whole = "".join(f"<code>{part}</code>" if index % 2 else part for index, part in enumerate(parts))
+    return Markup(whole)  # noqa: S704 - each part is escaped
+
+
+def trend(overview: pb.RunOverview) -> str:
+    """How the metric of a run in a list changes."""
+    return run.trend([(point.round, point.value) for point in overview.points], overview.metric)
+
+
+def trend_of(committed: Sequence[Round], metric: str) -> str:
+    """How a metric of a run's rounds changes."""
+    return run.trend([(of.round, of.metrics[metric]) for of in committed if metric in of.metrics], metric)
+
+
 def told(parts: Iterable[str | Timestamp]) -> str:
     """The parts of a fact as one text."""
     return "".join(units.plain(part) if isinstance(part, str) else moment(part) for part in parts)
 
 
-_WIDTH, _HEIGHT, _MARGIN = 96, 22, 2
+_MARGIN = 2
 _LEAST_SPAN = 0.05
 """The least span of a picture's values, as a share of the largest value."""
 
 
-def spark(values: Sequence[float]) -> Markup:
-    """The curve of some values, without text: the table beside it has the newest one. Empty for fewer than two."""
+def spark(values: Sequence[float], width: int = 96, height: int = 22) -> Markup:
+    """The curve of some values, without text: what stands beside it has the newest one. Empty for fewer than two."""
     finite = [value for value in values if math.isfinite(value)]
     if len(finite) < 2:
         return Markup("")
     low, high = min(finite), max(finite)
-    step = (_WIDTH - 2 * _MARGIN) / (len(finite) - 1)
+    step = (width - 2 * _MARGIN) / (len(finite) - 1)
     # A curve that hardly changes is shown as flat, in the middle.
     span = max(high - low, _LEAST_SPAN * abs(high)) or 1.0
     low = (low + high - span) / 2
-    inner = _HEIGHT - 2 * _MARGIN
+    inner = height - 2 * _MARGIN
     points = [
         (_MARGIN + index * step, _MARGIN + inner * (1 - (value - low) / span)) for index, value in enumerate(finite)
     ]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     last_x, last_y = points[-1]
     return Markup(  # noqa: S704 - numbers only
-        f'<svg class="spark" width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}" aria-hidden="true">'
+        f'<svg class="spark" width="{width}" height="{height}" viewBox="0 0 {width} {height}" aria-hidden="true">'
         f'<polyline points="{line}"/><circle cx="{last_x:.1f}" cy="{last_y:.1f}" r="1.8"/></svg>'
     )

@@ -22,6 +22,15 @@ class Problem(NamedTuple):
     """The client that has it, if it is one."""
 
 
+def waiting(overview: pb.GetOverviewResponse) -> list[Problem]:
+    """The runs that wait, with what they lack."""
+    return [
+        Problem("warn", f"{run.run_id} waits: {run.waiting_for or run.reason or 'for clients'}", run.run_id)
+        for run in overview.runs
+        if run.state == pb.RUN_STATE_WAITING
+    ]
+
+
 _RECENT_S = 24 * 3600.0
 """A run that failed within this time is a problem of now."""
 
@@ -36,11 +45,7 @@ def problems(overview: pb.GetOverviewResponse, ended: Iterable[pb.RunOverview] =
     ]
     if not_loaded := overview.runs_by_state["unspecified"]:
         known.append(Problem("bad", f"{counted(not_loaded, 'run')} could not be loaded"))
-    known += [
-        Problem("warn", f"{run.run_id} waits: {run.reason or 'for clients'}", run.run_id)
-        for run in overview.runs
-        if run.state == pb.RUN_STATE_WAITING
-    ]
+    known += waiting(overview)
     for run in overview.runs:
         if run.labels_suspected:
             who = counted(run.labels_suspected, "client")

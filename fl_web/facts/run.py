@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from fl_common import units
-from fl_common.units import LOSS, counted, measured, metric_title
+from fl_common.units import ACCURACY, LOSS, base_metric, counted, measured, metric_title
 from fl_web.facts.rounds import Round, evaluation, metric_of, norms, on_clients
 from fl_web.facts.words import PHASES, Fact, about, counts, fact, first_of
 from protos.fl.v1 import admin_pb2 as pb
@@ -108,6 +109,32 @@ def value_of(run: pb.RunStatus, metrics: Mapping[str, float]) -> str:
     return text if text.endswith("%") else f"{metric} {text}"
 
 
+_TREND_ROUNDS = 20
+"""Newest evaluated rounds of a trend."""
+
+
+def trend(points: Sequence[tuple[int, float]], metric: str) -> str:
+    """How a metric changed: up 1.30 points over 20 rounds. The newer half of the newest values beside the older half.
+
+    points: (round, value) in order. Empty for fewer than four values.
+    """
+    shown = [(number, of) for number, of in points if math.isfinite(of)][-_TREND_ROUNDS:]
+    if len(shown) < _FEWEST_OF_TREND:
+        return ""
+    values, half = [of for _, of in shown], len(shown) // 2
+    change = sum(values[-half:]) / half - sum(values[:half]) / half
+    amount = f"{100 * abs(change):.2f} points" if base_metric(metric) == ACCURACY else units.value(abs(change))
+    over = f"over {counted(shown[-1][0] - shown[0][0] + 1, 'round')}"
+    if abs(change) < _FLAT * max(map(abs, values)):
+        return f"flat {over}"
+    return f"{'up' if change > 0 else 'down'} {amount} {over}"
+
+
+_FEWEST_OF_TREND = 4
+_FLAT = 0.001
+"""A smaller change, as a share of the largest value, is no trend."""
+
+
 def best(run: pb.RunStatus) -> str:
     """The best round by the run's metric, and the lowest loss."""
     parts = [f"{value_of(run, run.best.metrics)} in round {run.best.round}"] if run.HasField("best") else []
@@ -173,7 +200,7 @@ def figures(run: pb.RunStatus) -> list[Fact]:
 
 def models(run: pb.RunStatus) -> list[Fact]:
     """Digests of the latest models."""
-    return [fact("model", run.latest.model_digest), fact("averaged model", run.latest.averaged_digest)]
+    return [fact("model's digest", run.latest.model_digest), fact("averaged model's digest", run.latest.averaged_digest)]
 
 
 def schedules(spec: pb.RunSpec) -> str:

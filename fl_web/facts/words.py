@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast, get_args
 
@@ -41,6 +42,13 @@ ClientStateWord = Literal["present", "suspect", "lost"]
 CLIENT_STATES: tuple[ClientStateWord, ...] = get_args(ClientStateWord)
 CLIENT_MARKS = ("banned", "draining", "quarantined", "attention")
 """Marks by which clients are counted and listed."""
+
+
+def mark_words(mark: str, clients: int) -> str:
+    """A mark behind a number of clients: 1 needs attention, 2 banned."""
+    return mark if mark != "attention" else f"need{'s' if clients == 1 else ''} attention"
+
+
 PHASES = ("training", "uploading", "checking", "downloading", "assigned", "delivered",
           "refused", "failed", "lost", "out", "cancelled")  # fmt: skip
 """Phases of a client in a round, in the order in which they are counted."""
@@ -108,7 +116,7 @@ def event_tone(event: str) -> str:
 
 _BAD = ("failed", "banned", "quarantined", "refused", "revoked", "dropped", "given_up", "left_out")
 _WARN = ("lost", "missing", "restarted", "recovered", "paused", "fenced", "stopped", "waits", "drain", "forgotten",
-         "deleted", "removed", "gone")  # fmt: skip
+         "deleted", "removed", "gone", "suspected")  # fmt: skip
 _GOOD = frozenset({"round_committed", "run_completed", "client_registered", "client_back"})
 
 
@@ -123,10 +131,57 @@ def counts(numbers: Mapping[str, int], order: Iterable[str] | None = None) -> st
     return ", ".join(f"{numbers[name]:,} {name.replace('_', ' ')}" for name in names if numbers.get(name))
 
 
+_EVENTS = {
+    "attempt_opened": "clients drawn", "culprit_dropped": "update refused", "update_dropped": "update refused",
+    "member_missing": "client state missing", "client_fenced": "client replaced",
+}  # fmt: skip
+"""Events whose own names do not tell an operator what happened."""
+ROUTINE = frozenset({"attempt_opened", "round_committed"})
+"""Events of every round. They would hide the others."""
+
+
 def event_words(event: str, detail: str) -> str:
     """An event of the history or of a watch, with its detail: client out: c was lost."""
-    name = event.replace("_", " ")
+    name = _EVENTS.get(event) or event.replace("_", " ")
     return f"{name}: {detail}" if detail else name
+
+
+def event_detail(event: str, detail: str) -> str:
+    """The detail of an event for a person: the id of a process is named as such, and long digests are shortened."""
+    text = shortened(detail)
+    return f"by its process {text}" if event == "client_registered" and text.endswith("…") else text
+
+
+def shortened(text: str) -> str:
+    """A text with the first digits of each digest and id of a process."""
+    return _LONG_HEX.sub(lambda found: f"{found[0][:8]}…", text)
+
+
+def without_repeats(entries: Sequence[pb.HistoryEntry], most: int) -> list[tuple[pb.HistoryEntry, int]]:
+    """The newest events first, each with the number of earlier ones that differ in numbers alone.
+
+    entries: the oldest first. Events of every round are left out.
+    """
+    newest: dict[tuple[str, str, str], list[pb.HistoryEntry]] = {}
+    for entry in reversed(entries):
+        if entry.event not in ROUTINE:
+            key = entry.event, entry.subject, _HEX_OR_NUMBER.sub("", entry.detail)
+            newest.setdefault(key, []).append(entry)
+    return [(alike[0], len(alike) - 1) for alike in newest.values()][:most]
+
+
+def alike_words(alike: int) -> str:
+    """Behind an event that stands for others: ; 11 earlier ones alike."""
+    return f"; {alike:,} earlier {'one' if alike == 1 else 'ones'} alike" if alike else ""
+
+
+_HEX_OR_NUMBER = re.compile(r"\b[0-9a-f]{24,}\b|\d+")
+_LONG_HEX = re.compile(r"\b[0-9a-f]{24,}\b")
+
+
+def who(actor: str) -> str:
+    """An actor for a person: a coordinator without certificates does not know who calls."""
+    return "without login" if actor == "anybody" else actor
 
 
 def about(seconds: float) -> str:

@@ -16,6 +16,10 @@ ORDERS = {
     "seen": pb.CLIENT_ORDER_LAST_SEEN,
     "counted": pb.CLIENT_ORDER_UPDATES_COUNTED,
     "refused": pb.CLIENT_ORDER_UPDATES_REFUSED,
+    "failed": pb.CLIENT_ORDER_FAILED_SHARE,
+    "work": pb.CLIENT_ORDER_WORK_SECONDS,
+    "transfer": pb.CLIENT_ORDER_TRANSFER_SECONDS,
+    "last": pb.CLIENT_ORDER_LAST_SHARE,
 }
 """Columns by which the list can be ordered."""
 
@@ -67,8 +71,8 @@ async def _client(reader: Reader, params: Params) -> Context:
         "title": client_id,
         "found": details,
         "client": details.client,
-        "facts": client_facts.facts(details),
-        "entries": list(reversed(details.history)),
+        "facts": [of for of in client_facts.facts(details) if of.name != "needs attention"],  # the head has them
+        "entries": [(entry, 0) for entry in reversed(details.history)],
         "params": params,
         "number": number,
     }

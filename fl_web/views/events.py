@@ -1,10 +1,11 @@
-"""The history, the newest first, filtered by subject, kind, actor and text."""
+"""The history, the newest first, filtered by subject, kind, actor and text; the events of every round on demand."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from fl_web.coordinator.reader import Reader, RunsWanted
+from fl_web.facts.words import ROUTINE
 from fl_web.views.view import Context, Params, View
 from protos.fl.v1 import admin_pb2 as pb
 
@@ -17,12 +18,14 @@ def matches(params: Params) -> Callable[[pb.HistoryEntry], bool]:
     """Whether an entry passes the filters of an address."""
     subject, kinds = params.text("subject"), params.texts("kind")
     actor, text = params.text("actor").casefold(), params.text("q").casefold()
+    rounds_too = bool(params.text("all") or kinds or text)
 
     def passes(entry: pb.HistoryEntry) -> bool:
         return (
             (not subject or entry.subject == subject)
             and (not kinds or any(kind in entry.event for kind in kinds))
             and actor in entry.actor.casefold()
+            and (rounds_too or entry.event not in ROUTINE)
             and text in f"{entry.event} {entry.subject} {entry.detail}".casefold()
         )
 
@@ -34,7 +37,7 @@ async def _context(reader: Reader, params: Params) -> Context:
     entries, older, newest = await _page(reader, params)
     return {
         "title": "Events",
-        "entries": entries,
+        "entries": [(entry, 0) for entry in entries],
         "older": older,
         "first_page": not params.number("before"),
         "params": params,
@@ -45,7 +48,7 @@ async def _context(reader: Reader, params: Params) -> Context:
 async def _page(reader: Reader, params: Params) -> tuple[list[pb.HistoryEntry], int, int]:
     """(entries, the newest first; number to continue before, 0 at the end; number of the newest entry read)."""
     before, subject, passes = params.number("before"), params.text("subject"), matches(params)
-    filtered = any(params.text(name) for name in ("kind", "actor", "q"))
+    filtered = any(params.text(name) for name in ("kind", "actor", "q")) or not params.text("all")
     passed: list[pb.HistoryEntry] = []
     newest = read = 0
     while len(passed) < _PAGE and read < _MOST_READ:

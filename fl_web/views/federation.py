@@ -1,51 +1,55 @@
-"""The first view: whether the federation is healthy, its runs, its clients by state, what waits and why."""
+"""The first view: is it healthy, what is it waiting for, which client is bad, is the model getting better."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
-from fl_web.coordinator.reader import Reader, RunsWanted
-from fl_web.facts.federation import Problem, problems
-from fl_web.facts.words import CLIENT_MARKS, CLIENT_STATES, RUN_STATES, run_number, run_state
+from fl_web.coordinator.reader import ClientsWanted, Reader, RunsWanted
+from fl_web.facts.federation import Problem, problems, waiting
+from fl_web.facts.words import CLIENT_MARKS, CLIENT_STATES, RUN_STATES, run_number, run_state, without_repeats
 from fl_web.views.view import Context, Params, View
 from protos.fl.v1 import admin_pb2 as pb
 
 _ACTIVE = (pb.RUN_STATE_RUNNING, pb.RUN_STATE_WAITING, pb.RUN_STATE_PAUSED)
 _ENDED = (pb.RUN_STATE_COMPLETED, pb.RUN_STATE_STOPPED, pb.RUN_STATE_FAILED)
-_MOST_ACTIVE, _MOST_ENDED, _MOST_EVENTS, _READ_EVENTS = 50, 10, 12, 500
+_MOST_ACTIVE, _MOST_ENDED, _MOST_EVENTS, _READ_EVENTS = 50, 8, 6, 500
+_MOST_CARDS, _MOST_WAITS, _MOST_SLOWEST = 6, 8, 5
 
 
 async def _context(reader: Reader, _: Params) -> Context:
-    active, ended, history = await asyncio.gather(
+    active, ended, history, by_failures, by_delay = await asyncio.gather(
         reader.overview(RunsWanted(_MOST_ACTIVE, states=_ACTIVE)),
         reader.overview(RunsWanted(_MOST_ENDED, states=_ENDED)),
         reader.entries(limit=_READ_EVENTS),
+        reader.clients(ClientsWanted(2, order=pb.CLIENT_ORDER_FAILED_SHARE, descending=True)),
+        reader.clients(ClientsWanted(_MOST_SLOWEST, order=pb.CLIENT_ORDER_LAST_SHARE, descending=True)),
     )
     worst_first = problems(active, ended.runs)
+    elsewhere = {problem.text for problem in waiting(active)}
+    suspects = {client.client_id: client for client in (*by_failures.clients, *by_delay.clients)}
     return {
         "title": "Federation",
         "overview": active,
         "active": active.runs,
+        "cards": [run for run in active.runs if run.points],
+        "most_cards": _MOST_CARDS,
+        "most_waits": _MOST_WAITS,
+        "slowest": [client for client in suspects.values() if client.work.assignments][:_MOST_SLOWEST],
         "more_active": active.runs_found - len(active.runs),
         "ended": ended.runs,
         "more_ended": ended.runs_found - len(ended.runs),
-        "problems": [(problem.tone, problem.text, _address(problem)) for problem in worst_first],
+        "problems": [
+            (problem.tone, problem.text, _address(problem))
+            for problem in worst_first
+            if problem.text not in elsewhere and not problem.client
+        ],
         "health": worst_first[0].tone if worst_first else "good",
-        "entries": _latest(history.entries),
+        "entries": without_repeats(history.entries, _MOST_EVENTS),
         "run_states": RUN_STATES,
         "client_states": CLIENT_STATES,
         "client_marks": CLIENT_MARKS,
         "number": active.history_number,
     }
-
-
-def _latest(entries: Sequence[pb.HistoryEntry]) -> list[pb.HistoryEntry]:
-    """The newest entry of each event of a run or client, the newest first: a run commits many rounds in a row."""
-    newest: dict[tuple[str, str], pb.HistoryEntry] = {}
-    for entry in reversed(entries):
-        newest.setdefault((entry.event, entry.subject), entry)
-    return list(newest.values())[:_MOST_EVENTS]
 
 
 def _address(problem: Problem) -> str:
@@ -76,10 +80,9 @@ FEDERATION = View(
     _context,
     {
         "health": "federation/_health.html",
-        "active": "federation/_active.html",
         "waits": "federation/_waits.html",
-        "ended": "federation/_ended.html",
-        "clients": "federation/_clients.html",
+        "attention": "federation/_attention.html",
+        "runs": "federation/_runs.html",
         "events": "federation/_events.html",
     },
     refresh_s=2.0,

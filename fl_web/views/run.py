@@ -10,10 +10,10 @@ from google.protobuf.json_format import MessageToDict
 
 from fl_web.charts import marks, present_charts
 from fl_web.coordinator.calls import Failed, NotFound, WrongInput
-from fl_web.coordinator.reader import MARKED, Reader, RunsWanted
+from fl_web.coordinator.reader import MARKED, ClientsWanted, Reader, RunsWanted
 from fl_web.facts import run as run_facts
-from fl_web.facts.rounds import Round, seconds_of
-from fl_web.facts.words import event_words, known
+from fl_web.facts.rounds import Round, seconds_of, worst_first
+from fl_web.facts.words import event_words, known, without_repeats
 from fl_web.views.view import Context, Params, View
 from protos.fl.v1 import admin_pb2 as pb
 
@@ -48,7 +48,7 @@ def _text(value: Any) -> str:
 
 _HISTORY = 100
 """Newest entries of a run's history."""
-_SHOWN_ENTRIES, _SHOWN_ROUNDS, _SHOWN_MARKS, _SHOWN_CLIENTS = 15, 25, 200, 100
+_SHOWN_ENTRIES, _SHOWN_ROUNDS, _SHOWN_MARKS, _SHOWN_CLIENTS, _SHOWN_WORST = 6, 25, 200, 100, 4
 _TABLE_ROWS = 60
 """The rows of the table beside a curve. All rounds are in the CSV file."""
 
@@ -57,16 +57,24 @@ async def _context(reader: Reader, params: Params) -> Context:
     run_id = params.text("id")
     overview, who = await asyncio.gather(reader.overview(RunsWanted(1)), reader.who_am_i())
     run, history = await asyncio.gather(reader.run(run_id), reader.entries(run_id, _HISTORY))
-    rounds, cohort, evaluations = await asyncio.gather(
+    rounds, cohort, evaluations, needy = await asyncio.gather(
         reader.rounds(run_id) if run.rounds_done else _nothing(),
         _cohort(reader, run),
         _evaluations(reader, run),
+        reader.clients(ClientsWanted(_SHOWN_CLIENTS, marks=["attention"])),
     )
+    of_runs = {run_id} if run.HasField("ended") else {"", run_id}
+    bad = [client for client in needy.clients if client.attention and client.attention[0].run_id in of_runs]
+    attention = [] if run.HasField("ended") else known(run_facts.attention(run))
+    if run.latest_failure.client_id in {client.client_id for client in bad}:
+        attention = [of for of in attention if of.name != "failed"]  # its own line has the failure
     events, created = mark_events(await reader.marked_entries(run_id, history)), seconds_of(run.created)
     return {
         "title": run_id,
         "run": run,
-        "attention": [] if run.HasField("ended") else known(run_facts.attention(run)),
+        "attention": attention,
+        "bad": bad,
+        "worst": worst_first(evaluations)[:_SHOWN_WORST] if evaluations else [],
         "figures": [*run_facts.figures(run), *run_facts.models(run)],
         "rounds": rounds,
         "newest": list(reversed(rounds[-_SHOWN_ROUNDS:])),
@@ -76,7 +84,7 @@ async def _context(reader: Reader, params: Params) -> Context:
         "cohort": cohort,
         "evaluations": evaluations,
         "marks": list(reversed(marks(rounds, created, events)))[:_SHOWN_MARKS],
-        "entries": list(reversed(history.entries[-_SHOWN_ENTRIES:])),
+        "entries": without_repeats(history.entries, _SHOWN_ENTRIES),
         "configuration": configuration(run.spec),
         "refused_open": sum(run.account.refused.values()) - sum(sum(row.refused.values()) for row in rounds),
         "may_export": "ExportModel" in who.methods,
@@ -125,6 +133,7 @@ RUN = View(
     {
         "head": "run/_head.html",
         "now": "run/_now.html",
+        "clients": "run/_clients.html",
         "figures": "run/_figures.html",
         "charts": "run/_charts.html",
         "evaluations": "run/_evaluations.html",
