@@ -53,17 +53,18 @@ def environment() -> Environment:
     )
     made.filters["path"] = _path
     made.globals.update(
-        NOTHING=NOTHING, ago=ago, axis_value=axis_value, by_phase=run.by_phase, client_marks=client.marks,
-        client_note=client.note, client_state=words.client_state, count=units.count, delivered=run.delivered,
-        duration=duration, elapsed=elapsed, evaluated_metrics=rounds.evaluated_metrics,
-        evaluated_summary=rounds.evaluated_summary, event_tone=words.event_tone,
-        event_words=words.event_words, event_detail=words.event_detail, who_words=words.who, coded=coded, shortened=words.shortened, alike_words=words.alike_words, mark_words=words.mark_words,
-        came_last=client_work.came_last, failed=client_work.failed, transfer_seconds=client_work.transfer_seconds,
-        work_seconds=client_work.work_seconds, trend=trend, trend_of=trend_of, iso=iso, known=words.known, label_texts=client.label_texts,
-        measured=units.measured, metric_of=rounds.metric_of, metric_title=units.metric_title, moment=moment,
-        percent=percent, plain=units.plain, run_state=words.run_state, sample=sample, seconds_of=seconds_of,
+        ago=ago, alike_words=words.alike_words, axis_value=axis_value, by_phase=run.by_phase,
+        came_last=client_work.came_last, client_marks=client.marks, client_note=client.note,
+        client_state=words.client_state, coded=coded, count=units.count, delivered=run.delivered, duration=duration,
+        elapsed=elapsed, evaluated_metrics=rounds.evaluated_metrics, evaluated_summary=rounds.evaluated_summary,
+        event_detail=words.event_detail, event_tone=words.event_tone, event_words=words.event_words,
+        failed=client_work.failed, iso=iso, known=words.known, label_texts=client.label_texts,
+        mark_words=words.mark_words, measured=units.measured, metric_of=rounds.metric_of,
+        metric_title=units.metric_title, moment=moment, NOTHING=NOTHING, percent=percent, plain=units.plain,
+        run_state=words.run_state, sample=sample, seconds_of=seconds_of, shortened=words.shortened,
         shown_metric=rounds.shown_metric, size=size, spark=spark, static=static_address, time_left=run.time_left,
-        told=told, tone=words.tone, value=value, worst_first=rounds.worst_first,
+        told=told, tone=words.tone, transfer_seconds=client_work.transfer_seconds, trend=trend, trend_of=trend_of,
+        value=value, who_words=words.who, work_seconds=client_work.work_seconds, worst_first=rounds.worst_first,
     )  # fmt: skip
     return made
 

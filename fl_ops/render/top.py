@@ -22,7 +22,7 @@ from fl_web.facts import client as client_facts
 from fl_web.facts import client_work
 from fl_web.facts.federation import problems
 from fl_web.facts.run import delivered, rounds_text, time_left, waits
-from fl_web.facts.words import CLIENT_MARKS, CLIENT_STATES, NOT_LOADED, RUN_STATES, run_state, tone
+from fl_web.facts.words import CLIENT_MARKS, CLIENT_STATES, NOT_LOADED, RUN_STATES, mark_words, run_state, tone
 from protos.fl.v1 import admin_pb2
 
 List = Literal["runs", "clients"]
@@ -230,7 +230,7 @@ def _counts(of: str, counts: Mapping[str, int], order: Sequence[str]) -> Text:
     parts = [(name, counts[name]) for name in order if counts.get(name)]
     for number, (name, count) in enumerate(parts):
         line.append(", " if number else "", "none")
-        line.append(f"{count:,} {name}", STYLES[tone(name)] or "none")
+        line.append(f"{count:,} {mark_words(name, count)}", STYLES[tone(name)] or "none")
     return line if parts else line.append("none", "none")
 
 

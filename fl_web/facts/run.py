@@ -200,7 +200,10 @@ def figures(run: pb.RunStatus) -> list[Fact]:
 
 def models(run: pb.RunStatus) -> list[Fact]:
     """Digests of the latest models."""
-    return [fact("model's digest", run.latest.model_digest), fact("averaged model's digest", run.latest.averaged_digest)]
+    return [
+        fact("model's digest", run.latest.model_digest),
+        fact("averaged model's digest", run.latest.averaged_digest),
+    ]
 
 
 def schedules(spec: pb.RunSpec) -> str:

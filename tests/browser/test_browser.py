@@ -76,7 +76,7 @@ def test_a_killed_coordinator_is_reported_and_awaited(federation: Federation, pa
     server, daemons = federation
     server.create("browser-before", **TINY)
     server.completed("browser-before")
-    tab.goto(f"{page.address}/events")
+    tab.goto(f"{page.address}/events?all=1")
     tab.locator("#link[data-state=live]").wait_for()
     server.kill()
     notice = tab.locator("#notice")
@@ -99,7 +99,7 @@ def test_a_killed_coordinator_is_reported_and_awaited(federation: Federation, pa
     shown = tab.locator("#entries tr").evaluate_all("rows => rows.map(row => row.dataset.number)")
     assert shown == expected[: len(shown)]
     assert len(shown) > 20
-    lost.get_by_role("heading", name="Active runs").wait_for()
+    lost.get_by_role("heading", name="Is the model getting better?").wait_for()
 
 
 @pytest.mark.slow

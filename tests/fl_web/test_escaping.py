@@ -8,7 +8,7 @@ import pytest
 
 from fl_web.facts import client as client_facts
 from fl_web.facts import run as run_facts
-from fl_web.facts.words import CLIENT_MARKS, CLIENT_STATES
+from fl_web.facts.words import CLIENT_MARKS, CLIENT_STATES, RUN_STATES, known
 from fl_web.rendering import environment, rendered, spark
 from fl_web.views.clients import CLIENT
 from fl_web.views.view import Params
@@ -26,7 +26,18 @@ def client() -> pb.ClientStatus:
     status.availability.detail = EVIL
     status.tasks.add(name=EVIL).fingerprint.version = EVIL
     status.quarantine.reason = EVIL
+    status.attention.append(in_need().attention)
     return status
+
+
+def in_need() -> pb.ClientInNeed:
+    """A client that needs attention; backticks make a text code."""
+    return pb.ClientInNeed(client_id=EVIL, attention=pb.Attention(why=EVIL, remedy=f"`{EVIL}` {EVIL}"))
+
+
+def member() -> pb.CohortMember:
+    """A client of a round."""
+    return pb.CohortMember(client_id=EVIL, phase=EVIL, detail=EVIL, size_bytes=4, done_bytes=1)
 
 
 def entry() -> pb.HistoryEntry:
@@ -38,7 +49,7 @@ def run() -> pb.RunOverview:
     """A run whose every text is hostile."""
     return pb.RunOverview(
         run_id=EVIL, reason=EVIL, task=EVIL, algorithm=EVIL, owner=EVIL, phase=EVIL, metric=EVIL,
-        newest_metrics={EVIL: 1.0},
+        newest_metrics={EVIL: 1.0}, awaited=[EVIL], awaited_count=1,
     )  # fmt: skip
 
 
@@ -74,12 +85,19 @@ CASES: dict[str, dict[str, Any]] = {
     "client/_head.html": {"found": found(), "client": client()},
     "client/_facts.html": {"facts": client_facts.facts(found()), "client": client()},
     "events/_row.html": {"entry": entry()},
-    "federation/_events.html": {"entries": [entry()]},
-    "federation/_active.html": {"active": [run()], "more_active": 0},
-    "federation/_waits.html": {"problems": [("bad", EVIL, f"/runs/{EVIL}")]},
-    "run/_head.html": {
-        "run": status(), "may_export": True, "rounds": [], "attention": run_facts.attention(status()),
+    "federation/_events.html": {"entries": [(entry(), 3)]},
+    "federation/_runs.html": {
+        "active": [run()], "cards": [run()], "most_cards": 1, "more_active": 0, "ended": [run()], "more_ended": 0,
     },
+    "federation/_waits.html": {"active": [run()], "most_waits": 1},
+    "federation/_health.html": {
+        "overview": pb.GetOverviewResponse(version=EVIL), "problems": [("bad", EVIL, f"/runs/{EVIL}")],
+        "health": "bad", "run_states": RUN_STATES, "client_states": CLIENT_STATES, "client_marks": CLIENT_MARKS,
+    },
+    "federation/_attention.html": {"overview": pb.GetOverviewResponse(attention=[in_need()]), "slowest": [client()]},
+    "run/_head.html": {"run": status(), "may_export": True, "rounds": []},
+    "run/_clients.html": {"bad": [client()], "attention": known(run_facts.attention(status())), "worst": []},
+    "run/_now.html": {"run": status(), "cohort": pb.ListCohortResponse(members=[member()])},
     "run/_figures.html": {"run": status(), "figures": run_facts.figures(status())},
     "run/_marks.html": {"refused_open": 1, "marks": [{"kind": "refused", "text": EVIL, "time": 1.0}]},
     "problem.html": {"view": EVIL, "live": EVIL, "who": None, "title": EVIL, "text": EVIL, "status": 503, "at": EVIL},

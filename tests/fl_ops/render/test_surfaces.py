@@ -25,7 +25,7 @@ from fl_web.facts import client as client_facts
 from fl_web.facts import run as run_facts
 from fl_web.facts.federation import problems
 from fl_web.facts.rounds import EVALUATED, column, rounds_of
-from fl_web.facts.words import CLIENT_STATES, PHASES, RUN_STATES, known, run_number
+from fl_web.facts.words import CLIENT_MARKS, CLIENT_STATES, PHASES, RUN_STATES, known, run_number
 from fl_web.rendering import rendered
 from fl_web.views.data import rounds_csv
 from fl_web.views.view import Params
@@ -107,7 +107,8 @@ def run_page(run: pb.RunStatus) -> str:
     """The parts of a run's page that tell of it."""
     facts = [*run_facts.figures(run), *run_facts.models(run)]
     return (
-        page("run/_head.html", run=run, may_export=True, rounds=ROUNDS, attention=run_facts.attention(run))
+        page("run/_head.html", run=run, may_export=True, rounds=ROUNDS)
+        + page("run/_clients.html", bad=[], attention=known(run_facts.attention(run)), worst=[])
         + page("run/_figures.html", run=run, figures=facts)
         + page("run/_now.html", run=run, cohort=None)
     )
@@ -123,7 +124,7 @@ def test_every_fact_of_a_run_is_on_terminal_and_page() -> None:
             assert f"{name} " in terminal
             assert text in terminal, text
             assert name[:1].upper() + name[1:] in shown
-            assert text in shown, text
+            assert text.replace("`", "") in shown, text
 
 
 def test_the_time_left_is_the_same_wherever_rounds_are_known() -> None:
@@ -134,7 +135,9 @@ def test_the_time_left_is_the_same_wherever_rounds_are_known() -> None:
     assert "about 7 min left" in drawn(LiveTable(progress))
     assert "about 7 min" in run_page(status())
     assert "7 min" in drawn(TopView(Federation("s", pb.GetOverviewResponse(runs=[overview()])), whole=True))
-    assert "7 min" in page("federation/_active.html", active=[overview()], more_active=0)
+    assert "7 min" in page(
+        "federation/_runs.html", active=[overview()], cards=[overview()], most_cards=1, more_active=0, ended=[]
+    )
 
 
 def test_the_round_under_way_is_the_same_in_every_list() -> None:
@@ -142,7 +145,7 @@ def test_the_round_under_way_is_the_same_in_every_list() -> None:
     texts = [
         drawn(runs_table([status()])),
         drawn(TopView(Federation("s", pb.GetOverviewResponse(runs=[overview()])), whole=True)),
-        page("federation/_active.html", active=[overview()], more_active=0),
+        page("federation/_waits.html", active=[overview()], most_waits=1),
     ]
     assert ["collecting 1/2" in text for text in texts] == [True] * 3
     assert " 1/2 " in drawn(rounds_table(ROUNDS, under_way=status()))
@@ -176,8 +179,12 @@ def test_problems_of_a_federation_are_in_top_and_on_the_page() -> None:
         "1 client lost its connection a moment ago",
     ]
     top = drawn(TopView(Federation("s", reply), whole=True))
-    shown = page("federation/_waits.html", problems=[(one.tone, one.text, "") for one in problems(reply)])
-    assert [line in top and line in shown for line in lines] == [True] * 5
+    own = [(one.tone, one.text, "") for one in problems(reply) if not one.client]
+    words: dict[str, Any] = {"run_states": RUN_STATES, "client_states": CLIENT_STATES, "client_marks": CLIENT_MARKS}
+    shown = page("federation/_health.html", overview=reply, problems=own, health="bad", **words)
+    assert [line in top for line in lines] == [True] * 5
+    assert all(text in shown for _, text, _ in own)
+    assert f"c {need.why}" in " ".join(page("federation/_attention.html", overview=reply, slowest=[]).split())
 
 
 def details() -> pb.GetClientResponse:

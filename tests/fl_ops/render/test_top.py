@@ -91,7 +91,7 @@ def test_one_quarantined_client_takes_no_column() -> None:
     found.clients[1].quarantine.until.FromSeconds(1_790_000_000)
     lines = drawn(TopView(found))
     names = next(line for line in lines if "Client" in line)
-    assert all(name in names for name in ("State", "Run", "Counted", "Refused"))
+    assert all(name in names for name in ("State", "Counted", "Failed", "Work", "Came last"))
     assert any("present, quarantined" in line for line in lines)
     assert f"waiting for {found.active['digits-0'].waiting_for}" in " ".join(map(str.strip, lines))
 

@@ -21,6 +21,10 @@ class Readings:
         runs = [self._run] if self._run.state in wanted.states else []
         return pb.GetOverviewResponse(runs=runs, clients_by_state={"present": 3})
 
+    async def clients(self, _: Any) -> pb.ListClientsResponse:
+        """No client."""
+        return pb.ListClientsResponse()
+
     async def entries(self, **_: Any) -> Any:
         """No history."""
         return SimpleNamespace(entries=[])

@@ -10,7 +10,7 @@ from protos.fl.v1 import admin_pb2 as pb
 
 def head(run: pb.RunStatus, *, may_export: bool = True) -> str:
     """The head as the page has it."""
-    return rendered("run/_head.html", {"run": run, "may_export": may_export, "rounds": [], "attention": []})
+    return rendered("run/_head.html", {"run": run, "may_export": may_export, "rounds": []})
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def test_every_view_is_a_whole_page(fleet: Fleet, page: WebPage) -> None:
     run = fleet.server.create("web-views", evaluation={"clients_every": 2})
     fleet.server.completed(run)
     shown = {
-        "/": [run, "completed", "Clients by state"],
+        "/": [run, "completed", "Which client is bad?"],
         "/runs?q=web-views": [run, "1 run, "],
         f"/runs/{run}": ["Accuracy as a table", "Configuration", "alpha", "round 2", "Latest model"],
         f"/compare?run={run}&x=bytes": ["Curves as tables", run],
@@ -119,7 +119,7 @@ def test_a_cut_stream_goes_on_where_it_was(fleet: Fleet, page: WebPage) -> None:
     """Two streams one after the other have together each entry of the history once, like one that was never cut."""
     with fleet.server.admin() as admin:
         start = admin.history.list_history("", 1)[-1].number
-    path = f"/live?view=events&after={start}"
+    path = f"/live?view=events&all=1&after={start}"
     with page.stream(path) as whole:
         with page.stream(path) as first:
             fleet.server.completed(fleet.server.create("web-cut-1"))
@@ -164,7 +164,7 @@ def test_lists_come_in_pages(fleet: Fleet, page: WebPage) -> None:
     """A page of events has a link to the older ones, and each entry is on one page."""
     fleet.server.completed(fleet.server.create("web-pages", stop={"rounds": 60}))
     seen: list[str] = []
-    path: str | None = "/events"
+    path: str | None = "/events?all=1"
     for _ in range(40):
         text = page.get(path or "").text
         seen += re.findall(r'data-number="(\d+)"', text)
@@ -183,7 +183,7 @@ def test_a_coordinator_that_is_away_is_reported_and_awaited(workspace: Workspace
     server = Coordinator(workspace).serve()
     with WebPage(str(server.settings["admin_listen"]), workspace.folder) as page:
         before = server.create("before-the-kill")
-        with page.stream("/live?view=events&after=0") as stream:
+        with page.stream("/live?view=events&all=1&after=0") as stream:
             eventually(stream.entries, "the first entry comes")
             server.kill()
             eventually(lambda: any(not link["up"] for link in stream.named("link")), "the loss is reported")

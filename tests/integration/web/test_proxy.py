@@ -74,7 +74,7 @@ def test_a_browser_logs_in_and_sees_changes_at_once(site: Site) -> None:
     assert {"Secure", "HttpOnly", "SameSite=Strict", "Path=/"} <= set(answer.headers["set-cookie"].split("; "))
     page = site.browser.get("/events")
     assert (page.status, "Events" in page.text) == (200, True)
-    with site.stream("/live?view=events&after=0") as stream:
+    with site.stream("/live?view=events&all=1&after=0") as stream:
         assert (stream.status, stream.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
         site.server.create("behind-nginx")
         while b"behind-nginx" not in (line := stream.readline()):
