@@ -112,9 +112,18 @@ def test_each_program_keeps_the_working_directory_out(program: str, monkeypatch:
     assert os.environ["PYTHONSAFEPATH"] == "1"
 
 
-@pytest.mark.parametrize("made", ["algorithms/__init__.py", "protos/ours.proto", "protos.py"])
 @pytest.mark.parametrize(
-    ("program", "command"), [("fl_server", "fl-server"), ("fl_client", "fl-client"), ("fl_ops", "fl")]
+    ("program", "command", "made"),
+    slow_except(
+        [
+            (*program, made)
+            for program in (("fl_server", "fl-server"), ("fl_client", "fl-client"), ("fl_ops", "fl"))
+            for made in ("algorithms/__init__.py", "protos/ours.proto", "protos.py")
+        ],
+        ("fl_server", "fl-server", "algorithms/__init__.py"),
+        ("fl_client", "fl-client", "protos/ours.proto"),
+        ("fl_ops", "fl", "protos.py"),
+    ),
 )
 def test_a_package_of_another_project_is_named(tmp_path: Path, program: str, command: str, made: str) -> None:
     """A command that would import it in place of ours ends with 2 and says where it is and what to do."""

@@ -27,7 +27,6 @@ from fl_common.certificates.tls_version import set_oldest_tls
 set_oldest_tls("1.3")
 
 ROOT = Path(__file__).parents[2]
-PRELOADED = ("fl_server.app", "fl_client.app", "fl_ops.commands.cli", "fl_ops.admin.client")
 
 
 def start() -> None:
@@ -44,7 +43,7 @@ def start() -> None:
 def context() -> ForkServerContext:
     """The forkserver of this process, with the preloaded modules."""
     made = multiprocessing.get_context("forkserver")
-    made.set_forkserver_preload([__name__, *PRELOADED])
+    made.set_forkserver_preload(["tests.processes.preloaded"])
     # Children inherit the forkserver's environment, and OpenMP reads its variables once.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     return made

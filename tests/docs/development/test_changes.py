@@ -140,6 +140,7 @@ print(fl_ops.__file__, *(float(norm(clip, engine)) for clip in (0.0, 0.01) for e
 """
 
 
+@pytest.mark.slow
 def test_a_clip_needs_the_files_of_its_row(copy: ChangedCopy) -> None:
     """In the copy with a made-up clip, a run's file clips the gradient of a client alone and of one in lockstep."""
     assert copy.files["a clip on the device"] == files_of_change("a clip on the device")

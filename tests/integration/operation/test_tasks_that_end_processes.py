@@ -115,6 +115,7 @@ def test_a_restart_serves_and_no_process_of_a_task_is_left(fleet: Fleet) -> None
     now.touch()
     create(server, "hanging", "metrics", "hang")
     server.until("hanging", lambda run: run.rounds_done >= 1, "a round is done")
+    fleet.hold()
     pids = [line["pid"] for line in server.events("task_loaded")]
     server.kill()
     eventually(lambda: not any(map(_runs, pids)), "the processes of tasks have ended")
@@ -125,6 +126,7 @@ def test_a_restart_serves_and_no_process_of_a_task_is_left(fleet: Fleet) -> None
         assert (ended.state, server.history(name).count("run_failed")) == (admin_pb2.RUN_STATE_FAILED, 1)
         assert re.search(why, ended.reason), ended.reason
     now.unlink()
+    fleet.release()
     goes_on(server, "crashing")
     goes_on(server, "importing")
     ended = server.ended("hanging")

@@ -1,0 +1,14 @@
+"""The modules that forked programs find imported. A forkserver imports this module, and nothing else does."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+
+# A quarter of a million objects, none of which is garbage, would be searched many times, here and in each program.
+gc.disable()
+# The first one sets the oldest TLS version, as a program does it, before grpc is imported.
+for name in ("tests.processes.forks", "fl_server.app", "fl_client.app", "fl_ops.commands.cli", "fl_ops.admin.client"):
+    importlib.import_module(name)
+gc.freeze()
+gc.enable()
