@@ -25,6 +25,7 @@ from fl_ops.commands.local.landscape import landscape
 from fl_ops.commands.local.methods import methods
 from fl_ops.commands.local.new import new
 from fl_ops.commands.local.partition import partition
+from fl_ops.commands.local.privacy import privacy
 from fl_ops.commands.local.simulate import simulate
 from fl_ops.commands.options import Context, admin_command, command
 from fl_ops.environment import package_version
@@ -115,6 +116,7 @@ app.command(
 app.command(**examples("fl methods", "fl methods fedcm", "fl methods my_methods:sign_momentum --json"))(methods)
 app.command(**examples("fl new my_task --template tabular"))(new)
 app.command(**examples("fl partition digits --clients 8 --out parts.json --alpha 0.1"))(partition)
+app.command(**examples("fl privacy run.toml"))(privacy)
 app.command(
     **examples(
         "fl simulate config.toml --seeds 0,1,2 --processes 3 --out results",

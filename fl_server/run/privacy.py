@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fl_common.privacy.accountant import Mechanism, epsilon_of
@@ -83,6 +83,10 @@ class Account:
             for mechanism, count in [*self.others.items(), (Mechanism(self.privacy.noise_multiplier, 1.0), draws)]:
                 spent[Mechanism(mechanism.noise_multiplier, 1.0)] += count
         return epsilon_of(spent, self.privacy.delta)
+
+    def with_noise(self, noise_multiplier: float) -> Account:
+        """The account if the run had this noise."""
+        return replace(self, privacy=self.privacy.model_copy(update={"noise_multiplier": noise_multiplier}))
 
     def charge(self, run_id: str, opened: OpenAttempt, draws: int) -> ChargeRecord:
         """The charge of a draw. draws: those of this run, with this one."""

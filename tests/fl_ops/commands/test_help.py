@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from fl_client.setup import commands as client_commands
 from fl_client.setup.enrolling import ENROLL_PORT
+from fl_common.proxies import ENVIRONMENT
 from fl_ops.admin import settings
 from fl_ops.commands.cli import app
 from fl_ops.commands.local.landscape import GridFlags
@@ -89,6 +90,7 @@ def test_the_commands_with_json_exist() -> None:
 SERVER = {words for words, command in FL.items() if any(parameter.name == "server" for parameter in command.params)}
 DEFAULTS: dict[tuple[tuple[str, ...], str], bool] = {
     **{(words, "server"): settings.DEFAULT_SERVER == "127.0.0.1:7071" for words in SERVER},
+    **{(words, "proxy"): settings.Connection.proxy_setting == ENVIRONMENT for words in SERVER},
     (("fl", "run", "show"), "target"): True,  # test_target.py
     (("fl", "run", "evaluations"), "number"): True,  # test_evaluations.py
     (("fl", "run", "list"), "limit"): True,  # of no limit or of all: tested with the pages of lists
@@ -134,8 +136,8 @@ def test_the_defaults_of_a_simulation_are_true() -> None:
     assert named
     toml = re.sub(r"(, | and )(?=\w+ = )", "\n", named[1])
     fields = {name: field.default for name, field in SimulationSection.model_fields.items()}
-    unset = [fields.pop(name) for name in ("system", "digests", "measure", "task_options")]
-    assert unset == [None, None, None, {}]
+    unset = [fields.pop(name) for name in ("system", "digests", "measure", "folders", "task_options")]
+    assert unset == [None, None, None, None, {}]
     assert tomllib.loads(toml) == fields
 
 

@@ -1,0 +1,51 @@
+"""`fl privacy`: costs and noise of a run's file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fl_common.privacy.accountant import Mechanism, epsilon_of
+from tests.fl_ops.conftest import Fl
+
+RUN = """
+population = 1000
+task = {{ name = "digits" }}
+round = {{ sampling = "bernoulli", rate = 0.05 }}
+stop = {{ rounds = 60 }}
+[privacy]
+unit = "client"
+noise_multiplier = {noise}
+clip = 0.1
+delta = 1e-4
+max_epsilon = {budget}
+"""
+
+
+def epsilon(noise: float, rounds: int) -> float:
+    """What so many rounds cost."""
+    return epsilon_of({Mechanism(noise, 0.05): rounds}, 1e-4)
+
+
+@pytest.mark.parametrize(("noise", "budget"), [(1.0, 4.0), (0.5, 4.0), (4.0, 300.0)])
+def test_costs_and_least_noise(fl: Fl, tmp_path: Path, noise: float, budget: float) -> None:
+    """The least noise is within the budget, and one percent less is not; one round more than the most is not either."""
+    (tmp_path / "run.toml").write_text(RUN.format(noise=noise, budget=budget))
+    facts = json.loads(fl("privacy", "run.toml", "--json").stdout)
+    assert facts["epsilon"] == pytest.approx(epsilon(noise, 60))
+    least, most = facts["least_noise_multiplier"], facts["most_rounds"]
+    assert epsilon(least, 60) <= budget < epsilon(0.99 * least, 60)
+    assert epsilon(noise, most) <= budget < epsilon(noise, most + 1)
+    text = fl("privacy", "run.toml").stdout
+    assert f"60 rounds at rate 0.05 with noise {noise:g}: epsilon" in text
+    assert f"The least noise for 60 rounds within it is {least:.3g}." in text
+
+
+def test_a_file_without_the_section(fl: Fl, tmp_path: Path) -> None:
+    """The message names the section and its page."""
+    (tmp_path / "run.toml").write_text('task = { name = "digits" }')
+    result = fl("privacy", "run.toml")
+    assert result.exit_code == 2
+    assert "expected the section [privacy] (docs/security/privacy.md), got none" in " ".join(result.stderr.split())
