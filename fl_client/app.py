@@ -36,6 +36,8 @@ from fl_client.monitoring.metrics import Metrics
 from fl_client.policy.budget import FILE, Budget, DailyUsage
 from fl_client.policy.file import CHECK_S, PolicyFile, PolicyGate
 from fl_client.policy.site import SitePolicy
+from fl_client.privacy.account import FILE as ACCOUNT
+from fl_client.privacy.charging import PrivacyCharging
 from fl_client.settings import device as devices
 from fl_client.settings.config import ClientConfig
 from fl_client.settings.identity import identity_of
@@ -148,6 +150,7 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
         progress=instruments.progress,
         traces=instruments.traces,
         limits=config.limits,
+        privacy=PrivacyCharging(state.path / ACCOUNT, local.train, config.threads, state_directory, site, metrics),
     )
     endpoint = DaemonEndpoint(config, local, services, instruments)
     return Daemon(SessionManager(endpoint, link), services, _renewal(config, endpoint.certificates, services))

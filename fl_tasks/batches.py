@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -77,6 +78,24 @@ def raw_batches(  # noqa: PLR0913 - the parameters of `batches`
         finish = finish_of(data)
         return islice(_endless(data, batch_size, seed, finish), total), finish
     return _own_order(data, batch_size, seed, total), None
+
+
+def poisson_batches(examples: Examples, draws: Iterable[Tensor]) -> Iterator[Batch]:
+    """Complete batches of drawn positions, each [drawn], int64; some have no example.
+
+    Each example is augmented by itself, so that nothing of another one is in it.
+    """
+    finish, augment = finish_of(examples), examples.augment
+    for drawn in draws:
+        chosen = drawn.to(examples.inputs.device)
+        inputs, targets = examples.inputs[chosen], examples.targets[chosen]
+        if not len(chosen) or (finish is None and augment is None):
+            yield inputs, targets
+        elif finish is not None:
+            yield finish((inputs, targets, *(() if finish.augment is None else finish.augment.draw(inputs))))
+        else:
+            prepared = inputs if examples.prepare is None else examples.prepare(inputs)
+            yield torch.cat([cast(Callable[[Tensor], Tensor], augment)(one) for one in prepared.split(1)]), targets
 
 
 def finish_of(examples: Examples) -> Finish | None:

@@ -70,6 +70,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "setup",
         "daemon",
         "assignments",
+        "privacy",
         "training",
         "enrollment",
         "policy",

@@ -17,13 +17,14 @@ from fl_client.connection.bundles.cache import BundleCache
 from fl_client.connection.bundles.expected import Layouts
 from fl_client.connection.link import Link, Session
 from fl_client.connection.messages import log_text
-from fl_client.errors import GivenUp, ResourceGone, TransportError, WorkFailed
+from fl_client.errors import ClientError, GivenUp, ResourceGone, TransportError, WorkFailed
 from fl_client.gates.availability import AvailabilityMonitor
 from fl_client.gates.state_directory import StateDirectory
 from fl_client.monitoring.logs import Progress
 from fl_client.monitoring.metrics import Metrics
 from fl_client.policy.rules import OrderedWork, ShardSize
 from fl_client.policy.site import SitePolicy, ordered_work
+from fl_client.privacy.charging import PrivacyCharging
 from fl_client.settings.config import LimitsConfig
 from fl_client.storage.device_storage import DeviceStorage
 from fl_client.storage.disk import DiskThread
@@ -63,6 +64,7 @@ class Services:
     audit: DeviceAudit
     metrics: Metrics
     progress: Progress
+    privacy: PrivacyCharging
     traces: Traces = UNTRACED
     limits: LimitsConfig = field(default_factory=LimitsConfig)
 
@@ -96,7 +98,26 @@ class AssignmentExecutor:
         """Train, save the update, submit it, and handle the receipt."""
         parent = assignment.traceparent
         with self._services.traces.within(parent if len(parent) <= TRACEPARENT_CHARS else ""):
+            if assignment.training.HasField("privacy"):
+                await self._without_details(assignment)
+            else:
+                await self._train_and_submit(assignment)
+
+    async def _without_details(self, assignment: training_pb2.Assignment) -> None:
+        """Train with privacy. An error of the training may name values of the data, so its text stays here."""
+        try:
             await self._train_and_submit(assignment)
+        except WorkFailed as failure:
+            if failure.reason not in _OF_THE_DATA:
+                raise
+            trace = {"exception": failure.raised.traceback} if failure.raised is not None else {}
+            log.error("private_work_failed", **key_fields(key_of(assignment.key)), message=str(failure), **trace)
+            raise WorkFailed(failure.reason, _NO_DETAILS) from None
+        except ClientError:
+            raise
+        except Exception:
+            log.exception("private_work_broken", **key_fields(key_of(assignment.key)))
+            raise WorkFailed(pb.FAILURE_REASON_TASK_ERROR, _NO_DETAILS) from None
 
     async def _train_and_submit(self, assignment: training_pb2.Assignment) -> None:
         services, key = self._services, key_of(assignment.key)
@@ -127,14 +148,18 @@ class AssignmentExecutor:
         state = await services.state.required(services.storage.state_for, assignment)
         if services.trainer.keeps_state(assignment):
             await services.state.required(services.storage.check_limits, key[0])
+        if assignment.training.HasField("privacy"):
+            await self._compute(lambda check: services.trainer.check_private(assignment))
         await services.policy.begin_training(assignment, amount)
         self._show(key, "fetching the model")
         bundles = await services.bundles.get(
             assignment.resources, await self._layouts(assignment), assignment.key.run_id
         )
 
+        private = await services.privacy.begin(assignment, bundles)
+
         def work(check: Callable[[], None]) -> TrainingResult:
-            return services.trainer.train(assignment, bundles, state, self._on_step(key, check))
+            return services.trainer.train(assignment, bundles, state, self._on_step(key, check), private)
 
         with services.traces.span("training"):
             result = await self._compute(work)
@@ -276,6 +301,8 @@ class AssignmentExecutor:
         self._services.progress.show(f"{key[0]}, round {key[1]}: {activity}")
 
 
+_OF_THE_DATA = (pb.FAILURE_REASON_TASK_ERROR, pb.FAILURE_REASON_NOT_FINITE)
+_NO_DETAILS = "the training with privacy failed; this device's log says why"
 _EXPECTED = (pb.FAILURE_REASON_STOPPED, pb.FAILURE_REASON_POLICY)
 """Reasons that are the owner's wish, and no fault."""
 

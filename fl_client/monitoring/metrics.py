@@ -81,6 +81,10 @@ class Metrics:
             amount=DAY_AMOUNTS,
         )  # fmt: skip
 
+        self.privacy_spent = self.factory.optional_gauge(
+            "fl_client_privacy_epsilon", "Epsilon that this device's data has spent over all runs with privacy."
+        )
+
     def _declare_connection(self) -> None:
         factory = self.factory
         self.attached = factory.gauge("fl_client_attached", "1 while the coordinator's stream is open, else 0.")

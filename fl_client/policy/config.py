@@ -10,7 +10,7 @@ import stat
 from collections.abc import Collection
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -109,12 +109,31 @@ class HourRules(Section):
 
 
 class PrivacyRules(Section):
-    """The least privacy. Runs cannot state their privacy to a device yet: with either key all training is refused."""
+    """The least privacy. Runs with less noise or a larger delta get the values here; runs without any are refused.
+
+    Without any key, training needs no differential privacy.
+    """
 
     require: bool = False
     """Refuse training that states no differential privacy."""
+    unit: Literal["record"] | None = None
+    """What the noise must hide: "record", each example of this device. Absent: any unit."""
     max_epsilon: float | None = Field(default=None, gt=0)
-    """Refuse training that states no epsilon, or a larger one."""
+    """The most that this device's data may spend over all runs together. Work that would exceed it is refused."""
+    max_delta: float | None = Field(default=None, gt=0, lt=1)
+    """The largest delta that epsilon is computed at. A smaller one of a run stays."""
+    min_noise_multiplier: float | None = Field(default=None, gt=0)
+    """The least noise of a step, as a multiple of the clip. More noise of a run stays."""
+
+    @property
+    def wanted(self) -> str:
+        """The first key that demands privacy, in words; empty if none does."""
+        for name, value in self.model_dump(exclude_defaults=True).items():
+            shown = (
+                str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else value
+            )
+            return f"privacy.{name} is {shown}"
+        return ""
 
 
 class ShareRules(Section):
@@ -126,6 +145,8 @@ class ShareRules(Section):
     """The labels of the settings."""
     device: bool = True
     """Kind, name and memory of the training device."""
+    privacy: bool = True
+    """What this device's data has spent over all runs, with each update that was trained with privacy."""
 
 
 class Policy(Section):

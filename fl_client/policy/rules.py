@@ -50,6 +50,8 @@ class Request:
     """The optimizer of the local steps."""
     min_clients: int | None = None
     """Accepted updates without which the coordinator commits no round, as it says. 0: it does not say."""
+    privacy: str | None = None
+    """The unit of differential privacy that the training states; None: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,13 +206,16 @@ def _at_most(key: str, limit: int, got: Fraction | int | None) -> Verdict:
 
 
 def _privacy(policy: Policy, request: Request) -> Iterator[Verdict]:
-    del request  # no request can state its privacy yet
-    rules = policy.privacy
-    if rules.require or rules.max_epsilon is not None:
-        wanted = (
-            "privacy.require is true" if rules.max_epsilon is None else f"privacy.max_epsilon is {rules.max_epsilon:g}"
-        )
+    """Whether a run is private at all. The device's account applies the site's least, and keeps its limit."""
+    wanted = policy.privacy.wanted
+    if not wanted:
+        return
+    if request.privacy is None:
         yield Verdict("privacy", accepted=False, text=f"{wanted}, and the run states no differential privacy")
+        return
+    unit = policy.privacy.unit
+    accepted = unit in {None, request.privacy}
+    yield Verdict("privacy", accepted, f"{wanted}, and the run states privacy for each {request.privacy[:40]}")
 
 
 def _evaluations(policy: Policy, request: Request) -> Iterator[Verdict]:

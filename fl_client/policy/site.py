@@ -46,6 +46,7 @@ def training_request(assignment: training_pb2.Assignment, work: OrderedWork | No
         min_clients=assignment.min_accepted,
         model_bytes=_model_bytes(assignment),
         unknown=unknown_fields(assignment),
+        privacy=training.privacy.unit if training.HasField("privacy") else None,
     )
 
 
@@ -229,7 +230,7 @@ class SitePolicy:
         try:
             self.budget.received(count)
         except OverBudget as over:
-            raise self._refused("day", str(over)) from None
+            raise self.refused("day", str(over)) from None
 
     def sent(self, count: int) -> None:
         """Count tensor bytes that were sent."""
@@ -241,11 +242,11 @@ class SitePolicy:
         try:
             self.budget.check(Amounts(bytes_up=count), ["bytes_up"])
         except OverBudget as over:
-            raise self._refused("day", str(over)) from None
+            raise self.refused("day", str(over)) from None
 
     def out_of_time(self) -> PolicyRefused:
         """The error of work that was ended because no seconds of the day are left."""
-        return self._refused("day", f"day.max_seconds is {self.policy.day.max_seconds:g}, and the work took longer")
+        return self.refused("day", f"day.max_seconds is {self.policy.day.max_seconds:g}, and the work took longer")
 
     async def _check_file(self) -> None:
         await self._refresh()
@@ -254,15 +255,15 @@ class SitePolicy:
 
     def _judge(self, request: Request) -> None:
         if (verdict := refusal(self.policy, request)) is not None:
-            raise self._refused(verdict.rule, verdict.text)
+            raise self.refused(verdict.rule, verdict.text)
 
     async def _charge(self, need: Amounts) -> None:
         try:
             await self.budget.charge(need)
         except OverBudget as over:
-            raise self._refused("day", str(over)) from None
+            raise self.refused("day", str(over)) from None
 
-    def _refused(self, rule: str, text: str) -> PolicyRefused:
+    def refused(self, rule: str, text: str) -> PolicyRefused:
         """Count and log a refusal."""
         self._metrics.policy_refusals.labels(rule).inc()
         if rule == "day":

@@ -93,6 +93,7 @@ def _verdicts(
         optimizer=optimizer,
         work=work,
         min_clients=spec.round.min_accepted if spec.round.HasField("min_accepted") else None,
+        privacy=spec.privacy.unit if spec.HasField("privacy") else None,
     )
     yield from verdicts(policy, request)
     yield from day_verdicts(policy, work)

@@ -23,9 +23,10 @@ from fl_client.training.data import LocalTask
 from fl_client.training.local_model import Bundles, LocalModel
 from fl_client.training.methods import settings_of
 from fl_client.training.own_loop import OnStep, OwnTraining, Round, work_of
+from fl_client.training.private import PrivateWork, check_private, examples_in
 from fl_client.training.results import Evaluation, PreparedWork, TrainingResult, result_of, task_failures
-from fl_tasks.batches import count_steps, ordered_batches, raw_batches, seed_everything
-from fl_tasks.data.forms import forward_of
+from fl_tasks.batches import count_steps, ordered_batches, poisson_batches, raw_batches, seed_everything
+from fl_tasks.data.forms import Data, forward_of
 from fl_tasks.evaluation import totals
 from fl_tasks.new_model import new_model
 from fl_tasks.own_loop import MAX_EPOCHS, own_loop
@@ -64,6 +65,11 @@ class Trainer:
         self._model = model if isinstance(model, LocalModel) else LocalModel.of(model)
         self._layouts: dict[tuple[tuple[str, ...], bool], Layouts] = {}
         """Layouts of the model's bundles, by the patterns of personal parameters and whether frozen ones are here."""
+
+    @property
+    def data(self) -> Data:
+        """The training data of this device."""
+        return self._local.train
 
     @property
     def examples(self) -> int:
@@ -109,29 +115,51 @@ class Trainer:
             self._model.release()  # it is made again for the first work; an idle daemon needs no memory for it
         return frozen
 
-    def train(
-        self, assignment: training_pb2.Assignment, bundles: Bundles, client_state: Memory | None, on_step: OnStep
+    def train(  # noqa: PLR0913, PLR0917 - what the result depends on
+        self,
+        assignment: training_pb2.Assignment,
+        bundles: Bundles,
+        client_state: Memory | None,
+        on_step: OnStep,
+        private: PrivateWork | None = None,
     ) -> TrainingResult:
         """Train for an assignment. The result depends on assignment, bundles, client state and local data alone.
 
         client_state: after this client's last round that counted. None: the method's initial state.
+        private: the private steps of an assignment with privacy, which are charged already.
 
         Raises:
             WorkFailed: the training is not possible here; the message names the reason.
         """
-        ready = self.prepare(assignment, bundles, client_state, on_step)
+        ready = self.prepare(assignment, bundles, client_state, on_step, private)
         started = time.monotonic()
         with task_failures():
             seed_everything(assignment.training.seed)
             computed = answer(ready.model, ready.data, ready.work, on_step=lambda step: on_step(step + 1, ready.steps))
-        return self.finish(assignment, ready, computed, time.monotonic() - started)
+        if private is None:
+            return self.finish(assignment, ready, computed, time.monotonic() - started)
+        # The time depends on the sizes of the batches, which are drawn in secret.
+        result = self.finish(assignment, ready, computed, 0.0)
+        result.update.header.privacy.CopyFrom(private.header())
+        return result
 
-    def prepare(
-        self, assignment: training_pb2.Assignment, bundles: Bundles, client_state: Memory | None, on_step: OnStep
+    def prepare(  # noqa: PLR0913, PLR0917 - as train
+        self,
+        assignment: training_pb2.Assignment,
+        bundles: Bundles,
+        client_state: Memory | None,
+        on_step: OnStep,
+        private: PrivateWork | None = None,
     ) -> PreparedWork:
         """Load the values of an assignment into the model. The training itself is the caller's. Raises WorkFailed."""
         training = assignment.training
         self.check_task(assignment.task, assignment.fingerprint)
+        if training.HasField("privacy") != (private is not None):
+            raise WorkFailed(
+                pb.FAILURE_REASON_UNSUPPORTED, "privacy: expected private steps exactly where they are asked"
+            )
+        if private is not None:
+            self.check_private(assignment)
         algorithm = self.method_of(training)
         exchange = payloads.exchange_of(assignment, algorithm)
         personal = client_states.personal_in(self._get_model(), assignment.personal)
@@ -147,13 +175,22 @@ class Trainer:
         settings = settings_of(training, scaled_loss=self._compute.precision == "float16")
         work = Work(algorithm, context, settings, assignment.key.exchange, x, personal)
         with task_failures():
-            data, steps = self._data(training, exchange)
+            data, steps = self._data(training, exchange) if private is None else self._private_data(private)
             if exchange.trains and (loop := own_loop(self._local.task)) is not None:
                 payloads.check_loop(algorithm)
                 round_ = Round(assignment.key.round, context.direction, on_step)
                 data = replace(data, loop=OwnTraining(loop, model, self._local.train, training, round_).run)
         unsent = client_states.unsent_in(client_state, payloads.encoding_of(assignment))
         return PreparedWork(model, data, work, steps, buffers, unsent)
+
+    def check_private(self, assignment: training_pb2.Assignment) -> None:
+        """Raises WorkFailed for an assignment with privacy that this device cannot train without revealing more."""
+        if own_loop(self._local.task) is not None:
+            raise WorkFailed(
+                pb.FAILURE_REASON_UNSUPPORTED,
+                "privacy: expected a task without a training loop of its own, whose steps cannot be made private",
+            )
+        check_private(assignment, self.method_of(assignment.training), self._local.train, self._get_model())
 
     def finish(
         self, assignment: training_pb2.Assignment, ready: PreparedWork, computed: ClientUpdate, seconds: float
@@ -272,6 +309,12 @@ class Trainer:
         whole, forward = ordered_batches(local, size), forward_of(task)
         data = LocalData(steps, whole, task.loss, forward, steps=count, epoch_steps=epoch, finish=finish)
         return data, total + count
+
+    def _private_data(self, private: PrivateWork) -> tuple[LocalData, int]:
+        """The Poisson batches of private steps, and their number."""
+        task, batches = self._local.task, poisson_batches(examples_in(self._local.train), private.draws())
+        data = LocalData(batches, (), task.loss, forward_of(task), steps=private.steps, privacy=private.privacy())
+        return data, private.steps
 
 
 def omega_of(algorithm: Algorithm, training: training_pb2.LocalTraining, examples: int) -> float:

@@ -48,7 +48,7 @@ from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
 
 def simulated_secret(config: RunConfig) -> bytes:
     """The secret of a simulated private run: the same for the same seed. Empty for another run."""
-    return b"" if config.privacy is None else hashlib.sha256(f"simulated {config.seed}".encode()).digest()
+    return b"" if config.client_privacy is None else hashlib.sha256(f"simulated {config.seed}".encode()).digest()
 
 
 class Federation:
@@ -202,7 +202,7 @@ class Federation:
         done = self._accepted(len(self.engine.algorithm.exchanges) - 1, accepted)
         infos, updates = [one.info for one in done], [one.update for one in done]
         with self.profile.part("aggregation"), one_thread():
-            if self.config.privacy is not None:
+            if self.config.client_privacy is not None:
                 self._stepped, _ = self.engine.private_update(self.snapshot, infos, updates, attempt)
             else:
                 self._stepped, _ = self.engine.server_update(self.snapshot, infos, updates, self._sums)

@@ -85,6 +85,11 @@ def replay(request: ReplayRequest, console: Console) -> dict[str, Any]:
         local = read_simulation(request.config)
         with as_usage_errors():
             run = with_initial_model(config_of(find_run(ledger, request.run_id)), local, request)
+            if run.record_privacy is not None:
+                raise Refused(
+                    f"run {request.run_id} has [privacy]: its noise comes from secrets that only the devices have, so"
+                    " its models cannot be made again"
+                )
             config = with_code(_with_local_options(run, local))
             federation = _federation(config, local, request)
         rounds = []
@@ -220,7 +225,7 @@ class Replay:
         return [client for client, digest in digests.items() if came[client] != digest]
 
     def _step(self, commit: CommitRecord, accepted: list[str]) -> None:
-        if not accepted and self._federation.config.privacy is None:
+        if not accepted and self._federation.config.client_privacy is None:
             raise Refused(f"round {commit.round}: the ledger has no accepted updates of it")
         try:
             self._federation.step(accepted, commit.attempts - 1)
@@ -276,7 +281,7 @@ def _federation(run: RunConfig, local: SimulationConfig, request: ReplayRequest)
 
 def _secret(run: RunConfig, request: ReplayRequest) -> bytes:
     """The secret of a private run, from the coordinator's state directory; empty for another run."""
-    if run.privacy is None:
+    if run.client_privacy is None:
         return b""
     if not isinstance(request.ledger, Path):
         raise UsageError("--ledger: expected the state directory of a private run, with its secret, got a URL")

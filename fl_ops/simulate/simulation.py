@@ -80,7 +80,7 @@ class Simulation:
         algorithm = self.federation.engine.algorithm
         population = self.config.population if algorithm.needs_population else 0
         policy = self.config.policy(len(algorithm.exchanges), population)
-        self.account = None if self.config.privacy is None else Account.of("", self.config, ()).check()
+        self.account = None if self.config.client_privacy is None else Account.of("", self.config, ()).check()
         """The privacy account of a private run, to which nothing else was charged."""
         if self.account is not None:
             seed = seed_of_draws(self.federation.secret)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from fl_server.aggregation.updates import UpdateShape
 from fl_server.clients.draw_rules import offers_task
 from fl_server.rounds.events import Fault
+from fl_server.run_settings.privacy import PrivacySection
 from fl_server.run_settings.sections import LocalSection
 from fl_server.store.records import ClientRecord
 from fl_tasks.batches import count_steps
@@ -125,6 +126,21 @@ def wrong_work(ordered: ExpectedWork | None, examples: int, steps: int, epochs: 
         return f"expected 1 to {_MAX_EXAMPLES} examples and at least one step, got {examples} and {steps}"
     difference = "" if ordered is None else ordered.difference(examples, steps)
     return difference or wrong_epochs(epochs)
+
+
+def wrong_privacy(wanted: PrivacySection, header: UpdateHeader) -> str:
+    """Why an update is less private than its run, as its client says; empty if it is not."""
+    came = header.privacy.applied
+    if not header.HasField("privacy"):
+        return "expected an update of private steps, got one that states no privacy: is the client's software older?"
+    weaker = came.noise_multiplier < wanted.noise_multiplier or came.clip > wanted.clip or came.delta > wanted.delta
+    if came.unit != wanted.unit or weaker:
+        return (
+            f"expected privacy of the unit {wanted.unit}, noise_multiplier {wanted.noise_multiplier:g}, clip"
+            f" {wanted.clip:g} and delta {wanted.delta:g} or better, got {came.unit[:40]!r}, {came.noise_multiplier:g},"
+            f" {came.clip:g} and {came.delta:g}"
+        )
+    return ""
 
 
 def epochs_of(header: UpdateHeader) -> tuple[dict[str, float], ...]:

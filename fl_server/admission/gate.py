@@ -18,6 +18,7 @@ from fl_server.admission.client_rules import (
     UpdateRefused,
     WrongDigest,
     check_payloads,
+    wrong_privacy,
     wrong_work,
 )
 from fl_server.admission.norms import BUFFERS, DELTA, FARTHEST, FLOOR, NO_LIMIT, NormHistory, RelativeNorm
@@ -27,6 +28,7 @@ from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import learning_rate_in, local_in
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.aggregation.updates import PayloadShape, Source, UpdateShape
+from fl_server.run_settings.privacy import PrivacySection
 from protos.codec import LayoutError, digest_bytes
 from protos.fl.v1.training_pb2 import RefusalReason, UpdateHeader
 
@@ -51,6 +53,8 @@ class AdmissionGate:
     ordered: ExpectedWork | None = None
     """The assigned work; None: the header is not compared with it."""
     buffers: BufferRules = field(default_factory=BufferRules)
+    privacy: PrivacySection | None = None
+    """What the run demands; None: nothing."""
     decoding: Callable[[int], Decoding] = lambda _: Decoding(UpdateKeys(0, 0))
     """How the client's update is decoded, by its number of steps, K_i."""
 
@@ -71,6 +75,8 @@ class AdmissionGate:
                 RefusalReason.REFUSAL_REASON_STATE_EPOCH,
                 f"expected client state of epoch {self.state_epoch}, got {header.state_epoch}: it restarts from zero",
             )
+        if self.privacy is not None and (wrong := wrong_privacy(self.privacy, header)):
+            raise UpdateRefused(RefusalReason.REFUSAL_REASON_HEADER, wrong)
         check_payloads(header, self.shape, self.max_bytes)
         if header.size_bytes != self.shape.size_bytes or header.size_bytes > self.max_bytes:
             raise UpdateRefused(
@@ -275,5 +281,6 @@ def build_gate(engine: Engine, collecting: Collecting, client: str, registered: 
         },
         ordered,
         buffers,
+        engine.config.record_privacy,
         lambda steps: engine.decoding(collecting.snapshot.round + 1, exchange, client, steps),
     )

@@ -33,6 +33,7 @@ from fl_server.aggregation.outgoing import ExchangeBundles, Outgoing, direction_
 from fl_server.aggregation.outside_task.remote_task import RemoteModel, RemoteTask
 from fl_server.aggregation.private_rules import check_private_model, has_centre
 from fl_server.aggregation.private_sum import Mechanism, PrivateSum, factors_without, key_of_round
+from fl_server.aggregation.record_rules import check_record_model
 from fl_server.aggregation.reduction import (
     Reduction,
     SumUpdates,
@@ -99,6 +100,7 @@ class Engine:
         """What the creator of the run should know of its model, as lines of text."""
         self.snapshots = Snapshots(self._model, device)
         check_private_model(config, self.layout)
+        check_record_model(config, self.layout)
         self._shapes = self._shapes_of_updates()
 
     def _shapes_of_updates(self) -> list[UpdateShape]:
@@ -197,7 +199,7 @@ class Engine:
         self, snapshot: Snapshot, cohort: Sequence[fl.UpdateInfo], sources: Sequence[Source], attempt: int
     ) -> tuple[Snapshot, ServerUpdateStats]:
         """The same for a run with client-level privacy, from a noisy mean; there may be no update. Buffers stay."""
-        privacy, clients = self.config.privacy, [info.client_id for info in cohort]
+        privacy, clients = self.config.client_privacy, [info.client_id for info in cohort]
         if privacy is None:
             raise RuntimeError("expected a run with the section privacy")
         noisy = PrivateSum(

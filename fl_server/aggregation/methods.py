@@ -10,6 +10,7 @@ from algorithms.optimizers.federated import check_combination, with_optimizer
 from algorithms.optimizers.spec import OptimizerSpec, RateSchedule
 from algorithms.reference import KnownPart, Reference, has_reference, reference_of
 from fl_server.aggregation.private_rules import check_one_release, check_privacy
+from fl_server.aggregation.record_rules import check_record_privacy
 from fl_server.aggregation.reduction import check_reducer
 from fl_server.errors import InvalidInput
 from fl_server.rounds.sampling import drawn_steps
@@ -42,9 +43,11 @@ def build_algorithm(config: RunConfig) -> fl.Algorithm:
         )
     if algorithm.skipping:
         _check_skipping(config, algorithm.name)
-    if config.privacy is not None:
+    if config.client_privacy is not None:
         check_privacy(config)
         check_one_release(config, algorithm)
+    if config.record_privacy is not None:
+        check_record_privacy(config, algorithm)
     if algorithm.objective == "examples" and config.round.max_client_share:
         raise InvalidInput(
             "round.max_client_share",
@@ -247,6 +250,10 @@ def check_local_steps(config: RunConfig, algorithm: fl.Algorithm, *, own_loop: b
     own_loop: the task has a training loop of its own.
     """
     if own_loop:
+        if config.record_privacy is not None:
+            raise InvalidInput(
+                "privacy", "none for a task with a training loop of its own, whose steps cannot be made private", "one"
+            )
         check_own_loop(config, algorithm)
     section = config.encodings
     if section.reference == "none":

@@ -13,7 +13,7 @@ _OTHERS = "whether a client takes part and counts must not depend on the others"
 
 def check_privacy(config: RunConfig) -> None:
     """Raises InvalidInput for a setting with which a run would not keep its promise, or no bound of it is known."""
-    round_, privacy = config.round, config.privacy
+    round_, privacy = config.round, config.client_privacy
     if privacy is None:
         return
     of_server = config.local.optimizer is not None and config.local.optimizer.state == "server"
@@ -59,7 +59,7 @@ def check_one_release(config: RunConfig, algorithm: fl.Algorithm) -> None:
 def check_private_model(config: RunConfig, layout: Layout) -> None:
     """Raises InvalidInput for running statistics in a private run: they are means over clients, without noise."""
     floating = [entry.name for entry in layout.entries if not entry.trainable and entry.dtype.is_floating_point]
-    if config.privacy is not None and floating:
+    if config.client_privacy is not None and floating:
         expected = "a model without running statistics with [privacy], such as one with group norms"
         raise InvalidInput("task", expected, f"the buffers {', '.join(floating[:3])}")
 
@@ -67,7 +67,7 @@ def check_private_model(config: RunConfig, layout: Layout) -> None:
 def has_centre(config: RunConfig, algorithm: fl.Algorithm) -> bool:
     """Whether a public part of the deltas is taken away before they are clipped: the steps along the direction."""
     plain = config.local.optimizer is None and config.local.steps is not None
-    return config.privacy is not None and plain and has_reference(algorithm)
+    return config.client_privacy is not None and plain and has_reference(algorithm)
 
 
 def _shares(algorithm: fl.Algorithm, examples: int, steps: int) -> tuple[object, ...]:

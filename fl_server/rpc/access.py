@@ -172,7 +172,7 @@ def least_accepted(rules: RoundsConfig) -> int:
 def with_floor(config: RunConfig, rules: RoundsConfig) -> RunConfig:
     """The configuration of a new run with the caller's floor. Raises InvalidInput if it contradicts the settings."""
     least, own = least_accepted(rules), config.round.min_accepted
-    if config.privacy is not None:
+    if config.client_privacy is not None:
         return config  # noise protects the clients of a small cohort
     if least == 1 or (own is not None and own >= least):
         return config

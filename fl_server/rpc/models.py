@@ -70,7 +70,7 @@ class ModelExports:
             round_ = await self._coordinator.model_round(run, wanted)
             if averaged:
                 _check_begun(run, round_)
-            if run.config.privacy is None:  # noise protects the clients of a small round
+            if run.config.client_privacy is None:  # noise protects the clients of a small round
                 check_export(run.id, await run.context.commit_of(round_), self._services.config.rounds)
             try:
                 opening = partial(checkpoints.open_model, run.id, round_, averaged=averaged)

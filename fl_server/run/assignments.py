@@ -134,6 +134,9 @@ def _training(work: RoundWork, round_: int) -> pb.LocalTraining:
     else:
         training.local_epochs = local.epochs or 1
     _set_steps(training, local)
+    if (privacy := work.config.record_privacy) is not None:
+        values = privacy.model_dump(include={"unit", "noise_multiplier", "clip", "delta"})
+        training.privacy.CopyFrom(pb.LocalPrivacy(**values))
     return training
 
 

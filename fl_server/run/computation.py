@@ -123,7 +123,7 @@ class RoundComputation:
             )
         self._check_weights(norms, len(updates))
         self._context.counters.assignments_ended("admitted", len(updates))
-        private = self._control.config.privacy is not None
+        private = self._control.config.client_privacy is not None
         self._context.counters.model_computed(norms, [] if private else [update.norm for update in updates])
         self._control.post(ev.StepComputed())
 
@@ -169,7 +169,7 @@ class RoundComputation:
             context.counters.round_short(reason)
             log.warning("round_short", run=context.run_id, round=state.round, why=reason)
         record = replace(self._commit_record(updates, now), norms=context.norms.after(norms).to_text())
-        if control.config.privacy is not None:  # nothing of single clients, and no mean without noise
+        if control.config.client_privacy is not None:  # nothing of single clients, and no mean without noise
             record = replace(record, training_loss=None, epochs=(), norms="")
         why = HistoryRecord(now, "coordinator", "round_committed", context.run_id, reason or f"round {state.round}")
         record = await context.model.commit(record, why, control)

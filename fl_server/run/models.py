@@ -215,7 +215,7 @@ class ModelStore:
         before: Mapping[str, fl.Tensors] = self._sums
         await self._give_back(updates)
         cohort, engine = _cohort(updates), self.engine
-        if engine.config.privacy is not None:
+        if engine.config.client_privacy is not None:
             self._next = await self._computed(engine.private_update, self.snapshot, cohort, paths, attempt)
         else:
             self._next = await self._computed(engine.server_update, self.snapshot, cohort, paths, before)

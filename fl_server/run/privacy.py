@@ -19,9 +19,9 @@ from fl_server.store.records import ChargeRecord
 
 def account_of(config: RunConfig) -> str:
     """The name of the account to which a private run is charged."""
-    if config.privacy is None:
+    if config.client_privacy is None:
         raise RuntimeError("expected a run with the section privacy")
-    return config.privacy.account or config.task.name
+    return config.client_privacy.account or config.task.name
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,14 @@ class Account:
                 "privacy.max_epsilon",
                 f"at least {self.epsilon(1):.3g}, for one draw of this run: the account {self.name!r} has spent"
                 f" {self.epsilon(0):.3g} before; more noise or a lower rate costs less",
-                f"{self.privacy.max_epsilon:g}",
+                f"{self.privacy.limit:g}",
             )
         return self
 
     @classmethod
     def of(cls, run_id: str, config: RunConfig, charges: Iterable[ChargeRecord]) -> Account:
         """charges: all of the account."""
-        if config.privacy is None:
+        if config.client_privacy is None:
             raise RuntimeError("expected a run with the section privacy")
         others, own = Counter[Mechanism](), 0
         for charge in charges:
@@ -59,17 +59,17 @@ class Account:
                 own += 1
             else:
                 others[Mechanism(charge.noise_multiplier, charge.rate)] += 1
-        return cls(account_of(config), config.privacy, config.round.rate, others, own)
+        return cls(account_of(config), config.client_privacy, config.round.rate, others, own)
 
     @cached_property
     def most(self) -> int:
         """The most draws of this run within its budget."""
         fits, too_many = 0, 1
-        while too_many <= MAX_COUNT and self.epsilon(too_many) <= self.privacy.max_epsilon:
+        while too_many <= MAX_COUNT and self.epsilon(too_many) <= self.privacy.limit:
             fits, too_many = too_many, 2 * too_many
         while too_many - fits > 1:
             middle = (fits + too_many) // 2
-            if self.epsilon(middle) <= self.privacy.max_epsilon:
+            if self.epsilon(middle) <= self.privacy.limit:
                 fits = middle
             else:
                 too_many = middle

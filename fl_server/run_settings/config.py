@@ -271,6 +271,16 @@ class RunConfig(_Section):
         return self
 
     @property
+    def client_privacy(self) -> PrivacySection | None:
+        """The section privacy if it protects whole clients, by noise of the coordinator."""
+        return self.privacy if self.privacy is not None and self.privacy.unit == "client" else None
+
+    @property
+    def record_privacy(self) -> PrivacySection | None:
+        """The section privacy if it protects single examples, by noise of the devices."""
+        return self.privacy if self.privacy is not None and self.privacy.unit == "record" else None
+
+    @property
     def stops_by_metric(self) -> bool:
         """Whether an evaluation can end the run."""
         return self.stop.policy.uses_metrics
@@ -289,7 +299,7 @@ class RunConfig(_Section):
             "quorum": section.fewest if fixed else section.quorum or 0,
             "min_accepted": section.least,
         }
-        if self.privacy is not None:
+        if self.client_privacy is not None:
             given |= {"private": True, "quorum": 0, "min_accepted": 0}
         return RoundPolicy(
             **given,
@@ -306,7 +316,7 @@ class RunConfig(_Section):
     @property
     def clip_norm(self) -> float:
         """The norm to which longer updates are scaled down; 0: none."""
-        return self.round.clip_update_norm if self.privacy is None else self.privacy.clip
+        return self.round.clip_update_norm if self.client_privacy is None else self.client_privacy.clip
 
     def base_id(self) -> str:
         """The id of the run, if it is free."""

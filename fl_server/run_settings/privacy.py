@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from fl_server.run_settings.sections import CHECKS, MAX_NUMBER, Word
 
@@ -15,17 +16,34 @@ class PrivacySection(BaseModel):
 
     model_config = CHECKS
 
-    unit: Literal["client"]
+    unit: Literal["client", "record"]
     noise_multiplier: float = Field(gt=0, le=1e6)
     clip: float = Field(gt=0, le=MAX_NUMBER)
     delta: float = Field(gt=0, lt=1)
-    max_epsilon: float = Field(gt=0, le=1e6)
+    max_epsilon: float | None = Field(default=None, gt=0, le=1e6)
     account: Word = ""
+
+    @model_validator(mode="after")
+    def _account_of_its_unit(self) -> Self:
+        if self.unit == "client" and self.max_epsilon is None:
+            raise ValueError('expected max_epsilon with unit = "client": the run ends before it spends more')
+        if self.unit == "record" and (self.max_epsilon is not None or self.account):
+            raise ValueError(
+                'expected neither max_epsilon nor account with unit = "record": each device has an account of its own,'
+                " and the limit of its site"
+            )
+        return self
+
+    @property
+    def limit(self) -> float:
+        """max_epsilon; infinite where each device has its own."""
+        return math.inf if self.max_epsilon is None else self.max_epsilon
 
 
 def with_private_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a run. With privacy the limits that depend on other clients are off by default."""
-    round_ = values.get("round", {})
-    if values.get("privacy") is None or not isinstance(round_, dict):
+    """The values of a run. With privacy of clients the limits that depend on others are off by default."""
+    round_, privacy = values.get("round", {}), values.get("privacy")
+    unit = privacy.get("unit") if isinstance(privacy, Mapping) else getattr(privacy, "unit", None)
+    if unit != "client" or not isinstance(round_, dict):
         return dict(values)
     return {**values, "round": {"max_relative_norm": 0.0, "max_relative_payload": 0.0, **round_}}

@@ -176,14 +176,14 @@ class RunLoading:
 
     async def account(self, run_id: str, config: RunConfig) -> Account | None:
         """The account of a private run, with what it was charged so far; None for another run."""
-        if config.privacy is None:
+        if config.client_privacy is None:
             return None
         ledger = self._services.ledger
         return Account.of(run_id, config, await ledger.do(ledger.store.charges, account_of(config)))
 
     async def _secret(self, record: RunRecord, config: RunConfig) -> bytes:
         """The secret of a private run; empty for another run, and for one that is over and has none any more."""
-        if config.privacy is None:
+        if config.client_privacy is None:
             return b""
         try:
             return await self._services.in_io(self._services.secrets.read, record.run_id)

@@ -13,8 +13,10 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from fl_client.enrollment.folder import CertificateFolder
-from fl_client.errors import ConfigError
+from fl_client.errors import ConfigError, StateError
 from fl_client.policy.config import Policy, read_policy, trusted_certificates
+from fl_client.privacy.account import FILE as ACCOUNT
+from fl_client.privacy.account import read_account
 from fl_client.settings.config import ClientConfig, TlsConfig
 from fl_client.settings.identity import identity_of
 from fl_client.setup.doctor.findings import Finding, fail, ok, warn
@@ -219,8 +221,21 @@ def check_policy(config: ClientConfig) -> Iterator[Finding]:
         message = f"expected the task of the settings in tasks.allow, got {config.task.name!r}, which is not"
         yield fail("policy", message, "the device would refuse all work: allow the task, or set another one")
     yield from _coordinators(config, policy)
-    if policy.privacy.require or policy.privacy.max_epsilon is not None:
-        yield warn("policy", "privacy refuses all training: no run can state its privacy yet", "remove [privacy]")
+    if policy.privacy.wanted:
+        yield from _account(config, policy)
+
+
+def _account(config: ClientConfig, policy: Policy) -> Iterator[Finding]:
+    """What the device's data has spent of the site's limit."""
+    try:
+        account = read_account(config.state_dir / ACCOUNT)
+    except StateError as error:
+        yield fail("policy", str(error), "the daemon refuses all training with privacy until the file is restored")
+        return
+    limit, spent = policy.privacy.max_epsilon, 0.0 if account is None else account.epsilon()
+    if limit is not None and spent >= limit:
+        message = f"the data has spent epsilon {spent:.3g} of privacy.max_epsilon = {limit:g}"
+        yield warn("policy", message, "all training is refused: it has no room for another round")
 
 
 def _coordinators(config: ClientConfig, policy: Policy) -> Iterator[Finding]:

@@ -118,6 +118,9 @@ class BatchedEngine(LocalEngine):
         Raises:
             WrongStrategy: the wanted strategy cannot compute the model.
         """
+        if common.training.HasField("privacy"):
+            yield from self._one_by_one(common, [*zip(clients, seeds, strict=True)], "private steps clip each example")
+            return
         # By size, so that the clients of a group have about as many steps; by id, so that arrival changes no group.
         order = sorted(
             zip(clients, seeds, strict=True), key=lambda one: (-self._context.size_of(one[0]), one[0].encode())

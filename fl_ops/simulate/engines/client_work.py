@@ -14,8 +14,10 @@ from fl_client.errors import WorkFailed
 from fl_client.settings.config import Precision
 from fl_client.settings.device import Compute
 from fl_client.training.local_model import LocalModel
+from fl_client.training.private import PrivateWork, applied_to, private_work
 from fl_client.training.results import PreparedWork, TrainingResult
 from fl_client.training.trainer import Trainer
+from fl_common.privacy.secret_stream import SECRET_BYTES, derived
 from fl_extensions.methods import load_optimizers
 from fl_ops.simulate.engines.engine import (
     Bundles,
@@ -46,9 +48,21 @@ class Assigned:
     state: Memory | None
     """The client's state after its last round that counted."""
 
+    def private(self, bundles: Bundles) -> PrivateWork | None:
+        """The private steps, for a run with privacy. Raises WorkFailed."""
+        if not self.assignment.training.HasField("privacy"):
+            return None
+        applied = applied_to(self.assignment.training)
+        return private_work(self.assignment, bundles, self.trainer.data, simulated_secret(self.client), applied)
+
     def prepare(self, bundles: Bundles) -> PreparedWork:
         """The model with the values of the bundles, and all that the training needs. Raises WorkFailed."""
         return self.trainer.prepare(self.assignment, bundles, self.state, _never_cancelled)
+
+
+def simulated_secret(client: str) -> bytes:
+    """The secret of a simulated device's data. It is no secret: a simulation protects nobody, its data is all here."""
+    return derived(bytes(SECRET_BYTES), "a simulated device", client)
 
 
 class ClientWork:
@@ -69,7 +83,10 @@ class ClientWork:
         assigned = self.assigned(common, client, seed)
         try:
             with one_thread():
-                trained = assigned.trainer.train(assigned.assignment, bundles, assigned.state, _never_cancelled)
+                private = assigned.private(bundles)
+                trained = assigned.trainer.train(
+                    assigned.assignment, bundles, assigned.state, _never_cancelled, private
+                )
         except WorkFailed as error:
             return Failed.of(client, error)
         return self.deliver(assigned, trained)

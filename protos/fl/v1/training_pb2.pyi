@@ -130,7 +130,7 @@ class RateSchedule(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., warmup: _Optional[float] = ..., end: _Optional[float] = ...) -> None: ...
 
 class LocalTraining(_message.Message):
-    __slots__ = ("algorithm", "learning_rate", "local_epochs", "local_steps", "batch_size", "weight_decay", "max_gradient_norm", "seed", "population", "population_examples", "optimizer", "schedule", "micro_batch_size")
+    __slots__ = ("algorithm", "learning_rate", "local_epochs", "local_steps", "batch_size", "weight_decay", "max_gradient_norm", "seed", "population", "population_examples", "optimizer", "schedule", "micro_batch_size", "privacy")
     ALGORITHM_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     LOCAL_EPOCHS_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +144,7 @@ class LocalTraining(_message.Message):
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     MICRO_BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PRIVACY_FIELD_NUMBER: _ClassVar[int]
     algorithm: AlgorithmSpec
     learning_rate: float
     local_epochs: int
@@ -157,7 +158,20 @@ class LocalTraining(_message.Message):
     optimizer: OptimizerSpec
     schedule: RateSchedule
     micro_batch_size: int
-    def __init__(self, algorithm: _Optional[_Union[AlgorithmSpec, _Mapping]] = ..., learning_rate: _Optional[float] = ..., local_epochs: _Optional[int] = ..., local_steps: _Optional[int] = ..., batch_size: _Optional[int] = ..., weight_decay: _Optional[float] = ..., max_gradient_norm: _Optional[float] = ..., seed: _Optional[int] = ..., population: _Optional[int] = ..., population_examples: _Optional[int] = ..., optimizer: _Optional[_Union[OptimizerSpec, _Mapping]] = ..., schedule: _Optional[_Union[RateSchedule, _Mapping]] = ..., micro_batch_size: _Optional[int] = ...) -> None: ...
+    privacy: LocalPrivacy
+    def __init__(self, algorithm: _Optional[_Union[AlgorithmSpec, _Mapping]] = ..., learning_rate: _Optional[float] = ..., local_epochs: _Optional[int] = ..., local_steps: _Optional[int] = ..., batch_size: _Optional[int] = ..., weight_decay: _Optional[float] = ..., max_gradient_norm: _Optional[float] = ..., seed: _Optional[int] = ..., population: _Optional[int] = ..., population_examples: _Optional[int] = ..., optimizer: _Optional[_Union[OptimizerSpec, _Mapping]] = ..., schedule: _Optional[_Union[RateSchedule, _Mapping]] = ..., micro_batch_size: _Optional[int] = ..., privacy: _Optional[_Union[LocalPrivacy, _Mapping]] = ...) -> None: ...
+
+class LocalPrivacy(_message.Message):
+    __slots__ = ("unit", "noise_multiplier", "clip", "delta")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    NOISE_MULTIPLIER_FIELD_NUMBER: _ClassVar[int]
+    CLIP_FIELD_NUMBER: _ClassVar[int]
+    DELTA_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    noise_multiplier: float
+    clip: float
+    delta: float
+    def __init__(self, unit: _Optional[str] = ..., noise_multiplier: _Optional[float] = ..., clip: _Optional[float] = ..., delta: _Optional[float] = ...) -> None: ...
 
 class Assignment(_message.Message):
     __slots__ = ("key", "attempt", "task", "fingerprint", "resources", "training", "payloads", "deadline", "state_epoch", "upload_encodings", "max_update_bytes", "counted", "traceparent", "payload_names", "personal", "local_frozen", "upload_fraction", "min_accepted", "without_direction")
@@ -242,8 +256,16 @@ class EpochMetrics(_message.Message):
     values: _containers.ScalarMap[str, float]
     def __init__(self, values: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
+class AppliedPrivacy(_message.Message):
+    __slots__ = ("applied", "epsilon")
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    EPSILON_FIELD_NUMBER: _ClassVar[int]
+    applied: LocalPrivacy
+    epsilon: float
+    def __init__(self, applied: _Optional[_Union[LocalPrivacy, _Mapping]] = ..., epsilon: _Optional[float] = ...) -> None: ...
+
 class UpdateHeader(_message.Message):
-    __slots__ = ("session_id", "key", "attempt", "payloads", "size_bytes", "digest", "num_examples", "num_steps", "training_loss", "training_seconds", "resume_offset", "state_epoch", "epochs")
+    __slots__ = ("session_id", "key", "attempt", "payloads", "size_bytes", "digest", "num_examples", "num_steps", "training_loss", "training_seconds", "resume_offset", "state_epoch", "epochs", "privacy")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -257,6 +279,7 @@ class UpdateHeader(_message.Message):
     RESUME_OFFSET_FIELD_NUMBER: _ClassVar[int]
     STATE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    PRIVACY_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     key: ExchangeKey
     attempt: int
@@ -270,7 +293,8 @@ class UpdateHeader(_message.Message):
     resume_offset: int
     state_epoch: int
     epochs: _containers.RepeatedCompositeFieldContainer[EpochMetrics]
-    def __init__(self, session_id: _Optional[str] = ..., key: _Optional[_Union[ExchangeKey, _Mapping]] = ..., attempt: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[Payload, _Mapping]]] = ..., size_bytes: _Optional[int] = ..., digest: _Optional[_Union[_tensor_pb2.Digest, _Mapping]] = ..., num_examples: _Optional[int] = ..., num_steps: _Optional[int] = ..., training_loss: _Optional[float] = ..., training_seconds: _Optional[float] = ..., resume_offset: _Optional[int] = ..., state_epoch: _Optional[int] = ..., epochs: _Optional[_Iterable[_Union[EpochMetrics, _Mapping]]] = ...) -> None: ...
+    privacy: AppliedPrivacy
+    def __init__(self, session_id: _Optional[str] = ..., key: _Optional[_Union[ExchangeKey, _Mapping]] = ..., attempt: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[Payload, _Mapping]]] = ..., size_bytes: _Optional[int] = ..., digest: _Optional[_Union[_tensor_pb2.Digest, _Mapping]] = ..., num_examples: _Optional[int] = ..., num_steps: _Optional[int] = ..., training_loss: _Optional[float] = ..., training_seconds: _Optional[float] = ..., resume_offset: _Optional[int] = ..., state_epoch: _Optional[int] = ..., epochs: _Optional[_Iterable[_Union[EpochMetrics, _Mapping]]] = ..., privacy: _Optional[_Union[AppliedPrivacy, _Mapping]] = ...) -> None: ...
 
 class UpdateTrailer(_message.Message):
     __slots__ = ("size_bytes",)

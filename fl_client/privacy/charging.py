@@ -1,0 +1,98 @@
+"""Charges an assignment with privacy to the account of the device's data, before its first step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import structlog
+
+from fl_client.connection.bundles.expected import Bundle, ResourceKey
+from fl_client.errors import StateError, WorkFailed
+from fl_client.gates.state_directory import StateDirectory
+from fl_client.monitoring.metrics import Metrics
+from fl_client.policy.site import SitePolicy
+from fl_client.privacy.account import Account, read_account, write_account
+from fl_client.training.private import PrivateWork, applied_to, private_work
+from fl_tasks.data.forms import Data
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1 import training_pb2
+
+log = structlog.get_logger()
+
+
+class PrivacyCharging:
+    """The account of a running daemon. Lives on the event loop; the file is used on the disk's thread."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - parts of the daemon
+        self, path: Path, data: Data, threads: int, state: StateDirectory, policy: SitePolicy, metrics: Metrics
+    ) -> None:
+        """path: of the account's file. data: the device's training data. threads: of torch."""
+        self._path, self._data, self._threads, self._state = path, data, threads, state
+        self._policy, self._metrics = policy, metrics
+        self._account: Account | None = None
+        """None: not read yet."""
+        self._turn = asyncio.Lock()
+
+    async def begin(
+        self, assignment: training_pb2.Assignment, bundles: Mapping[ResourceKey, Bundle]
+    ) -> PrivateWork | None:
+        """Charge all steps of an assignment, durably. None for an assignment without privacy.
+
+        Work that is charged already, as after a restart, is not charged again.
+
+        Raises:
+            PolicyRefused: the site's limit would be exceeded. Nothing is charged then.
+            WorkFailed: the account cannot be written, or the assignment is not valid.
+        """
+        if not assignment.training.HasField("privacy"):
+            return None
+        rules = self._policy.policy.privacy
+        applied = applied_to(assignment.training, rules.min_noise_multiplier or 0.0, rules.max_delta or 1.0)
+        async with self._turn:
+            account = await self._read()
+            work = await asyncio.to_thread(
+                private_work, assignment, bundles, self._data, account.secret, applied, self._threads
+            )
+            if not account.has(work.identity):
+                account = account.with_charge(work.identity, work.mechanism, work.steps, applied.delta)
+                self._check_limit(account)
+                await self._state.required(write_account, self._path, account)
+                self._account = account
+        spent = account.epsilon(applied.delta)
+        self._metrics.privacy_spent.set(account.epsilon())
+        log.info(
+            "privacy_charged", run=assignment.key.run_id, round=assignment.key.round, steps=work.steps,
+            epsilon=round(spent, 4), delta=applied.delta,
+        )  # fmt: skip
+        return replace(work, epsilon=spent) if self._policy.policy.share.privacy else work
+
+    def _check_limit(self, charged: Account) -> None:
+        limit = self._policy.policy.privacy.max_epsilon
+        if limit is None or (after := charged.epsilon()) <= limit:
+            return
+        now = 0.0 if self._account is None else self._account.epsilon()
+        raise self._policy.refused(
+            "privacy",
+            f"privacy.max_epsilon is {limit:g} at delta {charged.delta:g}, {now:.3g} of it is spent, and it would be"
+            f" {after:.3g} after this assignment",
+        )
+
+    async def _read(self) -> Account:
+        """The account, which is made if there is none yet."""
+        if self._account is None:
+            try:
+                account = await self._state.required(read_account, self._path)
+            except StateError as error:
+                raise WorkFailed(pb.FAILURE_REASON_RESOURCES, "this device's privacy account cannot be read") from error
+            if account is None:
+                account = Account.new()
+                await self._state.required(write_account, self._path, account)
+                log.warning(
+                    "privacy_account_made", path=str(self._path),
+                    todo="keep this file: without it what this device's data has spent is no longer counted",
+                )  # fmt: skip
+            self._account = account
+        return self._account

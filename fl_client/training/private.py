@@ -1,0 +1,193 @@
+"""Private training for one assignment: what is applied, whether it is possible here, and the streams of its noise.
+
+Batches and noise come from a secret of the device, under the digest of everything that the result depends on. So the
+same work has the same bits after a restart, and work that differs in anything has other noise: the difference of two
+updates with the same noise would show the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from blake3 import blake3
+from torch import Tensor, nn
+
+from algorithms.base import Algorithm
+from algorithms.parameters import AlgorithmError
+from algorithms.privacy.dp_sgd import Privacy, check_method
+from algorithms.privacy.per_example import check_model
+from algorithms.privacy.random_bits import poisson_draw
+from fl_client.connection.bundles.expected import Bundle, ResourceKey
+from fl_client.errors import WorkFailed
+from fl_client.training.own_loop import work_of
+from fl_common.privacy.accountant import Mechanism
+from fl_common.privacy.secret_stream import SecretStream, derived
+from fl_tasks.batches import count_steps
+from fl_tasks.data.examples import Examples
+from fl_tasks.data.forms import Data
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1 import tensor_pb2, training_pb2
+
+UNIT = "record"
+"""The only unit that a device applies by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The privacy of the steps. It is at least that of the run."""
+
+    noise_multiplier: float
+    clip: float
+    delta: float
+
+    def message(self) -> training_pb2.LocalPrivacy:
+        """The values as the wire has them."""
+        return training_pb2.LocalPrivacy(
+            unit=UNIT, noise_multiplier=self.noise_multiplier, clip=self.clip, delta=self.delta
+        )
+
+
+def applied_to(training: training_pb2.LocalTraining, least_noise: float = 0.0, most_delta: float = 1.0) -> Applied:
+    """What to apply for an assignment with privacy: the stronger of what the run and the site want.
+
+    Raises WorkFailed for another unit and for values that are not valid.
+    """
+    asked = training.privacy
+    if asked.unit != UNIT:
+        raise _unsupported(f'unit: expected "{UNIT}", which is all that this version applies, got {asked.unit[:40]!r}')
+    for name in ("noise_multiplier", "clip"):
+        if not 0.0 < (value := getattr(asked, name)) < 3e38:
+            raise _unsupported(f"{name}: expected a number over 0, got {value}")
+    if not 0.0 < asked.delta < 1.0:
+        raise _unsupported(f"delta: expected a number over 0 and below 1, got {asked.delta}")
+    return Applied(max(asked.noise_multiplier, least_noise), asked.clip, min(asked.delta, most_delta))
+
+
+def check_private(assignment: training_pb2.Assignment, algorithm: Algorithm, data: Data, model: nn.Module) -> None:
+    """Raises WorkFailed for an assignment with privacy whose update would reveal more than its noisy steps do."""
+    if assignment.personal:
+        raise _unsupported("expected a run without personal parameters, which are trained without noise")
+    if assignment.training.max_gradient_norm:
+        raise _unsupported("expected max_gradient_norm = 0: the clip limits the gradient of each example")
+    examples_in(data)
+    try:
+        check_method(algorithm)
+        check_model(model)
+    except AlgorithmError as error:
+        raise _unsupported(str(error)) from error
+
+
+def examples_in(data: Data) -> Examples:
+    """The data, if each example of it can be drawn by itself. Raises WorkFailed otherwise."""
+    if isinstance(data, Examples):
+        return data
+    raise _unsupported(
+        f"expected Examples in memory, from which each is drawn by itself, got {type(data).__name__}: its batches are"
+        " made together"
+    )
+
+
+def _unsupported(message: str) -> WorkFailed:
+    return WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"privacy: {message}")
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateWork:
+    """The private steps of one assignment."""
+
+    applied: Applied
+    rate: float
+    """q."""
+    examples: int
+    """n."""
+    steps: int
+    """K."""
+    identity: bytes
+    """Digest of everything that the result depends on, but for the secret: equal identities have equal results."""
+    key: bytes = field(repr=False)
+    """The key of the streams of batches and noise."""
+    epsilon: float | None = None
+    """What the data has spent with this work, at `applied.delta`. None: it is not shared."""
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """What each step is for the account."""
+        return Mechanism(self.applied.noise_multiplier, self.rate)
+
+    def privacy(self) -> Privacy:
+        """The mechanism of the local steps."""
+        applied = self.applied
+        return Privacy(applied.noise_multiplier, applied.clip, self.rate, self.examples, SecretStream(self.key))
+
+    def draws(self) -> Iterator[Tensor]:
+        """The positions of each step's examples."""
+        random = SecretStream(self.key)
+        return (poisson_draw(random, step, self.examples, self.rate) for step in range(self.steps))
+
+    def header(self) -> training_pb2.AppliedPrivacy:
+        """What the update's header says."""
+        return training_pb2.AppliedPrivacy(applied=self.applied.message(), epsilon=self.epsilon)
+
+
+def private_work(  # noqa: PLR0913, PLR0917 - what the result depends on
+    assignment: training_pb2.Assignment,
+    bundles: Mapping[ResourceKey, Bundle],
+    data: Data,
+    secret: bytes,
+    applied: Applied,
+    threads: int = 1,
+) -> PrivateWork:
+    """The private steps of an assignment.
+
+    secret: of the device's data, 32 bytes. threads: of torch, in the training. Raises WorkFailed as `examples_in`.
+    """
+    training, size, data = assignment.training, len(data), examples_in(data)
+    work = work_of(training)
+    steps = count_steps(size, training.batch_size, epochs=work["epochs"], steps=work["steps"])
+    rate = min(1.0, training.batch_size / size)
+    identity = _identity(assignment, bundles, data, applied, threads)
+    return PrivateWork(applied, rate, size, steps, identity, derived(secret, identity))
+
+
+def _identity(  # noqa: PLR0913, PLR0917 - as private_work
+    assignment: training_pb2.Assignment,
+    bundles: Mapping[ResourceKey, Bundle],
+    data: Examples,
+    applied: Applied,
+    threads: int,
+) -> bytes:
+    """The digest of the work: the assignment, the values sent with it, the data, what is applied, and the arithmetic.
+
+    Another build of torch, device or number of threads rounds differently, and no difference of two updates may show
+    that.
+    """
+    hasher = blake3()
+    key, fingerprint = assignment.key, assignment.fingerprint
+    texts = (
+        key.run_id, key.round, key.exchange, assignment.task, fingerprint.version, fingerprint.source,
+        assignment.training.SerializeToString(deterministic=True).hex(), applied,
+        torch.__version__, data.inputs.device.type, threads,
+    )  # fmt: skip
+    for text in texts:
+        _add(hasher, str(text).encode())
+    _add(hasher, assignment.local_frozen.digest.value)
+    for kind in sorted(bundles, key=str):
+        if kind != tensor_pb2.RESOURCE_KIND_AVERAGED:
+            _add(hasher, str(kind).encode())
+            _add_tensors(hasher, bundles[kind].tensors.items())
+    _add_tensors(hasher, (("inputs", data.inputs), ("targets", data.targets)))
+    digest: bytes = hasher.digest()
+    return digest
+
+
+def _add(hasher: blake3, part: bytes) -> None:
+    hasher.update(len(part).to_bytes(8, "little"))
+    hasher.update(part)
+
+
+def _add_tensors(hasher: blake3, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    for name, tensor in tensors:
+        _add(hasher, f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        hasher.update(memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
