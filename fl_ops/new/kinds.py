@@ -28,7 +28,11 @@ class Template:
 
 TEMPLATES = {
     "image": Template(
-        "images by class", "a folder of PNG files for each class", _FEDCM, _SGD.format(rate=0.1), needs=("pillow",)
+        "images by class",
+        "a folder of PNG files for each class",
+        _FEDAVG,
+        _ADAMW.format(rate=0.005),
+        needs=("pillow",),
     ),
     "text": Template("short texts by class", "`texts.csv`", _FEDAVG, _ADAMW.format(rate=0.01)),
     "tabular": Template("rows of a table by class", "`table.csv`", _FEDCM, _SGD.format(rate=0.1)),
@@ -36,7 +40,7 @@ TEMPLATES = {
         "short texts by class, with a frozen transformer and low-rank adapters, in the folder `checkpoint`",
         "`texts.csv`",
         _FEDAVG,
-        _ADAMW.format(rate=0.01),
+        _ADAMW.format(rate=0.01).replace("epochs = 2", "epochs = 4"),
         needs=("transformers", "peft"),
     ),
     "transformers": Template(

@@ -23,7 +23,10 @@ HEAVY = {"lora", "transformers", "image", "text"}
 
 @pytest.mark.parametrize(
     "template",
-    [pytest.param(name, marks=[pytest.mark.slow] if name in HEAVY else []) for name in TEMPLATES],
+    [
+        pytest.param(name, marks=[pytest.mark.slow, pytest.mark.timeout(1200)] if name in HEAVY else [])
+        for name in TEMPLATES
+    ],
 )
 def test_a_new_package_works_at_once(template: str, tmp_path: Path) -> None:
     """Its task has under 40 lines, its tests and the check pass, and two daemons train two rounds."""
@@ -88,7 +91,7 @@ def ran(folder: Path, *command: str) -> str:
     if not shutil.which(command[0], path=environment["PATH"]):
         pytest.skip(f"{command[0]} is not installed")
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280, check=False
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=400, check=False
     )
     logs = "".join(log.read_text() for log in folder.glob("work/*.log")) if done.returncode else ""
     assert done.returncode == 0, done.stdout + done.stderr + logs
