@@ -36,7 +36,7 @@ NEW_ENOUGH = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || 
 	@$(PYTHON) distribution/install.py demo
 	@touch $@
 
-# Trains with one coordinator and 20 daemons on this machine: FedCM, then FedAvg.
+# Trains with one coordinator and 20 daemons on this machine: FedCM, then FedAvg; then kills the coordinator in a round.
 demo: .venv/demo
 	$(BIN)/fl demo
 

@@ -5,12 +5,13 @@ Every sentence follows from measured numbers, whichever algorithm is better.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fl_common.units import percent
-from fl_ops.demo.results import Demo, Result, title
-from fl_ops.demo.settings import BATCH_SIZE, EPOCHS, DemoSettings, Difference, at_edge, differences, read_grid
+from fl_ops.demo.results import Demo, Result
+from fl_ops.demo.settings import BATCH_SIZE, EPOCHS, DemoSettings, Difference, at_edge, differences, read_grid, title
 
 
 def sentences(demo: Demo) -> list[str]:
@@ -29,6 +30,7 @@ def _sentences(demo: Demo) -> Iterator[str]:
         return
     if other := differences(grid, first.method.algorithm, second.method.algorithm):
         yield _on_other_seeds(other, f"{first.title} minus {second.title}", grid)
+    yield _tried(grid)
     yield from _caveats(settings, [first.method.algorithm, second.method.algorithm], grid)
 
 
@@ -88,6 +90,19 @@ def _setup(settings: DemoSettings) -> dict[str, Any]:
         "epochs": EPOCHS,
         "batch_size": BATCH_SIZE,
     }
+
+
+def _tried(grid: dict[str, Any]) -> str:
+    """What the search gave both algorithms."""
+    counts = Counter(cell["algorithm"] for cell in grid["cells"])
+    cells = ", ".join(f"{count} cells for {title(name)}" for name, count in counts.items())
+    norms = sorted({cell["max_gradient_norm"] for cell in grid["cells"]})
+    clips = ", ".join(f"{norm:g}" if norm else "none" for norm in norms)
+    return (
+        f"Tried on seeds {grid['seeds'][0]} to {grid['seeds'][-1]}: {cells}, each judged after all "
+        f"{grid['setup']['rounds']} rounds, with the same clipping norms ({clips}) and no weight decay, so the "
+        "effective decay of both is 0."
+    )
 
 
 def _points(share: float) -> str:

@@ -33,15 +33,17 @@ class Fleet:
         self._processes = processes
         self.admin = ""
         """The coordinator's admin address, once it serves."""
+        self._listen = ""
+        self._coordinator: Child | None = None
 
     def start(self, on_progress: OnProgress) -> PartitionedData:
         """Start all processes and wait until every daemon is present. Raises OpsError if one is missing."""
         on_progress("starting the coordinator")
-        coordinator = self._start_coordinator()
+        self._coordinator = self._start_coordinator("server")
         # At the same time as the coordinator starts: both take seconds to load torch.
         data = partition(self._settings, self._folder / "partition.json")
-        addresses = self._await_addresses(coordinator)
-        self.admin = addresses["admin_listen"]
+        addresses = self._await_addresses(self._coordinator)
+        self.admin, self._listen = addresses["admin_listen"], addresses["listen"]
         for index in range(self._settings.clients):
             self._start_daemon(f"client-{index}", index, addresses["listen"])
         with self.connect() as client:
@@ -52,11 +54,25 @@ class Fleet:
         """A client of the coordinator's admin port; a context manager."""
         return AdminClient(Connection(self.admin))
 
-    def _start_coordinator(self) -> Child:
+    def kill_coordinator(self) -> None:
+        """End the coordinator by SIGKILL."""
+        if self._coordinator is not None:
+            self._processes.kill(self._coordinator)
+
+    def restart_coordinator(self) -> None:
+        """Start the coordinator with its state directory and its ports, and wait until it serves."""
+        self._coordinator = self._start_coordinator("server-again")
+        self._await_addresses(self._coordinator)
+
+    def check(self) -> None:
+        """Raises ChildEnded if a process has ended unexpectedly."""
+        self._processes.check()
+
+    def _start_coordinator(self, name: str) -> Child:
         config = {
             "state_dir": str(self._folder / "server"),
-            "listen": "127.0.0.1:0",
-            "admin_listen": "127.0.0.1:0",
+            "listen": self._listen or "127.0.0.1:0",
+            "admin_listen": self.admin or "127.0.0.1:0",
             "metrics_listen": "",
             "insecure": True,
             "log": "json",
@@ -65,7 +81,7 @@ class Fleet:
             "algorithms": self._settings.own_algorithms,
             **({"task_options": {self._settings.task: self._settings.options}} if self._settings.options else {}),
         }
-        return self._processes.start("server", "fl_server", self._write("server", config))
+        return self._processes.start(name, "fl_server", self._write(name, config))
 
     def _start_daemon(self, name: str, index: int, server: str) -> None:
         config = {

@@ -91,6 +91,12 @@ class Processes:
             if started.process.exitcode is not None:
                 raise _ended(started)
 
+    def kill(self, child: Child) -> None:
+        """End one child by SIGKILL; its end is expected from then on."""
+        self._children.remove(child)
+        child.process.kill()
+        child.process.join()
+
     def stop(self) -> None:
         """Kill all children. Their state is temporary, and an orderly shutdown would take seconds."""
         for started in self._children:

@@ -11,8 +11,8 @@ from rich.text import Text
 
 from fl_common.units import duration, percent, size
 from fl_ops.demo import conclusions
-from fl_ops.demo.results import Curve, Demo, Result, title
-from fl_ops.demo.settings import BATCH_SIZE, DIRICHLET_ALPHA, EPOCHS, METRICS, TARGET, DemoSettings, read_grid
+from fl_ops.demo.results import Curve, Demo, Result
+from fl_ops.demo.settings import BATCH_SIZE, DIRICHLET_ALPHA, EPOCHS, METRICS, TARGET, DemoSettings, read_grid, title
 from fl_ops.environment import machine, versions
 from fl_ops.render.fitted import FirstThatFits, FittedTable
 
@@ -76,6 +76,7 @@ def page(demo: Demo, plot: str, numbers: str) -> str:
         f"![Accuracy on held-out data after each round]({plot})",
         _table(["", *(result.label for result in demo.results)], comparison_rows(demo.results)),
         " ".join(conclusions.sentences(demo)),
+        *(["## A coordinator that is killed", demo.recovery.sentence] if demo.recovery else []),
         "## How it was run",
         *_setup(demo, numbers),
         *(_grid_search(read_grid()) if demo.settings.tuned else _untuned(demo)),

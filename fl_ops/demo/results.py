@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from fl_ops.demo.partitioning import PartitionedData
+from fl_ops.demo.recovery import Recovery
 from fl_ops.demo.settings import (
     BATCH_SIZE,
     DIRICHLET_ALPHA,
@@ -18,16 +19,10 @@ from fl_ops.demo.settings import (
     DemoSettings,
     Method,
     read_grid,
+    title,
 )
 from fl_ops.environment import machine, versions
 from fl_web.facts.rounds import Round
-
-_TITLES = {"fedavg": "FedAvg", "fedcm": "FedCM"}
-
-
-def title(algorithm: str) -> str:
-    """An algorithm's name as written in papers."""
-    return _TITLES.get(algorithm, algorithm)
 
 
 @dataclass(frozen=True)
@@ -111,6 +106,8 @@ class Demo:
     results: list[Result]
     start_seconds: float
     seconds: float
+    recovery: Recovery | None = None
+    """What became of the run whose coordinator was killed. None: there were too few rounds."""
 
 
 def as_json(demo: Demo) -> dict[str, Any]:
@@ -138,6 +135,7 @@ def as_json(demo: Demo) -> dict[str, Any]:
         "classes_by_client": demo.data.classes if demo.data.method == "dirichlet" else None,
         "examples_by_client": [sum(row) for row in demo.data.classes],
         "algorithms": {result.method.algorithm: _result_as_json(result) for result in demo.results},
+        "recovery": None if demo.recovery is None else demo.recovery.as_json(),
         "grid": read_grid() if settings.tuned else None,
         "versions": versions(),
         "machine": machine(),

@@ -30,6 +30,14 @@ TARGET = 0.9
 """Accuracy whose first round the comparison reports."""
 
 
+_TITLES = {"fedavg": "FedAvg", "fedcm": "FedCM"}
+
+
+def title(algorithm: str) -> str:
+    """An algorithm's name as written in papers."""
+    return _TITLES.get(algorithm, algorithm)
+
+
 @dataclass(frozen=True)
 class Difference:
     """Accuracy of one algorithm minus another, by seed of the check: means of the last rounds, shares of 1."""

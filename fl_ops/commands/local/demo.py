@@ -20,6 +20,7 @@ from fl_ops.commands.options import Context, command, interruptible
 from fl_ops.demo import conclusions, plot, report
 from fl_ops.demo.fleet import Fleet
 from fl_ops.demo.processes import ChildEnded, Processes
+from fl_ops.demo.recovery import recover
 from fl_ops.demo.results import Demo, as_json
 from fl_ops.demo.settings import DemoSettings
 from fl_ops.demo.training import train
@@ -72,6 +73,7 @@ def demo(
 ) -> None:
     """Compare FedCM and FedAvg on this machine, with a coordinator and daemons as processes and non-IID data.
 
+    Then it kills the coordinator in a round, starts it again, and compares the bits of the models with the first run.
     Shows the rounds and the comparison, and writes a page, a plot, JSON and logs to --out. No process is left.
     """
     settings = DemoSettings(
@@ -112,7 +114,8 @@ def _run(settings: DemoSettings, console: Console) -> Demo:
         start_seconds = time.monotonic() - began
         with fleet.connect() as client:
             results = train(client, settings, processes, console)
-    return Demo(settings, data, results, start_seconds, time.monotonic() - began)
+        recovery = recover(fleet, settings, results[0].method, results[0].rounds, show)
+    return Demo(settings, data, results, start_seconds, time.monotonic() - began, recovery)
 
 
 def _write_results(done: Demo, console: Console, context: Context) -> None:

@@ -18,12 +18,12 @@ def test_everything_on_the_page_works(tmp_path: Path) -> None:
     follow_page(PAGE, tmp_path / "work")
 
 
-def test_a_site_with_certificates_needs_eight_commands() -> None:
+def test_a_site_with_certificates_and_two_devices_needs_ten_commands() -> None:
     """From the authority to the end of the first run, by the number of commands between them."""
     commands = [step.text for step in steps(PAGE) if isinstance(step, Command)]
     first = next(number for number, text in enumerate(commands) if text.startswith("fl ca init"))
-    last = commands.index("fl run create alone.toml --watch")
-    assert last - first + 1 == 8
+    last = commands.index("fl run create secure.toml --watch")
+    assert last - first + 1 == 10
 
 
 def test_no_block_of_the_page_is_left_out() -> None:
