@@ -78,3 +78,14 @@ def test_refusals_and_restarts_are_marked() -> None:
         ("restart", 2, 1.5),
     ]
     assert found[0]["text"] == "round 1: refused 2 norm, 1 not finite"
+
+
+def test_the_spread_has_an_axis_of_its_own() -> None:
+    """No curve of the accuracy's chart is a deviation; the two charts that show progress come first."""
+    metrics = {"accuracy": 0.9, "loss": 0.3, "clients_accuracy_mean": 0.8, "clients_accuracy_std": 0.1}
+    charts = {
+        chart.key: [line.key for line in chart.series] for chart in present_charts([committed(0, metrics=metrics)])
+    }
+    assert list(charts)[:3] == ["accuracy", "loss", "accuracy_spread"]
+    assert charts["accuracy_spread"] == ["clients_accuracy_std"]
+    assert "clients_accuracy_std" not in charts["accuracy"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from fl_web.facts import run as run_facts
 from fl_web.facts.rounds import norms, on_clients, shown_metric
 from fl_web.facts.run import best, figures, time_left
 from protos.fl.v1 import admin_pb2
@@ -117,3 +119,17 @@ def test_a_list_of_runs_estimates_by_the_mean_pace() -> None:
     assert time_left(run) == "5 min"
     run.ended.seconds = 1200
     assert time_left(run) == ""
+
+
+@pytest.mark.parametrize(
+    ("values", "metric", "expected"),
+    [
+        pytest.param([0.5, 0.5, 0.6, 0.6], "accuracy", "up 10.00 points over 4 rounds", id="up"),
+        pytest.param([2.0, 2.0, 1.0, 1.0], "loss", "down 1 over 4 rounds", id="down"),
+        pytest.param([0.9, 0.9, 0.9, 0.9001], "accuracy", "flat over 4 rounds", id="flat"),
+        pytest.param([0.1, 0.2, math.nan, 0.3], "accuracy", "", id="too-few"),
+    ],
+)
+def test_a_trend_compares_the_halves_of_the_newest_values(values: list[float], metric: str, expected: str) -> None:
+    """In points for a share, in the metric's own numbers else."""
+    assert run_facts.trend(list(enumerate(values)), metric) == expected

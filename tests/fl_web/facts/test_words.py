@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from fl_web.facts import words
 from fl_web.facts.words import (
     CLIENT_STATES,
     RUN_STATES,
@@ -37,3 +38,30 @@ def test_every_state_of_the_contract_has_a_word() -> None:
     assert {client_state(number) for number in pb.ClientState.values()} == {*CLIENT_STATES, "unknown"}
     assert [client_state(client_number(word)) for word in CLIENT_STATES] == list(CLIENT_STATES)
     assert (run_state(77), client_state(77)) == ("77", "77")
+
+
+def test_events_that_differ_in_numbers_alone_are_one() -> None:
+    """The newest stands for them, the newest first; events of every round are left out."""
+    entries = [
+        pb.HistoryEntry(number=number, event=event, subject="wards", detail=detail)
+        for number, (event, detail) in enumerate([
+            ("run_created", "digits"), ("attempt_opened", "round 1"), ("client_failed", "round 1, c: no frame"),
+            ("round_committed", "round 1"), ("client_failed", "round 7, c: no frame"),
+            ("client_failed", "round 8, d: no frame"),
+        ])
+    ]  # fmt: skip
+    shown = [(entry.number, alike) for entry, alike in words.without_repeats(entries, 10)]
+    assert shown == [(5, 0), (4, 1), (0, 0)]
+    assert [words.alike_words(number) for number in (0, 1, 2)] == [
+        "",
+        "; 1 earlier one alike",
+        "; 2 earlier ones alike",
+    ]
+
+
+def test_an_operator_reads_words() -> None:
+    """A refused update is named so, an id of a process as such, and a coordinator without login has no "anybody"."""
+    assert words.event_words("culprit_dropped", "c: norm") == "update refused: c: norm"
+    assert words.event_detail("client_registered", "84de249b76624f978d33b639d8c37e9a") == "by its process 84de249b…"
+    assert words.event_detail("round_committed", "round 8") == "round 8"
+    assert (words.who("anybody"), words.who("operator:alice")) == ("without login", "operator:alice")
