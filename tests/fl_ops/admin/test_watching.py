@@ -43,8 +43,8 @@ def of_round(event: str, number: int) -> admin_pb2.WatchRunResponse:
 def test_rounds_that_were_missed_are_asked_for() -> None:
     """From the one after the newest that was seen on: 5 are done at first, 5 and 6 come, and 7 and 8 are missed."""
     snapshot = admin_pb2.WatchRunResponse(event="snapshot", run=admin_pb2.RunStatus(rounds_done=5))
-    missed = [of_round("committed_before", number) for number in (7, 8)]
-    first = [snapshot, of_round("committed", 5), of_round("committed", 6), Unreachable("cut")]
+    missed: Call = [of_round("committed_before", number) for number in (7, 8)]
+    first: Call = [snapshot, of_round("committed", 5), of_round("committed", 6), Unreachable("cut")]
     coordinator = client(first, [Unreachable("down")], [*missed, RUNNING, Unreachable("cut")], [DONE])
     seen = list(watch(coordinator, "digits-1", lambda _seconds: None))
     assert [event for event in seen if event in missed] == missed

@@ -114,9 +114,9 @@ async def test_an_interrupted_end_is_finished_at_the_next_start(tmp_path: Path) 
         await devices[0].contribute(world, await devices[0].assigned())
         save = run.run_status.save
 
-        async def killed_in_save(event: str = "") -> None:
+        async def killed_in_save(event: str = "", told: str = "") -> None:
             world.journal.dies_at = "update_run"
-            await save(event)
+            await save(event, told)
 
         run.run_status.save = killed_in_save  # type: ignore[method-assign]
         stopping = world.spawn(world.coordinator.actions.stop(run, "", "admin"))
