@@ -2,6 +2,6 @@
 
 `processes`, `programs` and `child` start child processes that never outlive the demo; `fleet` uses them for a
 coordinator and its daemons. `settings` and `partitioning` decide what is trained; `training` runs one algorithm after
-the other; `recovery` kills the coordinator in a round; `results`, `conclusions`, `report` and `plot` make the files. It
-calls the coordinator through fl_ops.admin only.
+the other; `recovery` kills the coordinator in a round; `faults` and `faulty_client` show a refused and a failing
+client; `results`, `conclusions`, `report` and `plot` make the files. It calls the coordinator by fl_ops.admin only.
 """

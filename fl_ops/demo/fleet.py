@@ -20,6 +20,9 @@ START_SECONDS = 180.0
 """Time for the coordinator to start, and then for all daemons; loading torch from a slow disk takes long."""
 _POLL_SECONDS = 0.05
 
+CHECKED = ("client-0", "client-1")
+"""The honest clients of the run with faulty ones, which selects them by a label."""
+
 OnProgress = Callable[[str], None]
 """Shows a line of progress."""
 
@@ -83,7 +86,11 @@ class Fleet:
         }
         return self._processes.start(name, "fl_server", self._write(name, config))
 
-    def _start_daemon(self, name: str, index: int, server: str) -> None:
+    def start_faulty(self, name: str) -> None:
+        """Start a daemon of `faulty_client`."""
+        self._start_daemon(name, 0, self._listen, "fl_ops.demo.faulty_client")
+
+    def _start_daemon(self, name: str, index: int, server: str, program: str = "fl_client") -> None:
         config = {
             "client_id": name,
             "server": server,
@@ -92,11 +99,12 @@ class Fleet:
             "log": "json",
             # A GPU is not faster for eight small models, and a CPU gives the same bits on every machine.
             "device": "cpu",
+            "labels": {"demo": "checked" if name in CHECKED or program != "fl_client" else "usual"},
             "task": {"name": self._settings.task, "options": self._settings.options},
             "algorithms": self._settings.own_algorithms,
             "shard": {"file": str(self._folder / "partition.json"), "index": index},
         }
-        self._processes.start(name, "fl_client", self._write(name, config))
+        self._processes.start(name, program, self._write(name, config))
 
     def _write(self, name: str, config: dict[str, Any]) -> Path:
         path = self._folder / f"{name}.toml"

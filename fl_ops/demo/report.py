@@ -77,6 +77,7 @@ def page(demo: Demo, plot: str, numbers: str) -> str:
         _table(["", *(result.label for result in demo.results)], comparison_rows(demo.results)),
         " ".join(conclusions.sentences(demo)),
         *(["## A coordinator that is killed", demo.recovery.sentence] if demo.recovery else []),
+        *(["## Faulty clients", *demo.faults] if demo.faults else []),
         "## How it was run",
         *_setup(demo, numbers),
         *(_grid_search(read_grid()) if demo.settings.tuned else _untuned(demo)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from statistics import fmean
 from typing import Any
@@ -108,6 +108,8 @@ class Demo:
     seconds: float
     recovery: Recovery | None = None
     """What became of the run whose coordinator was killed. None: there were too few rounds."""
+    faults: list[str] = field(default_factory=list)
+    """A sentence for each faulty client."""
 
 
 def as_json(demo: Demo) -> dict[str, Any]:
@@ -136,6 +138,7 @@ def as_json(demo: Demo) -> dict[str, Any]:
         "examples_by_client": [sum(row) for row in demo.data.classes],
         "algorithms": {result.method.algorithm: _result_as_json(result) for result in demo.results},
         "recovery": None if demo.recovery is None else demo.recovery.as_json(),
+        "faults": demo.faults,
         "grid": read_grid() if settings.tuned else None,
         "versions": versions(),
         "machine": machine(),

@@ -24,6 +24,8 @@ COHORT, EPOCHS, BATCH_SIZE, DIRICHLET_ALPHA = 2, 5, 16, 0.1
 METRIC = "accuracy"
 METRICS = {"averaged": f"averaged_{METRIC}", "latest": METRIC}
 """Model -> the metric of its accuracy. The comparison is by the first."""
+EXAGGERATING, FAILING = "exaggerating", "failing"
+"""The ids of the faulty clients."""
 LAST = 10
 """Number of last rounds that the comparison uses."""
 TARGET = 0.9

@@ -18,6 +18,7 @@ from fl_common.units import duration, plain
 from fl_ops.commands import completion
 from fl_ops.commands.options import Context, command, interruptible
 from fl_ops.demo import conclusions, plot, report
+from fl_ops.demo.faults import show_faults
 from fl_ops.demo.fleet import Fleet
 from fl_ops.demo.processes import ChildEnded, Processes
 from fl_ops.demo.recovery import recover
@@ -115,7 +116,8 @@ def _run(settings: DemoSettings, console: Console) -> Demo:
         with fleet.connect() as client:
             results = train(client, settings, processes, console)
         recovery = recover(fleet, settings, results[0].method, results[0].rounds, show)
-    return Demo(settings, data, results, start_seconds, time.monotonic() - began, recovery)
+        faults = show_faults(fleet, settings, show)
+    return Demo(settings, data, results, start_seconds, time.monotonic() - began, recovery, faults)
 
 
 def _write_results(done: Demo, console: Console, context: Context) -> None:

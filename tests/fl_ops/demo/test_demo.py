@@ -48,6 +48,9 @@ def test_it_trains_compares_and_writes_page_plot_and_numbers(demo: StartDemo, tm
         in_process(name, facts["algorithms"][name]) for name in ("fedcm", "fedavg")
     ]
     assert facts["recovery"]["equal_models"] == [True, True, True]
+    refused, failed = facts["faults"]
+    assert refused.startswith("exaggerating was refused 2 of 2 times (norm)")
+    assert "the camera of this device does not answer" in failed
     assert "the models of all 3 rounds have the bits of the undisturbed run" in " ".join(errors.split())
     assert not list((tmp_path / TEMPORARY).iterdir())
 
