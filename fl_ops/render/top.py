@@ -209,7 +209,7 @@ class TopView:
                 ">Came last",
                 "Note",
             ),
-            optional=("Note", "Transfer", "Came last", "Work", "Refused", "Run", "Counted", "Failed"),
+            optional=("Note", "Transfer", "Refused", "Run", "Came last", "Counted", "Work", "Failed"),
             names_missing=False,
         )
         for client in self.federation.clients:
