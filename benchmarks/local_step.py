@@ -2,7 +2,9 @@
 
     python -m benchmarks.local_step --model resnet18-gn --methods fedavg fedcm --pairs 15
     python -m benchmarks.local_step --optimizer adamw --methods fedavg fedprox
+    python -m benchmarks.local_step --private --methods fedavg fedcm
 
+With `--private` our loop makes steps of DP-SGD, on the same batches as the bare loop.
 With `--optimizer` both loops make their steps with this optimizer; methods that need plain SGD run inexactly.
 
 Epochs alternate bare, ours, ours, bare, so that other load on the machine affects both in the same way. A pair's ratio
@@ -31,10 +33,12 @@ from algorithms import tree
 from algorithms.optimizers.classes import BUILT_IN
 from algorithms.optimizers.federated import with_optimizer
 from algorithms.optimizers.spec import OptimizerSpec
+from algorithms.privacy.dp_sgd import Privacy
 from benchmarks.demo_grid import machine
 from fl_client.settings.config import MemoryFormat, Precision
 from fl_client.settings.device import Compute
 from fl_common.allocator import keep_freed_memory
+from fl_common.privacy.secret_stream import SECRET_BYTES, SecretStream
 from fl_tasks import Examples
 from fl_tasks.batches import batches, seed_everything
 from fl_tasks.models import ResNet18, grey_cnn
@@ -110,9 +114,11 @@ class Bench:
         context = fl.ClientContext(None if sent is None else self._noise, kept)
         return fl.Work(algorithm, context, fl.LocalSettings(RATE), len(algorithm.exchanges) - 1)
 
-    def ours(self, work: fl.Work) -> None:
+    def ours(self, work: fl.Work, *, private: bool = False) -> None:
         """The same epoch with the daemon's code: rule, steps and delta."""
-        data = fl.LocalData(self._batches(), (), functional.cross_entropy)
+        rate, size = self._batch_size / len(self.examples), len(self.examples)
+        privacy = Privacy(1.0, 1.0, rate, size, SecretStream(bytes(SECRET_BYTES))) if private else None
+        data = fl.LocalData(self._batches(), (), functional.cross_entropy, privacy=privacy)
         fl.answer(self.model, data, work)
 
     def timed(self, epoch: Callable[[], None]) -> Seconds:
@@ -137,10 +143,10 @@ _ONE = (fl.UpdateInfo("one", 1, 1),)
 _ROUND = fl.RoundInfo(0, RATE, rounds=1, population=1, population_examples=1, cohort_size=1)
 
 
-def measure(bench: Bench, method: str, pairs: int) -> dict[str, Any]:
+def measure(bench: Bench, method: str, pairs: int, *, private: bool = False) -> dict[str, Any]:
     """Ratios of `pairs` pairs of two epochs each, after one warm-up epoch of each loop."""
     work = bench.work(method)
-    bare, ours = bench.bare, lambda: bench.ours(work)
+    bare, ours = bench.bare, lambda: bench.ours(work, private=private)
     bench.timed(bare)
     bench.timed(ours)
     taken = []
@@ -194,6 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--stock-allocator", action="store_true", help="run both loops without the daemon's allocator settings"
     )
+    parser.add_argument("--private", action="store_true", help="make our loop's steps private")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     if not options.stock_allocator:
@@ -203,7 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     check(bench)
     print(json.dumps({**vars(options), "machine": machine()}), flush=True)
     for method in options.methods:
-        print(json.dumps(measure(bench, method, options.pairs)), flush=True)
+        print(json.dumps(measure(bench, method, options.pairs, private=options.private)), flush=True)
 
 
 if __name__ == "__main__":

@@ -190,4 +190,4 @@ def _add(hasher: blake3, part: bytes) -> None:
 def _add_tensors(hasher: blake3, tensors: Iterable[tuple[str, Tensor]]) -> None:
     for name, tensor in tensors:
         _add(hasher, f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        hasher.update(memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
+        hasher.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
