@@ -89,7 +89,7 @@ def test_a_model_without_adapters_is_refused() -> None:
 def test_without_peft_the_message_has_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """The extra that brings the library is named."""
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(TaskError, match=r"pip install impetus-fl\[lora\]"):
+    with pytest.raises(TaskError, match=r"pip install 'impetus-fl\[lora\]'"):
         add_lora(small(), 3, ["0"])
 
 
