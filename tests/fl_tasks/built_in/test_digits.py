@@ -89,7 +89,7 @@ def test_the_scans_are_those_of_scikit_learn(digits: Digits) -> None:
 def test_without_scikit_learn_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message has the command that installs what the demo needs."""
     monkeypatch.setattr("fl_tasks.built_in.digits.find_spec", lambda name: None)
-    with pytest.raises(TaskError, match=r"pip install 'impetus-fl\[demo\]'"):
+    with pytest.raises(TaskError, match=r"pip install 'impetus-fl\[digits\]'"):
         load_task("digits")
 
 
