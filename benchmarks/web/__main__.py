@@ -48,7 +48,7 @@ def fill_clients(store: Store, count: int) -> None:
                 device={"kind": "cpu", "name": "x86_64", "memory_bytes": 8 << 30},
                 tasks=({"name": "digits", "version": "1", "source": f"sha256:{number:064x}", "train_examples": 100,
                         "eval_examples": 10},),
-                updates_counted=number % 91, updates_refused=number % 7,
+                updates_counted=number % 91,
             )
             for number in range(first, min(first + _LIST_ROWS, count))
         ])  # fmt: skip

@@ -35,15 +35,18 @@ def privacy(
     from fl_server.run.privacy import Account
 
     config = read_simulation(run).run
-    if config.privacy is None:
-        raise UsageError(f"{run}: expected the section [privacy] (docs/security/privacy.md), got none")
+    if config.client_privacy is None:
+        raise UsageError(
+            f'{run}: expected the section [privacy] with unit = "client" (docs/security/privacy.md); what records of a'
+            " device cost depends on their number, and `fl-client privacy` shows what they have spent"
+        )
     account, rounds = Account.of("", config, ()), config.stop.rounds
     facts = {
         "rounds": rounds,
         "rate": account.rate,
         "noise_multiplier": account.privacy.noise_multiplier,
         "delta": account.privacy.delta,
-        "max_epsilon": account.privacy.max_epsilon,
+        "max_epsilon": account.privacy.limit,
         "epsilon": account.epsilon(rounds),
         "epsilon_of_seen_cohorts": account.epsilon(rounds, seen=True),
         "most_rounds": account.most,
@@ -64,11 +67,11 @@ def _text(facts: dict[str, Any]) -> str:
 def _least_noise(account: Account, rounds: int) -> float:
     """The smallest noise multiplier with which so many rounds stay within the budget."""
     low, high = _LEAST, max(2 * _LEAST, account.privacy.noise_multiplier)
-    while account.with_noise(high).epsilon(rounds) > account.privacy.max_epsilon:
+    while account.with_noise(high).epsilon(rounds) > account.privacy.limit:
         low, high = high, 2 * high
     while low * _PRECISION < high:
         middle = math.sqrt(low * high)
-        if account.with_noise(middle).epsilon(rounds) > account.privacy.max_epsilon:
+        if account.with_noise(middle).epsilon(rounds) > account.privacy.limit:
             low = middle
         else:
             high = middle

@@ -15,6 +15,7 @@ from PIL import Image
 
 from fl_tasks import Shard, load_task
 from fl_tasks.batches import batches
+from fl_tasks.data.examples import Examples
 from fl_tasks.evaluation import evaluate
 from tests.docs.pages import DOCS, ROOT, File, read_page, steps
 from tests.test_layering import LAYERS, MAY_IMPORT
@@ -40,10 +41,13 @@ def test_the_task_of_the_first_screen_trains(tmp_path: Path, monkeypatch: pytest
     task = load_task("my_task:Wine", {})
     sys.modules.pop("my_task")
     model = task.model()
-    for inputs, targets in batches(task.train_data(Shard(folder=tmp_path)), 3, seed=0, steps=1):
+    examples = task.train_data(Shard(folder=tmp_path))
+    assert isinstance(examples, Examples)
+    for inputs, targets in batches(examples, 3, seed=0, steps=1):
         task.loss(model(inputs), targets).backward()
-    assert evaluate(task, model, task.eval_data())["loss"] > 0
-    assert evaluate(task, model, task.eval_data(Shard(folder=tmp_path)))["loss"] > 0
+    for held_out in (task.eval_data(), task.eval_data(Shard(folder=tmp_path))):
+        assert held_out is not None
+        assert evaluate(task, model, held_out)["loss"] > 0
 
 
 def test_the_first_screen_has_one_picture_of_at_most_600_pixels() -> None:

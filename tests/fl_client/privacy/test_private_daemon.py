@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fl_client.privacy import charging
-from fl_client.privacy.account import FILE, Account, read_account
+from fl_client.privacy.account import FILE, Account, read_account, write_account
 from fl_common.privacy.accountant import Mechanism
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
@@ -27,7 +27,7 @@ def private(coordinator: FakeCoordinator, round_number: int = 0, **privacy: Any)
     """Three private steps on batches of about one of the two examples."""
     work = coordinator.assignment(round_number, local_steps=STEPS)
     work.training.batch_size = 1
-    given = {"unit": "record", "noise_multiplier": NOISE, "clip": CLIP, "delta": DELTA} | privacy
+    given: dict[str, Any] = {"unit": "record", "noise_multiplier": NOISE, "clip": CLIP, "delta": DELTA} | privacy
     work.training.privacy.CopyFrom(training_pb2.LocalPrivacy(**given))
     return work
 
@@ -100,9 +100,8 @@ async def test_no_step_is_made_before_the_charge_is_on_the_disk(
         del path
         if given.spent:
             raise OSError(28, "No space left on device")
-        write(fleet.folder / FILE, given)
+        write_account(fleet.folder / FILE, given)
 
-    write = charging.write_account
     with monkeypatch.context() as patched:
         patched.setattr(charging, "write_account", full)
         async with fleet.daemon() as daemon:

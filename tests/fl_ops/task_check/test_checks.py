@@ -16,7 +16,7 @@ from fl_tasks import Classifier, Examples, Shard
 class Sound(Classifier):
     """Reads numbers from a file of each site."""
 
-    classes = ("cat", "dog")
+    classes: tuple[str, ...] = ("cat", "dog")
 
     def model(self) -> nn.Module:
         return nn.Linear(3, 2)
@@ -43,7 +43,7 @@ class Normalised(Sound):
 
 
 class Nameless(Sound):
-    classes = ()
+    classes: tuple[str, ...] = ()
 
 
 class Drawn(Sound):

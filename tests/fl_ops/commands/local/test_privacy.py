@@ -43,9 +43,22 @@ def test_costs_and_least_noise(fl: Fl, tmp_path: Path, noise: float, budget: flo
     assert f"The least noise for 60 rounds within it is {least:.3g}." in text
 
 
-def test_a_file_without_the_section(fl: Fl, tmp_path: Path) -> None:
-    """The message names the section and its page."""
-    (tmp_path / "run.toml").write_text('task = { name = "digits" }')
+RECORD = """
+algorithm = { name = "fedavg", parameters = { weights = "uniform" } }
+[privacy]
+unit = "record"
+noise_multiplier = 1.0
+clip = 0.5
+delta = 1e-5
+"""
+
+
+@pytest.mark.parametrize("sections", ["", RECORD], ids=["none", "of records"])
+def test_a_file_without_privacy_of_clients(fl: Fl, tmp_path: Path, sections: str) -> None:
+    """The message names the section and its page, and who knows what records cost."""
+    (tmp_path / "run.toml").write_text('task = { name = "digits" }\n' + sections)
     result = fl("privacy", "run.toml")
     assert result.exit_code == 2
-    assert "expected the section [privacy] (docs/security/privacy.md), got none" in " ".join(result.stderr.split())
+    message = " ".join(result.stderr.split())
+    assert 'expected the section [privacy] with unit = "client" (docs/security/privacy.md)' in message
+    assert "`fl-client privacy`" in message
