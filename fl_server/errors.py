@@ -50,7 +50,8 @@ class InvalidInput(ServerError):
         shown, field = short(came), one_line(field, 200)
         # An error of ours names what it expected itself, and more precisely.
         own = isinstance(came, Exception) and "expected " in shown
-        super().__init__(f"{field}: {shown}" if own else f"{field}: expected {expected}, got {shown}")
+        text = shown.removeprefix(f"{field}: ") if own else f"expected {expected}, got {shown}"
+        super().__init__(f"{field}: {text}")
         self.field = field
         self.detail = errors_pb2.InvalidField(field=field, expected=expected, came=shown)
 

@@ -50,6 +50,7 @@ ALLOWED: Mapping[str, dict[str, str]] = {
         "multiprocessing": "a child watches its parent",
         "runpy.run_module": "one of our programs, named by the demo itself",
     },
+    "fl_ops/demo/faulty_client.py": {"runpy.run_module": "our daemon, whose task is spoilt for the demo"},
     "benchmarks/processes.py": {"runpy.run_module": "one of our programs, named by the benchmark itself"},
 }  # fmt: skip
 """File -> what it may use, and why. Benchmarks may start processes of their own: see `_findings`."""

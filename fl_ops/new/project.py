@@ -99,11 +99,10 @@ def _write(target: Path, template: str, words: dict[str, str]) -> None:
 
 def _generate(folder: Path, name: str) -> None:
     """Run the package's own generator, in its folder."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    environment.pop("PYTHONSAFEPATH", None)  # the package is found in the working directory
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder.resolve()), *filter(None, sys.path)])}
     # fl_tasks comes first: it makes torchvision fit a build of torch, before other libraries import it.
     program = f"import fl_tasks, runpy; runpy.run_module('{name}.generate', run_name='__main__')"
-    command = [sys.executable, "-c", program]
+    command = [sys.executable, "-P", "-c", program]
     done = subprocess.run(  # noqa: S603 - this Python, and a name that was checked
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )

@@ -243,8 +243,9 @@ def _name_for(token: EnrollmentRecord, wanted: str) -> str:
         return token.name
     try:
         check_id("name", wanted)
-    except ValueError as error:
-        raise InvalidInput("name", f"a name that begins with {token.name!r}", error) from None
+    except ValueError:
+        expected = f"a name that begins with {token.name!r}, 1 to 64 of A-Z a-z 0-9 . _ - in all"
+        raise InvalidInput("name", expected, wanted) from None
     if not wanted.startswith(token.name) or wanted == token.name:
         raise NotEnrolled("name", f"a name that begins with {token.name!r} and is longer; not {wanted!r}")
     return wanted

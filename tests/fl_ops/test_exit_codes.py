@@ -136,7 +136,7 @@ def test_version(fl: Fl) -> None:
 
 
 def test_interrupted_process(admin: FakeAdmin) -> None:
-    """A process that follows a quiet run ends at SIGINT with 130 and nothing on stderr."""
+    """A process that follows a quiet run ends at SIGINT with 130, and says that the run goes on."""
     over = threading.Event()
 
     def quiet_run() -> Iterator[admin_pb2.WatchRunResponse]:
@@ -152,7 +152,8 @@ def test_interrupted_process(admin: FakeAdmin) -> None:
         process.send_signal(signal.SIGINT)
         errors = process.stderr.read()
     over.set()
-    assert (process.returncode, errors) == (Exit.INTERRUPTED, "")
+    assert process.returncode == Exit.INTERRUPTED
+    assert errors == "interrupted: the run goes on; `fl run stop digits-1` ends it\n"
 
 
 def test_light_start_and_quiet_stderr(admin: FakeAdmin) -> None:

@@ -68,7 +68,7 @@ def test_a_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message names the package to install or the setting to remove."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(
-        ConfigError, match=r'gates.gpu_below: expected the package nvidia-ml-py.* "impetus-fl\[gates\]"'
+        ConfigError, match=r"gates.gpu_below: expected the package nvidia-ml-py.* 'impetus-fl\[gates\]'"
     ):
         NvmlMeter(torch.device("cpu"))
 

@@ -113,6 +113,7 @@ DEFAULTS: dict[tuple[tuple[str, ...], str], bool] = {
     (("fl-client", "init"), "cert"): True,
     (("fl-client", "init"), "key"): True,
     (("fl-client", "init"), "enroll_server"): ENROLL_PORT == 7074,
+    (("fl-client", "privacy"), "delta"): True,  # tests/fl_client/privacy/test_account.py
     (("fl-client", "init"), "yes"): True,  # of no option in particular
 }
 """Options whose help names a default in words -> whether the code has the same."""

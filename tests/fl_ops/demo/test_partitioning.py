@@ -73,14 +73,14 @@ def test_unusable_settings_are_reported(own_task: None, tmp_path: Path, settings
 def test_missing_matplotlib_is_reported_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is reported at the start, not when the plot is drawn."""
     monkeypatch.setattr(environment, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"pip install impetus-fl\[demo\]"):
+    with pytest.raises(UsageError, match=r"pip install 'impetus-fl\[demo\]'"):
         environment.check_plotting("fl demo")
 
 
 def test_missing_scikit_learn_is_reported_with_its_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It contains the digits."""
     monkeypatch.setattr("fl_tasks.built_in.digits.find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"pip install impetus-fl\[demo\]"):
+    with pytest.raises(UsageError, match=r"pip install 'impetus-fl\[digits\]'"):
         partition(DemoSettings(), tmp_path / "partition.json")
 
 

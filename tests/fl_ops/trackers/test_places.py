@@ -167,7 +167,7 @@ def test_without_the_extra(extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the extra, before any work."""
     monkeypatch.setattr(opening, "find_spec", lambda name: None if name == extra else find_spec(name))
     trackers = Trackers(Path("runs")) if extra == "tensorboard" else Trackers(mlflow="http://127.0.0.1:1")
-    with pytest.raises(UsageError, match=rf"pip install impetus-fl\[{extra}\]"):
+    with pytest.raises(UsageError, match=rf"pip install 'impetus-fl\[{extra}\]'"):
         trackers.check()
 
 

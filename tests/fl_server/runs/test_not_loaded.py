@@ -112,7 +112,10 @@ async def test_one_run_that_cannot_be_shown_hides_no_other(tmp_path: Path) -> No
         bad.config = bad.config.model_copy(update={"stop": stop})
         found = await listed_runs(world)
         assert found["bad"][1].startswith("it cannot be shown: ")
-        assert found["good"] == (pb.RUN_STATE_WAITING, run.run_status.waiting_reason)
+        assert found["good"] == (
+            pb.RUN_STATE_WAITING,
+            f"{run.run_status.waiting_reason}; it lacks clients: none is here",
+        )
 
 
 async def test_an_extension_is_checked_before_it_is_written(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"round": {"reducer": "tracing:reducer"}}, "round.reducer: expected a reducer that this coordinator may load"),
     ({"algorithm": {"name": "fedcmm"}}, 'Did you mean "fedcm"?'),
     ({"round": {"reducer": "medium"}}, 'Did you mean "median"?'),
-    ({"algorithm": {"name": METHOD, "parameters": {"agreement": 2}}}, "algorithm.parameters.agreement: expected"),
+    ({"algorithm": {"name": METHOD, "parameters": {"agreement": 2}}}, "parameter 'agreement': expected a number"),
     ({"algorithm": {"name": METHOD, "parameters": {"beta": 0.5}}}, f"unknown parameter of {METHOD}: 'beta'"),
     (
         {"algorithm": {"name": METHOD, "schedules": {"agreement": {"kind": "linear", "end": 1.0}}}},
@@ -101,7 +101,7 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ),
     (
         {"round": {"reducer": MEDIAN, "quorum": 3, "clients_per_round": 3, "reducer_parameters": {"blend": 2}}},
-        "round.reducer_parameters.blend: expected a value that the reducer takes",
+        "parameter 'blend': expected a number",
     ),
     ({"round": {"reducer": MEDIAN}}, f'round.quorum: expected at least 3 with reducer = "{MEDIAN}", got 1'),
     (
