@@ -243,7 +243,10 @@ def close(state: RoundState) -> Result:
     """
     accepted = tuple(sorted(state.admitted[: state.goal], key=lambda entry: entry[0].encode()))
     cancelled = cancel(state)
-    state = replace(learn(state), accepted=accepted, out=state.out | state.outstanding, fixed=())
+    state = replace(
+        learn(state), accepted=accepted, drawn=state.drawn | state.cancelled,
+        out=state.out | state.outstanding | state.cancelled, fixed=(), cancelled=frozenset(),
+    )  # fmt: skip
     if state.exchange + 1 < state.policy.exchanges:
         return replace(state, phase=Phase.REDUCING), (ReduceExchange(accepted), *cancelled)
     return replace(state, phase=Phase.STEPPING), (ComputeStep(accepted), *cancelled)

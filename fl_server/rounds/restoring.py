@@ -6,7 +6,7 @@
 | attempt, exchange, goal, drawn | the attempts of the round under way |
 | admitted, refused, out | its updates with whole bytes, its refusals, and the clients that are present |
 | failed, restarts | the failures of its work, with how often and whether a value was not finite, and its restarts |
-| fixed | the accepted list, if the computation had begun |
+| fixed, cancelled | the accepted list, if the computation had begun, and the others of the attempts |
 | lost, members, state_epoch | the clients' records of lost states, the updates that counted, and the run's record |
 | judged, metric_seen, awaited | the evaluations of the committed rounds |
 | elapsed_s, paused, rounds, wall_time_s | the run's record |
@@ -78,7 +78,7 @@ def restored_round(state: RoundState, saved: SavedRound) -> RoundState:
         # The goal stays: the quorum follows from it if one of them is dropped.
         members, entries = frozenset(client for client, _ in saved.fixed), set(saved.admitted)
         admitted = tuple(entry for entry in saved.fixed if entry in entries)
-        state = replace(state, drawn=members, fixed=saved.fixed, admitted=admitted)
+        state = replace(state, drawn=members, cancelled=state.drawn - members, fixed=saved.fixed, admitted=admitted)
     return state
 
 

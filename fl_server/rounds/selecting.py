@@ -80,7 +80,7 @@ def next_round(state: RoundState) -> RoundState:
     return replace(
         state, round=state.round + 1, attempt=0, first_attempt=0, exchange=0, phase=Phase.SELECTING, goal=0,
         drawn=frozenset(), out=frozenset(), failed=ByClient(), restarts=ByClient(), refused=ByClient(), admitted=(),
-        accepted=(), fixed=(), repeated=False,
+        accepted=(), fixed=(), cancelled=frozenset(), repeated=False,
     )  # fmt: skip
 
 

@@ -138,6 +138,9 @@ class RoundState:
     """The accepted list of the last exchange, in the order of id bytes."""
     fixed: Accepted = ()
     """The accepted list in the ledger, after a restart. Only these updates can close the exchange."""
+    cancelled: frozenset[str] = frozenset()
+    """With a fixed list: those who were drawn and are not in it. If the exchange reopens they may deliver after all, so
+    each of them has a place of the population."""
     repeated: bool = False
     """Whether this exchange was closed before, and reopened because an update was dropped."""
     awaited: frozenset[Source] = frozenset()

@@ -29,6 +29,12 @@ def test_lives_that_had_shown_a_fault_of_a_check(seed: int) -> None:
     assert live_core(seed)[0] == ""
 
 
+@pytest.mark.parametrize("seed", [2502818, 2510781])
+def test_an_exchange_that_reopens_after_a_restart_keeps_the_places_of_all_its_clients(seed: int) -> None:
+    """One update of the list was dropped, and a replacement took the place of a client that could still deliver."""
+    assert live_core(seed)[0] == ""
+
+
 def test_lives_of_the_core_keep_every_invariant() -> None:
     """Without a planted fault no life violates one, and every run is over soon after the faults."""
     assert [(seed, found) for seed in range(2000) if (found := live_core(seed)[0])] == []
