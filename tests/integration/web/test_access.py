@@ -178,7 +178,13 @@ def test_logins_are_in_the_audit_log_with_the_browsers_address(secured: Coordina
     browser(secured, pki, zoe).get("/")
     browser(secured, pki).send("/login", "code=made-up")
     with secured.admin(pki.issue("admin", "root")) as admin:
-        rows = [row for page in admin.history.list_audit(pb.ListAuditRequest()) for row in page.entries]
+
+        def recorded() -> list[pb.AuditEntry] | None:
+            """All rows, once that of the refused login is among them: a refusal is answered before it is written."""
+            rows = [row for page in admin.history.list_audit(pb.ListAuditRequest()) for row in page.entries]
+            return rows if any(row.result == "unauthenticated" for row in rows) else None
+
+        rows = eventually(recorded, "the refused login in the audit log")
     own = {(row.method, row.address.partition(":")[0]) for row in rows if row.actor == "viewer:zoe"}
     logins = {(method, "127.0.0.1") for method in ("OpenByCode", "CloseSession", "OpenByCertificate")}
     assert logins <= own
