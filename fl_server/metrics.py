@@ -69,6 +69,7 @@ class Metrics:
         self.reported = ReportedRuns(self.factory)
         self._about_runs()
         self._about_clients()
+        self._about_transfers()
         self._about_the_process()
 
     def _about_runs(self) -> None:
@@ -120,6 +121,9 @@ class Metrics:
         self.contested = factory.gauge(
             "fl_clients_contested", "Identities that two daemons have used for longer than a restart takes."
         )
+
+    def _about_transfers(self) -> None:
+        factory = self.factory
         self.uploads_resumed = factory.counter("fl_uploads_resumed", "Uploads that were resumed at an offset.")
         self.bytes = factory.counter(
             "fl_transfer_bytes",

@@ -115,41 +115,20 @@ def _last_commit(run: admin_pb2.RunStatus, now: float) -> str:
     return f"{text}, {units.duration(max(0.0, now - run.latest.committed.ToNanoseconds() / 1e9))} ago"
 
 
+_CLIENT_COLUMNS = (
+    "Client", "State", "Device", "Tasks", "Run", ">Counted", ">Refused", ">Failed", ">Work", ">Transfer", ">Came last",
+    "Last seen", "Labels", "Note",
+)  # fmt: skip
+_CLIENT_OPTIONAL = (
+    "Labels", "Device", "Last seen", "Tasks", "Run", "Transfer", "Came last", "Work", "Refused", "Counted", "Note",
+    "Failed",
+)  # fmt: skip
+"""Columns that a narrow terminal leaves out, the first of them first."""
+
+
 def clients_table(clients: Sequence[admin_pb2.ClientStatus]) -> RenderableType:
     """A row for each client."""
-    table = FittedTable(
-        (
-            "Client",
-            "State",
-            "Device",
-            "Tasks",
-            "Run",
-            ">Counted",
-            ">Refused",
-            ">Failed",
-            ">Work",
-            ">Transfer",
-            ">Came last",
-            "Last seen",
-            "Labels",
-            "Note",
-        ),
-        optional=(
-            "Labels",
-            "Device",
-            "Last seen",
-            "Tasks",
-            "Run",
-            "Transfer",
-            "Came last",
-            "Work",
-            "Refused",
-            "Counted",
-            "Note",
-            "Failed",
-        ),
-        wraps=("State", "Note"),
-    )
+    table = FittedTable(_CLIENT_COLUMNS, optional=_CLIENT_OPTIONAL, wraps=("State", "Note"))
     for client in clients:
         table.add_row(
             plain(client.client_id), state(client_facts.words(client), told(client_facts.state(client))),
