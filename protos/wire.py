@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+from functools import cache
+from typing import Any, TypeVar
 
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from protos.fl.v1.training_pb2 import PayloadKind
+
+M = TypeVar("M", bound=Message)
 
 PROTOCOL_MIN = 1
 """Oldest supported protocol version. Clients are not upgraded all at once."""
@@ -126,6 +131,20 @@ def numbers(message: Message) -> dict[str, int | float]:
     ]
     values = {name: getattr(message, name) for name in plain}
     return {name: value for name, value in values.items() if type(value) in {int, float}}
+
+
+def filled(kind: type[M], record: Any, **others: Any) -> M:
+    """A message with the record's values of the fields that both have under one name, and with others."""
+    values = {
+        name: getattr(record, name) for name in _shared_names(kind.DESCRIPTOR, type(record)) if name not in others
+    }
+    return kind(**values, **others)
+
+
+@cache
+def _shared_names(message: Descriptor, record: type) -> list[str]:
+    names: set[str] = {*dir(record), *getattr(record, "__dataclass_fields__", ())}
+    return [field.name for field in message.fields if field.name in names]
 
 
 def timestamp(seconds: float) -> Timestamp:

@@ -26,6 +26,7 @@ from fl_server.statuses import code_of
 from fl_server.store.database.ledger_audit import SCANNED
 from fl_server.store.ledger import Ledger
 from protos.fl.v1 import admin_pb2 as pb
+from protos.wire import filled
 
 _IDENTITY = (Forbidden, CertificateEnded, Unauthenticated)
 """Errors that are recorded for every service."""
@@ -220,9 +221,6 @@ class _Search:
 
 def audit_entry(row: AuditRow) -> pb.AuditEntry:
     """A row as a message."""
-    entry = pb.AuditEntry(
-        number=row.number, actor=row.actor, address=row.address, method=row.method, subject=row.subject,
-        result=row.result, detail=row.detail, hash=row.hash,
-    )  # fmt: skip
+    entry = filled(pb.AuditEntry, row)
     entry.time.seconds, entry.time.nanos = row.time_us // 10**6, row.time_us % 10**6 * 1000
     return entry

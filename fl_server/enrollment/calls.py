@@ -35,7 +35,7 @@ from fl_server.store.ledger import Ledger
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1 import enrollment_pb2 as device_pb
 from protos.fl.v1 import enrollment_pb2_grpc
-from protos.wire import timestamp
+from protos.wire import filled, timestamp
 
 log = structlog.get_logger()
 
@@ -132,14 +132,8 @@ class EnrollmentCalls:
         return pb.RevokeCertificatesResponse(revoked=known or [_revoked(done.rows[0])])
 
     def _status(self, record: CertificateRecord) -> pb.CertificateStatus:
-        status = pb.CertificateStatus(
-            serial=record.serial,
-            role=record.role,
-            name=record.name,
-            key=record.key,
-            issued=timestamp(record.issued_at),
-            not_after=timestamp(record.not_after),
-        )
+        issued, end = timestamp(record.issued_at), timestamp(record.not_after)
+        status = filled(pb.CertificateStatus, record, issued=issued, not_after=end)
         if (row := self._revocations.of_record(record)) is not None:
             status.revoked.CopyFrom(timestamp(row.revoked_at))
             status.reason = row.reason
@@ -162,15 +156,9 @@ def _token(record: EnrollmentRecord) -> pb.EnrollmentToken:
         spec.name_prefix = record.name
     else:
         spec.name = record.name
-    return pb.EnrollmentToken(
-        id=record.id,
-        spec=spec,
-        created=timestamp(record.created_at),
-        expires=timestamp(record.expires_at),
-        actor=record.actor,
-        state=state_of(record, time.time()),
-        uses_left=record.uses_left,
-    )
+    created, expires = timestamp(record.created_at), timestamp(record.expires_at)
+    state = state_of(record, time.time())
+    return filled(pb.EnrollmentToken, record, spec=spec, created=created, expires=expires, state=state)
 
 
 class EnrollmentRates:

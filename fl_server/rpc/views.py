@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from heapq import nsmallest
+from typing import Any, TypeVar
 
 import structlog
 
@@ -30,9 +31,10 @@ from fl_server.store.records import (
 )
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1 import coordinator_pb2, training_pb2
-from protos.wire import timestamp
+from protos.wire import filled, timestamp
 
 log = structlog.get_logger()
+Offer = TypeVar("Offer", coordinator_pb2.TaskOffer, coordinator_pb2.MethodOffer)
 
 MOST_SHOWN = 10
 """Awaited or missing clients that are listed by id."""
@@ -108,10 +110,8 @@ def known_directions(run: Run, metrics: Iterable[str]) -> dict[str, bool]:
 def _latest_failure(failures: Failures) -> pb.FailedWork | None:
     if (latest := failures.latest) is None:
         return None
-    return pb.FailedWork(
-        client_id=latest.client_id, round=latest.round, message=latest.detail, time=timestamp(latest.failed_at),
-        clients=failures.clients,
-    )  # fmt: skip
+    failed = timestamp(latest.failed_at)
+    return filled(pb.FailedWork, latest, message=latest.detail, time=failed, clients=failures.clients)
 
 
 @lru_cache(maxsize=8)
@@ -198,57 +198,33 @@ def _short(run: Run) -> str:
 
 def round_summary(commit: CommitRecord) -> pb.RoundSummary:
     """A committed round."""
-    return pb.RoundSummary(
-        round=commit.round,
+    return filled(
+        pb.RoundSummary,
+        commit,
         committed=timestamp(commit.committed_at),
-        seconds=commit.seconds,
-        attempts=commit.attempts,
-        accepted=commit.accepted,
-        dropped=commit.dropped,
-        training_loss=commit.training_loss,
-        metrics=commit.metrics,
-        bytes_down=commit.bytes_down,
-        bytes_up=commit.bytes_up,
-        model_digest=commit.model_digest,
-        averaged_digest=commit.averaged_digest,
         account=_account(RoundStatistics.from_text(commit.statistics)) if commit.statistics else None,
         local_epochs=[training_pb2.EpochMetrics(values=epoch) for epoch in commit.epochs],
     )
 
 
 def _account(statistics: RoundStatistics) -> pb.RoundAccount:
-    return pb.RoundAccount(
-        norms=statistics.norms,
-        cosine=statistics.cosine,
-        assignments=statistics.assignments,
-        refused=statistics.refused,
-        staleness=statistics.staleness,
-        seconds=statistics.seconds,
-        quorum_missed=statistics.quorum_missed,
-        short=statistics.short,
-        why_short=statistics.why_short,
-    )
+    return filled(pb.RoundAccount, statistics)
 
 
 def client_status(fleet: Fleet, record: ClientRecord, needs: Iterable[Need] = ()) -> pb.ClientStatus:
     """The status of a client. needs: why it needs attention."""
-    status = pb.ClientStatus(
-        client_id=record.client_id,
+    status = filled(
+        pb.ClientStatus,
+        record,
         state=f"CLIENT_STATE_{fleet.attendance.state(record.client_id).upper()}",
-        banned=record.banned,
-        draining=record.draining,
         availability=fleet.eligibility.availability(record.client_id),
-        labels=record.labels,
         enrolled_labels=sorted(record.enrolled or ()),
         device=coordinator_pb2.Device(**record.device),
-        tasks=_task_offers(record),
-        methods=_method_offers(record),
-        software=record.software,
+        tasks=[_offer(coordinator_pb2.TaskOffer, task) for task in record.tasks],
+        methods=[_offer(coordinator_pb2.MethodOffer, method) for method in record.methods],
         last_seen=timestamp(fleet.attendance.last_seen(record)),
         run_id=fleet.eligibility.run_of(record.client_id),
-        updates_counted=record.updates_counted,
         updates_refused=record.work.refused,
-        note=record.note,
         policy_refusals=fleet.eligibility.policy.by(record.client_id),
         work=client_work(record.work),
         attention=[attention(need) for need in needs],
@@ -257,32 +233,26 @@ def client_status(fleet: Fleet, record: ClientRecord, needs: Iterable[Need] = ()
     if session is not None and session.origin.ends is not None:
         status.certificate_end.CopyFrom(timestamp(session.origin.ends))
     if standing := fleet.quarantine.of(record.client_id):
-        until = timestamp(standing.until)
-        status.quarantine.CopyFrom(pb.Quarantine(until=until, refusals=standing.refusals, reason=standing.reason))
+        status.quarantine.CopyFrom(filled(pb.Quarantine, standing, until=timestamp(standing.until)))
     return status
 
 
 def attention(need: Need) -> pb.Attention:
     """Why a client needs attention."""
-    return pb.Attention(reason=need.reason, why=one_line(need.why), remedy=need.remedy, run_id=need.run_id)
+    return filled(pb.Attention, need, why=one_line(need.why))
 
 
 def client_work(work: ClientWork) -> pb.ClientWork:
     """What became of a client's assignments."""
     rounds, last = work.newest_rounds()
-    return pb.ClientWork(
-        assignments=work.assignments,
-        admitted=work.admitted,
-        refused=work.refused,
-        failed=work.failed,
-        lost=work.lost,
+    return filled(
+        pb.ClientWork,
+        work,
         newest=work.of_newest(),
         last_failure=_ended_work(work.last_failure),
         last_refusal=_ended_work(work.last_refusal),
         work_s=work.usual("work_s"),
         transfer_s=work.usual("transfer_s"),
-        rounds=work.rounds,
-        rounds_last=work.rounds_last,
         newest_rounds=rounds,
         newest_rounds_last=last,
         slowness=work.usual("slowness"),
@@ -290,49 +260,21 @@ def client_work(work: ClientWork) -> pb.ClientWork:
 
 
 def _ended_work(ended: EndedWork | None) -> pb.EndedWork | None:
-    if ended is None:
-        return None
-    return pb.EndedWork(
-        run_id=ended.run_id, round=ended.round, cause=ended.cause, message=ended.message, time=timestamp(ended.time)
-    )
+    return None if ended is None else filled(pb.EndedWork, ended, time=timestamp(ended.time))
 
 
-def _task_offers(record: ClientRecord) -> list[coordinator_pb2.TaskOffer]:
-    return [
-        coordinator_pb2.TaskOffer(
-            name=task["name"],
-            fingerprint=training_pb2.TaskFingerprint(version=task["version"], source=task["source"]),
-            train_examples=task["train_examples"],
-            eval_examples=task["eval_examples"],
-            train_batches=task.get("train_batches", 0),
-        )
-        for task in record.tasks
-    ]
-
-
-def _method_offers(record: ClientRecord) -> list[coordinator_pb2.MethodOffer]:
-    return [
-        coordinator_pb2.MethodOffer(
-            name=method["name"],
-            fingerprint=training_pb2.TaskFingerprint(version=method["version"], source=method["source"]),
-        )
-        for method in record.methods
-    ]
+def _offer(kind: type[Offer], offer: Mapping[str, Any]) -> Offer:
+    """What a client offers, with the name and the fingerprint that the ledger has."""
+    numbers: dict[str, Any] = {name: value for name, value in offer.items() if isinstance(value, int)}
+    fingerprint = training_pb2.TaskFingerprint(version=offer["version"], source=offer["source"])
+    return kind(name=offer["name"], fingerprint=fingerprint, **numbers)
 
 
 def client_evaluation(answer: ClientEvaluation) -> pb.ClientEvaluation:
     """A client's evaluation of a committed model."""
-    return pb.ClientEvaluation(
-        client_id=answer.client_id,
-        num_examples=answer.num_examples,
-        metrics=answer.metrics,
-        reported=timestamp(answer.reported_at),
-    )
+    return filled(pb.ClientEvaluation, answer, reported=timestamp(answer.reported_at))
 
 
 def history_entry(number: int, entry: HistoryRecord) -> pb.HistoryEntry:
     """A row of the history."""
-    return pb.HistoryEntry(
-        time=timestamp(entry.time), actor=entry.actor, event=entry.event, subject=entry.subject, detail=entry.detail,
-        number=number,
-    )  # fmt: skip
+    return filled(pb.HistoryEntry, entry, time=timestamp(entry.time), number=number)

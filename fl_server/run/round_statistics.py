@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from fl_server.rounds.state import RoundState
 
@@ -60,17 +60,9 @@ class RoundStatistics:
     def from_text(cls, text: str) -> Self:
         """The statistics that `to_text` wrote."""
         values = json.loads(text) if text else {}
-        return cls(
-            norms=values.get("norms", {}),
-            cosine=values.get("cosine"),
-            assignments=Counter(values.get("assignments")),
-            refused=Counter(values.get("refused")),
-            staleness=Counter({int(rounds): count for rounds, count in values.get("staleness", {}).items()}),
-            seconds=dict(values.get("seconds", {})),
-            quorum_missed=values.get("quorum_missed", 0),
-            short=values.get("short", 0),
-            why_short=values.get("why_short", ""),
-        )
+        staleness = {int(rounds): count for rounds, count in values.get("staleness", {}).items()}
+        counts: dict[str, Any] = {name: Counter(values.get(name)) for name in ("assignments", "refused")}
+        return cls(**{**values, **counts, "staleness": Counter(staleness)})
 
 
 _LONGEST = 500
