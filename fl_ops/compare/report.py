@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from statistics import fmean
 
@@ -19,8 +19,6 @@ from fl_server.rounds.metrics import PREFIX, TRAINING, Criterion, on_server
 DECAYS_DIFFER = (
     "The rows have different effective weight decays, so differences between them are not due to the methods alone."
 )
-_PUBLISHED = 4
-"""Column of a paper's accuracy, before our own."""
 _BEGIN, _END = "<!-- fl compare {}: begin -->", "<!-- fl compare {}: end -->"
 
 
@@ -61,35 +59,76 @@ def insert_tables(text: str, plan: Plan) -> str:
 
 
 def _result(plan: Plan, group: Sequence[Row], criterion: Criterion) -> str:
-    spec = plan.table.spec
-    metric, target = criterion.metric, "target"
-    if (value := spec.report.target_of(metric)) is not None:
-        target = f"{100 * value:g} %" if in_percent(metric) else f"{metric} {value:g}"
-    heads = [
-        "Method", "rate", "effective decay", "own parameters", "final", f"last {spec.report.last}", "best",
-        f"rounds to {target}", f"MB down / up to {target}", "MB down / up in all",
-    ]  # fmt: skip
+    spec, metric = plan.table.spec, criterion.metric
     without = [row.label for row in group if not _is_shown(row)]
     group = [row for row in group if _is_shown(row)]
-    left_out = f"Not run: {'; '.join(without)}." if without else ""
-    lines = [_result_row(row, len(spec.seeds), metric) for row in group]
-    if spec.report.baseline:
-        at = heads.index("best")
-        heads.insert(at, f"to {spec.report.baseline}")
-        for line, row in zip(lines, group, strict=True):
-            line.insert(at, _difference(row.difference, metric))
-    if any(row.published is not None for row in group):
-        heads.insert(_PUBLISHED, "published")
-        for line, row in zip(lines, group, strict=True):
-            line.insert(_PUBLISHED, NOTHING if row.published is None else f"{100 * row.published:.2f}")
+    columns = _columns(plan, group, metric)
+    lines = [[row.label + _seeds_left(row, len(spec.seeds)), *_cells(row, columns)] for row in group]
     parts = [
-        _table(heads, lines) if lines else "",
+        _table(["Method", *columns], lines) if lines else "",
         _first(group, criterion),
         next(filter(None, (result.without(metric) for _, result in plan.results())), ""),
-        DECAYS_DIFFER if decays_differ(group) else "",
-        left_out,
+        DECAYS_DIFFER if decays_differ(group) else _same_decay(group),
+        f"Not run: {'; '.join(without)}." if without else "",
     ]
     return "\n\n".join(filter(None, parts))
+
+
+def _columns(plan: Plan, group: Sequence[Row], metric: str) -> dict[str, Callable[[Row], str]]:
+    """Head -> text of a row's cell. A column is left out where no row can have a value, or all decays are the same.
+
+    summary.csv has the accuracy after the last round and the best one, too.
+    """
+    report = plan.table.spec.report
+    columns: dict[str, Callable[[Row], str]] = {"rate": _rate}
+    if decays_differ(group):
+        columns["effective decay"] = lambda row: NOTHING if row.effective_decay is None else f"{row.effective_decay:g}"
+    columns["own parameters"] = lambda row: parameters_text(row.choice.own) if row.choice else ""
+    if any(row.published is not None for row in group):
+        columns["published"] = lambda row: NOTHING if row.published is None else f"{100 * row.published:.2f}"
+    columns[f"last {report.last}"] = lambda row: _last(row, metric)
+    if report.baseline:
+        columns[f"to {report.baseline}"] = lambda row: _difference(row.difference, metric)
+    if (value := report.target_of(metric)) is not None:
+        target = f"{100 * value:g} %" if in_percent(metric) else f"{metric} {value:g}"
+        columns[f"rounds to {target}"] = _rounds_to_target
+        columns[f"MB down / up to {target}"] = lambda row: _pair(row.down_to_target, row.up_to_target)
+    columns["MB down / up in all"] = lambda row: _pair(row.down, row.up)
+    return columns
+
+
+def _cells(row: Row, columns: Mapping[str, Callable[[Row], str]]) -> list[str]:
+    first, *rest = (cell(row) for cell in columns.values())
+    return [first if row.choice else "not run yet", *rest]
+
+
+def _seeds_left(row: Row, seeds: int) -> str:
+    """What a row's label says of the seeds that its means do not have."""
+    if row.choice is None:
+        return ""
+    notes = f" ({len(row.seeds)} of {seeds} seeds)" if len(row.seeds) < seeds else ""
+    return notes + (f" (diverged: {len(row.diverged)} of {len(row.seeds)})" if row.diverged else "")
+
+
+def _rate(row: Row) -> str:
+    return f"{row.choice.learning_rate:g}{' (edge)' if row.at_edge else ''}" if row.choice else ""
+
+
+def _last(row: Row, metric: str) -> str:
+    text = _spread(row.last, metric)
+    return f"**{text}**" if row.among_best else text
+
+
+def _rounds_to_target(row: Row) -> str:
+    if not (reached := row.rounds_to_target):
+        return NOTHING
+    return f"{reached.mean:.0f}" + (f" ({reached.count} of {len(row.seeds)})" if reached.count < len(row.seeds) else "")
+
+
+def _same_decay(group: Sequence[Row]) -> str:
+    """The effective weight decay that all rows have; empty if there is none."""
+    decay = next((row.effective_decay for row in group if row.effective_decay), None)
+    return f"Effective weight decay of every row: {decay:g}." if decay else ""
 
 
 _OVER_CLIENTS = {"mean": "mean", "std": "deviation", "worst_decile": "worst 10 %", "best_decile": "best 10 %"}
@@ -160,29 +199,6 @@ def _difference(spread: Spread | None, metric: str) -> str:
     scale, digits = (100.0, ".2f") if in_percent(metric) else (1.0, ".3g")
     error = spread.standard_error
     return f"{scale * spread.mean:+{digits}}" + ("" if error is None else f" ± {scale * error:{digits}}")
-
-
-def _result_row(row: Row, seeds: int, metric: str) -> list[str]:
-    if row.choice is None:
-        return [row.label, *["not run yet"], *[""] * 8]
-    rate = f"{row.choice.learning_rate:g}{' (edge)' if row.at_edge else ''}"
-    last = _spread(row.last, metric)
-    notes = f" ({len(row.seeds)} of {seeds} seeds)" if len(row.seeds) < seeds else ""
-    notes += f" (diverged: {len(row.diverged)} of {len(row.seeds)})" if row.diverged else ""
-    reached = row.rounds_to_target
-    some = f" ({reached.count} of {len(row.seeds)})" if reached and reached.count < len(row.seeds) else ""
-    return [
-        row.label + notes,
-        rate,
-        NOTHING if row.effective_decay is None else f"{row.effective_decay:g}",
-        parameters_text(row.choice.own),
-        _spread(row.final, metric),
-        f"**{last}**" if row.among_best else last,
-        _spread(row.best, metric),
-        f"{reached.mean:.0f}{some}" if reached else NOTHING,
-        _pair(row.down_to_target, row.up_to_target),
-        _pair(row.down, row.up),
-    ]
 
 
 def _search(plan: Plan, tuning: TuningSection, criterion: Criterion, split: str) -> str:
