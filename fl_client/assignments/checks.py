@@ -88,7 +88,20 @@ def check_assignment(
             raise _unsupported(f"payload_names: {error}") from None
     _check_algorithm(assignment.training.algorithm)
     _check_counted(assignment)
+    _check_clip(assignment)
     _check_work(assignment.training, limits, examples, own_batches)
+
+
+def _check_clip(assignment: training_pb2.Assignment) -> None:
+    """Raises WorkFailed for a clip with which the update could still be longer, or tell more than its delta."""
+    if assignment.clip == 0.0:
+        return
+    if not 0.0 < assignment.clip < math.inf:
+        raise _unsupported(f"clip: expected a number over 0, got {assignment.clip}")
+    if list(assignment.payloads) != [training_pb2.PAYLOAD_KIND_DELTA]:
+        raise _unsupported("clip: expected the delta as the only payload, for others are not clipped")
+    if set(assignment.upload_encodings) - {tensor_pb2.ENCODING_PLAIN}:
+        raise _unsupported("clip: expected the encoding PLAIN, for a decoded update may be longer")
 
 
 def check_evaluation(assignment: training_pb2.EvaluationAssignment) -> None:

@@ -18,6 +18,7 @@ from algorithms.base import Algorithm, ClientUpdate, Exchange, Payload, Tensors
 from algorithms.optimizers.classes import NO_CLASSES, Known
 from algorithms.optimizers.federated import with_optimizer
 from algorithms.parameters import AlgorithmError
+from algorithms.privacy.clipping import clipped
 from algorithms.reference import KnownPart
 from fl_client.connection.messages import log_text
 from fl_client.errors import WorkFailed
@@ -69,12 +70,14 @@ def pack_update(  # noqa: PLR0913, PLR0917 - what a header has
     seconds: float,
     known: KnownPart | None = None,
 ) -> Update:
-    """Pack the payloads in order. Raises WorkFailed for a value that the encoding cannot have.
+    """Pack the payloads in order, the delta clipped if asked. Raises WorkFailed for a value that no encoding can have.
 
     examples: n_i; seconds: of training; known: the part of the delta that is not sent.
     """
     if known is not None:
         computed = _with_delta(computed, known.removed_from(computed.payloads["delta"]))
+    if assignment.clip:
+        computed = _with_delta(computed, clipped(computed.payloads["delta"], assignment.clip))
     parts = laid_out(computed, encoding_of(assignment))
     pieces: list[Buffer] = [piece for part in parts for piece in _pieces(assignment, part)]
     header = header_of(assignment, computed, parts, digest_of(*pieces))

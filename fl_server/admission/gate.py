@@ -32,6 +32,9 @@ from fl_server.run_settings.privacy import PrivacySection
 from protos.codec import LayoutError, digest_bytes
 from protos.fl.v1.training_pb2 import RefusalReason, UpdateHeader
 
+UNCLIPPED = 1.01
+"""A delta that was clipped on its device has no norm of so many clips, whatever its dtype."""
+
 
 @dataclass(frozen=True)
 class AdmissionGate:
@@ -54,7 +57,10 @@ class AdmissionGate:
     """The assigned work; None: the header is not compared with it."""
     buffers: BufferRules = field(default_factory=BufferRules)
     privacy: PrivacySection | None = None
-    """What the run demands; None: nothing."""
+    """What the run demands of the client's steps; None: nothing."""
+    clips_itself: bool = False
+    """Whether the client was asked to scale its delta to `clip_norm`. One that is longer than rounding explains is
+    refused."""
     decoding: Callable[[int], Decoding] = lambda _: Decoding(UpdateKeys(0, 0))
     """How the client's update is decoded, by its number of steps, K_i."""
 
@@ -172,7 +178,8 @@ class AdmissionGate:
         """The largest norm of a payload that no rule refuses."""
         limits = [self.others[vector].limit] if vector in self.others else []
         if vector == DELTA:
-            limits += [self.max_norm, 0.0 if self.relative.clips else self.relative.limit]
+            own = UNCLIPPED * self.clip_norm if self.clips_itself else 0.0
+            limits += [self.max_norm, own, 0.0 if self.relative.clips else self.relative.limit]
         return min([self.farthest.get(vector, math.inf), *(limit for limit in limits if limit)])
 
     def _check_buffers(self, update: Source, odd: Collection[str]) -> dict[str, float]:
@@ -209,6 +216,12 @@ class AdmissionGate:
             raise UpdateRefused(
                 RefusalReason.REFUSAL_REASON_NORM,
                 f"expected an update of norm {self.max_norm:g} at most (round.max_update_norm), got {norm:g}",
+            )
+        if self.clips_itself and norm > UNCLIPPED * self.clip_norm:
+            raise UpdateRefused(
+                RefusalReason.REFUSAL_REASON_NORM,
+                f"expected an update that its client has clipped to a norm of {self.clip_norm:g} (privacy.clip), got"
+                f" {norm:g}: is the client's software older?",
             )
         if relative.limit and not relative.clips and norm > relative.limit:
             raise UpdateRefused(
@@ -270,7 +283,7 @@ def build_gate(engine: Engine, collecting: Collecting, client: str, registered: 
         shape,
         collecting.max_bytes or shape.size_bytes,
         section.max_update_norm,
-        engine.admission_clip,
+        engine.config.clip_norm,
         collecting.state_epoch,
         collecting.history.limit(section, model_norm),
         {vector: limit for vector, limit in others.items() if vector != BUFFERS},
@@ -282,5 +295,6 @@ def build_gate(engine: Engine, collecting: Collecting, client: str, registered: 
         ordered,
         buffers,
         engine.config.record_privacy,
+        engine.config.client_privacy is not None,
         lambda steps: engine.decoding(collecting.snapshot.round + 1, exchange, client, steps),
     )

@@ -32,7 +32,7 @@ from fl_server.aggregation.methods import (
 from fl_server.aggregation.outgoing import ExchangeBundles, Outgoing, direction_of, dtype_names, in_encoding
 from fl_server.aggregation.outside_task.remote_task import RemoteModel, RemoteTask
 from fl_server.aggregation.private_rules import check_private_model, has_centre
-from fl_server.aggregation.private_sum import Mechanism, PrivateSum, factors_without, key_of_round
+from fl_server.aggregation.private_sum import Mechanism, PrivateSum, key_of_round
 from fl_server.aggregation.record_rules import check_record_model
 from fl_server.aggregation.reduction import (
     Reduction,
@@ -207,19 +207,13 @@ class Engine:
             sum(entry.numel for entry in self._trainable_layout.entries),
             key_of_round(self._secret, snapshot.round + 1, attempt, clients),
             self.config.local.steps or 1,
+            self._centre(snapshot),
         )
         updates = self._accepted(snapshot, 0, cohort, sources)
-        if (centre := self._centre(snapshot)) is not None:
-            noisy = replace(noisy, centre=centre, factors=factors_without(centre, updates, privacy.clip))
         made, stats = self._stepped(snapshot, updates, _NONE, noisy)
         if made.buffers:
             tree.copy_(made.buffers, snapshot.buffers)
         return self._finished(snapshot, made), stats
-
-    @property
-    def admission_clip(self) -> float:
-        """The norm to which admission scales longer deltas down; 0: none, or the centre is taken away first."""
-        return 0.0 if has_centre(self.config, self.algorithm) else self.config.clip_norm
 
     def _centre(self, snapshot: Snapshot) -> fl.Tensors | None:
         """The part of the clients' deltas that the direction makes, in a private run; None if there is none."""

@@ -3,8 +3,8 @@
     k_i   = round(clipped (delta_i - c) / g)                      whole numbers, for a grid g
     Dhat  = g * (sum_i k_i + noise) / (q N)                     one release; the method's sums are multiples of it
 
-Where clients add a direction of the server to their steps, as FedCM does, that part c of each delta is public: what is
-clipped is delta_i - c, and Dhat gets c once, however many clients came.
+Where clients add a direction of the server to their steps, as FedCM does, that part c of each delta is public: clients
+send and clip delta_i - c, and Dhat gets c once, however many clients came.
 
 The clipped updates, of norm C at most, are rounded to the grid, so the sum is exact, whatever its order. One client
 more or less changes it by at most C + g sqrt(d) / 2 in d values, which is hardly more than C. The noise is the discrete
@@ -31,7 +31,7 @@ import algorithms as fl
 from algorithms.aggregate import BLOCK
 from algorithms.precision import master_dtype
 from fl_common.privacy.secret_stream import SECRET_BYTES, SecretStream, derived
-from fl_server.aggregation.updates import AcceptedUpdates, by_block, device_of, read_block
+from fl_server.aggregation.updates import AcceptedUpdates, by_block, device_of
 
 _FINE = 20
 """The grid makes the sensitivity larger by 2^-_FINE at most."""
@@ -63,9 +63,7 @@ class PrivateSum:
     steps: int = 1
     """K of every client; 1 if the method's sums do not divide by it."""
     centre: fl.Tensors | None = None
-    """The part of every delta that is public, which is not clipped and is added to the mean once; None: none is."""
-    factors: Sequence[float] = ()
-    """Those by which the deltas without the centre are scaled down; empty: the updates' clip factors."""
+    """The part of every delta that is public: clients do not send it, and the mean gets it once. None: none is."""
 
     @cached_property
     def grid(self) -> float:
@@ -85,25 +83,21 @@ class PrivateSum:
     def mean(self, updates: AcceptedUpdates) -> fl.Tensors:
         """Dhat of the trainable tensors of these updates, in float32 or the model's higher precision.
 
-        updates: the deltas as admitted, with their clip factors; there may be none.
+        updates: what the clients learnt, as admitted, with their clip factors; there may be none.
 
         Raises OSError, LayoutError: a file is gone or too short.
         """
         made, device = fl.Tensors(), device_of(updates.sources)
-        factors = self.factors or [info.clip_factor for info in updates.cohort]
+        rows = [partial(self._steps, info.clip_factor) for info in updates.cohort]
         for entry in updates.shape.layout_of("delta").entries:
             if not entry.trainable:
                 continue
-            centre = None if self.centre is None else self.centre[entry.name].to(device, torch.float64).flatten()
             whole = torch.zeros(entry.numel, dtype=torch.float64)
-            if updates.sources:
-                rows = [partial(self._steps, factor, centre) for factor in factors]
-                [whole] = by_block(
-                    updates.sources, entry, partial(_added, rows), 0 if centre is None else entry.numel, device
-                )
+            if rows:
+                [whole] = by_block(updates.sources, entry, partial(_added, rows), device=device)
             noisy = (whole.cpu().flatten() + self._noise(entry.name, entry.numel)) * self._per_step
-            if centre is not None:
-                noisy += centre.cpu()
+            if self.centre is not None:
+                noisy += self.centre[entry.name].cpu().flatten()
             made[entry.name] = noisy.view(entry.shape).to(master_dtype(entry.dtype))
         return made
 
@@ -116,10 +110,9 @@ class PrivateSum:
         """The method's sums, as over one client whose delta is the mean. Raises as `mean`."""
         return multiples(exchange.sums([fl.UpdateInfo("mean", 1, self.steps)], info), self.mean(updates))
 
-    def _steps(self, factor: float, centre: Tensor | None, block: Tensor) -> Tensor:
+    def _steps(self, factor: float, block: Tensor) -> Tensor:
         """A clipped block in steps of the grid: whole numbers in float64, whose sums are exact below 2^53."""
-        wide = block.to(torch.float64)
-        return (wide if centre is None else wide - centre).mul(factor / self.grid).round_()
+        return block.to(torch.float64).mul(factor / self.grid).round_()
 
     def _noise(self, tensor: str, count: int) -> Tensor:
         """Whole numbers [count] of the discrete Gaussian, float64, by blocks with streams of their own."""
@@ -142,20 +135,6 @@ def _added(rows: Sequence[Callable[[Tensor], Tensor]], blocks: Iterable[Tensor])
     if total is None:
         raise ValueError("expected a block of each update, got none")
     return [total]
-
-
-def factors_without(centre: fl.Tensors, updates: AcceptedUpdates, clip: float) -> list[float]:
-    """min(1, C / |delta_i - centre|) of each update."""
-    factors = []
-    for source in updates.sources:
-        squares = 0.0
-        for entry in updates.shape.layout_of("delta").entries:
-            if entry.trainable:
-                values = read_block(source, entry, 0, entry.numel).to(torch.float64)
-                rest = values - centre[entry.name].to(values.device, torch.float64).flatten()
-                squares += float(torch.dot(rest, rest))
-        factors.append(min(1.0, clip / math.sqrt(squares)) if squares else 1.0)
-    return factors
 
 
 def seed_of_draws(secret: bytes) -> int:

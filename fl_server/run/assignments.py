@@ -19,6 +19,7 @@ from fl_server.aggregation.methods import (
     rate_schedule,
     update_encoding,
 )
+from fl_server.aggregation.private_rules import has_centre
 from fl_server.rounds import events as ev
 from fl_server.rounds.sampling import training_seed
 from fl_server.rounds.state import Phase
@@ -97,11 +98,12 @@ def common_assignment(work: RoundWork, position: RoundPosition) -> pb.Assignment
         state_epoch=work.state_epoch,
         upload_encodings=[encoding.wire],
         upload_fraction=encoding.fraction,
-        without_direction=work.config.encodings.reference == "direction",
+        without_direction=work.config.encodings.reference == "direction" or has_centre(work.config, work.algorithm),
         max_update_bytes=work.max_update_bytes,
         personal=work.config.personal,
         local_frozen=work.local_frozen,
         min_accepted=work.config.round.least,
+        clip=0.0 if work.config.client_privacy is None else work.config.clip_norm,
     )
     message.deadline.FromMilliseconds(max(0, round(position.seconds_left * 1000)))
     return message

@@ -155,3 +155,23 @@ def test_text_for_the_log_can_be_printed() -> None:
     """For every Unicode character no line end, escape sequence or change of direction is left."""
     text = "".join(map(chr, range(sys.maxunicode + 1)))
     assert log_text(text, len(text)).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"clip": -1.0}, "clip: expected a number over 0, got -1.0"),
+        ({"clip": float("nan")}, "clip: expected a number over 0, got nan"),
+        ({"clip": 1.0, "upload_encodings": [tensor_pb2.ENCODING_INT8]}, "clip: expected the encoding PLAIN"),
+        ({"clip": 1.0, "payloads": [training_pb2.PAYLOAD_KIND_FULL_GRADIENT]}, "clip: expected the delta as the only"),
+    ],
+)
+def test_a_clip_that_would_not_bound_the_update_is_refused(changes: dict[str, Any], words: str) -> None:
+    """The device names what is wrong; a usual clip is accepted."""
+    assignment = training_pb2.Assignment()
+    assignment.CopyFrom(ASSIGNMENT)
+    assignment.clip = 1.0
+    check_assignment(assignment, LIMITS, 100)
+    assignment.MergeFrom(training_pb2.Assignment(**changes))
+    with pytest.raises(ClientError, match=words):
+        check_assignment(assignment, LIMITS, 100)

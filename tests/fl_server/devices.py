@@ -9,6 +9,7 @@ from typing import Any, Self, cast
 
 import torch
 
+from algorithms.privacy.clipping import clipped
 from fl_server.errors import NotNow, UploadBroken
 from fl_tasks import fingerprint, load_task
 from protos.chunks import chunk_spans, make_chunk
@@ -237,7 +238,10 @@ def trained(
                 values[entry.name] = 0.01 * noise - 0.1 * value - 0.01 * direction.get(entry.name, torch.zeros(()))
             elif kind == PAYLOAD_KIND_DELTA:
                 values[entry.name] = value + noise if value.is_floating_point() else value + 2
-        here = Layout.of(values, {entry.name for entry in layout.entries if entry.trainable})
+        trains = {entry.name for entry in layout.entries if entry.trainable}
+        if assignment.clip:
+            values |= clipped({name: tensor for name, tensor in values.items() if name in trains}, assignment.clip)
+        here = Layout.of(values, trains)
         parts.append((kind, here, bytes(pack(values, here))))
     payloads = [Payload(kind=kind, manifest=here.to_manifest()) for kind, here, _ in parts]
     data = b"".join(packed for _, _, packed in parts)

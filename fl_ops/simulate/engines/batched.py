@@ -183,8 +183,8 @@ class BatchedEngine(LocalEngine):
         self, common: Assignment, ready: Ready, updates: Updates, seconds: float
     ) -> Iterator[Trained | TrainedTogether | Failed]:
         """The results of a group. Updates stay in the device's memory if they fit, else they become files."""
-        # Values that are held are those that the coordinator adds, so updates with an encoding become files.
-        holds = self._memory is not None and encoding_of(common) == PLAIN
+        # Values that are held are those that the coordinator adds, so updates that are encoded or clipped become files.
+        holds = self._memory is not None and encoding_of(common) == PLAIN and not common.clip
         first = updates.of_client(0)
         payloads = [
             part._replace(

@@ -10,11 +10,12 @@ import torch
 
 import algorithms as fl
 from algorithms import tree
+from algorithms.privacy.clipping import clipped, norm_of
 from fl_client.errors import WorkFailed
 from fl_client.training.payloads import check_size, encoding_of, exchange_of, pack_update
 from fl_client.training.results import TrainingResult
 from fl_client.training.trainer import Trainer
-from protos.codec import Layout, digest_message, digest_of
+from protos.codec import Layout, digest_message, digest_of, unpack
 from protos.encodings import EncodedLayout, EncodingSpec, decode, encoding_key
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
@@ -134,3 +135,27 @@ def test_a_value_that_the_encoding_cannot_have_is_not_finite() -> None:
     with pytest.raises(WorkFailed, match="delta: tensor .* finite") as failed:
         pack_update(wanted("fedavg", upload_encodings=[tensor_pb2.ENCODING_BF16]), update, 1, 0.0)
     assert failed.value.reason == pb.FAILURE_REASON_NOT_FINITE
+
+
+@pytest.mark.parametrize("clip", [1e-3, 1e3])
+def test_what_a_client_learnt_is_clipped_and_not_the_direction(clip: float) -> None:
+    """FedCM: what is sent is delta + eta K (1 - alpha) Delta, of the norm C at most; buffers stay as they are."""
+    work, model = assignment(METHODS["fedcm"]), start()
+    x, rate = fl.read_state(model).trainable, work.training.learning_rate
+    direction = {name: torch.full_like(tensor, 0.5) for name, tensor in x.items()}
+
+    def sent(clip: float) -> fl.Tensors:
+        """The trainable values of the update."""
+        work.clip, work.without_direction = clip, bool(clip)
+        update = Trainer(local_task()).train(work, bundles(model, direction), None, lambda step, steps: None).update
+        layout = Layout.from_manifest(update.header.payloads[0].manifest, 1 << 20)
+        values = unpack(b"".join(update.pieces), layout)
+        steps.append(update.header.num_steps)
+        return {name: values[name] for name in x}
+
+    steps = list[int]()
+    delta, learnt = sent(0.0), sent(clip)
+    known = rate * (1 - 0.1) * steps[0]
+    whole = {name: delta[name] + known * 0.5 for name in x}
+    torch.testing.assert_close(learnt, clipped(whole, clip), rtol=1e-4, atol=1e-6)
+    assert norm_of(learnt) <= clip * 1.0001

@@ -216,3 +216,15 @@ def test_updates_of_a_group_pass_the_rules_of_one() -> None:
         else:
             assert found == limited.check_values(Path("unread"), row)
     assert refused == len(squares) - 5
+
+
+def test_an_update_that_its_client_did_not_clip_is_refused(tmp_path: Path) -> None:
+    """Its norm is 5. The client was asked for 4.96: rounding may explain that, and it is scaled. 4.9 is refused."""
+    rules = gate(clip_norm=4.96, clips_itself=True)
+    assert rules.check_file(*written(tmp_path))["delta"] == 5.0
+    assert rules.clip_factor(5.0) == 4.96 / 5.0
+    with pytest.raises(
+        UpdateRefused, match=r"expected an update that its client has clipped to a norm of 4.9 .* got 5"
+    ):
+        gate(clip_norm=4.9, clips_itself=True).check_file(*written(tmp_path))
+    assert gate(clip_norm=4.9).check_file(*written(tmp_path))["delta"] == 5.0

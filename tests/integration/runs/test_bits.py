@@ -32,7 +32,8 @@ def test_a_run_repeats_itself(fleet: Fleet, algorithm: dict[str, Any]) -> None:
 
 
 PRIVATE: dict[str, Any] = {
-    "algorithm": {"name": "fedavgm", "parameters": {"weights": "uniform"}},
+    "algorithm": {"name": "fedcm"},
+    "local": {"epochs": None, "steps": 4},
     "round": {"sampling": "bernoulli", "rate": 0.7},
     "population": 3,
     "privacy": {"unit": "client", "noise_multiplier": 0.5, "clip": 0.3, "delta": 0.01, "max_epsilon": 100.0},
