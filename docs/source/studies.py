@@ -52,8 +52,8 @@ def participation() -> str:
     """How much each method loses from 10 % of 100 clients to 2 % of 500, and how much it oscillates."""
     large, small = map(curves, PARTICIPATION)
     lines = [
-        "| Method | split | seeds | 100 clients | 500 clients | lost | oscillation, 100 clients | oscillation, 500 |",
-        "| --- | --- | --: | --: | --: | --: | --: | --: |",
+        "| Method | split | lost | oscillation, 100 clients | oscillation, 500 |",
+        "| --- | --- | --: | --: | --: |",
     ]
     for (label, split), small_runs in small.items():
         large_runs = large.get((label.removesuffix(FEWER_STEPS), split), {})
@@ -62,8 +62,8 @@ def participation() -> str:
         accuracy = [_over(runs, seeds, _last_five) for runs in (large_runs, small_runs)]
         swing = [_over(runs, seeds, oscillation) for runs in (large_runs, small_runs)]
         lost = [one - other for one, other in zip(*accuracy, strict=True)]
-        numbers = [_mean(values) for values in (*accuracy, lost, *swing)]
-        lines.append(f"| {label} | {split} | {len(seeds)} | {' | '.join(numbers)} |")
+        numbers = [_mean(values) for values in (lost, *swing)]
+        lines.append(f"| {label} | {split} | {' | '.join(numbers)} |")
     return "\n".join(lines)
 
 
