@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fl_server.rounds import events as e
 from fl_server.rounds.by_client import ByClient
+from fl_server.rounds.graph import Graph
 from fl_server.rounds.machine import RULES, advance
 from fl_server.rounds.state import Phase, RoundPolicy, RoundState, UnexpectedEvent
 
@@ -24,6 +25,22 @@ _RUNS = (
     RoundState(RoundPolicy(seed=0, clients_per_round=2, exchanges=2, evaluate_every=0), rounds=1),
     RoundState(RoundPolicy(seed=0, min_clients=2, await_evaluation=True), rounds=1),
     RoundState(RoundPolicy(seed=0, ask_clients_every=1), rounds=1),
+    # With secure aggregation, for which two clients are enough here, and with coins.
+    *(
+        RoundState(
+            RoundPolicy(
+                seed=0,
+                clients_per_round=2,
+                min_accepted=2,
+                secure=True,
+                on_drop=on_drop,
+                most_full=most,
+                evaluate_every=0,
+            ),
+            rounds=1,
+        )
+        for most, on_drop in ((2, "repeat"), (1, "end"))
+    ),
     # Restored after a restart with all updates that it needs.
     *(
         RoundState(
@@ -47,6 +64,7 @@ _RUNS = (
         fixed=(("a", b""),),
     ),
 )
+_GRAPH = Graph(dict.fromkeys("ab", frozenset("ab")), threshold=2, quorum=2, fewest=2)
 _EVENTS: tuple[e.Event, ...] = (
     *(e.RosterChanged(clients, settled=True) for clients in ((), ("a", "b"))),
     *(kind(client) for kind in (e.ClientDroppedOut, e.ClientReturned) for client in "ab"),
@@ -72,6 +90,8 @@ _EVENTS: tuple[e.Event, ...] = (
             e.Evaluated,
         )
     ),
+    *(e.StageAnswered(client) for client in "ab"),
+    *(e.GraphMade(_GRAPH), e.RoundSpoiled("")),
     *(e.Evaluated("clients"), e.StatesLost(""), e.PauseRequested(), e.ResumeRequested(), e.Extended(3)),
     e.CulpritsFound((("a", ""),)),
     *(e.EndRequested("completed", ""), e.EndRequested("failed", "")),

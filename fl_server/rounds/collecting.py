@@ -31,8 +31,9 @@ from fl_server.rounds.events import (
     WorkFailed,
 )
 from fl_server.rounds.sampling import by_id
-from fl_server.rounds.selecting import draw_replacements, learn, lost_states, restart_round
-from fl_server.rounds.state import Phase, Result, RoundState, UnexpectedEvent, replace
+from fl_server.rounds.secure import abandon, begin_signing, close_stage, close_stage_if_done, masks_open
+from fl_server.rounds.selecting import draw_replacements, learn, lost_states, restart_round, select
+from fl_server.rounds.state import BEFORE_MASKS, Phase, Result, RoundState, UnexpectedEvent, replace
 
 
 def admit(state: RoundState, event: UpdateAdmitted) -> Result:
@@ -77,7 +78,13 @@ def client_out(state: RoundState, event: ClientDroppedOut) -> Result:
     """An outstanding client will not deliver."""
     if not state.works(event.client):
         raise UnexpectedEvent(event, state, f"{event.client} is not outstanding")
-    return close_if_done(replace(state, out=state.out | {event.client}))
+    return close_if_done(_without(state, event.client))
+
+
+def _without(state: RoundState, client: str) -> RoundState:
+    """A client at work that will not deliver. What it answered before its masked update is of no use either."""
+    answered = state.answered - {client} if state.phase in BEFORE_MASKS else state.answered
+    return replace(state, out=state.out | {client}, answered=answered)
 
 
 def work_failed(state: RoundState, event: WorkFailed) -> Result:
@@ -87,7 +94,7 @@ def work_failed(state: RoundState, event: WorkFailed) -> Result:
         raise UnexpectedEvent(event, state, f"{client} is not outstanding")
     times = state.failed[client].times + 1 if client in state.failed else 1
     failed = Failed(event.why, event.cause, event.not_finite, event.repeats, times)
-    state = replace(state, out=state.out | {client}, failed=state.failed.added(client, failed))
+    state = replace(_without(state, client), failed=state.failed.added(client, failed))
     if event.not_finite and (fault := training_diverges(state)):
         return end_by_fault(state, fault)
     return close_if_done(state)
@@ -148,6 +155,8 @@ def client_returns(state: RoundState, event: ClientReturned) -> Result:
 
 def close_if_done(state: RoundState) -> Result:
     """Close at the goal, or with a quorum when no client can deliver; below the quorum start the next attempt."""
+    if state.staged:
+        return close_stage_if_done(state)
     if state.fixed:
         return close_as_fixed(state)
     count = len(state.admitted)
@@ -155,7 +164,14 @@ def close_if_done(state: RoundState) -> Result:
         return close(state)
     if state.working:
         return state, ()
-    return close(state) if count >= state.quorum else next_attempt(state)
+    return close(state) if may_close(state) else next_attempt(state)
+
+
+def may_close(state: RoundState) -> bool:
+    """Whether the updates that are here may make a model: a quorum, whose masks the others can open."""
+    if len(state.admitted) < state.quorum:
+        return False
+    return not state.policy.secure or masks_open(state)
 
 
 def close_as_fixed(state: RoundState) -> Result:
@@ -183,10 +199,12 @@ def deadline(state: RoundState, event: DeadlinePassed) -> Result:
     client's fault.
     """
     del event
+    if state.staged:
+        return close_stage(state)
     late = (DeadlineMissed(by_id(state.outstanding)),) if 0 < state.working <= len(state.admitted) else ()
     if state.fixed:
         state, effects = give_up_fixed(state)
-    elif len(state.admitted) >= state.quorum:
+    elif may_close(state):
         state, effects = close(state)
     else:
         # One client that hangs must not keep the clients that failed from being drawn again.
@@ -205,6 +223,8 @@ def retry(state: RoundState, event: RetryDue) -> Result:
 
     Quarantine limits how often: a client that is refused in several rounds in a row is not eligible.
     """
+    if state.resting:
+        return select(replace(state, resting=False))
     if not state.goal:
         raise UnexpectedEvent(event, state, "this round has not been drawn, so nothing waits for a retry")
     if only_refused_are_left(state):
@@ -227,6 +247,8 @@ def next_attempt(state: RoundState, again: frozenset[str] = frozenset()) -> Resu
     """Start the next attempt, unless the task's code fails everywhere. again: as in `draw_replacements`."""
     if fault := same_failure(state, again):
         return end_by_fault(state, fault)
+    if state.policy.secure:
+        return abandon(state, f"{len(state.admitted)} masked updates came of {len(state.sharers)}")
     missed = QuorumMissed(state.round, state.exchange, state.attempt, len(state.admitted), state.quorum)
     if state.exchange:
         # The cohort of a later exchange is the accepted list of the one before: there are no replacements.
@@ -242,6 +264,8 @@ def close(state: RoundState) -> Result:
     The order matters: a cancelled client drops its work, so a restart must not be able to accept it later.
     """
     accepted = tuple(sorted(state.admitted[: state.goal], key=lambda entry: entry[0].encode()))
+    if state.policy.secure:
+        return begin_signing(replace(state, accepted=accepted))
     cancelled = cancel(state)
     state = replace(
         learn(state), accepted=accepted, drawn=state.drawn | state.cancelled,

@@ -36,6 +36,21 @@ class OpenAttempt:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenStage:
+    """Write the members of a stage of secure aggregation; start its deadline; send each what it needs."""
+
+    round: int
+    exchange: int
+    attempt: int
+    stage: str
+    """The value of its phase; "collecting" for the masked updates."""
+    members: tuple[str, ...]
+    """The clients that are asked, in the order of id bytes."""
+    closed: tuple[str, ...]
+    """The clients whose answers ended the stage before, in this order. What is sent is made of their answers."""
+
+
+@dataclass(frozen=True, slots=True)
 class QuorumMissed:
     """Report that an attempt ended with too few updates. The next effects start another attempt."""
 
@@ -153,6 +168,6 @@ class EndRun:
 
 
 Effect = (
-    OpenAttempt | QuorumMissed | AwaitClients | RetryLater | SendWork | RecordFailure | DeadlineMissed | Cancel
-    | RestartRound | ReduceExchange | ComputeStep | Commit | DropCulprits | Announce | EndRun
+    OpenAttempt | OpenStage | QuorumMissed | AwaitClients | RetryLater | SendWork | RecordFailure | DeadlineMissed
+    | Cancel | RestartRound | ReduceExchange | ComputeStep | Commit | DropCulprits | Announce | EndRun
 )  # fmt: skip

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fl_server.rounds.graph import Graph
+
 EndStatus = Literal["completed", "stopped", "failed"]
 Source = Literal["server", "clients", "earlier"]
 """Where an evaluation comes from: the server's held-out data, or the clients'. "earlier": from the server's, of a model
@@ -47,6 +49,27 @@ class UpdateAdmitted:
     def updates(self) -> Accepted:
         """All of them."""
         return ((self.client, self.digest), *self.others)
+
+
+@dataclass(frozen=True, slots=True)
+class StageAnswered:
+    """A client's answer to the stage of secure aggregation under way is in the ledger."""
+
+    client: str
+
+
+@dataclass(frozen=True, slots=True)
+class GraphMade:
+    """The graph of the round's shares follows from the keys that are here."""
+
+    graph: Graph
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSpoiled:
+    """Enough answers or masked updates of the round are here, and they cannot be used: some client lied."""
+
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +245,8 @@ class EndRequested:
 
 
 Event = (
-    RosterChanged | UpdateAdmitted | UpdateRefused | ClientDroppedOut | WorkFailed | ClientReturned
-    | ClientRestarted | StateLost | ClientReleased | DeadlinePassed | RoundRestored | RetryDue | ExchangeReduced
-    | CulpritsFound | ModelDiverged | StatesLost | StepComputed | ModelCommitted | Evaluated | TimeUsed
-    | PauseRequested | ResumeRequested | Extended | EndRequested
+    RosterChanged | UpdateAdmitted | UpdateRefused | StageAnswered | GraphMade | RoundSpoiled | ClientDroppedOut
+    | WorkFailed | ClientReturned | ClientRestarted | StateLost | ClientReleased | DeadlinePassed | RoundRestored
+    | RetryDue | ExchangeReduced | CulpritsFound | ModelDiverged | StatesLost | StepComputed | ModelCommitted
+    | Evaluated | TimeUsed | PauseRequested | ResumeRequested | Extended | EndRequested
 )  # fmt: skip

@@ -7,6 +7,11 @@
 
     REDUCING, STEPPING --an update makes the result unusable--> COLLECTING, without that update
 
+With secure aggregation a round has more phases, and goes back to SELECTING where too few clients are left:
+
+    SELECTING --draw--> AGREEING --keys--> (TOSSING) --> SHARING --shares--> COLLECTING --> SIGNING --> OPENING
+                                                                                           STEPPING <--opened--'
+
 Two rules hold. Everything that decides what happens next is in `RoundState`: who is drawn, asked again and refused,
 when a round closes, when client states are reset, when the run ends and whether it has failed by its own fault. The
 driver keeps no flags. And the package knows no clock, store, network or tensor: it returns effects in the order in
@@ -55,6 +60,7 @@ from fl_server.rounds.ending import diverged, end, time_used
 from fl_server.rounds.events import Extended, PauseRequested, ResumeRequested, RosterChanged
 from fl_server.rounds.restoring import carry_on
 from fl_server.rounds.sampling import by_id
+from fl_server.rounds.secure import round_spoiled, stage_answered, take_graph
 from fl_server.rounds.selecting import (
     redraw,
     released,
@@ -63,7 +69,7 @@ from fl_server.rounds.selecting import (
     restart_states_later,
     select,
 )
-from fl_server.rounds.state import Phase, Result, RoundState, Rule, UnexpectedEvent, replace
+from fl_server.rounds.state import STAGES, Phase, Result, RoundState, Rule, UnexpectedEvent, replace
 from fl_server.rounds.stop_rules import Judged
 
 
@@ -147,14 +153,16 @@ def applies(event: ev.Event, state: RoundState) -> bool:  # noqa: PLR0911 - a ta
         case ev.ClientReturned(client):
             return state.may_return(client)
         case ev.RetryDue():
-            return state.goal > 0
+            return state.goal > 0 or state.resting
+        case ev.StageAnswered(client):
+            return client in state.drawn and client not in state.answered
         case ev.StatesLost(_, epoch):
             return epoch in (None, state.state_epoch)
     return True
 
 
 _OPEN = [phase for phase in Phase if phase is not Phase.ENDED]
-_COLLECTING = (Phase.SELECTING, Phase.COLLECTING)
+_COLLECTING = (Phase.SELECTING, Phase.COLLECTING, *STAGES)
 
 RULES: dict[tuple[Phase, type], Rule] = {
     (Phase.SELECTING, ev.RetryDue): retry,
@@ -169,14 +177,23 @@ RULES: dict[tuple[Phase, type], Rule] = {
     (Phase.COLLECTING, ev.ClientRestarted): client_restarted,
     (Phase.COLLECTING, ev.ClientReturned): client_back,
     (Phase.COLLECTING, ev.DeadlinePassed): deadline,
+    (Phase.SHARING, ev.GraphMade): take_graph,
+    **{(phase, ev.RoundSpoiled): round_spoiled for phase in (*STAGES, Phase.COLLECTING, Phase.STEPPING)},
     (Phase.REDUCING, ev.ExchangeReduced): next_exchange,
     (Phase.STEPPING, ev.StepComputed): stepped,
     (Phase.COMMITTING, ev.ModelCommitted): committed,
+    **{(phase, ev.StageAnswered): stage_answered for phase in STAGES},
+    **{(phase, ev.ClientDroppedOut): client_out for phase in STAGES},
+    **{(phase, ev.WorkFailed): work_failed for phase in STAGES},
+    **{(phase, ev.StateLost): state_lost for phase in STAGES},
+    **{(phase, ev.ClientRestarted): client_restarted for phase in STAGES},
+    **{(phase, ev.ClientReturned): client_back for phase in STAGES},
+    **{(phase, ev.DeadlinePassed): deadline for phase in STAGES},
     (Phase.ENDED, ev.Extended): reopen,
     (Phase.ENDED, ev.ResumeRequested): go_on_after_failure,
     **{(phase, ev.CulpritsFound): drop_culprits for phase in (Phase.REDUCING, Phase.STEPPING)},
     **{(phase, ev.ModelDiverged): diverged for phase in (Phase.REDUCING, Phase.STEPPING)},
-    **{(phase, ev.RoundRestored): carry_on for phase in (Phase.SELECTING, Phase.COLLECTING, Phase.EVALUATING)},
+    **{(phase, ev.RoundRestored): carry_on for phase in (*_COLLECTING, Phase.EVALUATING)},
     **{(phase, ev.RosterChanged): roster for phase in Phase},
     **{(phase, ev.PauseRequested): pause for phase in _OPEN},
     **{(phase, ev.ResumeRequested): resume for phase in _OPEN},

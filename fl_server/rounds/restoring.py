@@ -7,6 +7,7 @@
 | admitted, refused, out | its updates with whole bytes, its refusals, and the clients that are present |
 | failed, restarts | the failures of its work, with how often and whether a value was not finite, and its restarts |
 | fixed, cancelled | the accepted list, if the computation had begun, and the others of the attempts |
+| answered, graph, sharers | the stages of secure aggregation and their answers |
 | lost, members, state_epoch | the clients' records of lost states, the updates that counted, and the run's record |
 | judged, metric_seen, awaited | the evaluations of the committed rounds |
 | elapsed_s, paused, rounds, wall_time_s | the run's record |
@@ -24,8 +25,11 @@ from fl_server.rounds.committing import awaited_evaluations, go_on
 from fl_server.rounds.effects import EndRun
 from fl_server.rounds.ending import end_by_fault, training_diverges
 from fl_server.rounds.events import Accepted, RoundRestored, Source
+from fl_server.rounds.graph import Graph
+from fl_server.rounds.sampling import by_id
+from fl_server.rounds.secure import abandon
 from fl_server.rounds.selecting import lost_states, restart_round
-from fl_server.rounds.state import Phase, Result, RoundState, replace
+from fl_server.rounds.state import AFTER_MASKS, BEFORE_MASKS, Phase, Result, RoundState, replace
 from fl_server.rounds.stop_rules import Evaluation, Judged, stop_reason
 
 
@@ -45,6 +49,12 @@ class SavedRound:
     """The clients whose work in the last exchange failed."""
     restarts: Mapping[str, int] = field(default_factory=dict)
     """How often the work of the last exchange was sent to another process of a client."""
+    stages: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """With secure aggregation: the members of each stage after the first that was opened, in order."""
+    answered: frozenset[str] = frozenset()
+    """The clients whose answers to the last stage are in the ledger."""
+    graph: Graph | None = None
+    """The graph of the round's shares, if its keys and coins are there."""
 
     @property
     def exchange(self) -> int:
@@ -73,6 +83,8 @@ def restored_round(state: RoundState, saved: SavedRound) -> RoundState:
         failed=ByClient({client: failure for client, failure in saved.failed.items() if client not in delivered}),
         restarts=ByClient(saved.restarts),
     )
+    if state.policy.secure:
+        return _in_stage(state, saved)
     if saved.fixed is not None:
         # The list was fixed and the computation had begun: the exchange consists of these updates and no others.
         # The goal stays: the quorum follows from it if one of them is dropped.
@@ -82,10 +94,31 @@ def restored_round(state: RoundState, saved: SavedRound) -> RoundState:
     return state
 
 
+def _in_stage(state: RoundState, saved: SavedRound) -> RoundState:
+    """The state of a round with secure aggregation, in the last stage that was opened.
+
+    Its step may have begun: then all that it needs is there, and the stage ends again with the same list.
+    """
+    stage, members = ([(Phase.AGREEING.value, tuple(state.drawn)), *saved.stages.items()])[-1]
+    phase, sharers = Phase(stage), frozenset(saved.stages.get(Phase.COLLECTING.value, ()))
+    survivors = by_id(saved.stages.get(Phase.SIGNING.value, ()))
+    digests = dict(saved.admitted)
+    # Without the bytes of one the list stays empty, and the round cannot go on.
+    whole = all(client in digests for client in survivors)
+    return replace(
+        state, phase=phase, drawn=frozenset(members), answered=saved.answered & set(members), graph=saved.graph,
+        sharers=sharers, accepted=tuple((client, digests[client]) for client in survivors) if whole else (),
+        admitted=saved.admitted if sharers else (),
+    )  # fmt: skip
+
+
 def without_absent(state: RoundState, present: AbstractSet[str]) -> RoundState:
     """Wait for no client that was lost before the restart, that was refused, or that must not be drawn."""
     waited_for = {client for client in present if not state.barred(client)}
-    return replace(state, out=state.outstanding - waited_for)
+    out = state.outstanding - waited_for
+    if state.phase in BEFORE_MASKS:
+        return replace(state, out=out, answered=state.answered - out)
+    return replace(state, out=out)
 
 
 def with_evaluations(
@@ -113,7 +146,7 @@ def with_evaluations(
     return state
 
 
-def carry_on(state: RoundState, event: RoundRestored) -> Result:
+def carry_on(state: RoundState, event: RoundRestored) -> Result:  # noqa: PLR0911 - a table
     """Continue after a restart, with what the crash cut short."""
     del event
     if state.phase is Phase.EVALUATING:
@@ -124,6 +157,8 @@ def carry_on(state: RoundState, event: RoundRestored) -> Result:
         return go_on(state)
     if fault := training_diverges(state):
         return end_by_fault(state, fault)
+    if state.phase in AFTER_MASKS and not state.accepted:
+        return abandon(state, "the bytes of a masked update are torn or gone, after the list of survivors was sent")
     if state.lost and state.may_restart_states:
         return restart_round(state, lost_states(state), states=True)
     return close_if_done(state)

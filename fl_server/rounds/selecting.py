@@ -14,7 +14,7 @@ from fl_server.rounds.state import Phase, Result, RoundState, replace
 
 def select(state: RoundState) -> Result:
     """Draw a cohort if possible; else stay in SELECTING and report what is missing. A pause stops no open round."""
-    if not state.settled or (state.paused and not state.goal):
+    if not state.settled or state.resting or (state.paused and not state.goal):
         return state, ()
     if state.goal:
         return draw_replacements(state)
@@ -35,9 +35,8 @@ def _draw(state: RoundState) -> Result:
     policy, candidates = state.policy, state.candidates
     size = _cohort_size(state, policy.clients_per_round)
     cohort = policy.cohort(candidates, size, Draw(policy.seed, state.round, state.attempt))
-    state = replace(
-        state, phase=Phase.COLLECTING, goal=policy.goal_of(cohort), drawn=frozenset(cohort), draws=state.draws + 1
-    )
+    phase = Phase.AGREEING if policy.secure else Phase.COLLECTING
+    state = replace(state, phase=phase, goal=policy.goal_of(cohort), drawn=frozenset(cohort), draws=state.draws + 1)
     opened = OpenAttempt(state.round, state.exchange, state.attempt, cohort)
     if cohort:
         return state, (opened,)
@@ -80,7 +79,8 @@ def next_round(state: RoundState) -> RoundState:
     return replace(
         state, round=state.round + 1, attempt=0, first_attempt=0, exchange=0, phase=Phase.SELECTING, goal=0,
         drawn=frozenset(), out=frozenset(), failed=ByClient(), restarts=ByClient(), refused=ByClient(), admitted=(),
-        accepted=(), fixed=(), cancelled=frozenset(), repeated=False,
+        accepted=(), fixed=(), cancelled=frozenset(), repeated=False, answered=frozenset(), graph=None,
+        sharers=frozenset(), resting=False,
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fl_server.rounds.by_client import Arrivals, ByClient, Failed, Lost, Refused
 from fl_server.rounds.effects import Effect
 from fl_server.rounds.events import Accepted, EndStatus, Event, Source
+from fl_server.rounds.graph import Graph
 from fl_server.rounds.sampling import Draw, Sampling, draw_bernoulli, draw_fixed, within_population
 from fl_server.rounds.stop_rules import Judged, StopPolicy
 
@@ -26,12 +27,25 @@ class Phase(Enum):
     """The phase of a run."""
 
     SELECTING = "selecting"
+    AGREEING = "agreeing"
+    TOSSING = "tossing"
+    SHARING = "sharing"
     COLLECTING = "collecting"
+    SIGNING = "signing"
+    OPENING = "opening"
     REDUCING = "reducing"
     STEPPING = "stepping"
     COMMITTING = "committing"
     EVALUATING = "evaluating"
     ENDED = "ended"
+
+
+BEFORE_MASKS = frozenset({Phase.AGREEING, Phase.TOSSING, Phase.SHARING})
+"""Stages of secure aggregation in which the clients train."""
+AFTER_MASKS = frozenset({Phase.SIGNING, Phase.OPENING})
+"""Stages in which the masked updates are here."""
+STAGES = BEFORE_MASKS | AFTER_MASKS
+"""Phases of a round with secure aggregation in which each client gets one message and gives one answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +91,15 @@ class RoundPolicy:
     no replacements, because who takes part must not depend on the others."""
     most_draws: int = 0
     """Draws of cohorts that the run's privacy budget allows; 0: no limit."""
+    secure: bool = False
+    """Secure aggregation: updates are masked, so a cohort has no replacements, and a round that loses too many of its
+    clients is abandoned with all that it has."""
+    on_drop: Literal["repeat", "end"] = "repeat"
+    """What follows an abandoned round: another draw for it, or the end of the run."""
+    most_full: int = 20
+    """Clients up to which everybody holds shares of everybody's secrets, so that no coins are tossed for the graph."""
+    stage_s: float = 60.0
+    """Deadline of each stage of secure aggregation, but for the masked updates, which have `deadline_s`."""
 
     def cohort(self, candidates: Iterable[str], size: int, draw: Draw) -> tuple[str, ...]:
         """The first cohort of a round. size: that of a fixed cohort."""
@@ -165,6 +188,14 @@ class RoundState:
     """Time that it has used."""
     draws: int = 0
     """First draws of rounds so far, of those that were redrawn too: each is charged to the privacy account."""
+    answered: frozenset[str] = frozenset()
+    """Clients whose answers to the stage under way are here; of `drawn` and not of `out`."""
+    graph: Graph | None = None
+    """The graph of the round's shares, once the keys are here."""
+    sharers: frozenset[str] = frozenset()
+    """Clients whose shares are with their neighbours: those that may send a masked update."""
+    resting: bool = False
+    """Whether the next draw of an abandoned round waits for RetryDue: the cohort before lost its clients, too."""
     ending: tuple[EndStatus, str] | None = None
     """How and why the run ends after the current step, or has ended."""
     failed_by: Literal["", "not_finite", "norm", "layout", "task"] = ""
@@ -196,7 +227,7 @@ class RoundState:
 
     def may_return(self, client: str) -> bool:
         """Whether a client of the cohort that has dropped out is asked once more when it is available again."""
-        if not self.collects or client not in self.out or self.barred(client) or self.restarts_too_often(client):
+        if not self.under_way or client not in self.out or self.barred(client) or self.restarts_too_often(client):
             return False
         at = bisect_left(self.eligible, client.encode(), key=str.encode)
         if self.eligible[at : at + 1] != (client,):
@@ -247,18 +278,46 @@ class RoundState:
         return self.phase is Phase.COLLECTING or (self.phase is Phase.SELECTING and self.goal > 0)
 
     @property
+    def under_way(self) -> bool:
+        """Whether clients may still deliver or answer for the exchange."""
+        return self.collects or self.staged
+
+    @property
+    def staged(self) -> bool:
+        """Whether a stage of secure aggregation is under way."""
+        return self.policy.secure and self.phase in STAGES
+
+    @property
     def outstanding(self) -> frozenset[str]:
         """Clients that are working for this exchange. It looks at the whole cohort: see `works` and `working`."""
+        if self.staged:
+            return self.drawn.difference(self.out, self.answered if self.phase in AFTER_MASKS else ())
         return self.drawn.difference(self.out, self.arrivals.clients())
 
     def works(self, client: str) -> bool:
-        """Whether the client is one of `outstanding`."""
-        return client in self.drawn and client not in self.out and not self.arrivals.has(client)
+        """Whether the client is one of `outstanding`. One that trains does so after its answer, too."""
+        if client not in self.drawn or client in self.out:
+            return False
+        if self.staged:
+            return self.phase in BEFORE_MASKS or client not in self.answered
+        return not self.arrivals.has(client)
 
     @property
     def working(self) -> int:
         """The number of `outstanding` clients: every drawn client works, is out, or has delivered."""
+        if self.staged:
+            return len(self.outstanding)
         return len(self.drawn) - len(self.out) - len(self.admitted)
+
+    @property
+    def unanswered(self) -> frozenset[str]:
+        """Clients whose answers the stage under way waits for."""
+        return self.drawn.difference(self.out, self.answered)
+
+    @property
+    def survivors(self) -> frozenset[str]:
+        """Clients whose masked updates are here."""
+        return frozenset(self.arrivals.clients())
 
     @property
     def quorum(self) -> int:
@@ -273,7 +332,8 @@ class RoundState:
 
         As long as no clients are drawn it looks at those alone that delivered, dropped out or returned in between.
         """
-        if self.drawn is not before.drawn or len(self.admitted) < len(before.admitted):
+        grows = self.drawn is before.drawn and self.phase is before.phase and len(self.admitted) >= len(before.admitted)
+        if not grows or self.staged:
             was, now = before.outstanding, self.outstanding
             return now - was, was - now
         begun = {client for client in before.out - self.out if self.works(client)}

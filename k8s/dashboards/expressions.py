@@ -18,7 +18,12 @@ ENDS = {"admitted": "green", "cancelled": "text", "lost": "orange", "failed": "p
 """The end states of assignments."""
 PHASES = {
     "selecting": "text",
+    "agreeing": "text",
+    "tossing": "text",
+    "sharing": "text",
     "collecting": "blue",
+    "signing": "text",
+    "opening": "text",
     "reducing": "yellow",
     "stepping": "orange",
     "committing": "purple",

@@ -10,11 +10,14 @@ from fl_server.rounds.events import (
     EndRequested,
     Evaluated,
     Event,
+    GraphMade,
     ModelCommitted,
     RosterChanged,
+    StageAnswered,
     StepComputed,
     UpdateAdmitted,
 )
+from fl_server.rounds.graph import Graph
 from fl_server.rounds.machine import advance
 from fl_server.rounds.state import Phase, RoundPolicy, RoundState
 
@@ -48,6 +51,32 @@ def leave(clients: str) -> list[Event]:
     return [ClientDroppedOut(client) for client in clients]
 
 
+def answer(clients: str) -> list[Event]:
+    """An answer of each of these clients to the stage under way."""
+    return [StageAnswered(client) for client in clients]
+
+
+def full_graph(clients: str, threshold: int = 2, quorum: int = 2) -> GraphMade:
+    """The graph in which everybody holds shares of everybody's secrets."""
+    return GraphMade(Graph(dict.fromkeys(clients, frozenset(clients)), threshold, quorum, quorum))
+
+
+def agreeing(clients: str = "abc", rounds: int = 3, **policy: Any) -> RoundState:
+    """A run with secure aggregation that asks for the keys of all of `clients`, of which two are enough."""
+    return collecting(clients, rounds, **{"secure": True, "quorum": 2, "min_accepted": 2, **policy})
+
+
+def in_stages(clients: str, *, since: str = "abc", **policy: Any) -> dict[Phase, RoundState]:
+    """The state at the begin of each stage after AGREEING; all answer before."""
+    sharing = play(agreeing(since, **policy), *answer(since), full_graph(since))[0]
+    masked = play(sharing, *answer(clients))[0]
+    signing = play(masked, *arrive(clients))[0]
+    return {
+        Phase.SHARING: sharing, Phase.COLLECTING: masked, Phase.SIGNING: signing,
+        Phase.OPENING: play(signing, *answer(clients[:2]))[0],
+    }  # fmt: skip
+
+
 def accepted(clients: str) -> tuple[tuple[str, bytes], ...]:
     """The accepted list of these clients, in the order given."""
     return tuple((client, client.encode()) for client in clients)
@@ -55,7 +84,13 @@ def accepted(clients: str) -> tuple[tuple[str, bytes], ...]:
 
 _HALF = play(collecting(rounds=1, quorum=2), *arrive("a"), *leave("c"))[0]
 _STEPPING = play(_HALF, *arrive("b"))[0]
+_STAGES = in_stages("abc", rounds=1)
 SAMPLES = {
+    Phase.AGREEING: play(agreeing(rounds=1), *answer("a"), *leave("c"))[0],
+    Phase.TOSSING: play(agreeing(rounds=1, most_full=2), *answer("abc"), *answer("a"), *leave("c"))[0],
+    Phase.SHARING: play(_STAGES[Phase.SHARING], *answer("a"), *leave("c"))[0],
+    Phase.SIGNING: play(_STAGES[Phase.SIGNING], *answer("a"), *leave("c"))[0],
+    Phase.OPENING: play(_STAGES[Phase.OPENING], *answer("a"), *leave("c"))[0],
     Phase.SELECTING: play(_HALF, *leave("b"))[0],
     Phase.COLLECTING: _HALF,
     Phase.REDUCING: play(collecting(exchanges=2), *arrive("abc"))[0],
@@ -64,4 +99,4 @@ SAMPLES = {
     Phase.EVALUATING: play(_STEPPING, *COMMIT)[0],
     Phase.ENDED: play(_STEPPING, *COMMIT, Evaluated())[0],
 }
-"""A run of one round in each phase. Its cohort is a, b, c: a delivered, b still works, c is out."""
+"""A run of one round in each phase. Its cohort is a, b, c: a delivered or answered, b still works, c is out."""

@@ -18,7 +18,7 @@ from fl_server.rounds.events import (
     RosterChanged,
 )
 from fl_server.rounds.machine import advance
-from fl_server.rounds.state import Phase, UnexpectedEvent
+from fl_server.rounds.state import AFTER_MASKS, BEFORE_MASKS, Phase, UnexpectedEvent
 from tests.fl_server.round_play import ALL, COMMIT, SAMPLES, STOP, arrive, collecting, leave, play
 
 
@@ -113,7 +113,8 @@ def test_an_error_ends_the_run_at_once(phase: Phase) -> None:
     A commit under way may be durable already: only its own failure ends the run before it.
     """
     state, commands = advance(SAMPLES[phase], EndRequested("failed", "disk full", broken=phase is Phase.COMMITTING))
-    cancelled = (Cancel(("b",), 0),) if phase is Phase.COLLECTING else ()
+    working = {Phase.COLLECTING: "b", **dict.fromkeys(BEFORE_MASKS, "ab"), **dict.fromkeys(AFTER_MASKS, "b")}
+    cancelled = (Cancel(tuple(working[phase]), 0),) if phase in working else ()
     assert (state.phase, commands) == (Phase.ENDED, (*cancelled, EndRun("failed", "disk full")))
 
 

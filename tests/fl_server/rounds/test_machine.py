@@ -19,6 +19,7 @@ from fl_server.rounds.events import (
     Event,
     ExchangeReduced,
     Extended,
+    GraphMade,
     ModelCommitted,
     ModelDiverged,
     PauseRequested,
@@ -26,6 +27,8 @@ from fl_server.rounds.events import (
     RetryDue,
     RosterChanged,
     RoundRestored,
+    RoundSpoiled,
+    StageAnswered,
     StateLost,
     StatesLost,
     StepComputed,
@@ -35,8 +38,8 @@ from fl_server.rounds.events import (
     WorkFailed,
 )
 from fl_server.rounds.machine import RULES, advance
-from fl_server.rounds.state import Phase, UnexpectedEvent, replace
-from tests.fl_server.round_play import SAMPLES, STOP
+from fl_server.rounds.state import STAGES, Phase, UnexpectedEvent, replace
+from tests.fl_server.round_play import SAMPLES, STOP, full_graph
 
 EVENTS: tuple[Event, ...] = (
     RosterChanged(("a", "b", "c", "d"), settled=True), UpdateAdmitted("b", b"b"), ClientDroppedOut("b"),
@@ -44,7 +47,7 @@ EVENTS: tuple[Event, ...] = (
     StepComputed(), ModelCommitted(), Evaluated(), StatesLost("a: its disk is new"), PauseRequested(),
     ResumeRequested(), Extended(9), STOP, CulpritsFound((("a", "too long"),)), UpdateRefused("b", "norm", "too long"),
     WorkFailed("b", "no memory"), StateLost("b", "its disk is new"), ClientReleased("b"), ModelDiverged("NaN"),
-    TimeUsed(9.0),
+    TimeUsed(9.0), StageAnswered("b"), full_graph("abc"), RoundSpoiled("its sum is too long"),
 )  # fmt: skip
 NEXT = (
     {
@@ -104,6 +107,33 @@ NEXT = (
         }
     }
     | {(Phase.ENDED, StatesLost): Phase.ENDED}
+    | {
+        (phase, event): phase if event in {ClientReturned, ClientRestarted, RoundRestored} else Phase.AGREEING
+        for phase in STAGES
+        for event in (
+            ClientDroppedOut,
+            WorkFailed,
+            StateLost,
+            ClientReturned,
+            ClientRestarted,
+            DeadlinePassed,
+            RoundRestored,
+            RoundSpoiled,
+            StatesLost,
+        )
+    }
+    | {(phase, StateLost): phase for phase in STAGES}
+    | {(phase, EndRequested): Phase.ENDED for phase in STAGES}
+    | {
+        (Phase.AGREEING, StageAnswered): Phase.SHARING,
+        (Phase.TOSSING, StageAnswered): Phase.AGREEING,
+        (Phase.SHARING, StageAnswered): Phase.COLLECTING,
+        (Phase.SIGNING, StageAnswered): Phase.OPENING,
+        (Phase.OPENING, StageAnswered): Phase.STEPPING,
+        (Phase.SHARING, GraphMade): Phase.SHARING,
+        (Phase.COLLECTING, RoundSpoiled): Phase.COLLECTING,
+        (Phase.STEPPING, RoundSpoiled): Phase.COLLECTING,
+    }
 )
 """The next phase for each sample and event; every other pair is refused."""
 PAIRS = [pytest.param(phase, event, id=f"{phase.value}-{type(event).__name__}") for phase in Phase for event in EVENTS]
