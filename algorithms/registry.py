@@ -23,6 +23,7 @@ from typing import Annotated, Any, Literal
 from algorithms import tree
 from algorithms.base import Algorithm, GradientRule, Memory, Order, RoundInfo, Scope, Tensors
 from algorithms.compose import Components, Method, Normaliser, ServerOptimizer, compose
+from algorithms.methods.diloco import diloco
 from algorithms.methods.fedavg import fedavg, sgd
 from algorithms.methods.fedavgm import fedavgm, heavy_ball, nesterov
 from algorithms.methods.fedcm import fedcm
@@ -62,6 +63,7 @@ _BUILDERS: tuple[Callable[..., Method], ...] = (
     feddemon,
     feddemonadam,
     slowmo,
+    diloco,
     fedprox,
     fednova,
     scaffold,

@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Literal
 
 METHODS = (
-    "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedcm", "feddemon", "feddemonadam", "feddyn", "fednova", "fedprox",
-    "fedrobust", "fedsam", "fedyogi", "mfl", "mime", "mimelite", "mofedsam", "proxskip", "qg", "scaffold", "slowmo",
+    "diloco", "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedcm", "feddemon", "feddemonadam", "feddyn", "fednova",
+    "fedprox", "fedrobust", "fedsam", "fedyogi", "mfl", "mime", "mimelite", "mofedsam", "proxskip", "qg", "scaffold",
+    "slowmo",
 )  # fmt: skip
 """`algorithms.registry`."""
 REDUCERS = ("mean", "median", "trimmed_mean", "krum")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from typing import cast
 
 import numpy as np
@@ -70,14 +70,22 @@ class Finish:
 
 
 def raw_batches(  # noqa: PLR0913 - the parameters of `batches`
-    data: Data, batch_size: int, seed: int, *, epochs: int | None = None, steps: int | None = None
+    data: Data, batch_size: int, seed: int, *, epochs: int | None = None, steps: int | None = None, start: int = 0
 ) -> tuple[Iterator[Batch], Finish | None]:
-    """`batches` before the last step, and that step; None where the batches are complete."""
+    """`batches` before the last step, and that step; None where the batches are complete.
+
+    start: batches of the seed's order that come before the first one. They are not made, unless the data has its own
+    batches, of which those of the first epoch are.
+    """
     total = count_steps(len(data), batch_size, epochs=epochs, steps=steps, own_batches=data.own_batches)
     if isinstance(data, Examples):
-        finish = finish_of(data)
-        return islice(_endless(data, batch_size, seed, finish), total), finish
-    return _own_order(data, batch_size, seed, total), None
+        finish, orders = finish_of(data), _endless_orders(len(data), batch_size, seed, start)
+        return _shuffled(data, islice(orders, total), finish), finish
+    if isinstance(data, Samples):
+        orders = _endless_orders(len(data), batch_size, seed, start)
+        return data.read_epochs(((epoch, chosen.tolist()) for epoch, chosen in islice(orders, total)), seed), None
+    epoch, within = divmod(start, data.own_batches)
+    return islice(data.epochs(seed, epoch), within, within + total), None
 
 
 def poisson_batches(examples: Examples, draws: Iterable[Tensor]) -> Iterator[Batch]:
@@ -158,12 +166,6 @@ def plan_batches(  # noqa: PLR0913 - epochs and steps are alternatives
     return BatchPlan(torch.from_numpy(rows), sizes.tolist(), counts)
 
 
-def _own_order(data: Samples | Batched, batch_size: int, seed: int, total: int) -> Iterator[Batch]:
-    if isinstance(data, Samples):
-        return data.read_epochs(islice(_endless_orders(len(data), batch_size, seed), total), seed)
-    return islice(data.epochs(seed), total)
-
-
 def ordered_batches(data: Data, batch_size: int) -> Iterator[Batch]:
     """Batches of all examples in order, for evaluation and the gradient of the whole local set.
 
@@ -181,29 +183,31 @@ def ordered_batches(data: Data, batch_size: int) -> Iterator[Batch]:
     return data.read((range(at, min(at + batch_size, size)) for at in range(0, size, batch_size)), 0)
 
 
-def _endless(examples: Examples, batch_size: int, seed: int, finish: Finish | None) -> Iterator[tuple[Tensor, ...]]:
+def _shuffled(
+    examples: Examples, orders: Iterator[tuple[int, Tensor]], finish: Finish | None
+) -> Iterator[tuple[Tensor, ...]]:
     """Batches for `finish`, or complete ones if it is None."""
+    augment, prepare, device = examples.augment, examples.prepare, examples.inputs.device
+    for _, positions in orders:
+        chosen = positions.to(device)
+        inputs, targets = examples.inputs[chosen], examples.targets[chosen]
+        if finish is not None:
+            yield inputs, targets, *(() if finish.augment is None else finish.augment.draw(inputs))
+        elif augment is not None:
+            yield augment(inputs if prepare is None else prepare(inputs)), targets
+        else:
+            yield inputs, targets
+
+
+def _endless_orders(size: int, batch_size: int, seed: int, start: int) -> Iterator[tuple[int, Tensor]]:
+    """(epoch, positions) of each batch from number `start` on. An epoch that is skipped costs the draw of its order."""
     # Always on the CPU, so that daemons on CUDA and on a CPU have the same order.
-    generator, augment, prepare = torch.Generator().manual_seed(seed), examples.augment, examples.prepare
-    while True:
-        order = torch.randperm(len(examples), generator=generator).to(examples.inputs.device)
-        for chosen in torch.split(order, batch_size):
-            inputs, targets = examples.inputs[chosen], examples.targets[chosen]
-            if finish is not None:
-                yield inputs, targets, *(() if finish.augment is None else finish.augment.draw(inputs))
-            elif augment is not None:
-                yield augment(inputs if prepare is None else prepare(inputs)), targets
-            else:
-                yield inputs, targets
-
-
-def _endless_orders(size: int, batch_size: int, seed: int) -> Iterator[tuple[int, Sequence[int]]]:
-    """(epoch, positions) of each batch, in the order of `_endless`."""
-    generator, epoch = torch.Generator().manual_seed(seed), 0
-    while True:
-        for chosen in torch.split(torch.randperm(size, generator=generator), batch_size):
-            yield epoch, chosen.tolist()
-        epoch += 1
+    generator, (first, within) = torch.Generator().manual_seed(seed), divmod(start, -(-size // batch_size))
+    for epoch in count():
+        order = torch.randperm(size, generator=generator)
+        if epoch >= first:
+            for chosen in torch.split(order, batch_size)[within if epoch == first else 0 :]:
+                yield epoch, chosen
 
 
 def _check(num_examples: int, batch_size: int, epochs: int | None, steps: int | None) -> None:

@@ -47,7 +47,7 @@ class OptimizerSpec:
 
 @dataclass(frozen=True, slots=True)
 class RateSchedule:
-    """A factor of the learning rate over the steps of a round, or over the rounds of a run.
+    """A factor of the learning rate over the steps of a round or of a run, or over the rounds of a run.
 
     With n steps, of which W = warmup * n warm up, the factor of step k, counted from 0, is
 
@@ -67,8 +67,14 @@ class RateSchedule:
     """Share of all steps; at least 0, below 1."""
     end: float | None = None
     """The last value of linear and cosine; at least 0. None: 0."""
+    first: int = 0
+    """The number of a round's first step among `total`."""
+    total: int = 0
+    """n, if the schedule runs over the steps of many rounds. 0: over those of each round."""
 
     def __post_init__(self) -> None:
+        if min(self.first, self.total) < 0:
+            raise AlgorithmError(f"total: expected counts of steps, got {self.first} of {self.total}", "total")
         if self.kind not in get_args(RateKind):
             raise AlgorithmError(f"kind: expected one of {', '.join(get_args(RateKind))}; got {self.kind!r}", "kind")
         if not 0.0 <= self.warmup < 1.0:
@@ -84,7 +90,9 @@ class RateSchedule:
         return (self.kind == "constant" or self.end == 1.0) and not self.warmup
 
     def factor(self, step: int, steps: int) -> float:
-        """The factor of a step. step: from 0; steps: all of them, 1 or more."""
+        """The factor of a step. step: from 0, in its round; steps: all of the round, 1 or more."""
+        if self.total:
+            step, steps = self.first + step, self.total
         step, warm = min(max(step, 0), steps - 1), self.warmup * steps
         if step < warm:
             return (step + 1) / (warm + 1)

@@ -29,8 +29,8 @@ RUN_DEFAULTS = {
 METHOD = {
     "alpha": "fedcm: share of the local gradient in a step, 1 is FedAvg. feddyn: strength of the proximal term.",
     "beta": (
-        "Momentum of the server (fedavgm, slowmo); share of the direction in a step (mimelite, mime), or its weight "
-        "(qg); share of the local gradient (mofedsam)."
+        "Momentum of the server (fedavgm, slowmo, diloco); share of the direction in a step (mimelite, mime), or its "
+        "weight (qg); share of the local gradient (mofedsam)."
     ),
     "beta0": "Momentum of the server in the first round; it falls to 0 by the last.",
     "beta1": "Decay of the server's first moment.",

@@ -1,10 +1,11 @@
-"""What a client keeps: its state of a method, error feedback of an encoding, and the values of personal parameters."""
+"""What a client keeps: its method's state, error feedback, personal values, and how far it has read its examples."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+import torch
 from torch import nn
 
 from algorithms import tree
@@ -83,9 +84,10 @@ def load_personal(
         tensor.copy_(kept[name])
 
 
-def without_personal(state: Memory | None) -> Memory | None:
+def of_method(state: Memory | None) -> Memory | None:
     """The method's part of a client state."""
-    return None if state is None else {symbol: tensors for symbol, tensors in state.items() if symbol != PERSONAL}
+    own = {PERSONAL, READER}
+    return None if state is None else {symbol: tensors for symbol, tensors in state.items() if symbol not in own}
 
 
 def with_next_personal(next_state: NextState | None, values: Tensors) -> NextState | None:
@@ -94,6 +96,40 @@ def with_next_personal(next_state: NextState | None, values: Tensors) -> NextSta
         return next_state
     method = NextState({}, {}) if next_state is None else next_state
     return NextState({**method.at_one, PERSONAL: values}, method.at_zero)
+
+
+READER = "reader"
+"""The name of a `ReadPosition` in a client state, beside the symbols of the method."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPosition:
+    """How far a client has read its examples in a run that continues from round to round."""
+
+    seed: int
+    """Seed of the order of all epochs: that of the first round that counted."""
+    batches: int
+    """Batches that counted."""
+
+    @staticmethod
+    def of(state: Memory | None, seed: int) -> ReadPosition:
+        """That of a client state; without a state the start of the order of a seed. Raises WorkFailed."""
+        kept = None if state is None else state.get(READER)
+        if kept is None:
+            return ReadPosition(seed, 0)
+        try:
+            seed, batches = (int(kept[name].item()) for name in ("seed", "batches"))
+        except (KeyError, RuntimeError) as error:
+            why = f"expected the numbers seed and batches in the client state, got {', '.join(kept) or 'none'}"
+            raise WorkFailed(pb.FAILURE_REASON_STATE_LOST, why) from error
+        return ReadPosition(seed % 2**64, batches)
+
+    def after(self, next_state: NextState | None, steps: int) -> NextState:
+        """The next client state, with the position after so many more batches."""
+        method = NextState({}, {}) if next_state is None else next_state
+        signed = self.seed - 2**64 * (self.seed >= 2**63)  # torch's integers are signed
+        position = {"seed": torch.tensor(signed), "batches": torch.tensor(self.batches + steps)}
+        return NextState({**method.at_one, READER: position}, method.at_zero)
 
 
 def state_of(

@@ -73,7 +73,8 @@ def _schedule_of(training: training_pb2.LocalTraining) -> RateSchedule:
         return RateSchedule()
     # AlgorithmError, which is a ValueError, for an unknown kind.
     kind: Any = log_text(given.kind, MAX_TEXT)
-    return RateSchedule(kind, given.warmup, given.end if given.HasField("end") else None)
+    end = given.end if given.HasField("end") else None
+    return RateSchedule(kind, given.warmup, end, training.schedule_start, training.schedule_steps)
 
 
 def _values(parameters: Struct) -> Mapping[str, OptimizerValue]:

@@ -92,6 +92,8 @@ class PreparedWork:
     """The model's buffers as received."""
     unsent: Tensors = field(default_factory=dict)
     """e_i of `error_feedback`; empty: zero."""
+    position: client_states.ReadPosition | None = None
+    """From where the client's examples are read on. None: each round has a new order."""
 
 
 def result_of(  # noqa: PLR0913, PLR0917 - what a header has
@@ -119,7 +121,10 @@ def next_state_of(ready: PreparedWork, counted: ClientUpdate) -> NextState | Non
     """
     algorithm, context = ready.work.algorithm, ready.work.context
     next_state = NextState.of(algorithm, context, counted) if _keeps_state(ready) else None
-    return client_states.with_next_personal(next_state, counted.personal)
+    next_state = client_states.with_next_personal(next_state, counted.personal)
+    if ready.position is None or not algorithm.exchanges[ready.work.exchange].trains:
+        return next_state
+    return ready.position.after(next_state, counted.steps)
 
 
 def _keeps_state(ready: PreparedWork) -> bool:

@@ -168,20 +168,21 @@ class Trainer:
         payloads.check_size(assignment, exchange, bundles[tensor_pb2.RESOURCE_KIND_MODEL].layout)
         context = self._context(
             local_model.direction(model, bundles, personal),
-            client_states.state_of(algorithm, model, client_states.without_personal(client_state), personal),
+            client_states.state_of(algorithm, model, client_states.of_method(client_state), personal),
             omega_of(algorithm, training, len(self._local.train)),
             local_model.optimizer_state(model, bundles, personal),
         )
         settings = settings_of(training, scaled_loss=self._compute.precision == "float16")
         work = Work(algorithm, context, settings, assignment.key.exchange, x, personal)
         with task_failures():
-            data, steps = self._data(training, exchange) if private is None else self._private_data(private)
+            position = client_states.ReadPosition.of(client_state, training.seed) if training.continue_data else None
+            data, steps = self._data(training, exchange, position) if private is None else self._private_data(private)
             if exchange.trains and (loop := own_loop(self._local.task)) is not None:
                 payloads.check_loop(algorithm)
                 round_ = Round(assignment.key.round, context.direction, on_step)
                 data = replace(data, loop=OwnTraining(loop, model, self._local.train, training, round_).run)
         unsent = client_states.unsent_in(client_state, payloads.encoding_of(assignment))
-        return PreparedWork(model, data, work, steps, buffers, unsent)
+        return PreparedWork(model, data, work, steps, buffers, unsent, position)
 
     def check_private(self, assignment: training_pb2.Assignment) -> None:
         """Raises WorkFailed for an assignment with privacy that this device cannot train without revealing more."""
@@ -254,8 +255,8 @@ class Trainer:
 
     def keeps_state(self, assignment: training_pb2.Assignment) -> bool:
         """Whether this device keeps a state for the assignment's run. Raises WorkFailed as `method_of`."""
-        sparse = payloads.encoding_of(assignment).sparse
-        return bool(assignment.personal) or sparse or self.method_of(assignment.training).keeps_client_state
+        kept = payloads.encoding_of(assignment).sparse or assignment.training.continue_data
+        return bool(assignment.personal) or kept or self.method_of(assignment.training).keeps_client_state
 
     def check_task(self, task: str, fingerprint: training_pb2.TaskFingerprint) -> None:
         """Raises WorkFailed unless this device has the task with the same fingerprint."""
@@ -296,11 +297,17 @@ class Trainer:
             {symbol: _moved(tensors, device) for symbol, tensors in optimizer.items()},
         )
 
-    def _data(self, training: training_pb2.LocalTraining, exchange: Exchange) -> tuple[LocalData, int]:
-        """The local examples in batches, and the number of batches: of a full gradient, then of steps."""
+    def _data(
+        self, training: training_pb2.LocalTraining, exchange: Exchange, position: client_states.ReadPosition | None
+    ) -> tuple[LocalData, int]:
+        """The local examples in batches, and the number of batches: of a full gradient, then of steps.
+
+        position: from where the examples are read on. None: in a new order.
+        """
         local, size, task = self._local.train, training.batch_size, self._local.task
         work, own_batches = work_of(training), local.own_batches
-        steps, finish = raw_batches(local, size, training.seed, **work)
+        seed, start = (training.seed, 0) if position is None else (position.seed, position.batches)
+        steps, finish = raw_batches(local, size, seed, **work, start=start)
         total = count_steps(len(local), size, epochs=1, own_batches=own_batches) if exchange.passes else 0
         count = count_steps(len(local), size, own_batches=own_batches, **work) if exchange.trains else 0
         # With one epoch its mean loss is the training loss.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import algorithms as fl
 from algorithms.optimizers.classes import check_optimizer
@@ -97,6 +98,15 @@ def rate_schedule(given: RateSection | None) -> RateSchedule:
     return RateSchedule() if given is None else RateSchedule(given.kind, given.warmup, given.end)
 
 
+def step_schedule(config: RunConfig, round_: int) -> RateSchedule:
+    """The schedule over a round's local steps, or its part of the one over all steps of the run."""
+    given, steps = config.local.schedule, config.local.steps
+    schedule = rate_schedule(given)
+    if given is None or given.over == "round" or steps is None:
+        return schedule
+    return replace(schedule, first=round_ * steps, total=config.horizon * steps)
+
+
 def learning_rate_in(config: RunConfig, round_: int) -> float:
     """eta_l(t) of a round, with the decay by round and the schedule over the planned rounds."""
     rate, schedule = config.local.learning_rate_in(round_), rate_schedule(config.local.round_schedule)
@@ -121,14 +131,18 @@ def round_info(config: RunConfig, round_: int, cohort_size: int) -> fl.RoundInfo
         population=config.population or None,
         population_examples=config.population_examples or None,
         cohort_size=cohort_size,
-        schedule=rate_schedule(config.local.schedule),
+        schedule=step_schedule(config, round_),
     )
 
 
 def check_own_loop(config: RunConfig, algorithm: fl.Algorithm) -> None:
     """Raises InvalidInput unless method and local settings work with a training loop of the task's own."""
-    for field in ("optimizer", "schedule", "micro_batch_size"):
-        if getattr(config.local, field):
+    own_steps = {"optimizer": not optimizer_spec(config.local).plain}
+    own_steps |= {
+        field: bool(getattr(config.local, field)) for field in ("schedule", "micro_batch_size", "continue_data")
+    }
+    for field, given in own_steps.items():
+        if given:
             raise InvalidInput(
                 f"local.{field}", "none for a task with a training loop of its own, which makes its own steps", "one"
             )
@@ -155,7 +169,8 @@ def complete(config: RunConfig) -> RunConfig:
 
 def keeps_client_state(config: RunConfig, algorithm: fl.Algorithm) -> bool:
     """Whether each client of the run keeps a state of its own from round to round."""
-    return algorithm.keeps_client_state or bool(config.personal) or config.encodings.sparse
+    kept = algorithm.keeps_client_state, bool(config.personal), config.encodings.sparse, config.local.continue_data
+    return any(kept)
 
 
 def algorithm_in(config: RunConfig, algorithm: fl.Algorithm, round_: int) -> fl.Algorithm:
@@ -206,7 +221,7 @@ def known_part(
     reference = reference_of(algorithm, 0, direction)
     if reference is None or config.local.steps is None:
         return None
-    settings = fl.LocalSettings(learning_rate_in(config, round_), schedule=rate_schedule(config.local.schedule))
+    settings = fl.LocalSettings(learning_rate_in(config, round_), schedule=step_schedule(config, round_))
     return KnownPart(reference, reference.scale(settings, config.local.steps))
 
 
@@ -239,7 +254,7 @@ class References:
         reference = self._known[exchange]
         if reference is None:
             return None
-        schedule = rate_schedule(self._config.local.schedule)
+        schedule = step_schedule(self._config, round_)
         settings = fl.LocalSettings(learning_rate_in(self._config, round_), schedule=schedule)
         return KnownPart(reference, reference.scale(settings, steps))
 

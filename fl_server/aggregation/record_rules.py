@@ -31,6 +31,10 @@ def check_record_privacy(config: RunConfig, algorithm: fl.Algorithm) -> None:
         )
     refused = {
         "personal": (bool(config.personal), "none with [privacy]: personal parts are trained without noise"),
+        "local.continue_data": (
+            config.local.continue_data,
+            "false with [privacy], whose steps draw each example by itself",
+        ),
         "local.max_gradient_norm": (
             bool(config.local.max_gradient_norm),
             "0 with [privacy], whose clip limits the gradient of each example",

@@ -10,13 +10,14 @@ import structlog
 from google.protobuf.struct_pb2 import Struct
 
 import algorithms as fl
+from algorithms.optimizers.spec import RateSchedule
 from fl_server.aggregation.broadcast import Broadcast
 from fl_server.aggregation.methods import (
     learning_rate_in,
     local_in,
     optimizer_spec,
     parameters_in,
-    rate_schedule,
+    step_schedule,
     update_encoding,
 )
 from fl_server.aggregation.private_rules import has_centre
@@ -130,27 +131,29 @@ def _training(work: RoundWork, round_: int) -> pb.LocalTraining:
         algorithm=_algorithm(work.config.algorithm, parameters),
         population=work.config.population,
         population_examples=work.config.population_examples if work.algorithm.objective == "examples" else 0,
+        continue_data=local.continue_data,
     )
     if local.steps:
         training.local_steps = local.steps
     else:
         training.local_epochs = local.epochs or 1
-    _set_steps(training, local)
+    _set_steps(training, local, step_schedule(work.config, round_))
     if (privacy := work.config.record_privacy) is not None:
         values = privacy.model_dump(include={"unit", "noise_multiplier", "clip", "delta"})
         training.privacy.CopyFrom(pb.LocalPrivacy(**values))
     return training
 
 
-def _set_steps(training: pb.LocalTraining, local: LocalSection) -> None:
+def _set_steps(training: pb.LocalTraining, local: LocalSection, schedule: RateSchedule) -> None:
     """Optimizer and schedule, only where they differ from plain SGD."""
-    spec, schedule = optimizer_spec(local), rate_schedule(local.schedule)
+    spec = optimizer_spec(local)
     if not spec.plain:
         training.optimizer.name, training.optimizer.state = spec.name, spec.state
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in spec.parameters.items()}
         training.optimizer.parameters.update(values)
     if not schedule.constant:
         training.schedule.kind, training.schedule.warmup = schedule.kind, schedule.warmup
+        training.schedule_start, training.schedule_steps = schedule.first, schedule.total
         if schedule.end is not None:
             training.schedule.end = schedule.end
 

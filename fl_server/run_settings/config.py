@@ -7,6 +7,7 @@ descriptor. `spec.py` converts between the two.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any, Literal, Self
 
@@ -215,6 +216,21 @@ class AveragingSection(_Section):
         return self
 
 
+PRESETS: Mapping[str, dict[str, Any]] = {
+    "diloco": {"optimizer": {"name": "adamw", "state": "device"}, "continue_data": True},
+}
+"""Defaults of the section local by the method's name."""
+
+
+def with_preset(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a run, with the method's defaults of the section local in place of the usual ones."""
+    algorithm, local = values.get("algorithm"), values.get("local", {})
+    name = algorithm.get("name") if isinstance(algorithm, Mapping) else getattr(algorithm, "name", None)
+    if not isinstance(name, str) or name not in PRESETS or not isinstance(local, dict):
+        return dict(values)
+    return {**values, "local": PRESETS[name] | local}
+
+
 class RunConfig(_Section):
     """The configuration of a run."""
 
@@ -240,8 +256,9 @@ class RunConfig(_Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _private_defaults(cls, values: Any) -> Any:
-        return with_private_defaults(values) if isinstance(values, dict) else values
+    def _defaults_of_others(cls, values: Any) -> Any:
+        """Sections whose defaults depend on another one."""
+        return with_private_defaults(with_preset(values)) if isinstance(values, dict) else values
 
     @model_validator(mode="after")
     def _metric_rules_need_evaluations(self) -> Self:

@@ -127,6 +127,7 @@ class RateSection(_Section):
     kind: Literal["constant", "linear", "cosine"]
     warmup: float = Field(default=0.0, ge=0, lt=1)
     end: float | None = Field(default=None, ge=0, le=MAX_NUMBER)
+    over: Literal["round", "run"] = "round"
 
     @model_validator(mode="after")
     def _valid(self) -> RateSection:
@@ -158,6 +159,7 @@ class LocalSection(_Section):
     round_schedule: RateSection | None = None
     micro_batch_size: int = Field(default=0, ge=0, le=MAX_COUNT)
     inexact: bool = False
+    continue_data: bool = False
 
     @field_validator("learning_rate_changes")
     @classmethod
@@ -166,6 +168,14 @@ class LocalSection(_Section):
         if rounds != sorted(set(rounds)):
             raise ValueError(f"expected each change in a later round than the one before, got the rounds {rounds}")
         return changes
+
+    @model_validator(mode="after")
+    def _schedule_over_a_known_number(self) -> LocalSection:
+        if self.round_schedule is not None and self.round_schedule.over == "run":
+            raise ValueError('expected no over = "run" in round_schedule, which is over the rounds of the run anyway')
+        if self.schedule is not None and self.schedule.over == "run" and self.steps is None:
+            raise ValueError('expected local.steps with schedule.over = "run": it goes over steps * rounds, got epochs')
+        return self
 
     @model_validator(mode="before")
     @classmethod

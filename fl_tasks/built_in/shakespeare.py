@@ -64,6 +64,8 @@ LENGTH = 64
 HELD_OUT = 0.1
 """The last tenth of each speaker's text is held out."""
 
+HEADS = 4
+
 ADAPTED = ("qkv", "out", "up", "down")
 """The linear layers of each block, which get adapters."""
 
@@ -77,6 +79,7 @@ class Shakespeare(Classifier):
     data_root: folder above tinyshakespeare/input.txt. base: a safetensors file with the transformer's first weights; ""
     for random ones. lora: rank of the adapters; 0 trains all weights, else these are frozen and the extra `lora` is
     needed. train_a: train both adapter matrices, instead of B alone (FFA-LoRA).
+    width, layers: size of the transformer; width is a multiple of its 4 heads.
     client_eval_fraction: share of each shard, in [0, 1), that is held out for evaluation on clients.
     """
 
@@ -90,6 +93,8 @@ class Shakespeare(Classifier):
         base: str = "",
         lora: int = 0,
         train_a: bool = False,
+        width: int = 96,
+        layers: int = 3,
         least_characters: int = 2000,
         client_eval_fraction: float = 0.0,
     ) -> None:
@@ -98,13 +103,16 @@ class Shakespeare(Classifier):
         self.rank = whole_number("lora", lora)
         self.least_characters = whole_number("least_characters", least_characters, 1)
         self.train_a = true_or_false("train_a", train_a)
+        self.width, self.layers = whole_number("width", width, 4), whole_number("layers", layers, 1)
+        if self.width % HEADS:
+            raise TaskError(f"width: expected a multiple of {HEADS}, the heads of attention, got {width}")
         if train_a and not self.rank:
             raise TaskError("the option train_a is for adapters: set the option lora to their rank, such as 8")
         self.client_eval_fraction = checked_fraction(client_eval_fraction)
 
     def model(self) -> nn.Module:
-        """A transformer of 354,401 parameters; lora = 8 adds 20,736 in B and 16,128 in A."""
-        model = CausalTransformer(len(VOCABULARY), LENGTH)
+        """A transformer, by default of 354,401 parameters; lora = 8 adds 20,736 in B and 16,128 in A then."""
+        model = CausalTransformer(len(VOCABULARY), LENGTH, width=self.width, layers=self.layers, heads=HEADS)
         if self.base is not None:
             load_weights(model, self.base)
         if not self.rank:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 import torch
 
@@ -57,12 +58,10 @@ class Batched:
         """The same batches on a device."""
         return replace(self, device=torch.device(device))
 
-    def epochs(self, seed: int) -> Iterator[Batch]:
+    def epochs(self, seed: int, first: int = 0) -> Iterator[Batch]:
         """The batches of one epoch after the other, without end. Raises TaskError for an epoch that is too short."""
-        epoch = 0
-        while True:
+        for epoch in count(first):
             yield from self.epoch(seed_of_epoch(seed, epoch))
-            epoch += 1
 
     def epoch(self, seed: int) -> Iterator[Batch]:
         """The batches of one epoch. Raises TaskError for too few, and for an error in the task's code."""

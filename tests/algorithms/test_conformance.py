@@ -27,6 +27,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "feddemonadam": ("feddemonadam", {}),
     "feddemonadam-outside": ("feddemonadam", {"eps_inside": False}),
     "slowmo": ("slowmo", {}),
+    "diloco": ("diloco", {}),
     "fedprox": ("fedprox", {"mu": 0.3}),
     "fednova": ("fednova", {}),
     "scaffold-II": ("scaffold", {}),

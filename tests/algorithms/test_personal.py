@@ -192,7 +192,7 @@ def test_methods_of_plain_steps_allow_a_loop(method: str) -> None:
     """Plain local SGD with any server optimizer does; the others have a reason, and a few also with inexact."""
     algorithm = fl.build(method)
     plain = {
-        "fedavg", "fedavgm", "fedadam", "fedadagrad", "fedyogi", "slowmo", "feddemon", "feddemonadam"
+        "fedavg", "fedavgm", "fedadam", "fedadagrad", "fedyogi", "slowmo", "diloco", "feddemon", "feddemonadam"
     }  # fmt: skip
     never = {"fednova", "mfl", "fedrobust"}
     assert (algorithm.loop_conflict(inexact=False) == "") == (method in plain - never)

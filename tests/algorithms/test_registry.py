@@ -63,6 +63,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     **FIXED,
     **{name: {**own, "momentum_units": "parameter", **CHOSEN} for name, own in OPTIMIZED.items()},
     "slowmo": {"weights": "uniform", "beta": 0.5, "eta_g": 1.0, **CHOSEN},
+    "diloco": {"weights": "uniform", "beta": 0.9, "eta_g": 0.7, "momentum_units": "parameter", **CHOSEN},
 }
 
 

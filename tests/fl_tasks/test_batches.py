@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
@@ -11,6 +12,9 @@ import torch
 from fl_tasks import Examples, TaskError
 from fl_tasks.batches import batches, count_steps, ordered_batches, plan_batches, raw_batches, seed_everything
 from fl_tasks.built_in.transforms import FlipAndCrop, Normalise
+from fl_tasks.data.batched import Batched
+from fl_tasks.data.forms import Data
+from fl_tasks.data.samples import Samples
 
 TEN = Examples(torch.arange(10.0), torch.arange(10))
 
@@ -152,3 +156,30 @@ def test_a_plan_has_the_batches_of_each_client(batch_size: int, work: dict[str, 
                 assert plan.sizes[number][client] == len(inputs)
                 assert torch.equal(planned[: len(inputs)], inputs)
                 assert bool((planned[len(inputs) :] == inputs[0]).all())
+
+
+@pytest.mark.parametrize("start", [0, 2, 3, 8])
+def test_batches_are_read_on_from_any_place(start: int) -> None:
+    """The batches from a place on are those that an uninterrupted reading has there, for every kind of data."""
+    kinds: list[Data] = [TEN, Samples(Numbers()), Batched(in_threes, 3, 10)]
+    for data in kinds:
+        whole, _ = raw_batches(data, 4, 7, steps=12)
+        rest, _ = raw_batches(data, 4, 7, steps=12 - start, start=start)
+        for wanted, came in zip(list(whole)[start:], rest, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(wanted, came, strict=True))
+
+
+class Numbers:
+    """Ten numbered examples."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int, /) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tensor(float(index)), torch.rand(1)
+
+
+def in_threes(seed: int) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Three batches of an epoch, whose order depends on the seed."""
+    order = torch.randperm(9, generator=torch.Generator().manual_seed(seed))
+    return ((part, torch.rand(1)) for part in order.split(3))

@@ -77,5 +77,5 @@ def test_the_plain_numbers_of_a_message() -> None:
     training = LocalTraining(local_steps=3, weight_decay=0.5, optimizer=OptimizerSpec(name="adam"))
     assert numbers(training) == {
         "learning_rate": 0.0, "batch_size": 0, "weight_decay": 0.5, "max_gradient_norm": 0.0, "seed": 0,
-        "population": 0, "population_examples": 0, "micro_batch_size": 0,
+        "population": 0, "population_examples": 0, "micro_batch_size": 0, "schedule_start": 0, "schedule_steps": 0,
     }  # fmt: skip

@@ -80,7 +80,7 @@ class TaskSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., options: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., frozen: _Optional[str] = ...) -> None: ...
 
 class LocalSpec(_message.Message):
-    __slots__ = ("learning_rate", "learning_rate_decay", "epochs", "steps", "batch_size", "weight_decay", "max_gradient_norm", "learning_rate_changes", "optimizer", "schedule", "round_schedule", "micro_batch_size", "inexact")
+    __slots__ = ("learning_rate", "learning_rate_decay", "epochs", "steps", "batch_size", "weight_decay", "max_gradient_norm", "learning_rate_changes", "optimizer", "schedule", "round_schedule", "micro_batch_size", "inexact", "continue_data")
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_DECAY_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +94,7 @@ class LocalSpec(_message.Message):
     ROUND_SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     MICRO_BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     INEXACT_FIELD_NUMBER: _ClassVar[int]
+    CONTINUE_DATA_FIELD_NUMBER: _ClassVar[int]
     learning_rate: float
     learning_rate_decay: float
     epochs: int
@@ -107,7 +108,8 @@ class LocalSpec(_message.Message):
     round_schedule: _training_pb2.RateSchedule
     micro_batch_size: int
     inexact: bool
-    def __init__(self, learning_rate: _Optional[float] = ..., learning_rate_decay: _Optional[float] = ..., epochs: _Optional[int] = ..., steps: _Optional[int] = ..., batch_size: _Optional[int] = ..., weight_decay: _Optional[float] = ..., max_gradient_norm: _Optional[float] = ..., learning_rate_changes: _Optional[_Iterable[_Union[LearningRateChange, _Mapping]]] = ..., optimizer: _Optional[_Union[_training_pb2.OptimizerSpec, _Mapping]] = ..., schedule: _Optional[_Union[_training_pb2.RateSchedule, _Mapping]] = ..., round_schedule: _Optional[_Union[_training_pb2.RateSchedule, _Mapping]] = ..., micro_batch_size: _Optional[int] = ..., inexact: _Optional[bool] = ...) -> None: ...
+    continue_data: bool
+    def __init__(self, learning_rate: _Optional[float] = ..., learning_rate_decay: _Optional[float] = ..., epochs: _Optional[int] = ..., steps: _Optional[int] = ..., batch_size: _Optional[int] = ..., weight_decay: _Optional[float] = ..., max_gradient_norm: _Optional[float] = ..., learning_rate_changes: _Optional[_Iterable[_Union[LearningRateChange, _Mapping]]] = ..., optimizer: _Optional[_Union[_training_pb2.OptimizerSpec, _Mapping]] = ..., schedule: _Optional[_Union[_training_pb2.RateSchedule, _Mapping]] = ..., round_schedule: _Optional[_Union[_training_pb2.RateSchedule, _Mapping]] = ..., micro_batch_size: _Optional[int] = ..., inexact: _Optional[bool] = ..., continue_data: _Optional[bool] = ...) -> None: ...
 
 class LearningRateChange(_message.Message):
     __slots__ = ("round", "learning_rate")

@@ -120,17 +120,19 @@ class OptimizerSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., parameters: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., state: _Optional[str] = ...) -> None: ...
 
 class RateSchedule(_message.Message):
-    __slots__ = ("kind", "warmup", "end")
+    __slots__ = ("kind", "warmup", "end", "over")
     KIND_FIELD_NUMBER: _ClassVar[int]
     WARMUP_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
     kind: str
     warmup: float
     end: float
-    def __init__(self, kind: _Optional[str] = ..., warmup: _Optional[float] = ..., end: _Optional[float] = ...) -> None: ...
+    over: str
+    def __init__(self, kind: _Optional[str] = ..., warmup: _Optional[float] = ..., end: _Optional[float] = ..., over: _Optional[str] = ...) -> None: ...
 
 class LocalTraining(_message.Message):
-    __slots__ = ("algorithm", "learning_rate", "local_epochs", "local_steps", "batch_size", "weight_decay", "max_gradient_norm", "seed", "population", "population_examples", "optimizer", "schedule", "micro_batch_size", "privacy")
+    __slots__ = ("algorithm", "learning_rate", "local_epochs", "local_steps", "batch_size", "weight_decay", "max_gradient_norm", "seed", "population", "population_examples", "optimizer", "schedule", "micro_batch_size", "privacy", "continue_data", "schedule_start", "schedule_steps")
     ALGORITHM_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     LOCAL_EPOCHS_FIELD_NUMBER: _ClassVar[int]
@@ -145,6 +147,9 @@ class LocalTraining(_message.Message):
     SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     MICRO_BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     PRIVACY_FIELD_NUMBER: _ClassVar[int]
+    CONTINUE_DATA_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_START_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_STEPS_FIELD_NUMBER: _ClassVar[int]
     algorithm: AlgorithmSpec
     learning_rate: float
     local_epochs: int
@@ -159,7 +164,10 @@ class LocalTraining(_message.Message):
     schedule: RateSchedule
     micro_batch_size: int
     privacy: LocalPrivacy
-    def __init__(self, algorithm: _Optional[_Union[AlgorithmSpec, _Mapping]] = ..., learning_rate: _Optional[float] = ..., local_epochs: _Optional[int] = ..., local_steps: _Optional[int] = ..., batch_size: _Optional[int] = ..., weight_decay: _Optional[float] = ..., max_gradient_norm: _Optional[float] = ..., seed: _Optional[int] = ..., population: _Optional[int] = ..., population_examples: _Optional[int] = ..., optimizer: _Optional[_Union[OptimizerSpec, _Mapping]] = ..., schedule: _Optional[_Union[RateSchedule, _Mapping]] = ..., micro_batch_size: _Optional[int] = ..., privacy: _Optional[_Union[LocalPrivacy, _Mapping]] = ...) -> None: ...
+    continue_data: bool
+    schedule_start: int
+    schedule_steps: int
+    def __init__(self, algorithm: _Optional[_Union[AlgorithmSpec, _Mapping]] = ..., learning_rate: _Optional[float] = ..., local_epochs: _Optional[int] = ..., local_steps: _Optional[int] = ..., batch_size: _Optional[int] = ..., weight_decay: _Optional[float] = ..., max_gradient_norm: _Optional[float] = ..., seed: _Optional[int] = ..., population: _Optional[int] = ..., population_examples: _Optional[int] = ..., optimizer: _Optional[_Union[OptimizerSpec, _Mapping]] = ..., schedule: _Optional[_Union[RateSchedule, _Mapping]] = ..., micro_batch_size: _Optional[int] = ..., privacy: _Optional[_Union[LocalPrivacy, _Mapping]] = ..., continue_data: _Optional[bool] = ..., schedule_start: _Optional[int] = ..., schedule_steps: _Optional[int] = ...) -> None: ...
 
 class LocalPrivacy(_message.Message):
     __slots__ = ("unit", "noise_multiplier", "clip", "delta")

@@ -165,7 +165,7 @@ def test_private_steps_measure_no_loss_and_keep_buffers() -> None:
     assert not update.buffers["seen"].any()
 
 
-PRIVATE = {"fedavg", "fedavgm", "fedcm", "feddemon", "feddemonadam", "fedprox", "slowmo", "qg", "mfl"}
+PRIVATE = {"fedavg", "fedavgm", "fedcm", "feddemon", "feddemonadam", "fedprox", "slowmo", "diloco", "qg", "mfl"}
 
 
 @pytest.mark.parametrize("name", fl.names())

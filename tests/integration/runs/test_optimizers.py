@@ -1,6 +1,7 @@
 """AdamW with a cosine schedule and warm-up in real processes: killed coordinator and daemon, simulation and replay.
 
-Each of the three homes of the optimizer's state is covered: none, the device, and the server's mean.
+Each of the three homes of the optimizer's state is covered: none, the device, and the server's mean. DiLoCo keeps the
+state and the place in the data on the device, and has one schedule over the steps of all rounds.
 """
 
 from __future__ import annotations
@@ -30,14 +31,24 @@ def _task_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(HERE)
 
 
+DILOCO: dict[str, Any] = {
+    "learning_rate": 0.01,
+    "epochs": None,
+    "steps": 7,
+    "schedule": {"kind": "cosine", "warmup": 0.2, "end": 0.1, "over": "run"},
+}
+
+
 def sections(state: str, **more: Any) -> dict[str, Any]:
-    """A run of FedAvg with AdamW, whose state is kept there."""
+    """A run of FedAvg with AdamW, whose state is kept there; or of DiLoCo."""
+    if state == "diloco":
+        return {"algorithm": {"name": "diloco"}, "local": DILOCO, "stop": {"rounds": 5}, **more}
     optimizer = {"name": "adamw", "weight_decay": 0.01, "betas": [0.9, 0.99], "state": state}
     return {"algorithm": {"name": "fedavg"}, "local": {**LOCAL, "optimizer": optimizer}, "stop": {"rounds": 5}, **more}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("state", ["fresh", "device", "server"])
+@pytest.mark.parametrize("state", ["fresh", "device", "server", "diloco"])
 def test_adamw_survives_a_killed_coordinator_with_the_simulated_bits(fleet: Fleet, state: str) -> None:
     """The coordinator is killed after two of five rounds; run, simulation and replay have the same models."""
     name = f"adamw-{state}"
@@ -50,7 +61,7 @@ def test_adamw_survives_a_killed_coordinator_with_the_simulated_bits(fleet: Flee
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("state", ["device", "server"])
+@pytest.mark.parametrize("state", ["device", "server", "diloco"])
 def test_a_killed_daemon_goes_on_from_the_state_that_counted(fleet: Fleet, state: str) -> None:
     """A daemon is killed while it trains in the third round and comes back. A replay has the same models."""
     name = f"killed-{state}"
