@@ -93,7 +93,7 @@ class PreparedWork:
     unsent: Tensors = field(default_factory=dict)
     """e_i of `error_feedback`; empty: zero."""
     position: client_states.ReadPosition | None = None
-    """From where the client's examples are read on. None: each round has a new order."""
+    """The client's place in its examples, which are read on. None: each round has a new order."""
 
 
 def result_of(  # noqa: PLR0913, PLR0917 - what a header has
