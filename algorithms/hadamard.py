@@ -1,0 +1,101 @@
+"""A random rotation of a vector of any length: signs and Hadamard matrices.
+
+H_P is the Hadamard matrix of order P = 2^p: H_ij is -1 to the number of bits that i and j share. D x has the signs of
+random bits. A vector of d values, with P the largest power of two that is at most d, is rotated as
+
+    x[: P] <- H_P D_1 x[: P] / sqrt(P),        x[d - P :] <- H_P D_2 x[d - P :] / sqrt(P)
+
+so that every value of the result mixes at least P values, no value is added for padding, and the length stays. Whatever
+the vector, a value of the result has the size of |x| / sqrt(P) times a number that is nearly normal (Suresh, Yu, Kumar,
+McMahan 2017, "Distributed Mean Estimation with Limited Communication").
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from algorithms.privacy.random_bits import RandomBytes
+
+Values = npt.NDArray[Any]
+"""[d], float32 or float64."""
+
+_ROW = 4096
+_SLAB = 32
+"""Columns that are copied to be rows: small enough for a cache with rows of _ROW."""
+
+
+def power_below(count: int) -> int:
+    """The largest power of two that is at most `count`, which is over 0."""
+    return 1 << (count.bit_length() - 1)
+
+
+def rotate(values: Values, random: RandomBytes) -> None:
+    """Rotate a vector in its memory. random: the same for all vectors of a sum."""
+    power = power_below(len(values))
+    for step, window in enumerate((values[:power], values[len(values) - power :])):
+        _flip(window, random, step)
+        _transform(window)
+
+
+def rotate_back(values: Values, random: RandomBytes) -> None:
+    """Undo `rotate` with the same random bytes."""
+    power = power_below(len(values))
+    for step, window in ((1, values[len(values) - power :]), (0, values[:power])):
+        _transform(window)
+        _flip(window, random, step)
+
+
+def _flip(window: Values, random: RandomBytes, step: int) -> None:
+    """Multiply each value by -1 where its random bit is 1."""
+    bits = np.frombuffer(random("signs", step, -(-len(window) // 8)), np.uint8)
+    for start in range(0, len(window), 8 * _ROW):
+        piece = window[start : start + 8 * _ROW]
+        signs = np.unpackbits(bits[start // 8 : start // 8 + _ROW], count=len(piece), bitorder="little")
+        raw = piece.view(f"u{piece.itemsize}")
+        raw ^= signs.astype(raw.dtype) << np.array(8 * piece.itemsize - 1, raw.dtype)
+
+
+def _transform(window: Values) -> None:
+    """x <- H x / sqrt(P) for a contiguous vector whose length is a power of two."""
+    _rows(window.reshape(1, -1))
+    window *= 1.0 / math.sqrt(len(window))
+
+
+def _rows(matrix: Values) -> None:
+    """x <- H x for each contiguous row. The Hadamard matrix of order a b is that of a matrix with rows of b values."""
+    count, width = matrix.shape
+    if width <= _ROW:
+        _small_rows(matrix)
+        return
+    grid = matrix.reshape(count, width // _ROW, _ROW)
+    _small_rows(grid.reshape(-1, _ROW))
+    columns = np.empty((_SLAB, width // _ROW), matrix.dtype)
+    for of_row in grid:
+        for start in range(0, _ROW, _SLAB):
+            columns[:] = of_row[:, start : start + _SLAB].T
+            _rows(columns)
+            of_row[:, start : start + _SLAB] = columns.T
+
+
+def _small_rows(matrix: Values) -> None:
+    """x <- H x for each contiguous row of at most _ROW values, a few rows at a time."""
+    width = matrix.shape[1]
+    low = min(width, 64)
+    left, right = _hadamard(width // low, matrix.dtype.char), _hadamard(low, matrix.dtype.char)
+    for start in range(0, len(matrix), _SLAB):
+        some = matrix[start : start + _SLAB]
+        # numpy multiplies such small matrices in the calling thread, whatever the precision that torch is set to.
+        some[:] = np.matmul(left, np.matmul(some.reshape(len(some), -1, low), right)).reshape(some.shape)
+
+
+@cache
+def _hadamard(order: int, kind: str) -> Values:
+    matrix = np.ones((1, 1), kind)
+    while len(matrix) < order:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    return matrix
