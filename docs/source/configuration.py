@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from pydantic import BaseModel
@@ -118,11 +118,19 @@ def _methods() -> list[str]:
     used = sorted({parameter for name in fl.names() for parameter in fl.parameters_of(name)})
     if unexplained := [parameter for parameter in used if parameter not in texts.METHOD]:
         raise LookupError(f"expected a meaning in METHOD for {', '.join(unexplained)}, found none")
+    usual = _usual(algorithms)
     methods = ["| method | needs | parameters and their defaults |", "| --- | --- | --- |"]
-    methods += [_method(algorithm) for algorithm in algorithms]
+    methods += [_method(algorithm, usual) for algorithm in algorithms]
     meanings = ["| parameter | meaning |", "| --- | --- |"]
     meanings += [f"| `{parameter}` | {texts.METHOD[parameter]} |" for parameter in used]
-    return [texts.METHODS_INTRO, "\n".join(methods), "\n".join(meanings), *_schedules()]
+    shared = [f"- `{name} = {default}`: {_these(having)}" for (name, default), having in usual.items()]
+    return [
+        texts.METHODS_INTRO,
+        "\n".join(shared).replace("= `", "= ").replace("``", "`"),
+        "\n".join(methods),
+        "\n".join(meanings),
+        *_schedules(),
+    ]
 
 
 def _schedules() -> list[str]:
@@ -155,14 +163,23 @@ def _with_sam(method: str) -> Parameters:
     return fl.parameters_of(method, gradient="sam")
 
 
-def _method(algorithm: fl.Algorithm) -> str:
+def _usual(algorithms: list[fl.Algorithm]) -> dict[tuple[str, str], list[str]]:
+    """(parameter, default) that most methods have -> these methods. Their rows leave it out."""
+    having: dict[tuple[str, str], list[str]] = {}
+    for algorithm in algorithms:
+        for name in fl.parameters_of(algorithm.name):
+            having.setdefault((name, shown(algorithm.parameters.get(name))), []).append(f"`{algorithm.name}`")
+    return {pair: names for pair, names in having.items() if 3 * len(names) > 2 * len(algorithms)}
+
+
+def _method(algorithm: fl.Algorithm, usual: Collection[tuple[str, str]]) -> str:
     needs = ["`population`"] if algorithm.needs_population else []
     needs += ["all clients in every round"] if algorithm.skipping else []
     needs += ["a state on each client"] if algorithm.keeps_client_state else []
     needs += [f"{len(algorithm.exchanges)} exchanges"] if len(algorithm.exchanges) > 1 else []
     declared = fl.parameters_of(algorithm.name)
-    values = {name: algorithm.parameters.get(name) for name in declared}
-    parameters = ", ".join(f"`{name} = {shown(value)}`" for name, value in values.items())
+    values = {name: shown(algorithm.parameters.get(name)) for name in declared}
+    parameters = ", ".join(f"`{name} = {value}`" for name, value in values.items() if (name, value) not in usual)
     return f"| `{algorithm.name}` | {', '.join(needs)} | {parameters.replace('= `', '= ').replace('``', '`')} |"
 
 

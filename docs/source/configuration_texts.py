@@ -77,11 +77,11 @@ OPTIONS = {
     "download": "Download missing files.",
     "model": "The trained model.",
     "client_eval_fraction": "Part of each shard that is held out from training, for evaluation on the device.",
-    "client_eval_seed": "Draws that part at random. Without it, the part is evenly spaced in the shard.",
-    "augment": "Whether training images are mirrored and cropped at random, where the data set and the model have it.",
-    "pooled": "The training set has the test images behind its own; the coordinator has no image to evaluate on.",
-    "share": "Share of the training set that is used, over 0 and up to 1.",
-    "share_seed": "Draws that share.",
+    "client_eval_seed": "Draws that part at random, by this seed and the images of the shard. None: evenly spaced.",
+    "augment": "Whether training images are mirrored and cropped at random (CIFAR).",
+    "pooled": "The training set has the test images behind its own; clients evaluate, with `client_eval_fraction`.",
+    "share": "Share of the training set that is used: the first floor(share * M) images of a random order.",
+    "share_seed": "Draws that order.",
 }
 LEAF_OPTIONS = {
     **OPTIONS,
@@ -98,18 +98,18 @@ PARTITION = {
             "with the keys below that it reads."
         ),
     ),
-    "clients": ("whole number, 0 or more", 'Number of clients. 0, for "natural" only: one for each group.'),
-    "seed": ("whole number, 0 or more", "The same seed gives the same partition."),
+    "clients": ("integer ≥ 0", 'Number of clients. 0, for "natural" only: one for each group.'),
+    "seed": ("integer ≥ 0", "The same seed gives the same partition."),
     "alpha": (
-        "number, over 0",
+        "number > 0",
         "Concentration of a Dirichlet: 0.1 gives a client few classes, 100 almost equal shares.",
     ),
-    "prior_scaled": ("true or false", "Whether `alpha` is divided among the classes by their frequency."),
-    "rotate": ("true or false", "Clients take one example each in turn, instead of being filled one after another."),
-    "classes": ("whole number, 1 or more", "Number of classes that each client draws."),
-    "min_examples": ("whole number, 0 or more", "Fewest examples of a client."),
-    "stratified": ("true or false", "Each client gets the same number of each class."),
-    "sigma": ("number, 0 or more", "Spread of the sizes, lognormal; 0 gives equal sizes."),
+    "prior_scaled": ("boolean", "Whether `alpha` is divided among the classes by their frequency."),
+    "rotate": ("boolean", "Clients take one example each in turn, instead of being filled one after another."),
+    "classes": ("integer ≥ 1", "Number of classes that each client draws."),
+    "min_examples": ("integer ≥ 0", "Fewest examples of a client."),
+    "stratified": ("boolean", "Each client gets the same number of each class."),
+    "sigma": ("number ≥ 0", "Spread of the sizes, lognormal; 0 gives equal sizes."),
 }
 FL = {
     "server": (f"host:port, default `{DEFAULT_SERVER}`", "Admin address of the coordinator."),
@@ -123,8 +123,8 @@ FL = {
             "the coordinator's `token_listen`."
         ),
     ),
-    "insecure": ("true or false", "Plain text, on this machine only; in place of the files."),
-    "insecure_remote": ("true or false", "Plain text to other machines too, with `insecure`."),
+    "insecure": ("boolean", "Plain text, on this machine only; in place of the files."),
+    "insecure_remote": ("boolean", "Plain text to other machines too, with `insecure`."),
     "proxy": (
         '`"none"`, `"environment"` or a URL `http://HOST:PORT`, default `"environment"`',
         (
@@ -139,39 +139,33 @@ INTRO = """# Configuration
 
 `python -m docs.source.configuration` generates this page from the code that reads the files; a test compares them.
 
-Every file is TOML.
-An unknown key is refused, with a suggestion.
-A wrong value is refused, with the expected and the actual value.
-A value has exactly the type that the table names: `"yes"` is not `true`, `true` is not `1`, `2.0` is no whole number.
-Files are UTF-8; a byte order mark at the begin, as some editors write it, is accepted in all files of ours.
+Every file is TOML in UTF-8, with or without a byte order mark. An unknown key is refused, with a suggestion; a wrong
+value with what was expected and what came. A value has exactly the type that the table names: `"yes"` is not `true`,
+`2.0` is no integer.
 Relative paths start at the folder in which a program is started, in `fl.toml` at that file's own folder.
-The default "none" means that a missing key has a meaning that no value has."""
+The default "none" means that a missing key has a meaning that no value has. Numbers of a run have the limits of the
+wire's types: integers 4,294,967,295, norms and rates 3e38."""
 
 SERVER_INTRO = """## The coordinator: server.toml
 
 `fl-server --config server.toml`
 
-A second `--config` names a file with keys that replace those of the first: a file with a password, or the settings of
-one site.
+A second `--config` names a file with keys that replace those of the first: a password, or the settings of one site.
 
-The file has either `[tls]` or `insecure = true`.
-Plain text on an address that others can reach is refused, except with `insecure_remote = true` in addition.
-With `tls.client_ca`, clients and operators need certificates that it signed.
-The name in a certificate then identifies its holder.
-Without it, the coordinator starts only with `tls.no_client_certificates = true`, and `admin_listen` must be a loopback
-address."""
+The file has either `[tls]` or `insecure = true`; plain text on an address that others can reach needs
+`insecure_remote = true` in addition. With `tls.client_ca`, clients and operators need certificates that it signed,
+whose name identifies the holder. Without it, the coordinator starts only with `tls.no_client_certificates = true` and
+`admin_listen` on loopback."""
 
 CLIENT_INTRO = """## A daemon: client.toml
 
 `fl-client --config client.toml`
 
-A second `--config` names a file with keys that replace those of the first: the first has the common settings of all
-devices, the second the settings of one device.
+A second `--config` names a file with keys that replace those of the first: the settings of one device.
 
-The file has either `[tls]`, or `insecure = true` and a `client_id`.
-Plain text to a coordinator on another machine needs `insecure_remote = true` in addition.
-The state directory belongs to one device.
-Identity and shard are written there on the first start and never change."""
+The file has either `[tls]`, or `insecure = true` and a `client_id`; plain text to another machine needs
+`insecure_remote = true` in addition. The state directory belongs to one device: identity and shard are written there on
+the first start and never change."""
 
 SHARD_INTRO = """At most one of `partition`, `file`, `indices`, `folder` and `query`; without any of them, all data.
 [Data](training/data.md#which-examples-a-device-has) describes them.
@@ -187,9 +181,8 @@ RUN_INTRO = """## A run: the file of `fl run create`
 The keys are the fields of `RunSpec` in `protos/fl/v1/admin.proto`, with the same names.
 Top-level keys must be above the first section."""
 
-METHODS_INTRO = """The methods, and their parameters with defaults.
-The column "needs" has further requirements: the run's `population`, a state on each client, or two exchanges with the
-clients in a round."""
+METHODS_INTRO = """The methods, what each needs of a run and its clients, and the parameters with their defaults. Most
+have these, too:"""
 
 SCHEDULES_INTRO = """How the parameter NAME changes from round to round; each round's clients get its value.
 `parameters` has the value of round 0.

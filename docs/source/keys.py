@@ -23,16 +23,18 @@ ROOT = Path(__file__).parents[2]
 REQUIRED = "required"
 _WORDS = {
     str: "text",
-    int: "whole number",
+    int: "integer",
     float: "number",
-    bool: "true or false",
+    bool: "boolean",
     Path: "path",
     SecretStr: "text",
     dict: "table",
     list: "list",
     tuple: "list of tables",
 }
-_BOUNDS = {Ge: "{} or more", Gt: "over {}", Le: "at most {}", Lt: "under {}"}
+_BOUNDS = {Ge: "≥ {}", Gt: "> {}", Le: "≤ {}", Lt: "< {}"}
+_OF_THE_WIRE = {(1 << 32) - 1, 1 << 53, 3e38}
+"""The largest numbers of the contract's types, which the page names once."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +78,11 @@ def values_of(field: FieldInfo) -> str:
         text.format(_number(getattr(limit, kind.__name__.lower())))
         for limit in field.metadata
         for kind, text in _BOUNDS.items()
-        if isinstance(limit, kind)
+        if isinstance(limit, kind) and getattr(limit, kind.__name__.lower()) not in _OF_THE_WIRE
     ]
     # pydantic moves what stands beside the outermost type into the metadata.
     address = any(mark in field.metadata for mark in get_args(Address)[1:])
-    return ", ".join(["host:port" if address else in_words(field.annotation), *bounds])
+    return " ".join(["host:port" if address else in_words(field.annotation), ", ".join(bounds)]).rstrip()
 
 
 def _number(limit: float) -> str:
@@ -96,7 +98,7 @@ def in_words(kind: Any) -> str:
         limits = [str(part) for part in parts[1:] if isinstance(part, Range)]
         return " ".join([in_words(parts[0]), *limits])
     if origin is Literal:
-        return " or ".join(f'"{part}"' for part in parts)
+        return ", ".join(f'"{part}"' for part in parts)
     if origin in (Union, types.UnionType):
         return in_words(parts[0]) if len(parts) == 1 else " or ".join(in_words(part) for part in parts)
     if origin is tuple and not inspect.isclass(parts[0]):

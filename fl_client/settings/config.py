@@ -82,11 +82,11 @@ class TlsConfig(Section):
     min_version: TlsVersion = "1.3"
     """Oldest TLS version of connections. "1.2" is for a proxy in between that cannot do better."""
     renew: bool = False
-    """The daemon renews the certificate at the coordinator and replaces the files. Only for the files of `fl-client
-    init --token`. Otherwise it uses the files as their owner renews them."""
+    """The daemon renews the certificate at the coordinator and replaces the files, those of `fl-client init
+    --token` only. Otherwise their owner renews them."""
     enroll_server: Annotated[Address, AfterValidator(_reachable)] | None = None
-    """host:port of the coordinator's `enroll_listen`. With it, a daemon with an expired certificate asks for a new one,
-    if the coordinator allows that. None: such a device needs a token."""
+    """host:port of the coordinator's `enroll_listen`, where a daemon with an expired certificate asks for a new
+    one. None: it needs a token."""
 
     @property
     def folder(self) -> Path:
@@ -124,18 +124,18 @@ class ShardConfig(Section):
     """This device's part of the training data, by one of the ways below. Without any of them: all data."""
 
     partition: dict[str, str | bool | int | float] | None = None
-    """A partition made from a seed, by the fields of fl_tasks.PartitionSpec. Devices differ only in `index`."""
+    """A partition made from a seed, by the keys below. Devices differ only in `index`."""
     file: Path | None = None
     """A partition file."""
     index: int | None = Field(default=None, ge=0)
     """Number of the client in the partition, from 0."""
     indices: Path | None = None
-    """A file with the numbers of this device's examples in the training set: a text file with one a line, or .npy."""
+    """A file with the numbers of this device's examples in the training set: one a line, or .npy."""
     folder: Path | None = None
     """A folder of the device's own files, which the task reads."""
     query: CodePath | None = None
-    """module:function of this device. It is called without arguments at each start and returns indices, a folder (a
-    pathlib.Path), or rows, which the task reads as shard.rows."""
+    """module:function, called without arguments at each start. It returns indices, a folder (a pathlib.Path), or
+    rows, which the task reads as shard.rows."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -168,12 +168,11 @@ class GatesConfig(Section):
     gpu_below: float | None = Field(default=None, gt=0, le=1)
     """Train only while other programs use less of the GPU than this share. 0.2 is a fifth."""
     finish: list[GateName] = Field(default=["window"])
-    """Gates that let a round in progress finish when they close: "window", "power", "temperature", "gpu". Any
-    other gate ends the round."""
+    """Gates that let a round in progress finish when they close: "window", "power", "temperature", "gpu"."""
     check_s: float = Field(default=15.0, gt=0, le=3600)
     """Seconds between checks. Windows begin and end at their own times."""
     open_after_s: float = Field(default=60.0, ge=0, le=86400)
-    """Seconds for which the condition of power, temperature or GPU must hold before training starts again."""
+    """Seconds for which power, temperature or GPU must be good before training starts again."""
     sysfs: Path = Path("/sys")
     """Folder of Linux's files about power and temperature. In a container it may be another one."""
 
@@ -192,43 +191,42 @@ class LimitsConfig(Section):
     """Limits of the work that a coordinator may request. The task's own model limits the size of downloads."""
 
     max_steps: int = Field(default=10_000_000, ge=1)
-    """Local steps of one assignment. An assignment of more steps is refused."""
+    """Local steps of one assignment; more are refused."""
     max_batch_size: int = Field(default=65_536, ge=1)
-    """Examples in one batch. An assignment with larger batches is refused, unless the shard is smaller."""
+    """Examples in one batch; larger ones are refused, unless the shard is smaller."""
     max_seconds: float = Field(default=86_400.0, gt=0, le=31_536_000)
-    """Seconds of computing for one assignment. Also the deadline of an assignment without one, or with a later one."""
+    """Seconds of computing for one assignment; also the latest deadline."""
     max_assignments: int = Field(default=4, ge=1, le=64)
     """Assignments in progress at once, and as many evaluations. Beyond it the oldest is given up."""
     max_wait_s: float = Field(default=3_600.0, ge=1, le=604_800)
     """Longest wait, in seconds, that a coordinator may request before the next try."""
     max_runs: int = Field(default=16, ge=1)
-    """Runs with client states at once. Work of another run that needs a client state is refused."""
+    """Runs with client states at once. Such work of another run is refused."""
     max_kept_bytes: int = Field(default=16 << 30, ge=1)
-    """Bytes on disk of client states and of updates with a next state. Work that needs more is refused."""
+    """Bytes on disk of client states and of updates with a next state."""
 
 
 class ClientConfig(Section):
     """All settings of a daemon."""
 
     client_id: Annotated[str, AfterValidator(_client_id)] | None = None
-    """Identity: 1 to 64 characters of [A-Za-z0-9._-]. None: the certificate's name."""
+    """Identity. None: the certificate's name."""
     server: Annotated[Address, AfterValidator(_reachable)]
     """Coordinator's host:port."""
     state_dir: Path
-    """Directory of identity, shard, pending updates and client states. For one daemon at a time."""
+    """Directory of identity, shard, pending updates and client states, for one daemon at a time."""
     task: TaskConfig
     shard: ShardConfig = ShardConfig()
     algorithms: list[CodePath] = Field(default_factory=list)
-    """Methods that the daemon loads beside those of installed packages, each as module:attribute:
-    ["my_methods:sign_momentum"]. No other module is imported for a coordinator."""
+    """Methods that the daemon loads beside those of installed packages, as module:attribute. No other module is
+    imported for a coordinator."""
     device: Annotated[str, AfterValidator(_device)] = "auto"
     """"auto": the first CUDA device, else the CPU."""
     precision: Precision = "float32"
-    """Number format of forward and backward passes. "bfloat16" is for devices that are faster with it, "float16" for
-    GPUs that lack it; the loss is scaled then. Parameters and updates stay float32."""
+    """Number format of forward and backward passes. "float16" is for GPUs that lack bfloat16; the loss is scaled
+    then. Parameters and updates stay float32."""
     memory_format: MemoryFormat = "auto"
-    """Order of axes of images and convolutions: "channels_last" suits CUDA and is "auto" there, "contiguous" is "auto"
-    elsewhere."""
+    """Order of axes of images and convolutions. "auto": "channels_last" on CUDA, "contiguous" elsewhere."""
     threads: int = Field(default=1, ge=1, le=1024)
     """Threads of torch. Results on a CPU are equal bit for bit only with the same number."""
     tls: TlsConfig | None = None
@@ -237,12 +235,10 @@ class ClientConfig(Section):
     insecure_remote: bool = False
     """Use plain text over a network, where everyone can read and change it."""
     optimizers: list[CodePath] = Field(default_factory=list)
-    """Optimizers of other packages that runs may name, as module:Class. They are imported here. Those of torch.optim
-    need no entry."""
+    """Optimizers of other packages than torch.optim that runs may name, as module:Class."""
     proxy: ProxySetting = ENVIRONMENT
-    """The HTTP proxy of connections: "none", the URL http://HOST:PORT of one, or "environment": that of the variable
-    grpc_proxy, https_proxy or http_proxy, the first that is set, except to the hosts of no_proxy. A coordinator on this
-    machine never has one."""
+    """The HTTP proxy of connections: "none", http://HOST:PORT, or "environment": grpc_proxy, https_proxy or
+    http_proxy, except to the hosts of no_proxy. A coordinator on this machine never has one."""
     labels: dict[str, str] = Field(default_factory=dict)
     """Labels by which runs select clients."""
     gates: GatesConfig = GatesConfig()
@@ -252,7 +248,7 @@ class ClientConfig(Section):
     metrics_listen: Address | None = None
     """host:port of the Prometheus metrics. None or "": no metrics."""
     max_bundle_bytes: int = Field(default=4 << 30, ge=1)
-    """Largest bundle, in bytes, that is downloaded. Only bundles that fit the task's model are downloaded at all."""
+    """Largest bundle that is downloaded."""
     log: Literal["auto", "json", "pretty"] = "auto"
 
     @model_validator(mode="before")

@@ -60,19 +60,17 @@ class QuarantineConfig(Section):
     """Clients with repeatedly refused updates or failed work."""
 
     after: int = Field(default=3, ge=0)
-    """Refusals in a row, by the client's own fault, from which on it is not drawn for a while. A lost client state
-    counts as a refusal. 0: never."""
+    """Refusals in a row, by the client's own fault or for a lost state, from which on it is not drawn for a while.
+    0: never."""
     failures: int = Field(default=10, ge=0)
-    """Failures in a row that a client reports, without an update that counted in between, from which on it is not drawn
-    for a while. 0: never."""
+    """Failures in a row that a client reports, without an update that counted. 0: never."""
     restarts: int = Field(default=5, ge=0)
-    """Processes of one client's daemon that get an assignment without an answer. When one more starts, the work has
-    failed: the daemon ends while it works. 0: no limit."""
+    """Processes of one daemon that get an assignment without an answer; the next one means that the work has
+    failed. 0: no limit."""
     deadlines: int = Field(default=3, ge=0)
-    """Deadlines in a row that a client misses while at least as many others deliver in time, from which on it is not
-    drawn for a while: its training hangs, or it is too slow. 0: never."""
+    """Deadlines in a row that a client misses while at least as many others deliver in time. 0: never."""
     first_s: float = Field(default=600.0, gt=0)
-    """First quarantine; each further refusal, without an update that counted in between, takes twice as long."""
+    """First quarantine; each further one, without an update that counted in between, takes twice as long."""
     longest_s: float = Field(default=86_400.0, gt=0, le=31_536_000)
     """Longest quarantine."""
 
@@ -81,37 +79,35 @@ class StatesConfig(Section):
     """Client states of methods whose clients keep one (SCAFFOLD, FedDyn, FedRobust): how often they may be lost."""
 
     losses: int = Field(default=3, ge=0)
-    """State losses of a client in one run after which it is left out of that run, until `fl clients release`. 0: no
-    limit."""
+    """State losses after which a client is left out of the run, until `fl clients release`. 0: no limit."""
     rounds_between_restarts: int = Field(default=10, ge=1)
-    """Committed rounds between two restarts of a run's states for lost ones. A client that loses its state before takes
-    no part until then, and one restart does for all of them. A run that has too few clients without them does not
-    wait."""
+    """Committed rounds between two restarts of a run's states for lost ones. A client that loses its state before
+    takes no part until then. A run that has too few clients without them does not wait."""
     missing_after: int = Field(default=20, ge=1)
-    """Committed rounds after which operators are warned that a client which can not be drawn is still part of the
-    states' sum; at least three times the rounds between two draws of one client."""
+    """Committed rounds after which operators are warned that a client which can not be drawn is part of the states'
+    sum; at least three times the rounds between two draws of one client."""
 
 
 class RoundsConfig(Section):
     """Rules for the rounds of all runs."""
 
     min_accepted: int = Field(default=3, ge=1)
-    """Least `round.min_accepted` of a run that an operator who is no admin creates, and its value there by default: the
-    fewest updates that a committed model is made of. Such an operator exports no model of a round with fewer. Admins,
-    and all callers of a coordinator without certificates, may set any value. 1: no floor."""
+    """Least `round.min_accepted`, and its default, of a run by an operator who is no admin; such an operator
+    exports no model of a round with fewer. Admins, and callers of a coordinator without certificates, may set any
+    value. 1: no floor."""
 
 
 class RetentionConfig(Section):
     """What is kept of ended runs and of old rounds. By default everything is kept."""
 
     keep_runs: int = Field(default=0, ge=0)
-    """Ended runs that are kept, those that ended last. Older ones are deleted as by `fl run delete`. 0: all."""
+    """Newest ended runs that are kept; older ones are deleted as by `fl run delete`. 0: all."""
     keep_days: float = Field(default=0.0, ge=0, le=36_500)
     """Days from the end of a run until it is deleted. 0: never."""
     keep_rounds: int = Field(default=0, ge=0)
-    """Newest rounds of each run whose details are kept: attempts, updates, accepted lists, evaluations by each client.
-    Summaries of all rounds stay. A run without the details of all its rounds cannot be replayed. Where clients keep a
-    state (SCAFFOLD, FedDyn), the details stay until the run has ended. 0: all; otherwise at least 20."""
+    """Newest rounds of each run whose details are kept (attempts, updates, accepted lists, clients' evaluations),
+    as a replay needs them; summaries stay. Where clients keep a state, details stay until the run has ended. 0:
+    all; otherwise at least 20."""
 
     @property
     def limits_anything(self) -> bool:
@@ -133,8 +129,8 @@ class ServerConfig(Section):
     state_dir: Path
     """Folder of ledger, checkpoints and spool; one coordinator at a time."""
     ledger: LedgerUrl | None = None
-    """URL of a PostgreSQL database, postgresql://user@host/database, that has the ledger in place of a SQLite file in
-    `state_dir`. A password is better in PGPASSWORD or ~/.pgpass than here."""
+    """URL of a PostgreSQL database for the ledger, postgresql://user@host/database, in place of SQLite in
+    `state_dir`. A password is better in PGPASSWORD or ~/.pgpass."""
     listen: Address = "127.0.0.1:7070"
     """The address for clients. Port 0: any free one, which is in the log."""
     admin_listen: Address = "127.0.0.1:7071"
@@ -144,23 +140,23 @@ class ServerConfig(Section):
     metrics_listen: Address | None = "127.0.0.1:7072"
     """The address for Prometheus. "": none."""
     health_listen: Address | None = None
-    """The address for probes: grpc.health.v1.Health in plain text and nothing else, on any address. "live" is SERVING
-    while the process answers; "" and "fl.v1.Coordinator" from the end of recovery until the first SIGTERM."""
+    """The address for probes: grpc.health.v1.Health in plain text and nothing else. "live" is SERVING while the
+    process answers; "" and "fl.v1.Coordinator" from the end of recovery until the first SIGTERM."""
     enroll_listen: Address | None = None
-    """The address for devices without a certificate, which get one for a token: TLS without client certificates.
-    Needs `[tls]` and `[enrollment]`."""
+    """The address for devices that get their certificate for a token: TLS without client certificates. Needs
+    `[tls]` and `[enrollment]`."""
     enroll_address: Address | None = None
     """`enroll_listen` as devices dial it, for the commands that `fl enroll create` prints. None: a host of the
-    certificate, with the port that is open."""
+    certificate."""
     client_address: Address | None = None
     """`listen` as devices dial it, for the same commands. None: the host of `enroll_address`, or one of the
-    certificate, with the port that is open."""
+    certificate."""
     web_listen: Address | None = None
-    """The address for browsers: a page of runs and clients, live and read only, which a process of its own serves
-    (`fl web open` makes a login link). With `[tls]` it needs `[web_tls]`. Needs the extra `web`. None: no page."""
+    """The address of the web page, live and read only, in a process of its own. Needs the extra `web`, and with
+    `[tls]` `[web_tls]`. None: no page."""
     web_address: Address | None = None
-    """`web_listen` as browsers reach it, for login links. Requests with another host name are refused, except those of
-    this machine's own names."""
+    """`web_listen` as browsers reach it. Requests with another host name are refused, except this machine's own
+    names."""
     tls: TlsConfig | None = None
     web_tls: WebTlsConfig | None = None
     oidc: OidcConfig | None = None
@@ -169,20 +165,17 @@ class ServerConfig(Section):
     insecure_remote: bool = False
     """Use plain text over a network, where others can read and change it."""
     tasks: list[TaskPath] = Field(default_factory=list)
-    """Tasks that runs may name beside the built-in ones and the entry points of installed packages, each as
-    module:attribute: ["my_task:Wine"]. No other module is imported for a run."""
+    """Tasks that runs may name beside the built-in ones and entry points, as module:attribute: ["my_task:Wine"]. No
+    other module is imported for a run."""
     task_options: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Options of tasks on this machine, by the task's name: {cifar10 = {data_root = "/srv/data"}}. A run cannot give
-    them, nor any other option that names files of this machine."""
+    """Options of tasks on this machine, which a run cannot give: {cifar10 = {data_root = "/srv/data"}}."""
     models_dir: Path | None = None
-    """Folder of safetensors files from which runs may start, and which every operator can therefore read: initial_model
-    = "file:NAME". None: no such files."""
+    """Folder of safetensors files from which runs may start (initial_model = "file:NAME"), so every operator can
+    read them. None: no such files."""
     algorithms: list[MethodPath] = Field(default_factory=list)
-    """Methods that runs may name beside the built-in ones and the entry points of installed packages, each as
-    module:attribute: ["my_methods:sign_momentum"]."""
+    """Methods that runs may name, likewise: ["my_methods:sign_momentum"]."""
     reducers: list[ReducerPath] = Field(default_factory=list)
-    """Reducers that runs may name beside the built-in ones and the entry points of installed packages, each as
-    module:attribute: ["my_reducers:geometric_median"]."""
+    """Reducers that runs may name, likewise: ["my_reducers:geometric_median"]."""
     reflection: bool = False
     """Offer gRPC server reflection to callers, which grpcurl uses."""
     limits: LimitsConfig = LimitsConfig()
@@ -194,12 +187,12 @@ class ServerConfig(Section):
     retention: RetentionConfig = RetentionConfig()
     enrollment: EnrollmentConfig | None = None
     denials_file: Path | None = None
-    """Where the list of revocations and bans is written, and read at a start: a restored ledger lacks those of after
-    the backup. None: denials.json in the state directory. Outside of it, no restore can undo them."""
+    """The list of revocations and bans, read at a start, because a restored ledger lacks the latest. None:
+    denials.json in the state directory; a place outside of it survives every restore."""
     durability: Literal["process", "power"] = "process"
     """An acknowledged update survives SIGKILL ("process"), or a power cut too ("power", with an fsync for each)."""
     drain_grace_s: float = Field(default=30.0, ge=0)
-    """How long the coordinator waits after SIGTERM for uploads and a commit under way."""
+    """Wait after SIGTERM for uploads and a commit under way."""
     threads: int = Field(default=1, ge=1, le=1024)
     """torch threads for steps and evaluations."""
     log: Literal["auto", "json", "pretty"] = "auto"

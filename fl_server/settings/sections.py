@@ -20,53 +20,45 @@ class LimitsConfig(Section):
     max_update_mib: int = Field(default=2048, ge=1)
     """Largest update."""
     max_model_mib: int = Field(default=1024, ge=1)
-    """Largest memory of the tensors that building a task's model takes, its frozen parameters included. The options of
-    a task may size its model; a larger one is refused before it is made."""
+    """Largest memory of the tensors that building a task's model takes, frozen ones included; the options of a task
+    may size its model."""
     max_models_mib: int = Field(default=4096, ge=1)
-    """Largest memory of the models and directions of all runs that have not ended. A run that would exceed it is
-    refused when it is created."""
+    """Largest memory of the models and directions of all runs that have not ended. A further run is refused."""
     chunk_bytes: int = Field(default=CHUNK_BYTES, ge=64 << 10, le=MAX_CHUNK_BYTES)
     """Size of the chunks sent, and the best size of those received."""
     reattach_grace_s: float = Field(default=20.0, gt=0)
-    """How long the coordinator waits for a client with a lost stream, and after a start for the clients of before."""
+    """Wait for a client with a lost stream, and after a start for the clients of before."""
     lost_after_s: float = Field(default=300.0, gt=0)
-    """How long a run that has begun waits for a client that is lost. Then it goes on without it, if it has its quorum.
-    A client that is banned or in quarantine is not waited for at all."""
+    """How long a run that has begun waits for a lost client before it goes on without it, if it has its quorum."""
     stall_s: float = Field(default=60.0, gt=0)
-    """An upload without a header, or with less than `chunk_bytes`, in this time is ended. It resumes later at the same
+    """An upload that receives no header, or less than `chunk_bytes`, in this time is ended; it resumes at its
     offset."""
     max_clients: int = Field(default=20_000, ge=1)
     """Most open sessions. Each needs an open file; the process raises its soft limit to its hard limit."""
     registrations_per_s: float = Field(default=300.0, gt=0)
-    """Registrations a second; those of two seconds may come at once. Each further client gets a time slot: within ten
-    seconds it waits in its call, and for a later slot it is asked to call again."""
+    """Registrations a second; those of two seconds may come at once. Each further client gets a time slot and waits
+    in its call up to ten seconds, beyond that it is asked to call again."""
     comebacks_per_min: float = Field(default=10.0, gt=0)
-    """Reports of a client that it may train again, a minute. A report above this rate takes effect later; a report that
-    it may not train takes effect at once."""
+    """Reports of a client that it may train again, a minute. A report above this rate takes effect later."""
     history_per_minute: int = Field(default=5, ge=0)
-    """History rows a minute for each client and event of registrations and contested identities. Further rows are
-    counted, and one row has their number. 0: no limit."""
+    """History rows a minute for each client and event; one row has the number of the others. 0: no limit."""
     refusals_per_minute: int = Field(default=10, ge=0)
-    """Audit rows a minute for refused calls of one caller from one address; over all callers at most 100. Further
-    refusals are counted, and one row has their number. 0: no limit."""
+    """Audit rows a minute for refused calls of one caller from one address, 100 over all; one row has the number of
+    the others. 0: no limit."""
     log_lines_per_minute: int = Field(default=20, ge=0)
-    """Log lines a minute of one event about one client or caller. Further lines are counted, and one line has their
-    number as `repeated`. 0: no limit."""
+    """Log lines a minute of one event about one client or caller; the next has the number of the others as
+    `repeated`. 0: no limit."""
     task_memory_mib: int = Field(default=0, ge=0)
-    """Memory that the process of a task from outside may take for itself. 0: three quarters of the machine's or the
-    container's memory."""
+    """Memory of the process of a task from outside. 0: three quarters of the machine's or the container's."""
     task_load_s: float = Field(default=300.0, gt=0)
-    """Time for loading a task, a method or a reducer from outside, and for a task's model(). After it the task's
-    process is ended, and the creation of the run is refused. At a start it is tried once more, and then the run
-    fails."""
+    """Time for loading a task, method or reducer from outside and for model(); then the creation of the run is
+    refused. A start tries once more before the run fails."""
     evaluation_s: float = Field(default=3600.0, gt=0)
     """Time for one evaluation on the server. After it the run fails."""
     method_s: float = Field(default=3600.0, gt=0)
-    """Time for one computation with a method or a reducer from outside: a round's model, or the sums of an exchange.
-    After it the run fails. Its thread goes on if it cannot be ended, until the coordinator ends."""
+    """Time for one computation with a method or a reducer from outside; then the run fails."""
     restore_wait_s: float = Field(default=10.0, ge=0)
-    """How long a start waits for runs with code from outside to be loaded. Then it serves the other runs, and loads
-    these beside them."""
+    """How long a start waits for runs with code from outside before it serves the others."""
 
 
 class TransfersConfig(Section):
@@ -75,11 +67,9 @@ class TransfersConfig(Section):
     uploads_at_once: int = Field(default=4, ge=1)
     """Streams of SubmitUpdate; a daemon has one for each assignment under way."""
     ahead_mib: float = Field(default=1.0, ge=0.0625, le=64)
-    """MiB that a call may send before the coordinator reads them. An upload gets about this much in each round trip: 1
-    allows 6 MB/s at 200 ms. For more, set it to bandwidth times round-trip time: 12 for 50 MB/s and 200 ms. A busy
-    coordinator needs this much memory for each upload from nearby, and a hostile client can fill it on each of its open
-    calls. 0.25 saves memory where many clients upload at once over short links, and makes uploads over long links
-    slower."""
+    """MiB that a call may send before the coordinator reads them: about what an upload sends in a round trip. 1
+    allows 6 MB/s at 200 ms, 12 50 MB/s. A busy coordinator needs this much memory for each upload; a hostile client
+    can fill it on each of its calls."""
     downloads_at_once: int = Field(default=4, ge=1)
     """Streams of FetchModel; a daemon has one. Each holds two chunks in memory until its reader takes them."""
     queries_at_once: int = Field(default=4, ge=1)
@@ -87,7 +77,7 @@ class TransfersConfig(Section):
     attends_at_once: int = Field(default=8, ge=1)
     """Streams of Attend, old ones that have not ended yet included."""
     calls: int = Field(default=200, ge=1)
-    """Calls of all these kinds in a burst. A new assignment grants a new burst."""
+    """Calls of all these kinds in a burst; a new assignment grants a new one."""
     calls_per_s: float = Field(default=20.0, gt=0)
     """Calls a second beyond the burst."""
     fetches: int = Field(default=16, ge=1)
@@ -97,12 +87,12 @@ class TransfersConfig(Section):
     bytes_per_s: float = Field(default=0.0, ge=0)
     """Tensor bytes a second, up and down together. Transfers are slowed down, not refused. 0: no limit."""
     kept_files: int = Field(default=4, ge=1)
-    """Unfinished uploads kept on disk, over all runs. For one more, the oldest that no stream writes is removed."""
+    """Unfinished uploads kept on disk, over all runs; the oldest that no stream writes makes room."""
     kept_mib: int = Field(default=4096, ge=1)
     """Disk space for them, with the same rule. One upload of any size is always kept."""
     messages_waiting: int = Field(default=256, ge=1)
-    """An Attend stream is ended when more messages than this wait and none was read for 30 s. The client registers
-    again and is sent its outstanding work."""
+    """An Attend stream is ended when more messages than this wait and none was read for 30 s; the client registers
+    again."""
 
 
 class ConnectionsConfig(Section):
@@ -115,7 +105,7 @@ class ConnectionsConfig(Section):
     handshake_s: float = Field(default=10.0, gt=0, le=600)
     """A connection is closed if its TLS and HTTP/2 handshakes take longer; at `metrics_listen`, its request."""
     idle_s: float = Field(default=300.0, ge=1, le=86_400)
-    """A connection without a call is closed after this time; its client opens another when it needs one."""
+    """A connection without a call is closed after this time."""
     admin: int = Field(default=128, ge=1, le=65_536)
     """Connections to `admin_listen` at once, and as many to `token_listen`."""
     enrollment: int = Field(default=1024, ge=1, le=65_536)
@@ -141,10 +131,10 @@ class TlsConfig(Section):
     key: Path
     """Its private key."""
     client_ca: Path | None = None
-    """The CA of clients and admins. A caller needs a certificate that it signed, which has the caller's name."""
+    """The CA of clients and admins. A caller needs a certificate that it signed, with the caller's name."""
     no_client_certificates: bool = False
-    """Accept callers without a certificate, in place of `client_ca`: everyone who reaches `listen` can register as any
-    client, and every program on this machine is an admin."""
+    """Accept callers without a certificate: everyone who reaches `listen` can register as any client, and every
+    program on this machine is an admin."""
     min_version: TlsVersion = "1.3"
     """Oldest TLS version of all ports. "1.2" is for peers that cannot do better."""
 
@@ -180,18 +170,17 @@ class EnrollmentConfig(Section):
     token_ttl_s: float = Field(default=3_600.0, gt=0, le=_YEAR_S)
     """Validity of a token that `fl enroll create` makes without `--ttl`."""
     expired_grace_s: float = Field(default=604_800.0, ge=0, le=_YEAR_S)
-    """How long after its end the newest certificate of a name still proves the name for a new one; an older one never
-    does. 0: a device that was off for longer than its certificate needs a token."""
+    """How long after its end the newest certificate of a name still proves the name for a new one. 0: a device that
+    was off for longer needs a token."""
     requests_per_s: float = Field(default=100.0, gt=0)
-    """Requests at `enroll_listen` a second. Those of one second may come at once; further ones wait up to ten seconds
-    in their call, and are refused with a time to wait beyond that."""
+    """Requests at `enroll_listen` a second; further ones wait up to ten seconds in their call, or are refused with
+    a time to wait."""
     address_requests_per_s: float = Field(default=50.0, gt=0)
     """The same for one address, or one /64 network of IPv6."""
     address_failures_per_min: float = Field(default=30.0, gt=0)
-    """Refused requests of one address a minute. Above this rate its further requests are refused unread."""
+    """Refused requests of one address a minute; further ones are refused unread."""
     claimed_labels: bool = True
-    """Whether labels of a device's own settings count beside those of its token, which always win. False: runs see
-    labels of tokens alone."""
+    """Whether labels of a device's own settings count beside those of its token, which always win."""
     renewals_per_min: float = Field(default=10.0, gt=0)
     """Renewals of one client a minute."""
 
@@ -214,37 +203,33 @@ class OidcConfig(Section):
     issuer: str = Field(min_length=1)
     """The claim `iss` of tokens, exactly."""
     audience: str = Field(min_length=1)
-    """The claim `aud` of tokens, or one of its values. A name for this coordinator alone: tokens for other services are
-    refused."""
+    """The claim `aud` of tokens, or one of its values: a name for this coordinator alone."""
     jwks_url: Annotated[str, AfterValidator(_https_url)] | None = None
     """The provider's signing keys (JWKS), https only."""
     jwks_ca: Path | None = None
     """CA of that address, PEM; the system's authorities if it is missing."""
     proxy: ProxySetting = ENVIRONMENT
-    """The HTTP proxy for `jwks_url`: "none", the URL http://HOST:PORT of one, or "environment": that of the variable
-    https_proxy, except to the hosts of no_proxy. This machine is never behind a proxy."""
+    """The HTTP proxy for `jwks_url`: "none", http://HOST:PORT, or "environment": https_proxy, except to the hosts
+    of no_proxy."""
     jwks_file: Path | None = None
     """The signing keys in a file, in place of `jwks_url`."""
     refresh_s: float = Field(default=600.0, ge=10, le=86_400)
-    """Age of the keys after which they are read again, and so about the longest use of a key that was removed. For a
-    token with an unknown key they are read at once, at most every 10 s."""
+    """Age of the keys after which they are read again, so the longest use of a removed key. An unknown key is
+    looked up at once, at most every 10 s."""
     algorithms: list[Algorithm] = Field(default=["RS256", "ES256", "EdDSA"], min_length=1)
     """Accepted signatures."""
     name_claim: str = Field(default="sub", min_length=1)
-    """The claim with the operator's name, which history, audit and owners of runs have. A claim that its holder can
-    change at the provider lets one operator take another's name."""
+    """The claim with the operator's name. One that its holder can change lets one operator take another's name."""
     name_prefix: str = Field(default="oidc:", pattern=r"^[A-Za-z0-9._:@/-]{0,32}$")
     """Precedes the name, so that it is never a certificate's name. "": names of both kinds are the same people."""
     roles_claim: str = Field(default="groups", min_length=1)
-    """The claim with the operator's groups, a list or a text with blanks. "a.b" is the key b in the claim a, unless a
-    claim is named "a.b"."""
+    """The claim with the operator's groups, a list or a text with blanks. "a.b" is the key b in the claim a."""
     roles: dict[str, OperatorRole] = Field(min_length=1)
-    """The role of each group. Other groups count for nothing; a token without any of these is refused."""
+    """The role of each group; a token without any of these is refused."""
     leeway_s: float = Field(default=30.0, ge=0, le=300)
     """Difference of the clocks that is accepted."""
     most_lifetime_s: float = Field(default=14_400.0, gt=0, le=604_800)
-    """Longest time from `iat` to `exp`. A token cannot be revoked, so this is how long a removed operator keeps its
-    roles."""
+    """Longest time from `iat` to `exp`. A token cannot be revoked: so long a removed operator keeps its roles."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

@@ -1,7 +1,6 @@
 """The page on tasks, models and partitions: its tables are what the code has."""
 
 import ast
-import inspect
 import re
 import tomllib
 from pathlib import Path
@@ -12,7 +11,6 @@ import torch
 
 from fl_ops.simulate.settings import parse_simulation
 from fl_tasks import BUILT_IN, PartitionSpec, load_task, models
-from fl_tasks.built_in.vision import Vision
 from fl_tasks.partitioning.spec import OPTIONS
 
 PAGE = (Path(__file__).parents[3] / "docs/training/tasks.md").read_text(encoding="utf-8")
@@ -26,7 +24,6 @@ def table(heading: str) -> list[list[str]]:
 
 
 TASKS = {row[0].strip("`"): row for row in table("Tasks")}
-OPTION_NAMES = [row[0].strip("`") for row in table("Options of the image tasks")]
 MODELS = {row[0].strip("`"): row for row in table("Models")}
 METHODS = {row[0].strip("`"): row for row in table("Partitions")}
 
@@ -39,11 +36,6 @@ def named(cell: str) -> list[str]:
 def test_every_task_is_in_the_table() -> None:
     """The names are those of the built-in tasks, in their order."""
     assert list(TASKS) == list(BUILT_IN)
-
-
-def test_every_option_of_the_image_tasks_is_in_the_table() -> None:
-    """The options and their order are those of the class."""
-    assert list(inspect.signature(Vision).parameters) == OPTION_NAMES
 
 
 @pytest.mark.parametrize("name", [name for name in BUILT_IN if TASKS[name][3] != "its own"])
