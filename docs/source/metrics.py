@@ -20,9 +20,6 @@ from fl_server.runs.table import RunTable
 
 PAGE = ROOT / "docs/operation/metrics.md"
 
-UNITS = {"time_seconds": "s, Unix time", "timestamp_seconds": "s, Unix time", "seconds": "s", "bytes": "bytes"}
-"""The unit by the ending of a name, the longest first."""
-
 WORRY = {
     # Runs.
     "fl_rounds_total": "`abandoned` grows: a run was ended during a round.",
@@ -102,27 +99,20 @@ _INTRO = """# Metrics
 
 `python -m docs.source.metrics` generates this page from the registries of coordinator and daemon; a test compares them.
 
-Both serve plain HTTP `/metrics` on `metrics_listen`, in a separate thread.
-A scrape delays neither rounds nor training.
-All values are in base units, and counters end in `_total`.
-No label has a client's name: 10,000 clients make as many series as ten.
-Names that begin with Fl are alerts; the [runbook](runbook.md) has the actions for each.
+Both serve plain HTTP `/metrics` on `metrics_listen`, in a separate thread: a scrape delays neither rounds nor training.
+Values are in base units (`_seconds`, `_bytes`; a `_timestamp_seconds` is Unix time), and counters end in `_total`.
+No label has a client's name: 10,000 clients make as many series as ten. Names that begin with Fl are alerts of the
+[runbook](runbook.md).
 
-Metrics of runs:
-
-- Series with a label `run` exist from the creation of the run, with the value 0 before the first event.
-  Therefore `rate()` and `increase()` include the first event.
-- They exist while the run is active, and until 20 other runs have ended after it.
-- Gauges are read from the run at the time of the scrape, and have the same values after a restart.
-  Counters and histograms start at 0 again, which `rate()` and `increase()` take into account.
-- Without Prometheus, `fl run show` prints the main values of a run, from the ledger."""
+Series with a label `run` exist from the creation of the run, with the value 0 before the first event, until 20 other
+runs have ended after it. Gauges have the same values after a restart; counters and histograms start at 0 again, which
+`rate()` and `increase()` take into account. Without Prometheus, `fl run show` prints a run's main values."""
 
 _RUNS = "## The coordinator: metrics of each run"
 _COORDINATOR = "## The coordinator: clients and process"
 _DAEMON = """## A daemon
 
-A daemon serves metrics only if `metrics_listen` is set.
-The scrape target identifies the device."""
+Only if `metrics_listen` is set. The scrape target identifies the device."""
 _PROCESS = "## Both processes"
 
 
@@ -147,24 +137,17 @@ def page() -> str:
 
 
 def _table(declared: Iterable[Declaration]) -> str:
-    lines = ["| name | type | unit | labels | meaning | when to act |", "| --- | --- | --- | --- | --- | --- |"]
+    lines = ["| name | type | labels | meaning | when to act |", "| --- | --- | --- | --- | --- |"]
     for metric in declared:
         cells = (
             f"`{metric.name}`",
             metric.kind,
-            unit(metric.name),
             _labels(metric),
             metric.meaning,
             _worry(metric.name),
         )
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-def unit(name: str) -> str:
-    """The unit at the end of a name; empty for counts and for values without a unit."""
-    counted = name.removesuffix("_total")
-    return next((words for ending, words in UNITS.items() if counted.endswith(f"_{ending}")), "")
 
 
 def _labels(declared: Declaration) -> str:

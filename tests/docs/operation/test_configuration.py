@@ -77,8 +77,7 @@ def test_the_operators_file_takes_the_keys_of_the_page(tmp_path: Path) -> None:
     keys = [field.name for field in fields(Layer) if field.name != "token"]  # a secret, in the environment only
     assert list(configuration_texts.FL) == keys
     values = {
-        key: "true" if words.startswith("boolean") else "'a:1'"
-        for key, (words, _) in configuration_texts.FL.items()
+        key: "true" if words.startswith("boolean") else "'a:1'" for key, (words, _) in configuration_texts.FL.items()
     }
     text = "\n".join(f"{key} = {value}" for key, value in values.items())
     assert tomllib.loads(text).keys() == configuration_texts.FL.keys()
