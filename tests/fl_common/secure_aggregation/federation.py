@@ -26,22 +26,26 @@ Values = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 
 @cache
-def authority(name: str = "Clients") -> ca.Authority:
+def authority(name: str) -> ca.Authority:
     """An authority of clients."""
     return ca.make_authority(name, ca.Validity(NOW - timedelta(days=1), 30))
 
 
-@cache
 def signer(client: str, of: str = "Clients") -> Signer:
-    """A client's certificate of an authority, and its key."""
+    """A client's certificate of an authority, and its key. Always the same."""
+    return _issued(client, of)
+
+
+@cache
+def _issued(client: str, of: str) -> Signer:
     certificate, key = ca.issue(authority(of), ca.Identity("client", client), ca.Validity(NOW, 1))
     return Signer.from_pem(ca.certificate_pem(certificate), ca.key_pem(key))
 
 
 @cache
-def trust(of: str = "Clients") -> Trust:
-    """Trust in an authority outside of the coordinator."""
-    return Trust.of_authorities(ca.certificate_pem(authority(of).certificate), "outside")
+def trust() -> Trust:
+    """Trust in the clients' authority, which is outside of the coordinator."""
+    return Trust.of_authorities(ca.certificate_pem(authority("Clients").certificate), "outside")
 
 
 def names(count: int) -> tuple[str, ...]:
@@ -85,6 +89,11 @@ class Federation:
     terms: Terms
     states: dict[str, bytes] = field(default_factory=dict)
     trusted: Trust = field(default_factory=trust)
+    """Whose certificates the clients take."""
+    taken: Trust | None = None
+    """Whose the coordinator takes; None: the same."""
+    invented: Collection[str] = ()
+    """Clients that the coordinator made up, with certificates of its own authority."""
     work: bytes = b"work of round 0"
     updates: dict[str, bytes] = field(default_factory=dict)
     """The masked updates that arrived."""
@@ -93,17 +102,22 @@ class Federation:
         self.key_list = self.coins = self.survivors = self.signatures = b""
         self.deliveries: Mapping[str, bytes] = {}
         self.values: Mapping[str, Values] = {}
-        self.collector = Collector(self.terms, self.trusted)
+        self.collector = Collector(self.terms, self.taken or self.trusted)
 
     def member(self, client: str) -> Member:
         """The client, from its state."""
         state = self.states.get(client)
         return Member(client, RUN) if state is None else Member.from_bytes(state)
 
+    def _signer(self, client: str) -> Signer:
+        return signer(client, "Coordinator" if client in self.invented else "Clients")
+
     def begin(self, client: str, terms: Terms | None = None, work: bytes | None = None, floor: int = 0) -> bytes:
         """A client's key message."""
         member = self.member(client)
-        return self._kept(member, client, member.begin(terms or self.terms, work or self.work, signer(client), floor))
+        return self._kept(
+            member, client, member.begin(terms or self.terms, work or self.work, self._signer(client), floor)
+        )
 
     def answer(self, client: str, stage: str, data: bytes) -> bytes:
         """A client's answer to a message of the coordinator. stage: the method's name without "answer_"."""
@@ -111,7 +125,7 @@ class Federation:
         if stage == "key_list":
             made = member.answer_key_list(data, self.trusted, NOW)
         elif stage == "survivors":
-            made = member.answer_survivors(data, signer(client))
+            made = member.answer_survivors(data, self._signer(client))
         else:
             made = getattr(member, f"answer_{stage}")(data)
         return self._kept(member, client, made)
