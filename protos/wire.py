@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
@@ -135,14 +136,13 @@ def numbers(message: Message) -> dict[str, int | float]:
 
 def filled(kind: type[M], record: Any, **others: Any) -> M:
     """A message with the record's values of the fields that both have under one name, and with others."""
-    values = {
-        name: getattr(record, name) for name in _shared_names(kind.DESCRIPTOR, type(record)) if name not in others
-    }
+    names = _shared_names(kind.DESCRIPTOR, cast(Hashable, type(record)))  # mypy takes a type for unhashable
+    values = {name: getattr(record, name) for name in names if name not in others}
     return kind(**values, **others)
 
 
 @cache
-def _shared_names(message: Descriptor, record: type) -> list[str]:
+def _shared_names(message: Descriptor, record: Hashable) -> list[str]:
     names: set[str] = {*dir(record), *getattr(record, "__dataclass_fields__", ())}
     return [field.name for field in message.fields if field.name in names]
 

@@ -27,7 +27,7 @@ from algorithms.model_state import trainable_views
 from algorithms.outside_code import is_interrupt
 from algorithms.parameters import AlgorithmError
 
-NAMES: tuple[Name, ...] = ("grouped", "one_by_one", "streams", "channels_last")
+NAMES: tuple[Name, ...] = ("grouped", "one_by_one", "streams")
 REPEATS = 3
 
 
@@ -151,20 +151,17 @@ def _seconds(play: Step, clock: Callable[[], float]) -> float:
 
 
 def _candidates(model: nn.Module, wanted: Name | None) -> tuple[Name, ...]:
-    """A CPU has no streams. Without convolutions no form of them matters."""
+    """A CPU has no streams."""
     if wanted is not None:
         return (wanted,)
-    images = any(isinstance(module, nn.Conv2d) for module in model.modules())
-    of_images: set[Name] = set() if images else {"channels_last"}
-    of_cuda: set[Name] = set() if next(model.parameters()).is_cuda else {"streams", "channels_last"}
-    return tuple(name for name in NAMES if name not in of_images | of_cuda)
+    return tuple(name for name in NAMES if name != "streams" or next(model.parameters()).is_cuda)
 
 
 def make_strategy(name: Name, holder: Holder, loss: Loss, *, fills: bool) -> Strategy:
     """The strategy of this name. fills: as in Facts."""
     if name == "grouped":
         return Together(holder, loss, fill=fills)
-    return OneByOne(holder, loss, streams=name != "one_by_one", channels_last=name == "channels_last")
+    return OneByOne(holder, loss, streams=name == "streams")
 
 
 def _facts(model: nn.Module, holder: Holder, data: LocalData, batch: Batch) -> Facts:

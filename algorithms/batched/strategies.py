@@ -3,7 +3,6 @@
     grouped    one pass under vmap; a convolution becomes a grouped convolution
     one_by_one a pass for each client; only the local rule is applied to all clients together
     streams    the same, with passes side by side on several streams of CUDA
-    channels_last  the same as streams, with images and weights of convolutions in the order height, width, channel
 
 All compute each client's gradient of its own mean loss. Under vmap the loss may be any function of the outputs and
 targets of the real examples that torch can map.
@@ -29,7 +28,7 @@ from algorithms.batched.stacked import of_client
 from algorithms.batches import Batch, Forward, leaves, map_leaves
 from algorithms.gradients import Loss
 
-Name = Literal["grouped", "one_by_one", "streams", "channels_last"]
+Name = Literal["grouped", "one_by_one", "streams"]
 STREAMS = 8
 
 
@@ -97,9 +96,9 @@ class Holder:
 class OneByOne:
     """A pass for each client, as it trains alone."""
 
-    def __init__(self, holder: Holder, loss: Loss, *, streams: bool = False, channels_last: bool = False) -> None:
-        """streams: passes run side by side on STREAMS streams, on CUDA; channels_last: see `Name`."""
-        self._holder, self._loss, self._last = holder, loss, channels_last
+    def __init__(self, holder: Holder, loss: Loss, *, streams: bool = False) -> None:
+        """streams: passes run side by side on STREAMS streams, on CUDA."""
+        self._holder, self._loss = holder, loss
         device = next(holder.model.parameters()).device
         self._sides = [torch.cuda.Stream(device) for _ in range(STREAMS)] if streams and device.type == "cuda" else []
 
@@ -126,8 +125,6 @@ class OneByOne:
     def _pass(self, inputs: Inputs, position: int) -> tuple[Tensor, list[Tensor]]:
         """One client's loss, and the gradients of its parameters and of the other leaves."""
         parameters, batch = of_client(inputs.parameters, position), inputs.batches.of_client(position)
-        if self._last:
-            parameters, batch = tree.map(_channels_last, parameters), map_leaves(_channels_last, batch)
         mine = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
         weights = inputs.batches.weights
         with inputs.numbers.of_client(position):
@@ -137,10 +134,6 @@ class OneByOne:
             else:
                 loss = (losses_of_examples(self._loss, *made) * weights[position]).sum()
         return loss.detach(), _slopes(loss, [*mine.values(), *inputs.also], again=bool(inputs.also))
-
-
-def _channels_last(tensor: Tensor) -> Tensor:
-    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
 
 class Together:

@@ -126,9 +126,7 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
 def measure(setting: Setting, groups: list[int], rounds: int, device: torch.device) -> None:
     """Print a line for each strategy and size of groups: the median of the ratios, the smallest and the largest."""
     cohort = Cohort(setting, device)
-    images = "CNN" in setting.name or "cnn" in setting.name
-    names = [name for name in NAMES if images or name != "channels_last"]
-    names = [name for name in names if device.type == "cuda" or name not in {"streams", "channels_last"}]
+    names = [name for name in NAMES if device.type == "cuda" or name != "streams"]
     cases = [(name, group) for name in names for group in groups if group <= setting.clients]
     works: dict[tuple[Name, int], Callable[[], object]] = {case: partial(cohort.together, *case) for case in cases}
     ratios: dict[tuple[Name, int], list[float]] = {case: [] for case in cases}

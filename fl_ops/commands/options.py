@@ -74,7 +74,7 @@ class EngineFlags(FlagGroup):
     ] = None
     device: Device = None
     strategy: Annotated[
-        Literal["grouped", "one_by_one", "streams", "channels_last"] | None,
+        Literal["grouped", "one_by_one", "streams"] | None,
         typer.Option(
             help="How the engine batched computes gradients. Default: the fastest one, measured at the start."
         ),

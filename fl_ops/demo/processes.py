@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from multiprocessing import connection, forkserver, get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from fl_ops.demo import child
@@ -69,9 +68,7 @@ class Processes:
             os.environ.update(before)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self, name: str, program: str, config: Path) -> Child:

@@ -1,8 +1,7 @@
 """Makes a package with a task from one of the templates, with generated data for two sites.
 
 A template is a folder of files whose names end in `.template`. Those of `common` belong to every template. Words in
-capitals are replaced: PACKAGE by the package's name, TASK by that of the class, others by those of
-`fl_ops.new.kinds`.
+capitals are replaced: PACKAGE by the package's name, TASK by that of the class, others by those of `TEMPLATES`.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from fl_ops.errors import Refused, UsageError
-from fl_ops.new.kinds import TEMPLATES, Template
 
 _FOLDER = Path(__file__).parent / "templates"
 _SUFFIX = ".template"
@@ -113,3 +112,53 @@ def _generate(folder: Path, name: str) -> None:
         raise error
     for cache in folder.rglob("__pycache__"):
         shutil.rmtree(cache)
+
+
+_SGD = "learning_rate = {rate}\nepochs = 2\nbatch_size = 16"
+_ADAMW = _SGD + '\noptimizer = {{ name = "adamw", weight_decay = 0.01 }}'
+_FEDCM = 'name = "fedcm"\nparameters = { alpha = 0.2 }'
+_FEDAVG = 'name = "fedavg"'
+
+
+@dataclass(frozen=True)
+class Template:
+    """What one template has of its own, beside its files."""
+
+    subject: str
+    layout: str
+    """The content of a site's folder, in words."""
+    algorithm: str
+    local: str
+    """The lines of the sections [algorithm] and [local] of run.toml."""
+    rate: float = 0.01
+    """Learning rate of the task's own test, with AdamW."""
+    needs: tuple[str, ...] = ()
+    """Packages that the task imports beside Impetus and torch."""
+
+
+TEMPLATES = {
+    "image": Template(
+        "images by class",
+        "a folder of PNG files for each class",
+        _FEDAVG,
+        _ADAMW.format(rate=0.005),
+        needs=("pillow",),
+    ),
+    "text": Template("short texts by class", "`texts.csv`", _FEDAVG, _ADAMW.format(rate=0.01)),
+    "tabular": Template("rows of a table by class", "`table.csv`", _FEDCM, _SGD.format(rate=0.1)),
+    "lora": Template(
+        "short texts by class, with a frozen transformer and low-rank adapters, in the folder `checkpoint`",
+        "`texts.csv`",
+        _FEDAVG,
+        _ADAMW.format(rate=0.01).replace("epochs = 2", "epochs = 4"),
+        needs=("transformers", "peft"),
+    ),
+    "transformers": Template(
+        "short texts by class, with a transformer in the folder `checkpoint`",
+        "`texts.csv`",
+        _FEDAVG,
+        _ADAMW.format(rate=0.003),
+        rate=0.003,
+        needs=("transformers",),
+    ),
+}

@@ -11,7 +11,6 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from types import TracebackType
 from typing import Self
 
 import torch
@@ -115,7 +114,7 @@ class Federation:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._engine.close()
         self._folders.cleanup()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Self
 
 import torch
@@ -16,11 +15,10 @@ from fl_ops.simulate.evaluations import Collection, Evaluations
 from fl_ops.simulate.federation import Federation
 from fl_ops.simulate.measures.section import MeasureSection
 from fl_ops.simulate.reports import Failure, Note, RoundResult, Step
-from fl_ops.simulate.round_report import RoundReport
+from fl_ops.simulate.round_report import RoundReport, Undelivered
 from fl_ops.simulate.saving.point import RunPoint, before_draw, judged
 from fl_ops.simulate.system.devices import Devices
 from fl_ops.simulate.system.simulated_time import SimulatedTime
-from fl_ops.simulate.undelivered import Undelivered
 from fl_ops.simulate.updates import Contribution
 from fl_server.aggregation.private_sum import seed_of_draws
 from fl_server.aggregation.server_update import Diverged
@@ -104,8 +102,8 @@ class Simulation:
         self.federation.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.federation.__exit__(kind, error, at)
+    def __exit__(self, *error: object) -> None:
+        self.federation.__exit__(*error)
 
     @property
     def failures(self) -> list[str]:

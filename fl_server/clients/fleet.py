@@ -23,7 +23,7 @@ from fl_common.settings import Section, SettingsError
 from fl_server.audit.log import AuditLog
 from fl_server.audit.writer import AuditRecord
 from fl_server.clients.attendance import Attendance, Streams
-from fl_server.clients.client_records import ClientRecords
+from fl_server.clients.client_records import ClientRecords, WorkCounts
 from fl_server.clients.contested_identities import ContestedIdentities
 from fl_server.clients.eligibility import Eligibility
 from fl_server.clients.quarantine import Quarantine
@@ -32,7 +32,6 @@ from fl_server.clients.registration_request import unregistered
 from fl_server.clients.roster import Presence
 from fl_server.clients.sessions import Session, Sessions
 from fl_server.clients.transfer_limits import TransferLimits
-from fl_server.clients.work_counts import WorkCounts
 from fl_server.enrollment.grants import Revocations
 from fl_server.errors import Forbidden, UnknownSessionError, one_line
 from fl_server.metrics import Metrics

@@ -14,7 +14,7 @@ import pytest
 
 from fl_ops.errors import OpsError
 from fl_ops.new import project
-from fl_ops.new.kinds import TEMPLATES
+from fl_ops.new.project import TEMPLATES
 from tests.fl_ops.conftest import Fl
 
 ROOT = Path(__file__).parents[2]

@@ -40,8 +40,7 @@ from fl_ops.simulate.engines.engine import (
     LocalEngine,
     Trained,
 )
-from fl_ops.simulate.engines.group_sizes import GroupSizes
-from fl_ops.simulate.engines.groups import Client, Groups, Ready
+from fl_ops.simulate.engines.groups import Client, Groups, GroupSizes, Ready
 from fl_ops.simulate.engines.held import NO_DIGEST, DeviceMemory, TrainedTogether
 from fl_ops.simulate.engines.pool import OnDevice, Pool
 from fl_tasks.batches import seed_everything

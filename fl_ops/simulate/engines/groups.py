@@ -15,18 +15,21 @@ from torch import Tensor
 from algorithms import tree
 from algorithms.base import Memory
 from algorithms.batched.batches import Plan, Planned, check_work, drawn_ahead
+from algorithms.batched.choice import bytes_of_client
 from algorithms.batched.contexts import Contexts
 from algorithms.batched.members import Members
 from algorithms.batched.modules import OwnNumbers, RandomStream
 from algorithms.model_state import trainable_views
+from algorithms.outside_code import is_interrupt
 from fl_client.errors import WorkFailed
 from fl_client.training.client_states import state_of
 from fl_client.training.own_loop import work_of
 from fl_client.training.payloads import encoding_of
 from fl_client.training.results import PreparedWork
 from fl_client.training.trainer import omega_of
-from fl_ops.simulate.engines.client_work import Assigned, ClientWork
+from fl_ops.simulate.engines.client_work import Assigned, ClientWork, one_thread
 from fl_ops.simulate.engines.engine import Bundles, EngineContext, Failed
+from fl_ops.simulate.engines.held import free_bytes
 from fl_ops.simulate.engines.pool import Pool, Pooled
 from fl_tasks.batches import BatchPlan, plan_batches
 from protos.encodings import PLAIN
@@ -153,3 +156,55 @@ class Groups:
         return Contexts.of_clients(
             [replace(first, state=state, omega=omega) for state, omega in zip(states, omegas, strict=True)]
         )
+
+
+CPU_BYTES = 1 << 30
+"""Memory of a group on a CPU."""
+GPU_SHARE = 0.5
+"""The share of a GPU's free memory that is used."""
+MOST_CLIENTS = 64
+"""The most clients in one group: from some size on, larger groups are not faster."""
+
+
+class GroupSizes:
+    """The size of the next group: of the options, else by an estimate, a recorded step, and attempts that failed."""
+
+    def __init__(self, work: ClientWork, device: torch.device, wanted: int) -> None:
+        """wanted: 0: as many as memory allows, at most MOST_CLIENTS."""
+        self._work, self._device, self._wanted = work, device, wanted
+        self.most = wanted
+        """The most clients of a group; 0: not known yet."""
+        self._client_bytes = 0
+
+    def of(self, common: Assignment, first: Client, bundles: Bundles) -> int:
+        """The size, at first by the memory that the first client of the group needs."""
+        if self.most:
+            return self.most
+        try:
+            ready = self._work.assigned(common, *first).prepare(bundles)
+            with one_thread():
+                client_bytes = bytes_of_client(ready.model, ready.data, next(iter(ready.data.complete)))
+        except BaseException as error:  # it is reported when the client trains
+            if is_interrupt(error):
+                raise
+            return 1
+        free = CPU_BYTES if self._device.type == "cpu" else GPU_SHARE * free_bytes(self._device)
+        self.most = _clients_of(free, client_bytes)
+        return self.most
+
+    def halve(self, clients: int) -> int:
+        """There was no memory for a group of so many clients. Returns the size from now on."""
+        self.most = -(-clients // 2)
+        return self.most
+
+    def fit_recorded(self, client_bytes: int, clients: int) -> None:
+        """Choose the size by the memory of a recorded step, which was measured, in place of the estimate."""
+        if client_bytes > self._client_bytes and not self._wanted:
+            free = free_bytes(self._device) + client_bytes * clients
+            self.most = _clients_of(GPU_SHARE * free, client_bytes)
+        self._client_bytes = client_bytes
+
+
+def _clients_of(free: float, client_bytes: int) -> int:
+    """Clients of a group whose memory is so large."""
+    return max(1, min(MOST_CLIENTS, int(free // client_bytes)))

@@ -89,7 +89,7 @@ class ClientLedger(Transactions):
 
     def quarantine_records(self) -> list[QuarantineRecord]:
         """The quarantine records of clients, in the order of id bytes."""
-        records = map(rows.quarantine, self._read("quarantine records", select(schema.quarantines)))
+        records = [QuarantineRecord(**row) for row in self._read("quarantine records", select(schema.quarantines))]
         return sorted(records, key=lambda record: record.client_id.encode())
 
     def put_quarantine_record(self, quarantine: QuarantineRecord, why: HistoryRecord | None = None) -> None:
@@ -123,7 +123,7 @@ class ClientLedger(Transactions):
 
     def client_state_records(self, run_id: str) -> list[ClientStateRecord]:
         """The records of clients' states in a run, in the order of id bytes."""
-        states = map(rows.client_state, self._rows("client states", schema.client_states, run_id=run_id))
+        states = [ClientStateRecord(**row) for row in self._rows("client states", schema.client_states, run_id=run_id)]
         return sorted(states, key=lambda state: state.client_id.encode())
 
     def put_client_state_records(

@@ -176,14 +176,14 @@ class RoundLedger(Transactions):
         """What went wrong in a round, by exchange, in the order of failure."""
         table = schema.failures
         query = rows_where(table, run_id=run_id, round=round).order_by(table.c.exchange, table.c.failed_at)
-        return [rows.failure(row) for row in self._read("failures", query)]
+        return [FailureRecord(**row) for row in self._read("failures", query)]
 
     def latest_failure(self, run_id: str) -> FailureRecord | None:
         """The latest failed work of a run; None if none has failed."""
         table = schema.failures
         query = rows_where(table, run_id=run_id).where(table.c.failures > 0)
         query = query.order_by(table.c.round.desc(), table.c.failed_at.desc()).limit(1)
-        return next((rows.failure(row) for row in self._read("failures", query)), None)
+        return next((FailureRecord(**row) for row in self._read("failures", query)), None)
 
     def fix_accepted(self, run_id: str, round: int, exchange: int, accepted: Sequence[tuple[str, bytes]]) -> None:
         """Fix the (client, digest) list of an exchange for good; fsynced.

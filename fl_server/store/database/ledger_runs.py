@@ -119,8 +119,8 @@ class RunLedger(Transactions):
 
     def runs(self) -> list[RunRecord]:
         """All runs that were not deleted, oldest first."""
-        runs = map(rows.run, self._read("runs", select(schema.runs).where(schema.runs.c.state != DELETED)))
-        return sorted(runs, key=lambda run: (run.created_at, run.run_id))
+        rows = self._read("runs", select(schema.runs).where(schema.runs.c.state != DELETED))
+        return sorted((RunRecord(**row) for row in rows), key=lambda run: (run.created_at, run.run_id))
 
     def add_history(self, entry: HistoryRecord) -> None:
         """Write a line of history without any other change."""
@@ -220,7 +220,7 @@ class CommitLedger(Transactions):
             return []
         query = rows_where(schema.commits, run_id=run_id).where(schema.commits.c.round >= first)
         query = query.order_by(schema.commits.c.round).limit(limit)
-        return [rows.commit(row) for row in self._read("commits", query)]
+        return [CommitRecord.of(dict(row)) for row in self._read("commits", query)]
 
     def state_epochs(self, run_id: str, rounds: Sequence[int]) -> dict[int, int]:
         """The epochs of client states in these committed rounds, at most 1,000."""
@@ -266,7 +266,7 @@ class CommitLedger(Transactions):
     def totals(self, run_id: str) -> TotalsRecord | None:
         """The totals of a run's settled rounds; None if there are none that are valid."""
         totals = self._rows("totals", schema.run_totals, run_id=run_id)
-        return rows.totals(totals[0]) if totals else None
+        return TotalsRecord(**totals[0]) if totals else None
 
     def put_totals(self, totals: TotalsRecord) -> None:
         """Replace the totals of a run's settled rounds. `set_metrics` of one of these rounds removes them."""
@@ -280,7 +280,7 @@ class CommitLedger(Transactions):
         doing = f"record the evaluation of {evaluation.client_id!r} in run {evaluation.run_id!r}"
         with self._transaction(doing) as db:
             if first := find(db, schema.client_evaluations, **key):
-                return rows.evaluation(first)
+                return ClientEvaluation(**first)
             db.execute(insert(schema.client_evaluations), rows.to_row(evaluation))
             return evaluation
 
@@ -294,7 +294,7 @@ class CommitLedger(Transactions):
         client = collate(table.c.client_id, self._byte_order)
         query = select(*(column for column in table.c if column.name != "sums")).filter_by(run_id=run_id, round=round)
         query = query.where(client > after).order_by(client).limit(limit)
-        return [rows.evaluation(row) for row in self._read("evaluations", query)]
+        return [ClientEvaluation(**row) for row in self._read("evaluations", query)]
 
     def evaluation_sums(self, run_id: str, round: int, after: str, limit: int) -> list[tuple[str, Sequence[Any]]]:
         """Clients with the sums of their evaluations of a round, in order of id bytes: at most `limit` after one."""

@@ -56,11 +56,6 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def run(row: Row) -> RunRecord:
-    """Row of `runs` -> record."""
-    return RunRecord(**row)
-
-
 def attempt(row: Row) -> AttemptRecord:
     """Row of `attempts` -> record."""
     return AttemptRecord(**{**row, "cohort": tuple(row["cohort"])})
@@ -72,40 +67,10 @@ def update(row: Row) -> UpdateRecord:
     return UpdateRecord(**{**row, "norm": norm, "epochs": tuple(row["epochs"] or ())})
 
 
-def failure(row: Row) -> FailureRecord:
-    """Row of `failures` -> record."""
-    return FailureRecord(**row)
-
-
-def commit(row: Row) -> CommitRecord:
-    """Row of `commits` -> record."""
-    return CommitRecord.of(dict(row))
-
-
-def totals(row: Row) -> TotalsRecord:
-    """Row of `run_totals` -> record."""
-    return TotalsRecord(**row)
-
-
-def evaluation(row: Row) -> ClientEvaluation:
-    """Row of `client_evaluations` -> record."""
-    return ClientEvaluation(**row)
-
-
 def client(row: Row) -> ClientRecord:
     """Row of `clients` -> record."""
     work = ClientWork.of(row["work"])
     return ClientRecord(**{**row, "tasks": tuple(row["tasks"]), "methods": tuple(row["methods"]), "work": work})
-
-
-def quarantine(row: Row) -> QuarantineRecord:
-    """Row of `quarantines` -> record."""
-    return QuarantineRecord(**row)
-
-
-def client_state(row: Row) -> ClientStateRecord:
-    """Row of `client_states` -> record."""
-    return ClientStateRecord(**row)
 
 
 def history(row: Row) -> HistoryRecord:

@@ -9,7 +9,6 @@ import errno
 import os
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from fl_common.files import fsync_path
@@ -236,5 +235,5 @@ class UpdateFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

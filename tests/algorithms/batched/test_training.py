@@ -257,7 +257,7 @@ def test_recorded_steps_on_cuda_have_the_bits_of_called_ones(
 
 
 @NEEDS_CUDA
-@pytest.mark.parametrize("name", ["one_by_one", "streams", "channels_last"])
+@pytest.mark.parametrize("name", ["one_by_one", "streams"])
 def test_every_strategy_is_recorded_on_cuda(name: Name) -> None:
     """A pass for each client, which is one graph then."""
     module = make(0, small_cnn, torch.float32).to(CUDA)

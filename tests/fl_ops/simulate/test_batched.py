@@ -19,7 +19,7 @@ from algorithms.batched.training import Training
 from fl_ops.errors import Refused, UsageError
 from fl_ops.simulate.clients import SimulatedClients
 from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions, EngineRequest
-from fl_ops.simulate.engines import batched, group_sizes, pool
+from fl_ops.simulate.engines import batched, groups, pool
 from fl_ops.simulate.engines.batched import BatchedOptions
 from fl_ops.simulate.places import place_held_out
 from fl_ops.simulate.reports import RoundResult
@@ -220,7 +220,7 @@ def test_the_size_of_groups_follows_the_memory_of_a_recorded_step(
     reserved = iter([1000, 1400])
     monkeypatch.setattr(training, "SHORT_S", math.inf)
     monkeypatch.setattr(training, "reserved_bytes", lambda device: next(reserved, 1400))
-    monkeypatch.setattr(group_sizes, "free_bytes", lambda device: 200)
+    monkeypatch.setattr(groups, "free_bytes", lambda device: 200)
     sections = {"round": {"clients_per_round": 4}, "local": {"learning_rate": 0.1, "batch_size": 10}}
     with simulated(EngineOptions(batched=BatchedOptions(strategy="grouped")), **sections) as simulation:
         assert len(list(simulation.rounds())) == 3
