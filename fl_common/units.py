@@ -98,6 +98,11 @@ def metric_title(metric: str) -> str:
     return f"{name}{model} on clients" + next((text for end, text in ends.items() if metric.endswith(end)), "")
 
 
+def utc(seconds: float) -> str:
+    """Unix seconds as date and time in UTC."""
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
 def plain(text: str) -> str:
     """`text` on one line without control characters: a client's text must not control the operator's terminal."""
     return "".join(character if character.isprintable() else " " for character in text)

@@ -6,9 +6,10 @@ Each error has a message of errors.proto with the same facts for programs. `stat
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
+from fl_common.units import utc
 from protos.fl.v1 import coordinator_pb2, errors_pb2, training_pb2
 
 
@@ -90,7 +91,7 @@ class CertificateEnded(ServerError):
     """
 
     def __init__(self, identity: str, ended: float, source: str = "certificate") -> None:
-        when = f"{datetime.fromtimestamp(ended, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        when = utc(ended)
         super().__init__(f"the {source} of {identity} ended on {when}: connect again with a renewed one")
 
 

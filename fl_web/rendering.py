@@ -20,7 +20,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from fl_common import units
-from fl_common.units import NOTHING, duration, percent, size, value
+from fl_common.units import NOTHING, duration, percent, size, utc, value
 from fl_web.charts import thinned
 from fl_web.facts import client, client_work, rounds, run, words
 from fl_web.facts.rounds import Round, seconds_of
@@ -101,7 +101,7 @@ def axis_value(number: float | None, unit: str) -> str:
 def moment(stamp: Timestamp | float) -> str:
     """A time in UTC to the second: 2026-11-23 14:02:11 UTC; a dash for none."""
     seconds = stamp if isinstance(stamp, int | float) else seconds_of(stamp)
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC") if seconds else NOTHING
+    return utc(seconds) if seconds else NOTHING
 
 
 def iso(stamp: Timestamp | float) -> str:

@@ -105,7 +105,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "demo",
         "landscape",
         "simulate",
-        "new",
+        "new_package",
         "task_check",
         "exports",
         "admin",
@@ -117,7 +117,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "errors",
     ),
     "fl_ops.commands": ("cli", "coordinator", "access", "local", "completion", "options"),
-    "fl_ops.render": ("watching", "top", "tables", "plot", "rounds", "text", "fitted", "output"),
+    "fl_ops.render": ("watching", "top", "tables", "plot", "rounds", "text", "fitted", "output", "figures"),
 }
 """Sub-packages and modules of a package. Each imports only those behind it in the list."""
 

@@ -20,6 +20,7 @@ Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from algorithms import tree
@@ -51,49 +52,59 @@ def control_variates(option: Literal["I", "II"], objective: Objective, skipping:
 
     skipping: p of random skipping. The mean number of steps 1/p takes the place of K_i in option II. 0: K_i.
     """
-
-    def divisor(steps: int) -> float:
-        return 1.0 / skipping if skipping else steps
-
-    def next_variate(client: ClientContext, update: ClientUpdate) -> Memory:
-        """c_i - c - delta_i / (K_i eta_l)."""
-        c_i = tree.subtract(required_state(client, "c_i"), _shared(client))
-        delta = widened(required_payload(update, "delta"))
-        return {"c_i": tree.add(c_i, delta, -1.0 / (divisor(update.steps) * update.learning_rate))}
-
-    def sums(p: ClientWeights, cohort: Sequence[UpdateInfo], round_info: RoundInfo) -> Sums:
-        N, eta_l = round_info.need("population"), round_info.learning_rate
-        if option == "I":
-            row = WeightedSum(tuple(omega(objective, k, round_info) / N for k in cohort), "variate_change")
-        else:
-            row = WeightedSum(
-                tuple(-omega(objective, k, round_info) / (N * eta_l * divisor(k.num_steps)) for k in cohort)
-            )
-        return {"Dbar": WeightedSum(p), "C": row}
-
-    def advance(memory: Memory, sums: Mapping[str, Tensors], round_info: RoundInfo) -> tuple[Tensors, Memory]:
-        moved = 0.0 if option == "I" else round_info.need("cohort_size") / round_info.need("population")
-        c, sent = memory["c"], sums[SENT]
-        # Clients subtract the c that they were sent. If it was rounded, c must move by the rounded one too.
-        rest = tree.scale(c, 1.0 - moved) if sent is c else tree.add(c, sent, -moved)
-        return sums["Dbar"], {"c": tree.add(rest, sums["C"])}
-
+    variates, first = _Variates(option == "I", objective, skipping), option == "I"
+    only_sgd = "c_i+ = c_i - c - delta_i / (K_i eta_l) is a mean gradient only for plain SGD"
     return Correction(
         _local_rule,
         memory={"c": 0.0},
         sends="c",
-        payloads=("delta", "variate_change") if option == "I" else ("delta",),
+        payloads=("delta", "variate_change") if first else ("delta",),
         computed={"variate_change": ComputedPayload(("full_gradient",), _variate_change)},
-        sums=sums,
-        advance=advance,
-        client=ClientState(("c_i",), _first_option if option == "I" else next_variate),
+        sums=variates.sums,
+        advance=variates.advance,
+        client=ClientState(("c_i",), _first_option if first else variates.next_variate),
         objective=objective,
         needs_population=True,
-        needs_sgd=""
-        if option == "I"
-        else "c_i+ = c_i - c - delta_i / (K_i eta_l) is a mean gradient only for plain SGD",
+        needs_sgd="" if first else only_sgd,
         skipping=skipping,
     )
+
+
+@dataclass(frozen=True)
+class _Variates:
+    """The rules for c and c_i. first: by option I."""
+
+    first: bool
+    objective: Objective
+    skipping: float
+
+    def divisor(self, steps: int) -> float:
+        """K_i, or its mean."""
+        return 1.0 / self.skipping if self.skipping else steps
+
+    def next_variate(self, client: ClientContext, update: ClientUpdate) -> Memory:
+        """c_i - c - delta_i / (K_i eta_l)."""
+        c_i = tree.subtract(required_state(client, "c_i"), _shared(client))
+        delta = widened(required_payload(update, "delta"))
+        return {"c_i": tree.add(c_i, delta, -1.0 / (self.divisor(update.steps) * update.learning_rate))}
+
+    def sums(self, p: ClientWeights, cohort: Sequence[UpdateInfo], round_info: RoundInfo) -> Sums:
+        """Dbar, and the change of c without its share of c itself."""
+        N, eta_l = round_info.need("population"), round_info.learning_rate
+        shares = [omega(self.objective, k, round_info) for k in cohort]
+        if self.first:
+            return {"Dbar": WeightedSum(p), "C": WeightedSum(tuple(share / N for share in shares), "variate_change")}
+        rows = zip(shares, cohort, strict=True)
+        C = WeightedSum(tuple(-share / (N * eta_l * self.divisor(k.num_steps)) for share, k in rows))
+        return {"Dbar": WeightedSum(p), "C": C}
+
+    def advance(self, memory: Memory, sums: Mapping[str, Tensors], round_info: RoundInfo) -> tuple[Tensors, Memory]:
+        """The movement, and the next c."""
+        moved = 0.0 if self.first else round_info.need("cohort_size") / round_info.need("population")
+        c, sent = memory["c"], sums[SENT]
+        # Clients subtract the c that they were sent. If it was rounded, c must move by the rounded one too.
+        rest = tree.scale(c, 1.0 - moved) if sent is c else tree.add(c, sent, -moved)
+        return sums["Dbar"], {"c": tree.add(rest, sums["C"])}
 
 
 def _local_rule(client: ClientContext) -> LocalRule:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +16,7 @@ from fl_ops.compare.plan import Done, ExperimentPlan, Plan
 from fl_ops.compare.summary import MEGABYTE, Row, Spread, rows, tried
 from fl_ops.compare.table import Table
 from fl_ops.environment import machine, versions
+from fl_ops.render.figures import COLOURS, INK, csv_text, new_figure, plain_axes
 
 _CELL = ("method", "split", "stage", "seed", "learning_rate", "parameters", "cell")
 _ROUND = ("round", "accepted", "training_loss", "accuracy", "loss", "bytes_down", "bytes_up", "seconds")
@@ -45,7 +44,7 @@ def results_csv(plan: Plan) -> str:
         for finished in done
         for row in finished.result.rounds
     )
-    return _csv([*_CELL, *heads, *report.also, *measures], lines)
+    return csv_text([*_CELL, *heads, *report.also, *measures], lines)
 
 
 def summary_csv(plan: Plan) -> str:
@@ -60,7 +59,7 @@ def summary_csv(plan: Plan) -> str:
         [*_summary_values(row), *(value for name in measures for value in _spread_values(row.measured.get(name)))]
         for row in summaries
     )
-    return _csv([*columns, *heads, "among_best", "seconds_a_round", *further], lines)
+    return csv_text([*columns, *heads, "among_best", "seconds_a_round", *further], lines)
 
 
 def summary_json(plan: Plan) -> str:
@@ -142,19 +141,11 @@ def _joined(seeds: Sequence[int]) -> str:
     return " ".join(map(str, seeds))
 
 
-def _csv(heads: Sequence[str], lines: Any) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(heads)
-    writer.writerows(lines)
-    return text.getvalue()
-
-
 Axis = Literal["rounds", "megabytes"]
 
 AXES: tuple[Axis, ...] = ("rounds", "megabytes")
 
-_COLOUR, _REFERENCE, _PALE, _INK = "#0b6e99", "#d1642e", "#d9d9d9", "#333333"
+_COLOUR, _REFERENCE, _OTHERS = COLOURS[0], COLOURS[1], "#d9d9d9"
 _COLUMNS = 4
 _LABELS: dict[Axis, str] = {"rounds": "Rounds done", "megabytes": "Megabytes down and up, all clients"}
 _FLOOR = 0.65
@@ -177,9 +168,6 @@ def draw(plan: Plan, of: tuple[str, str], axis: Axis, path: Path) -> bool:
     The first method of the table is in every panel, dashed. Lines are means over the seeds; bands span the lowest to
     the highest seed.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     metric, split = of
     drawn = [
         planned
@@ -189,8 +177,7 @@ def draw(plan: Plan, of: tuple[str, str], axis: Axis, path: Path) -> bool:
     if not drawn:
         return False
     count = math.ceil(len(drawn) / _COLUMNS)
-    figure = Figure(figsize=(11, 2.1 * count + 0.7), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(figsize=(11, 2.1 * count + 0.7), dpi=110)
     panels = figure.subplots(count, _COLUMNS, sharex=True, sharey=True, squeeze=False).flatten()
     percent = in_percent(metric)
     scale = 100.0 if percent else 1.0
@@ -204,11 +191,11 @@ def draw(plan: Plan, of: tuple[str, str], axis: Axis, path: Path) -> bool:
     top = max(max(values) for _, values in curves)
     if percent:
         panels[0].set_ylim(100 * _FLOOR * top, 100 * top + 3)
-    figure.supxlabel(_LABELS[axis], color=_INK, fontsize=10)
-    figure.supylabel(f"Test {metric}{', %' if percent else ''}", color=_INK, fontsize=10)
+    figure.supxlabel(_LABELS[axis], color=INK, fontsize=10)
+    figure.supylabel(f"Test {metric}{', %' if percent else ''}", color=INK, fontsize=10)
     reference = drawn[0].experiment.method.label
     title = f"{plan.table.run.task.name}, {split}; dashed: {reference}; grey: all others"
-    figure.suptitle(title, color=_INK, fontsize=11)
+    figure.suptitle(title, color=INK, fontsize=11)
     figure.savefig(path)
     return True
 
@@ -217,7 +204,7 @@ def _panel(axes: Any, experiment: ExperimentPlan, curves: Sequence[Curve], drawn
     """drawn: the axis, and the factor of the values."""
     axis, scale = drawn
     for at, values in curves:
-        axes.plot(at, _scaled(values, scale), color=_PALE, linewidth=0.7, zorder=1)
+        axes.plot(at, _scaled(values, scale), color=_OTHERS, linewidth=0.7, zorder=1)
     at, values = curves[0]
     axes.plot(at, _scaled(values, scale), color=_REFERENCE, linewidth=1.1, linestyle=(0, (3, 2)), zorder=2)
     results = _finite(experiment)
@@ -225,12 +212,8 @@ def _panel(axes: Any, experiment: ExperimentPlan, curves: Sequence[Curve], drawn
     low, high = ([choose(points) for points in _by_evaluation(results)] for choose in (min, max))
     axes.fill_between(at, _scaled(low, scale), _scaled(high, scale), color=_COLOUR, alpha=0.25, linewidth=0, zorder=3)
     axes.plot(at, _scaled(values, scale), color=_COLOUR, linewidth=1.6, zorder=4)
-    axes.set_title(_title(experiment, len(results)), loc="left", color=_INK, fontsize=9.5, pad=3)
-    axes.grid(axis="y", color="#ebebeb", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color("#b8b8b8")
-    axes.tick_params(colors=_INK, length=3, labelsize=8)
+    axes.set_title(_title(experiment, len(results)), loc="left", color=INK, fontsize=9.5, pad=3)
+    plain_axes(axes)
 
 
 def _title(experiment: ExperimentPlan, finite: int) -> str:

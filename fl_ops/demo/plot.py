@@ -9,10 +9,8 @@ from typing import Any
 from fl_common.units import percent
 from fl_ops.demo.results import Result
 from fl_ops.demo.settings import DIRICHLET_ALPHA, LAST, TARGET, DemoSettings
+from fl_ops.render.figures import COLOURS, INK, new_figure, plain_axes
 
-_COLOURS = ("#0b6e99", "#d1642e", "#5b8c3a", "#8a4f9e", "#8c6d1f")
-"""The first two differ for colour-blind readers and in grey."""
-_INK, _PALE = "#333333", "#b8b8b8"
 _LINES: dict[str, dict[str, Any]] = {
     "averaged": {"linewidth": 2.2, "zorder": 4},
     "latest": {"linewidth": 1.2, "zorder": 3, "alpha": 0.4},
@@ -25,17 +23,13 @@ def draw(settings: DemoSettings, results: Sequence[Result], path: Path, method: 
 
     method: of the partition.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4.8), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(figsize=(10, 4.8), dpi=150)
     last = len(results[0].averaged.last)
     enlarge = last < settings.rounds
     panels = figure.subplots(1, 1 + enlarge, width_ratios=[2.1, 1][: 1 + enlarge], squeeze=False)[0]
     for axes in panels:
         _frame(axes)
-        for result, colour in zip(results, _COLOURS * len(results), strict=False):
+        for result, colour in zip(results, COLOURS * len(results), strict=False):
             _curves(axes, result, colour)
     _all_rounds(panels[0], settings, method)
     if enlarge:
@@ -52,15 +46,15 @@ def _heading(settings: DemoSettings, method: str) -> str:
 def _all_rounds(axes: Any, settings: DemoSettings, method: str) -> None:
     axes.set_xlim(0.5, settings.rounds + 0.5)
     axes.set_ylim(0, 102)
-    axes.set_ylabel("Accuracy on held-out data, %", color=_INK)
-    axes.set_title(_heading(settings, method), loc="left", color=_INK, fontsize=11)
+    axes.set_ylabel("Accuracy on held-out data, %", color=INK)
+    axes.set_title(_heading(settings, method), loc="left", color=INK, fontsize=11)
     axes.annotate(
         percent(TARGET, 0), (0.995, 100 * TARGET), xycoords=("axes fraction", "data"), xytext=(0, -3),
         textcoords="offset points", ha="right", va="top", color="#777777", fontsize=9,
     )  # fmt: skip
     axes.legend(
         title=f"Mean of the last {min(LAST, settings.rounds)} rounds", alignment="left", loc="lower right",
-        frameon=False, labelcolor=_INK, fontsize=9.5,
+        frameon=False, labelcolor=INK, fontsize=9.5,
     )  # fmt: skip
 
 
@@ -70,18 +64,14 @@ def _last_rounds(axes: Any, rounds: int, results: Sequence[Result]) -> None:
     margin = max(0.08 * (max(values) - min(values)), 0.2)
     axes.set_xlim(rounds - last + 0.5, rounds + 0.5)
     axes.set_ylim(min(values) - margin, max(values) + margin)
-    axes.set_title(f"The last {last} rounds, enlarged", loc="left", color=_INK, fontsize=11)
+    axes.set_title(f"The last {last} rounds, enlarged", loc="left", color=INK, fontsize=11)
 
 
 def _frame(axes: Any) -> None:
     axes.axhline(100 * TARGET, color="#999999", linewidth=1, linestyle=(0, (4, 3)), zorder=1)
-    axes.set_xlabel("Rounds done", color=_INK)
+    axes.set_xlabel("Rounds done", color=INK)
     axes.locator_params(axis="x", integer=True)
-    axes.grid(axis="y", color="#ebebeb", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_PALE)
-    axes.tick_params(colors=_INK, length=3)
+    plain_axes(axes, labels=10)
 
 
 def _curves(axes: Any, result: Result, colour: str) -> None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Sequence
 from typing import Any, BinaryIO
 
 from fl_common.units import percent, value
 from fl_ops.landscape.surface import Grid, Landscape
+from fl_ops.render.figures import COLOURS, INK, PALE, csv_text, new_figure, plain_axes
 from fl_ops.simulate.measures.section import EIGENVALUE, TRACE
 
-_COLOURS = ("#0b6e99", "#d1642e", "#4f8a3c", "#8a4f9e", "#b8860b", "#5a5a5a")
-_INK, _PALE = "#333333", "#ebebeb"
 _LEVELS = 18
 _ACCURACY = "accuracy"
 
@@ -21,24 +18,19 @@ _ACCURACY = "accuracy"
 def as_csv(landscapes: Sequence[Landscape], grid: Grid) -> str:
     """A line for each point of each model."""
     names = sorted({name for landscape in landscapes for point in landscape.points for name in point.metrics})
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["model", *("a", "b")[: 1 + grid.two], "loss", *names])
-    for landscape in landscapes:
-        for point in landscape.points:
-            table.writerow([landscape.label, *point.at, point.loss, *map(point.metrics.get, names)])
-    return text.getvalue()
+    rows = (
+        [landscape.label, *point.at, point.loss, *map(point.metrics.get, names)]
+        for landscape in landscapes
+        for point in landscape.points
+    )
+    return csv_text(["model", *("a", "b")[: 1 + grid.two], "loss", *names], rows)
 
 
 def draw(landscapes: Sequence[Landscape], grid: Grid, title: str, file: BinaryIO) -> None:
     """Write the picture as PNG. All models are in one picture with the same scales."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(dpi=120)
     (_surfaces if grid.two else _curves)(figure, landscapes, grid)
-    figure.suptitle(title, color=_INK, fontsize=10, x=0.01, ha="left")
+    figure.suptitle(title, color=INK, fontsize=10, x=0.01, ha="left")
     figure.savefig(file, format="png")
 
 
@@ -54,8 +46,8 @@ def _curves(figure: Any, landscapes: Sequence[Landscape], grid: Grid) -> None:
     panels = figure.subplots(1, 1 + with_accuracy, squeeze=False).flatten()
     lines = []
     for number, landscape in enumerate(landscapes):
-        style: dict[str, Any] = {"color": _COLOURS[number % len(_COLOURS)], "linewidth": 1.7}
-        if number >= len(_COLOURS):
+        style: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)], "linewidth": 1.7}
+        if number >= len(COLOURS):
             style["linestyle"] = "--"
         at = [point.at[0] for point in landscape.points]
         lines += panels[0].plot(at, [_finite(point.loss) for point in landscape.points], **style)
@@ -63,13 +55,13 @@ def _curves(figure: Any, landscapes: Sequence[Landscape], grid: Grid) -> None:
             shares = [_finite(100 * point.metrics.get(_ACCURACY, math.nan)) for point in landscape.points]
             panels[1].plot(at, shares, **style)
     for panel, name in zip(panels, ("Loss", "Accuracy, %"), strict=False):
-        _plain(panel)
-        panel.set_title(name, loc="left", color=_INK, fontsize=9.5)
-        panel.set_xlabel("a, in norms of the model's filters", color=_INK, fontsize=8.5)
-        panel.axvline(0, color="#b8b8b8", linewidth=0.8, zorder=0)
+        plain_axes(panel)
+        panel.set_title(name, loc="left", color=INK, fontsize=9.5)
+        panel.set_xlabel("a, in norms of the model's filters", color=INK, fontsize=8.5)
+        panel.axvline(0, color=PALE, linewidth=0.8, zorder=0)
         panel.set_xlim(-grid.radius, grid.radius)
     names = [legend(landscape) for landscape in landscapes]
-    figure.legend(lines, names, loc="outside lower left", frameon=False, fontsize=8.5, labelcolor=_INK)
+    figure.legend(lines, names, loc="outside lower left", frameon=False, fontsize=8.5, labelcolor=INK)
 
 
 def _surfaces(figure: Any, landscapes: Sequence[Landscape], grid: Grid) -> None:
@@ -88,18 +80,18 @@ def _surfaces(figure: Any, landscapes: Sequence[Landscape], grid: Grid) -> None:
         drawn = panel.contourf(grid.axis, grid.axis, values, levels=levels, cmap="viridis_r", norm="log", extend="max")
         panel.contour(grid.axis, grid.axis, values, levels=levels, colors="white", linewidths=0.4, alpha=0.6)
         panel.plot(0, 0, marker="+", color="black", markersize=8)
-        panel.set_title(_of_panel(landscape), loc="left", color=_INK, fontsize=8.5)
+        panel.set_title(_of_panel(landscape), loc="left", color=INK, fontsize=8.5)
         panel.set_aspect("equal")
-        panel.tick_params(colors=_INK, length=3, labelsize=8)
+        panel.tick_params(colors=INK, length=3, labelsize=8)
     for panel in panels[len(landscapes) :]:
         panel.set_visible(False)
     bar = figure.colorbar(drawn, ax=panels.tolist(), shrink=0.85)
-    bar.set_label("Loss", color=_INK, fontsize=8.5)
+    bar.set_label("Loss", color=INK, fontsize=8.5)
     bar.set_ticks(levels[::3], labels=distinct(levels[::3]))
-    bar.ax.tick_params(which="both", right=False, labelsize=8, colors=_INK)
+    bar.ax.tick_params(which="both", right=False, labelsize=8, colors=INK)
     bar.minorticks_off()
-    figure.supxlabel("a", color=_INK, fontsize=9)
-    figure.supylabel("b", color=_INK, fontsize=9)
+    figure.supxlabel("a", color=INK, fontsize=9)
+    figure.supylabel("b", color=INK, fontsize=9)
 
 
 def _of_panel(landscape: Landscape) -> str:
@@ -129,11 +121,3 @@ def distinct(levels: Sequence[float]) -> list[str]:
 
 def _finite(number: float) -> float:
     return number if math.isfinite(number) else math.nan
-
-
-def _plain(panel: Any) -> None:
-    panel.grid(axis="y", color=_PALE, linewidth=0.8)
-    panel.set_axisbelow(True)
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.spines[["left", "bottom"]].set_color("#b8b8b8")
-    panel.tick_params(colors=_INK, length=3, labelsize=8)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, BinaryIO, Literal
 
+from fl_ops.render.figures import COLOURS, INK, marker_for, new_figure, plain_axes
 from protos.fl.v1 import admin_pb2
 
 Axis = Literal["rounds", "bytes", "time"]
@@ -17,8 +18,6 @@ _LABELS: dict[Axis, str] = {
     "bytes": "Megabytes down and up, all clients",
     "time": "Minutes of rounds",
 }
-_COLOURS = ("#0b6e99", "#d1642e", "#3d8b50", "#8a4fa3", "#b58b00", "#7f7f7f")
-_INK, _FEW = "#333333", 20
 _MEGABYTE, _MINUTE = 1e6, 60.0
 
 
@@ -56,19 +55,15 @@ _PANELS = (
 
 def draw(runs: Mapping[str, admin_pb2.GetRunResponse], axis: Axis, file: BinaryIO) -> bool:
     """Write the picture of runs, by id, with their rounds. Returns False, and writes nothing, if nothing is known."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     rounds = {name: run.rounds for name, run in runs.items()}
     own = _own_panels(dict.fromkeys(run.run.spec.stop.metric for run in runs.values()))
     panels = [panel for panel in (*own, *_PANELS) if _known(panel.lines, rounds)]
     if not panels:
         return False
-    figure = Figure(figsize=(4.2 * len(panels) + 0.6, 3.8), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(figsize=(4.2 * len(panels) + 0.6, 3.8), dpi=110)
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False).flatten(), panels, strict=True):
         _panel(axes, panel, rounds, axis)
-    figure.supxlabel(_LABELS[axis], color=_INK, fontsize=10)
+    figure.supxlabel(_LABELS[axis], color=INK, fontsize=10)
     figure.savefig(file, format="png")
     return True
 
@@ -88,29 +83,23 @@ def _own_panel(metric: str) -> _Panel:
 
 def _panel(axes: Any, panel: _Panel, runs: Mapping[str, Rounds], axis: Axis) -> None:
     labels: dict[str, Any] = {}
-    few = max(map(len, runs.values())) <= _FEW
+    marker = marker_for(max(map(len, runs.values())))
     for number, (name, rounds) in enumerate(runs.items()):
-        colour, at = _COLOURS[number % len(_COLOURS)], _positions(rounds, axis)
+        colour, at = COLOURS[number % len(COLOURS)], _positions(rounds, axis)
         for line in panel.lines:
             points = _points(rounds, line)
             xs, ys = [at[index] for index in points], [panel.factor * value for value in points.values()]
-            (drawn,) = axes.plot(
-                xs, ys, color=colour, linestyle=line.style, linewidth=1.5, marker="o" if few else "",
-                markersize=3,
-            )  # fmt: skip
+            (drawn,) = axes.plot(xs, ys, color=colour, linestyle=line.style, linewidth=1.5, marker=marker, markersize=3)
             if points and line is panel.lines[0]:
                 labels[name] = drawn
             _band(axes, (xs, ys, colour), [panel.factor * _value(rounds[index], line.deviation) for index in points])
-    axes.set_title(panel.title, loc="left", color=_INK, fontsize=10)
+    axes.set_title(panel.title, loc="left", color=INK, fontsize=10)
     named = _known([line for line in panel.lines if line.label], runs)
-    styles = [axes.plot([], [], color=_INK, linestyle=line.style, label=line.label)[0] for line in named]
+    styles = [axes.plot([], [], color=INK, linestyle=line.style, label=line.label)[0] for line in named]
     handles = [*labels.values(), *(styles if len(styles) > 1 else [])]
     texts = [*labels, *(line.label for line in named if len(styles) > 1)]
     axes.legend(handles, texts, fontsize=8, frameon=False)
-    axes.grid(axis="y", color="#ebebeb", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(colors=_INK, length=3, labelsize=8)
+    plain_axes(axes)
     axes.locator_params(axis="x", integer=axis == "rounds")
 
 

@@ -86,11 +86,18 @@ def simulate(job: Job, on_report: OnReport) -> None:
             digests=job.config.simulation.digests,
             measure=job.config.simulation.measure,
         )
-    with simulation, ExitStack() as stack:
-        settings = settings_of(job.config, prepared, simulation)
-        if job.engine.batched is not None:  # all other engines have the same bits
-            settings["engine"] = job.engine.arithmetic
-        result = SeedResult(job.seed, settings)
+    settings = settings_of(job.config, prepared, simulation)
+    if job.engine.batched is not None:  # all other engines have the same bits
+        settings["engine"] = job.engine.arithmetic
+    result = SeedResult(job.seed, settings)
+    with simulation:
+        _run(job, simulation, result, on_report)
+    on_report(result)
+
+
+def _run(job: Job, simulation: Simulation, result: SeedResult, on_report: OnReport) -> None:
+    """Simulate to the end, and write the files of what there is then."""
+    with ExitStack() as stack:
         rounds = stack.enter_context(closing(_rounds(simulation, _opened(job, result, simulation, stack), result)))
         if result.rounds:
             on_report((job.seed, Note(f"continues after {counted(len(result.rounds), 'round')}")))
@@ -112,7 +119,6 @@ def simulate(job: Job, on_report: OnReport) -> None:
             )
             if job.folder:
                 write_end(job.folder, result, simulation.model(), simulation.averaged_model())
-        on_report(result)
 
 
 def _opened(job: Job, result: SeedResult, simulation: Simulation, stack: ExitStack) -> RunSave | None:

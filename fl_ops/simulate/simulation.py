@@ -27,7 +27,7 @@ from fl_server.rounds import effects
 from fl_server.rounds import events as ev
 from fl_server.rounds.machine import advance
 from fl_server.rounds.sampling import by_id
-from fl_server.rounds.state import Phase, RoundState
+from fl_server.rounds.state import Phase, RoundPolicy, RoundState
 from fl_server.run.privacy import Account
 from fl_server.run_settings.config import RunConfig
 from fl_tasks import Task
@@ -75,15 +75,9 @@ class Simulation:
         self.config = self.federation.config  # with the direction of its metric
         self._time = None if devices is None else SimulatedTime(devices, self.federation)
         self._collection = Collection(self.federation, self._time)
-        algorithm = self.federation.engine.algorithm
-        population = self.config.population if algorithm.needs_population else 0
-        policy = self.config.policy(len(algorithm.exchanges), population)
         self.account = None if self.config.client_privacy is None else Account.of("", self.config, ()).check()
         """The privacy account of a private run, to which nothing else was charged."""
-        if self.account is not None:
-            seed = seed_of_draws(self.federation.secret)
-            policy = replace(policy, seed=seed, most_draws=self.account.most)
-        self._state = RoundState(policy, self.config.stop.rounds, wall_time_s=self.config.stop.wall_time_s)
+        self._state = RoundState(self._policy(), self.config.stop.rounds, wall_time_s=self.config.stop.wall_time_s)
         self._evaluations = Evaluations(self.federation, self._members, self._time, measure)
         self._measure = measure
         self._finished: list[RoundResult] = []
@@ -97,6 +91,14 @@ class Simulation:
         """What to save now: the run after its last round, or after its end. None during a commit and its evaluation."""
         self._undelivered = Undelivered(notify)
         self._report = RoundReport(self.federation, self._undelivered, self._time)
+
+    def _policy(self) -> RoundPolicy:
+        algorithm = self.federation.engine.algorithm
+        population = self.config.population if algorithm.needs_population else 0
+        policy = self.config.policy(len(algorithm.exchanges), population)
+        if self.account is None:
+            return policy
+        return replace(policy, seed=seed_of_draws(self.federation.secret), most_draws=self.account.most)
 
     def __enter__(self) -> Self:
         self.federation.__enter__()

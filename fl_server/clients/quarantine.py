@@ -13,9 +13,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
+from fl_common.units import utc
 from fl_server.settings.config import QuarantineConfig
 from fl_server.store.records import HistoryRecord, QuarantineRecord, UpdateRecord
 from protos.fl.v1.training_pb2 import RefusalReason
@@ -91,7 +91,7 @@ class Quarantine:
             return record, None
         now, seconds = time.time(), self._seconds(beyond)
         record = replace(record, until=max(record.until, now + seconds))
-        until = f"{datetime.fromtimestamp(record.until, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        until = utc(record.until)
         why = f"for {seconds:g} s, until {until}: {record.reason}"
         return record, HistoryRecord(now, "coordinator", "client_quarantined", record.client_id, why)
 

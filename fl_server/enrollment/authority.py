@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
-from fl_common.certificates.leaf import CLOCK_SKEW, Leaf, Period, period_of, sign_leaf
+from fl_common.certificates.leaf import CLOCK_SKEW, Leaf, Period, is_issuer, period_of, sign_leaf
 from fl_common.certificates.leaf import Authority as Signer
 from fl_common.certificates.names import Holder
 from fl_common.certificates.pem import Pem, PemChange, PemFiles, PemWatcher
@@ -100,7 +100,7 @@ class Authority:
 
     def signed(self, certificate: x509.Certificate) -> bool:
         """Whether this authority signed the certificate."""
-        return _is_issuer(self._files.pem.leaf, certificate)
+        return is_issuer(self._files.pem.leaf, certificate)
 
     def presented(self) -> Pem:
         """The coordinator's certificate for `enroll_listen`, followed by the authority that signed it.
@@ -150,7 +150,7 @@ def _check(pem: Pem) -> None:
 def _trusts(bundle: bytes, authority: x509.Certificate) -> bool:
     """Whether these authorities are the authority, or have signed it."""
     return any(
-        trusted == authority or _is_issuer(trusted, authority) for trusted in x509.load_pem_x509_certificates(bundle)
+        trusted == authority or is_issuer(trusted, authority) for trusted in x509.load_pem_x509_certificates(bundle)
     )
 
 
@@ -158,15 +158,7 @@ def _issuer_of(server: Pem, own: Pem) -> x509.Certificate | None:
     """The authority that signed the last certificate of the coordinator's chain; None if it is not known."""
     last = x509.load_pem_x509_certificates(server.cert)[-1]
     known = x509.load_pem_x509_certificates(own.ca or own.cert)
-    return next((authority for authority in known if authority == last or _is_issuer(authority, last)), None)
-
-
-def _is_issuer(authority: x509.Certificate, certificate: x509.Certificate) -> bool:
-    try:
-        certificate.verify_directly_issued_by(authority)
-    except (ValueError, TypeError, InvalidSignature):
-        return False
-    return True
+    return next((authority for authority in known if authority == last or is_issuer(authority, last)), None)
 
 
 _CURVES = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)

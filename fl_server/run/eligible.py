@@ -6,11 +6,11 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import NamedTuple
 
 import structlog
 
+from fl_common.units import utc
 from fl_server.clients.draw_rules import RULES, Candidate, Pairs, Requirements, Rule, Selection, rule_for
 from fl_server.rounds import events as ev
 from fl_server.rounds.state import RoundState
@@ -200,4 +200,4 @@ def _again(clients: Sequence[Candidate]) -> str:
     until = [client.availability.until.seconds for client in clients if client.availability.HasField("until")]
     if not until:
         return "it is drawn again when the device reports that it may train"
-    return f"the first may train again at {datetime.fromtimestamp(min(until), UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return f"the first may train again at {utc(min(until))}"

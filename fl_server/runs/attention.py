@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import NamedTuple
 
+from fl_common.units import utc
 from fl_server.clients.fleet import Fleet
 from fl_server.run.client_warnings import absent
 from fl_server.run.run import Run
@@ -62,7 +62,7 @@ def _contested(subject: Subject) -> str:
 def _quarantined(subject: Subject) -> str:
     if (record := subject.quarantine) is None:
         return ""
-    return f"in quarantine until {datetime.fromtimestamp(record.until, UTC):%Y-%m-%d %H:%M:%S} UTC: {record.reason}"
+    return f"in quarantine until {utc(record.until)}: {record.reason}"
 
 
 def _often(end: End) -> Callable[[Subject], str]:

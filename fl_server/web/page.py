@@ -17,9 +17,10 @@ from typing import Any
 
 import grpc.aio
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from fl_common.certificates.leaf import is_issuer
 from fl_common.certificates.names import OPERATOR_ROLES
 from fl_common.certificates.pem import PemWatcher
 from fl_common.own_secrets import new_key, new_secret
@@ -220,17 +221,9 @@ class WebLoginService(web_pb2_grpc.WebLoginServicer):
             trusted = x509.load_pem_x509_certificates(authorities or b"")
         except (ValueError, UnsupportedAlgorithm):
             raise Unauthenticated("the browser's certificate cannot be read") from None
-        if not any(_signed(authority, leaf) for authority in trusted):
+        if not any(is_issuer(authority, leaf) for authority in trusted):
             raise Unauthenticated("the browser's certificate is not signed by an authority of tls.client_ca")
         return of_certificate(leaf.public_bytes(Encoding.PEM))
-
-
-def _signed(authority: x509.Certificate, leaf: x509.Certificate) -> bool:
-    try:
-        leaf.verify_directly_issued_by(authority)
-    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
-        return False
-    return True
 
 
 def _session(opened: Opened) -> pb.WebSession:

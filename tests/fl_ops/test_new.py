@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from fl_ops import new_package
 from fl_ops.errors import OpsError
-from fl_ops.new import project
-from fl_ops.new.project import TEMPLATES
+from fl_ops.new_package import TEMPLATES
 from tests.fl_ops.conftest import Fl
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ HEAVY = {"lora", "transformers", "image", "text"}
 )
 def test_a_new_package_works_at_once(template: str, tmp_path: Path) -> None:
     """Its task has under 40 lines, its tests and the check pass, and two daemons train two rounds."""
-    folder = project.make("my_task", template, tmp_path)
+    folder = new_package.make("my_task", template, tmp_path)
     assert len((folder / "my_task/task.py").read_text().splitlines()) < 40
     run = folder / "run.toml"
     run.write_text(run.read_text().replace("rounds = 10", "rounds = 2"))
@@ -46,9 +46,9 @@ def test_a_new_package_works_at_once(template: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("template", [name for name in TEMPLATES if name not in {"lora", "transformers"}])
 def test_a_new_package_passes_our_own_checks_of_style(template: str, tmp_path: Path) -> None:
     """ruff's usual rules have nothing to say about it, in the line length of this project."""
-    folder = project.make("my_task", template, tmp_path)
+    folder = new_package.make("my_task", template, tmp_path)
     ruff = [str(Path(sys.executable).parent / "ruff"), "check", "--isolated", "--line-length", "120"]
-    subprocess.run([*ruff, "--select", "E,F,I,B,UP,C4", "."], cwd=folder, check=True)
+    assert subprocess.run([*ruff, "--select", "E,F,I,B,UP,C4", "."], cwd=folder, check=False).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -59,15 +59,15 @@ def test_a_name_that_does_not_fit_changes_nothing(name: str, expected: str, tmp_
     """The message has the reason, and no folder is made."""
     (tmp_path / "there").mkdir()
     with pytest.raises(OpsError, match=expected):
-        project.make(name, "tabular", tmp_path)
+        new_package.make(name, "tabular", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
 def test_data_that_cannot_be_generated_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The generator's error is shown, and the name is free again."""
-    monkeypatch.setattr(project, "_write", lambda made, *_: made.mkdir())
+    monkeypatch.setattr(new_package, "_write", lambda made, *_: made.mkdir())
     with pytest.raises(OpsError, match=r"could not be generated: .*my_task"):
-        project.make("my_task", "tabular", tmp_path)
+        new_package.make("my_task", "tabular", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +26,26 @@ async def complete_run(world: World, devices: list[Device], **sections: Any) -> 
     return await world.completed()
 
 
-async def run_with_kill(
-    folder: Path, dies_at: int | str | None = None, **sections: Any
-) -> tuple[Outcome, list[Device], list[str]]:
-    """The outcome of a run whose coordinator was killed once, its devices, and the writes."""
-    devices = [Device(name) for name in NAMES]
+@asynccontextmanager
+async def completed_after_kill(
+    folder: Path, devices: list[Device], dies_at: int | str | None, **sections: Any
+) -> AsyncIterator[tuple[World, list[str]]]:
+    """A run that is complete, with its model digests. Its coordinator was killed once, unless dies_at is None."""
     if dies_at is not None:
         async with World(folder, Journal(dies_at)) as world:
             world.spawn(complete_run(world, devices, **sections))
             await until(lambda: world.journal.dead, "the coordinator is killed")
         devices[0].kept.clear()
     async with World(folder) as world:
-        digests = await complete_run(world, devices, **sections)
+        yield world, await complete_run(world, devices, **sections)
+
+
+async def run_with_kill(
+    folder: Path, dies_at: int | str | None = None, **sections: Any
+) -> tuple[Outcome, list[Device], list[str]]:
+    """The outcome of a run whose coordinator was killed once, its devices, and the writes."""
+    devices = [Device(name) for name in NAMES]
+    async with completed_after_kill(folder, devices, dies_at, **sections) as (world, digests):
         await until(lambda: all(commit.metrics for commit in world.store.commits("r")), "it is evaluated")
         metrics = [commit.metrics for commit in world.store.commits("r")]
         accepted = [world.store.accepted("r", round_, 0) for round_ in range(len(digests))]

@@ -58,7 +58,7 @@ def test_descriptions_are_removed_from_schemas() -> None:
 )
 def test_a_schema_stays_open_where_it_is_open(draft: Any, schema: Any) -> None:
     """Unknown fields are refused only where fields are listed, and all of them."""
-    draft(strict(schema)).validate({"a": "x", "c": "y"})
+    assert draft(strict(schema)).is_valid({"a": "x", "c": "y"})
 
 
 def test_a_version_of_a_definition_is_taken() -> None:

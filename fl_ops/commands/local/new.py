@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from fl_ops import new_package
 from fl_ops.commands.options import Context, command
-from fl_ops.new import project
 from fl_ops.render import output
 
 
@@ -24,8 +24,8 @@ def new(
 
     It works at once, with generated data. Its README says what to replace.
     """
-    target = project.make(name, template, Path())
-    task = project.task_name(name)
+    target = new_package.make(name, template, Path())
+    task = new_package.task_name(name)
     text = (
         f"made {target}. Next:\n\n"
         f"  cd {target}\n"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import platform
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -16,6 +14,7 @@ import torch
 from safetensors.torch import save
 
 from fl_ops.files import Target, written_whole
+from fl_ops.render.figures import COLOURS, INK, csv_text, marker_for, new_figure, plain_axes
 from fl_ops.simulate.clients import PreparedRun
 from fl_ops.simulate.reports import RoundResult
 from fl_ops.simulate.settings import SimulationConfig, SimulationSection
@@ -104,19 +103,15 @@ def write_rounds(folder: Path, rounds: Sequence[RoundResult]) -> None:
         [name for name in names if any(getattr(row, name) is not None for row in rounds)]
         for names in (_SIMULATED, ("digest",))
     )
-    text = io.StringIO(newline="")
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(
-        ["round", "clients", "dropped", "attempts", "training_loss", *metrics, "bytes_down", "bytes_up", "seconds",
-         *timed, *("model" for _ in digests), *measured]
+    heads = ["round", "clients", "dropped", "attempts", "training_loss", *metrics, "bytes_down", "bytes_up"]
+    lines = (
+        [row.round, len(row.accepted), row.dropped, row.attempts, row.training_loss,
+         *(row.metrics.get(name) for name in metrics), row.bytes_down, row.bytes_up, round(row.seconds, 4),
+         *(getattr(row, name) for name in (*timed, *digests)), *map(row.measured.get, measured)]
+        for row in rounds
     )  # fmt: skip
-    for row in rounds:
-        table.writerow(
-            [row.round, len(row.accepted), row.dropped, row.attempts, row.training_loss,
-             *(row.metrics.get(name) for name in metrics), row.bytes_down, row.bytes_up, round(row.seconds, 4),
-             *(getattr(row, name) for name in (*timed, *digests)), *map(row.measured.get, measured)]
-        )  # fmt: skip
-    _write(folder / ROUNDS, text.getvalue().encode())
+    text = csv_text([*heads, "seconds", *timed, *("model" for _ in digests), *measured], lines)
+    _write(folder / ROUNDS, text.encode())
 
 
 def write_end(
@@ -142,16 +137,11 @@ def _write(path: Path, content: bytes) -> None:
 
 
 PLOT = "metric-by-round.png"
-_FEW = 20
-_COLOUR, _PALE, _INK = "#0b6e99", "#9cc4d6", "#333333"
+_COLOUR, _EACH = COLOURS[0], "#9cc4d6"
 
 
 def draw(results: Sequence[SeedResult], path: Path) -> bool:
     """Write the plot as PNG. Returns False, without a file, if nothing was evaluated."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
     run = results[0].settings["run"]
     metric = str(run["stop"]["metric"])
     curves = [
@@ -159,25 +149,20 @@ def draw(results: Sequence[SeedResult], path: Path) -> bool:
     ]
     if not any(curves):
         return False
-    figure = Figure(figsize=(7, 4), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(figsize=(7, 4), dpi=110)
     axes = figure.subplots()
     for curve in curves:
-        axes.plot(list(curve), list(curve.values()), color=_PALE, linewidth=1.0, marker=_marker(curve), markersize=3)
+        axes.plot(
+            list(curve), list(curve.values()), color=_EACH, linewidth=1.0, marker=marker_for(len(curve)), markersize=3
+        )
     shared = sorted(set.intersection(*(set(curve) for curve in curves)))
     means = [fmean(curve[at] for curve in curves) for at in shared]
-    axes.plot(shared, means, color=_COLOUR, linewidth=1.8, marker=_marker(shared), markersize=4)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("Rounds done", color=_INK)
-    axes.set_ylabel(metric, color=_INK)
+    axes.plot(shared, means, color=_COLOUR, linewidth=1.8, marker=marker_for(len(shared)), markersize=4)
+    axes.locator_params(axis="x", integer=True)
+    axes.set_xlabel("Rounds done", color=INK)
+    axes.set_ylabel(metric, color=INK)
     seeds = f"mean and each of {len(curves)} seeds" if len(curves) > 1 else f"seed {results[0].seed}"
-    axes.set_title(f"{run['task']['name']}, {run['algorithm']['name']}, {seeds}", loc="left", color=_INK, fontsize=10)
-    axes.grid(axis="y", color="#ebebeb", linewidth=0.8)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(f"{run['task']['name']}, {run['algorithm']['name']}, {seeds}", loc="left", color=INK, fontsize=10)
+    plain_axes(axes, labels=10)
     figure.savefig(path)
     return True
-
-
-def _marker(points: Sized) -> str:
-    """Few points are drawn, too: one alone has no line."""
-    return "o" if len(points) <= _FEW else ""

@@ -2,10 +2,7 @@
 
 A save has what passes between rounds, and nothing of a round under way.
 
-point            a run between two rounds, as a value
-facts            the point as JSON values, and back
-history          the results of the committed rounds, one line each
-state_files      the client states, each written once for each change
-program          what must be equal for a run to be continued: settings and code
-save             the folder of a save: written beside and renamed, so that the end of the process damages nothing
+point    a run between two rounds, as a value and as JSON values
+files    the results of the committed rounds, the client states, and what must be equal to continue
+save     the folder of a save: written beside and renamed, so that the end of the process damages nothing
 """

@@ -17,8 +17,8 @@ from fl_server.errors import InvalidInput
 from fl_server.rpc.views import run_status
 from fl_server.store import run_secrets
 from tests.fl_server.devices import Device
-from tests.fl_server.harness import Journal, World, until
-from tests.fl_server.killed_runs import NAMES, complete_run
+from tests.fl_server.harness import World
+from tests.fl_server.killed_runs import NAMES, complete_run, completed_after_kill
 from tests.marks import slow_except
 
 ROUNDS = 5
@@ -53,14 +53,7 @@ def charges(world: World, account: str = PLAIN["name"]) -> Charges:  # type: ign
 
 async def outcome(folder: Path, dies_at: int | str | None = None, **sections: Any) -> tuple[list[str], Any, Charges]:
     """Model digests, accepted lists and charges of a run whose coordinator was killed once, or not."""
-    here, settings = devices(), PRIVATE | sections
-    if dies_at is not None:
-        async with World(folder, Journal(dies_at)) as world:
-            world.spawn(complete_run(world, here, **settings))
-            await until(lambda: world.journal.dead, "the coordinator is killed")
-        here[0].kept.clear()
-    async with World(folder) as world:
-        digests = await complete_run(world, here, **settings)
+    async with completed_after_kill(folder, devices(), dies_at, **PRIVATE | sections) as (world, digests):
         return digests, [world.store.accepted("r", round_, 0) for round_ in range(ROUNDS)], charges(world)
 
 

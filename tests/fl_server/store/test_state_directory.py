@@ -48,7 +48,8 @@ def test_a_released_directory_can_be_locked_again(folder: Path) -> None:
     lock = lock_directory(folder)
     lock.release()
     lock.release()
-    lock_directory(folder).release()
+    with lock_directory(folder) as again:
+        assert again.home == lock.home
 
 
 @pytest.mark.parametrize("name", ["lost+found", "lock", "impetus-state.json.part"])
@@ -56,7 +57,8 @@ def test_a_new_volume_may_hold_harmless_names(folder: Path, name: str) -> None:
     """Files of a new volume and of an interrupted first start are accepted."""
     folder.mkdir(parents=True)
     (folder / name).touch()
-    lock_directory(folder).release()
+    with lock_directory(folder) as lock:
+        assert lock.home.ledger == ""
 
 
 def test_a_directory_with_other_files_is_refused(folder: Path) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from fl_tasks import load_task
 from fl_tasks.torchvision_compat import import_torchvision
 
 
@@ -35,3 +37,8 @@ def written(path: Path, content: object) -> list[str]:
     data = pickle.dumps(content, protocol=4)
     path.write_bytes(data)
     return [path.name, hashlib.md5(data, usedforsecurity=False).hexdigest()]
+
+
+def load(name: str, options: dict[str, object] | None = None) -> Any:
+    """A built-in task. Its data are Examples, which the type of a task does not show."""
+    return load_task(name, options or {})

@@ -17,8 +17,9 @@ from fl_client.enrollment.enroll import parse_fingerprint
 from fl_client.enrollment.folder import checked, new_request
 from fl_client.errors import ConfigError, UnusableCertificate
 from fl_client.policy.config import read_policy
+from fl_common.certificates.leaf import is_issuer
 from fl_common.certificates.names import Holder
-from fl_server.enrollment.authority import _is_issuer, check_signature, read_request
+from fl_server.enrollment.authority import check_signature, read_request
 from fl_server.enrollment.grants import new_token, parse_token
 from fl_server.errors import Forbidden, InvalidInput, NotEnrolled, NotNow, Unauthenticated
 from fl_server.identity import of_certificate
@@ -104,7 +105,7 @@ def _expired(folder: Path) -> Parser:
     def call(raw: bytes) -> None:
         of_certificate(pem_of(raw))
         leaf = x509.load_pem_x509_certificate(pem_of(raw))
-        _is_issuer(pki.authority.certificate, leaf)
+        is_issuer(pki.authority.certificate, leaf)
         check_signature(leaf, raw[-70:], raw)
 
     return Parser("security.expired", [der], call, (Forbidden, InvalidInput, NotEnrolled), 2)

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -119,10 +120,11 @@ def test_a_second_coordinator_is_refused(url: str, tmp_path: Path) -> None:
         open_ledger(url, tmp_path)
 
 
-@pytest.mark.usefixtures("short_lock_wait", "store")
-def test_ledgers_in_different_schemas_are_separate(postgres: PostgresServer, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("short_lock_wait")
+def test_ledgers_in_different_schemas_are_separate(postgres: PostgresServer, store: Store, tmp_path: Path) -> None:
     """Two coordinators may share a database, each in its own schema."""
-    open_ledger(postgres.new_ledger(), tmp_path).close()
+    with closing(open_ledger(postgres.new_ledger(), tmp_path)) as other:
+        assert other.coordinator_id != store.coordinator_id
 
 
 def test_a_lost_connection_is_replaced(postgres: PostgresServer, store: Store) -> None:
