@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import structlog
 
@@ -38,6 +39,8 @@ from fl_client.policy.file import CHECK_S, PolicyFile, PolicyGate
 from fl_client.policy.site import SitePolicy
 from fl_client.privacy.account import FILE as ACCOUNT
 from fl_client.privacy.charging import PrivacyCharging
+from fl_client.secure_aggregation.members import FOLDER, Members
+from fl_client.secure_aggregation.participant import Certified, Participant
 from fl_client.settings import device as devices
 from fl_client.settings.config import ClientConfig
 from fl_client.settings.identity import identity_of
@@ -150,10 +153,24 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
         progress=instruments.progress,
         traces=instruments.traces,
         limits=config.limits,
+        secure=Participant(
+            lambda: Members(state.path / FOLDER, identity_of(config)),
+            partial(_certified, config),
+            state_directory,
+            site,
+            link,
+        ),
         privacy=PrivacyCharging(state.path / ACCOUNT, local.train, config.threads, state_directory, site, metrics),
     )
     endpoint = DaemonEndpoint(config, local, services, instruments)
     return Daemon(SessionManager(endpoint, link), services, _renewal(config, endpoint.certificates, services))
+
+
+def _certified(config: ClientConfig) -> Certified | None:
+    """The certificate files of this device now: they may have been renewed."""
+    if (tls := config.tls) is None:
+        return None
+    return Certified(tls.cert.read_bytes(), tls.key.read_bytes(), tls.ca.read_bytes())
 
 
 async def _until_signal(config: ClientConfig, local: LocalTask, state: StateDir, instruments: Instruments) -> bool:

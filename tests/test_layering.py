@@ -72,6 +72,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "assignments",
         "privacy",
         "training",
+        "secure_aggregation",
         "enrollment",
         "policy",
         "gates",

@@ -88,7 +88,7 @@ def _partition_rows() -> list[Row]:
 def _run() -> list[str]:
     parts = [table(_run_rows(RunConfig, "RunSpec"))]
     for name, section in sections(RunConfig).items():
-        parts += [_heading(name), table(_run_rows(section, f"{name.capitalize()}Spec"))]
+        parts += [_heading(name), table(_run_rows(section, f"{name.title().replace('_', '')}Spec"))]
         if name == "task":
             parts += _task_options()
         if name == "algorithm":

@@ -25,6 +25,7 @@ from fl_client.monitoring.metrics import Metrics
 from fl_client.policy.rules import OrderedWork, ShardSize
 from fl_client.policy.site import SitePolicy, ordered_work
 from fl_client.privacy.charging import PrivacyCharging
+from fl_client.secure_aggregation.participant import Participant, failed_stage
 from fl_client.settings.config import LimitsConfig
 from fl_client.storage.device_storage import DeviceStorage
 from fl_client.storage.disk import DiskThread
@@ -65,6 +66,7 @@ class Services:
     metrics: Metrics
     progress: Progress
     privacy: PrivacyCharging
+    secure: Participant
     traces: Traces = UNTRACED
     limits: LimitsConfig = field(default_factory=LimitsConfig)
 
@@ -130,10 +132,17 @@ class AssignmentExecutor:
         amount = ordered_work(assignment.training, exchange, shard)
         check_amount(amount.steps or 0, services.limits)
         await services.policy.check_training(assignment, amount)
+        secure = assignment.HasField("secure_aggregation")
+        if secure:
+            self._show(key, "sending its keys")
+            await services.secure.begin(assignment)
         update = await services.state.required(services.storage.resume, assignment)
         if update is None:
             async with services.availability.while_allowed((assignment.key.run_id, assignment.key.round)):
                 result = await self._train(assignment, amount)
+            if secure:
+                self._show(key, "waiting for the shares of the other clients")
+                result = TrainingResult(await services.secure.masked(assignment, result.update), None)
             update = await self._save(result)
             del result  # its tensors are not needed during the upload
         # An update made for an earlier attempt answers this one too: the work is the same.
@@ -209,6 +218,13 @@ class AssignmentExecutor:
         self._services.metrics.receipts.labels("refused").inc()
         self._services.audit.note("update_refused", subject_of(key), reason.lower(), receipt.detail)
         log.warning("update_refused", **key_fields(key), reason=reason, detail=log_text(receipt.detail))
+
+    async def answer_stage(self, message: training_pb2.StageMessage) -> None:
+        """Answer a stage of secure aggregation. A failure ends the work for its key."""
+        try:
+            await self._services.secure.answer(message)
+        except (WorkFailed, TransportError) as error:
+            self.report_failure(key_of(message.key), b"", failed_stage(error))
 
     async def evaluate(self, assignment: training_pb2.EvaluationAssignment) -> None:
         """Evaluate on this device's held-out examples, and report the metrics."""

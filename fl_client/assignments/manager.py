@@ -51,7 +51,7 @@ class AssignmentManager:
         self._executor = AssignmentExecutor(services, self._failures)
         self._limits, self._attended, self._audit = services.limits, False, services.audit
         self._disk, self._storage = services.disk, services.storage
-        self._state = services.state
+        self._state, self._secure = services.state, services.secure
         self._metrics, self._progress = services.metrics, services.progress
         self._tasks = tasks
         self._training: Jobs = {}
@@ -83,6 +83,10 @@ class AssignmentManager:
                 self._start(self._training, event.assignment, self._executor.train_and_submit)
             case "evaluation":
                 self._start(self._evaluating, event.evaluation, self._executor.evaluate)
+            case "stage":
+                checked_key(event.stage.key)
+                if not self._stopped:
+                    self._tasks.create_task(self._executor.answer_stage(event.stage))
             case "cancel":
                 self._cancel(checked_key(event.cancel.key), name_of(training_pb2.RefusalReason, event.cancel.reason))
             case "outcome":
@@ -185,6 +189,7 @@ class AssignmentManager:
         for job in (self._training.get(key), self._evaluating.get(key)):
             if job is not None:
                 job.task.cancel()
+        self._secure.forget(key)
         self._change_later(self._storage.drop, key)
         log.info("cancelled", **key_fields(key), reason=reason)
         self._audit.note("cancelled", subject_of(key), reason.lower())
@@ -195,6 +200,7 @@ class AssignmentManager:
         Work that counts may have been assigned once more before, to a device that came back: it is over as well.
         """
         key = checked_outcome(outcome)
+        self._secure.forget(key)
         if key in self._training:
             self._training[key].task.cancel()
         self._change_later(self._storage.settle, outcome)

@@ -71,6 +71,8 @@ log = structlog.get_logger()
 Fetched = pb.FetchModelResponse | ReadChunk
 """A part of a resource. A chunk is read in place, or parsed by protobuf if it has another encoding."""
 
+EVENT_BYTES = 1 << 20
+"""Largest event: the keys of all clients of a cohort, with their certificates."""
 CALL_SECONDS = 20.0
 """Timeout of one short call. Streams rely on keepalive instead."""
 
@@ -100,6 +102,10 @@ class Connection(Protocol):
 
     async def report_status(self, request: pb.ReportStatusRequest) -> None:
         """Availability and failures."""
+        ...
+
+    async def answer_stage(self, request: pb.AnswerStageRequest) -> bool:
+        """An answer to a stage of secure aggregation. Returns whether it was needed."""
         ...
 
     async def report_evaluation(self, request: pb.ReportEvaluationRequest) -> None:
@@ -162,6 +168,10 @@ class GrpcTransport:
         """See Connection."""
         await self._call("ReportStatus", request, pb.ReportStatusResponse)
 
+    async def answer_stage(self, request: pb.AnswerStageRequest) -> bool:
+        """See Connection."""
+        return (await self._call("AnswerStage", request, pb.AnswerStageResponse)).wanted
+
     async def report_evaluation(self, request: pb.ReportEvaluationRequest) -> None:
         """See Connection."""
         await self._call("ReportEvaluation", request, pb.ReportEvaluationResponse)
@@ -216,7 +226,7 @@ class GrpcTransport:
 
 def _event(raw: bytes) -> pb.AttendResponse:
     try:
-        return parse(raw, pb.AttendResponse)
+        return parse(raw, pb.AttendResponse, EVENT_BYTES)
     except InvalidMessage as error:
         log.warning("event_ignored", reason=str(error))
         return pb.AttendResponse()

@@ -26,7 +26,7 @@ REASONS = tuple(name.removeprefix("FAILURE_REASON_").lower() for name in Failure
 """Reasons for which an assignment can fail."""
 
 POLICY_RULES = (
-    "coordinators", "tasks", "algorithms", "work", "day", "privacy", "share", "unknown_demands",
+    "coordinators", "tasks", "algorithms", "work", "day", "privacy", "secure_aggregation", "share", "unknown_demands",
 )  # fmt: skip
 """Rules of a site's policy by which work or a coordinator can be refused. Outside its hours a device is not asked."""
 

@@ -136,6 +136,21 @@ class PrivacyRules(Section):
         return ""
 
 
+class SecureAggregationRules(Section):
+    """The sums that updates of this device may enter. Without a key any run is accepted, also one without masks."""
+
+    require: bool = False
+    """Refuse training whose update the coordinator would see alone."""
+    min_clients: int = Field(default=3, ge=3)
+    """Fewest clients whose updates are summed."""
+    authority: Path | None = None
+    """PEM file of the authority of the clients' certificates, whose key the coordinator does not have: then it cannot
+    invent clients. Absent: the authorities of tls.ca, which a coordinator may hold itself."""
+    peers: dict[str, Annotated[str, AfterValidator(_hex)]] = Field(default_factory=dict)
+    """SHA-256 of the public keys of the only clients that this device is summed with, by their names: of the
+    SubjectPublicKeyInfo in DER. They take the place of an authority."""
+
+
 class ShareRules(Section):
     """What may leave the device besides updates."""
 
@@ -159,6 +174,7 @@ class Policy(Section):
     day: DayRules = DayRules()
     hours: HourRules = HourRules()
     privacy: PrivacyRules = PrivacyRules()
+    secure_aggregation: SecureAggregationRules = SecureAggregationRules()
     share: ShareRules = ShareRules()
     allow_unknown_demands: bool = False
     """Accept assignments with fields that this version does not know, which a newer coordinator may send. They may be

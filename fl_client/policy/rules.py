@@ -52,6 +52,8 @@ class Request:
     """Accepted updates without which the coordinator commits no round, as it says. 0: it does not say."""
     privacy: str | None = None
     """The unit of differential privacy that the training states; None: none."""
+    secure: bool = False
+    """Whether the update is masked, so that the coordinator sees only a sum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +220,15 @@ def _privacy(policy: Policy, request: Request) -> Iterator[Verdict]:
     yield Verdict("privacy", accepted, f"{wanted}, and the run states privacy for each {request.privacy[:40]}")
 
 
+def _secure(policy: Policy, request: Request) -> Iterator[Verdict]:
+    """Whether the update enters a sum under masks. Its floors are checked with its terms."""
+    if policy.secure_aggregation.require:
+        text = "secure_aggregation.require is true, and the coordinator would " + (
+            "see a sum only" if request.secure else "see this device's update alone"
+        )
+        yield Verdict("secure_aggregation", request.secure, text)
+
+
 def _evaluations(policy: Policy, request: Request) -> Iterator[Verdict]:
     del request
     if not policy.share.evaluations:
@@ -234,7 +245,7 @@ _Rule = Callable[[Policy, Request], Iterator[Verdict]]
 _RULES: Mapping[str, tuple[_Rule, ...]] = MappingProxyType(
     {
         "names": (_unknown, _tasks, _algorithms),
-        "training": (_unknown, _tasks, _algorithms, _amounts, _floors, _model, _privacy),
+        "training": (_unknown, _tasks, _algorithms, _amounts, _floors, _model, _privacy, _secure),
         "evaluation": (_unknown, _evaluations, _tasks, _model),
     }
 )

@@ -18,6 +18,7 @@ from fl_client.policy.budget import NAMES, Amounts, Budget, OverBudget
 from fl_client.policy.config import Policy, fingerprints, trusted_certificates
 from fl_client.policy.file import InForce, PolicyFile
 from fl_client.policy.rules import OrderedWork, Request, ShardSize, refusal, work_of
+from fl_common.secure_aggregation.signatures import Trust
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
 
@@ -47,6 +48,7 @@ def training_request(assignment: training_pb2.Assignment, work: OrderedWork | No
         model_bytes=_model_bytes(assignment),
         unknown=unknown_fields(assignment),
         privacy=training.privacy.unit if training.HasField("privacy") else None,
+        secure=assignment.HasField("secure_aggregation"),
     )
 
 
@@ -167,6 +169,26 @@ class SitePolicy:
             return trusted
         theirs = ", ".join(fingerprints(bundle)[:5])
         raise self._untrusted(now, f"no certificate of tls.ca is in coordinators.ca_sha256; theirs: {theirs}")
+
+    def trust_of_clients(self, bundle: bytes | None) -> Trust:
+        """Whose keys are those of other clients, in secure aggregation. Raises WorkFailed if there is no authority.
+
+        bundle: authorities of the coordinator's certificate, which it may hold itself.
+        """
+        rules = self.policy.secure_aggregation
+        if rules.peers:
+            return Trust.of_pins(rules.peers)
+        try:
+            if rules.authority is not None:
+                return Trust.of_authorities(rules.authority.read_bytes(), "outside")
+            if bundle is not None:
+                return Trust.of_authorities(bundle, "coordinator")
+        except (OSError, ValueError) as error:
+            raise WorkFailed(
+                pb.FAILURE_REASON_POLICY, f"policy: secure_aggregation: expected an authority in PEM: {error}"
+            ) from error
+        expected = "expected [tls] in this device's settings, or an authority in its policy"
+        raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"secure aggregation: {expected}")
 
     def check_coordinator(self, response: pb.RegisterResponse) -> None:
         """Raises Untrusted for a coordinator with another id."""

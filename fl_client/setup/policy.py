@@ -94,6 +94,7 @@ def _verdicts(
         work=work,
         min_clients=spec.round.min_accepted if spec.round.HasField("min_accepted") else None,
         privacy=spec.privacy.unit if spec.HasField("privacy") else None,
+        secure=spec.HasField("secure_aggregation"),
     )
     yield from verdicts(policy, request)
     yield from day_verdicts(policy, work)

@@ -7,6 +7,7 @@ pending/        updates with an unknown outcome, each with its next client state
 tls/            certificate and key that the coordinator issued, if `fl-client init` got them with a token
 states/         client states after the latest round that counted, one for each run
 usage.json      the day's work, where a policy limits it
+secure_aggregation/  what was answered in secure aggregations, one file for each run
 privacy.json    the secret of the data's noise, and what all runs with privacy have spent
 audit.jsonl     what the daemon was asked to do and did; audit.1.jsonl and so on are older
 """
@@ -28,7 +29,10 @@ from fl_common.settings import parse_json
 
 AUDIT = ("audit.jsonl", *(f"audit.{number}.jsonl" for number in range(1, 5)))
 """Files of the audit log, the newest first."""
-FILES = ("lock", "identity.json", "shard.json", "pending", "states", "tls", "usage.json", "privacy.json", *AUDIT)
+FILES = (
+    "lock", "identity.json", "shard.json", "pending", "states", "tls", "usage.json", "privacy.json",
+    "secure_aggregation", *AUDIT,
+)  # fmt: skip
 """Names of the files and folders in the directory."""
 
 

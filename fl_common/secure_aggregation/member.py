@@ -79,6 +79,11 @@ class Member:
         return attempt is not None and attempt.terms.place == place and bool(attempt.released)
 
     @property
+    def tosses_coins(self) -> bool:
+        """After the key list: whether this attempt has coins, answered or not."""
+        return self._attempt is not None and bool(self._attempt.key_list) and not self._attempt.group.plan.full
+
+    @property
     def needs_coins(self) -> bool:
         """After the key list: whether the answer to it was a coin, and coins come next."""
         return self._attempt is not None and bool(self._attempt.key_list) and self._attempt.group.needs_coins

@@ -44,6 +44,8 @@ from fl_server.aggregation.reduction import (
     select_updates,
     sum_updates,
 )
+from fl_server.aggregation.secure_rules import check_secure_model
+from fl_server.aggregation.secure_sum import SecureMeans, SecureSum, Total
 from fl_server.aggregation.server_update import ServerUpdateStats, apply_server_update, check_finite
 from fl_server.aggregation.snapshot import Snapshot, Snapshots
 from fl_server.aggregation.task_model import initial_path
@@ -101,6 +103,8 @@ class Engine:
         self.snapshots = Snapshots(self._model, device)
         check_private_model(config, self.layout)
         check_record_model(config, self.layout)
+        check_secure_model(config, self.layout)
+        check_secure_model(config, self.layout)
         self._shapes = self._shapes_of_updates()
 
     def _shapes_of_updates(self) -> list[UpdateShape]:
@@ -225,12 +229,32 @@ class Engine:
         known = known_part(self.config, algorithm, round_, direction)
         return None if known is None else known.added_to(tree.map(torch.zeros_like, snapshot.state.x))
 
+    def secure_update(
+        self, snapshot: Snapshot, cohort: Sequence[fl.UpdateInfo], total: Total, draw: int
+    ) -> tuple[Snapshot, ServerUpdateStats]:
+        """The same for a run with secure aggregation, from the sum of the cohort's whole numbers. Buffers stay.
+
+        draw: which draw of the round this is. Raises SpoiledSum, too.
+        """
+        rounding = self.secure_means.rounding(snapshot.round + 1, draw)
+        mean = self.secure_means.mean(total, len(cohort), rounding)
+        secure = SecureSum(mean, self.config.local.steps or 1)
+        made, stats = self._stepped(snapshot, self._accepted(snapshot, 0, cohort, ()), _NONE, secure)
+        if made.buffers:
+            tree.copy_(made.buffers, snapshot.buffers)
+        return self._finished(snapshot, made), stats
+
+    @property
+    def secure_means(self) -> SecureMeans:
+        """How updates of a run with secure aggregation are rounded and summed."""
+        return SecureMeans(self.config, self._trainable_layout)
+
     def _stepped(
         self,
         snapshot: Snapshot,
         updates: AcceptedUpdates,
         earlier_sums: Mapping[str, fl.Tensors],
-        private: PrivateSum | None = None,
+        private: PrivateSum | SecureSum | None = None,
     ) -> tuple[Snapshot, ServerUpdateStats]:
         """The next snapshot without buffers. Raises Diverged."""
         last, made = len(self.algorithm.exchanges) - 1, self.snapshots.blank_after(snapshot)

@@ -13,6 +13,7 @@ from algorithms.reference import KnownPart, Reference, has_reference, reference_
 from fl_server.aggregation.private_rules import check_one_release, check_privacy
 from fl_server.aggregation.record_rules import check_record_privacy
 from fl_server.aggregation.reduction import check_reducer
+from fl_server.aggregation.secure_rules import check_secure_aggregation, check_summed
 from fl_server.errors import InvalidInput
 from fl_server.rounds.sampling import drawn_steps
 from fl_server.run_settings.config import RunConfig, ScheduleSection
@@ -49,6 +50,8 @@ def build_algorithm(config: RunConfig) -> fl.Algorithm:
         check_one_release(config, algorithm)
     if config.record_privacy is not None:
         check_record_privacy(config, algorithm)
+    check_secure_aggregation(config)
+    check_summed(config, algorithm)
     if algorithm.objective == "examples" and config.round.max_client_share:
         raise InvalidInput(
             "round.max_client_share",

@@ -48,10 +48,10 @@ def check_one_release(config: RunConfig, algorithm: fl.Algorithm) -> None:
     if more or first.payloads != ("delta",) or algorithm.keeps_client_state:
         why = "whose clients send their delta alone, with [privacy]: other payloads and states would need noise too"
         raise InvalidInput("algorithm.name", f"a method {why}", name)
-    if len({_shares(algorithm, examples, 1) for examples in (1, 7)}) > 1 or algorithm.objective != "uniform":
+    if len({shares_of(algorithm, examples, 1) for examples in (1, 7)}) > 1 or algorithm.objective != "uniform":
         expected = '"uniform" with [privacy]: a weight by examples tells of them'
         raise InvalidInput("algorithm.parameters.weights", expected, "examples")
-    if config.local.steps is None and len({_shares(algorithm, 1, steps) for steps in (1, 7)}) > 1:
+    if config.local.steps is None and len({shares_of(algorithm, 1, steps) for steps in (1, 7)}) > 1:
         expected = f"a number of steps with [privacy]: {name} divides an update by its steps, which epochs make secret"
         raise InvalidInput("local.steps", expected, "none")
 
@@ -70,8 +70,8 @@ def has_centre(config: RunConfig, algorithm: fl.Algorithm) -> bool:
     return config.client_privacy is not None and plain and has_reference(algorithm)
 
 
-def _shares(algorithm: fl.Algorithm, examples: int, steps: int) -> tuple[object, ...]:
-    """The coefficients of one of two clients. The other one has one example and one step."""
+def shares_of(algorithm: fl.Algorithm, examples: int, steps: int) -> tuple[tuple[str, fl.Payload, float], ...]:
+    """Name, payload and coefficient of one of two clients in each sum. The other one has one example and one step."""
     cohort = [fl.UpdateInfo("a", examples, steps), fl.UpdateInfo("b", 1, 1)]
     sums = algorithm.exchanges[0].sums(cohort, fl.RoundInfo(0, 0.1, rounds=1, population=2, cohort_size=2))
     return tuple((name, row.payload, row.coefficients[0]) for name, row in sums.items())

@@ -20,6 +20,7 @@ from algorithms.aggregate import mean_of_buffers
 from fl_server.aggregation import robust
 from fl_server.aggregation.private_sum import PrivateSum
 from fl_server.aggregation.robust import check_outside_reducer
+from fl_server.aggregation.secure_sum import SecureSum
 from fl_server.aggregation.updates import AcceptedUpdates, Source, by_block, device_of, joined, neighbours
 from fl_server.errors import InvalidInput
 from fl_server.run_settings.sections import RoundSection
@@ -141,8 +142,8 @@ class Reduction:
     earlier_sums: Mapping[str, fl.Tensors] = field(default_factory=dict)
     """The sums of the round's earlier exchanges."""
     sum_updates: SumUpdates = sum_updates
-    private: PrivateSum | None = None
-    """The noisy mean of a run with client-level privacy, in place of the others."""
+    private: PrivateSum | SecureSum | None = None
+    """The noisy mean of a run with client-level privacy, or that of masked updates, in place of the others."""
     release: Callable[[], object] = lambda: None
     """Called several times during the server update of a large model; it may return freed memory to the kernel."""
 

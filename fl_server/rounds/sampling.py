@@ -84,14 +84,17 @@ def draw_evaluators(pool: Iterable[str], size: int, seed: int, round: int) -> tu
     return by_id(ranked[:size] if size else ranked)
 
 
-def training_seed(seed: int, round: int, client: str) -> int:
-    """Seed of a client's batch order, augmentation and dropout; independent of attempt, process and time."""
-    return ticket("training", seed, round, client)
+def training_seed(seed: int, round: int, client: str, draw: int = 0) -> int:
+    """Seed of a client's batch order, augmentation and dropout; independent of attempt, process and time.
+
+    draw: with secure aggregation, how many draws of this round were abandoned before.
+    """
+    return training_seeds(seed, round, [client], draw)[0]
 
 
-def training_seeds(seed: int, round: int, clients: Iterable[str]) -> list[int]:
+def training_seeds(seed: int, round: int, clients: Iterable[str], draw: int = 0) -> list[int]:
     """`training_seed` of each client."""
-    return list(map(tickets("training", seed, round), clients))
+    return list(map(tickets("training", seed, round, *([draw] if draw else [])), clients))
 
 
 def drawn_steps(p: float, seed: int, round: int, most: int) -> int:

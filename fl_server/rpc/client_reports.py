@@ -81,7 +81,7 @@ class Reports:
         why = why.removeprefix("policy: ") if by_policy else why
         words, not_finite = f"{reason}: {why}", failure.reason == pb.FAILURE_REASON_NOT_FINITE
         evaluates = run.client_evaluations.client_failed(failure.key, client)
-        wanted = evaluates or (run.state.works(client) and run.submissions.refusal_for(failure.key, client) is None)
+        wanted = evaluates or run.submissions.works(failure.key, client)
         if by_policy and wanted:  # a repeated report must not make the run check all clients
             await self._refused_by_policy(run, client, "evaluation" if evaluates else "training", why[:MAX_NOTE])
         reason_here = Reason(words, "" if by_policy else _cause(failure), not_finite)

@@ -124,6 +124,8 @@ METHODS: Mapping[str, Method] = {
     "/fl.v1.Coordinator/QueryUpload": Method(_CLIENT, _SMALL),
     # 64 failures with 4,000 characters each.
     "/fl.v1.Coordinator/ReportStatus": Method(_CLIENT, RequestLimit(size_bytes=1 << 20, values=2_000, at_once=8)),
+    # An answer of 1 MiB.
+    "/fl.v1.Coordinator/AnswerStage": Method(_CLIENT, RequestLimit(size_bytes=(1 << 20) + 1024, values=16, at_once=8)),
     "/fl.v1.Coordinator/ReportEvaluation": Method(_CLIENT, RequestLimit(at_once=8)),
     "/fl.v1.Certificates/Renew": Method(_CLIENT, _CERTIFICATE),
     "/fl.v1.Enrollment/Enroll": Method(EVERYONE, _CERTIFICATE),

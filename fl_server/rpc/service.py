@@ -188,6 +188,13 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         await self._reports.take(self._fleet.sessions.of_call(request.session_id).client_id, request)
         return pb.ReportStatusResponse()
 
+    async def AnswerStage(self, request: pb.AnswerStageRequest, context: Context) -> pb.AnswerStageResponse:
+        """Take a client's answer to a stage of secure aggregation."""
+        client = self._client(request.session_id)
+        async with self._transfer_limits.call(client, "queries"):
+            run = self._coordinator.run(request.answer.key.run_id)
+            return pb.AnswerStageResponse(wanted=await run.stages.answer(client, request.answer))
+
     async def ReportEvaluation(
         self, request: pb.ReportEvaluationRequest, context: Context
     ) -> pb.ReportEvaluationResponse:
@@ -238,6 +245,7 @@ def handlers(service: CoordinatorService) -> grpc.GenericRpcHandler:
         "SubmitUpdate": upload(service.SubmitUpdate, service.read_part, _serialized),
         "QueryUpload": _method(unary, service.QueryUpload, pb.QueryUploadRequest),
         "ReportStatus": _method(unary, service.ReportStatus, pb.ReportStatusRequest),
+        "AnswerStage": _method(unary, service.AnswerStage, pb.AnswerStageRequest),
         "ReportEvaluation": _method(unary, service.ReportEvaluation, pb.ReportEvaluationRequest),
     }
     return grpc.method_handlers_generic_handler(SERVICE, methods)

@@ -23,11 +23,11 @@ from fl_server.aggregation.methods import (
 from fl_server.aggregation.private_rules import has_centre
 from fl_server.rounds import events as ev
 from fl_server.rounds.sampling import training_seed
-from fl_server.rounds.state import Phase
+from fl_server.rounds.state import STAGES, Phase
 from fl_server.run.context import RunContext
 from fl_server.run.control import RunControl
 from fl_server.run.deadline import Deadline
-from fl_server.run.submissions import Submissions
+from fl_server.run.secure_stages import SecureStages
 from fl_server.run_settings.config import AlgorithmSection, RunConfig
 from fl_server.run_settings.sections import LocalSection
 from protos.fl.v1 import coordinator_pb2
@@ -50,6 +50,8 @@ class RoundWork:
     broadcasts: Sequence[Broadcast]
     max_update_bytes: int
     state_epoch: int = 0
+    terms: bytes = b""
+    """Those of the secure aggregation of this exchange; empty: updates are sent as they are."""
     local_frozen: Resource | None = None
     """The frozen parameters that clients have themselves. None if they are among the broadcasts, or there are none."""
 
@@ -103,10 +105,13 @@ def common_assignment(work: RoundWork, position: RoundPosition) -> pb.Assignment
         max_update_bytes=work.max_update_bytes,
         personal=work.config.personal,
         local_frozen=work.local_frozen,
-        min_accepted=work.config.round.least,
+        min_accepted=work.config.least,
         clip=0.0 if work.config.client_privacy is None else work.config.clip_norm,
     )
     message.deadline.FromMilliseconds(max(0, round(position.seconds_left * 1000)))
+    if work.config.secure_aggregation is not None:
+        protocol = work.config.secure_aggregation.protocol
+        message.secure_aggregation.CopyFrom(pb.SecureAggregation(protocol=protocol, terms=work.terms))
     return message
 
 
@@ -173,9 +178,9 @@ _Position = tuple[Phase, int, int, int]
 class AssignmentDispatch:
     """Sends the assignments of one run. Lives on the event loop."""
 
-    def __init__(self, context: RunContext, control: RunControl, deadline: Deadline, submissions: Submissions) -> None:
+    def __init__(self, context: RunContext, control: RunControl, deadline: Deadline, stages: SecureStages) -> None:
         self._context, self._control = context, control
-        self._deadline, self._submissions = deadline, submissions
+        self._deadline, self._submissions, self._stages = deadline, stages.submissions, stages
 
     def push_all(self, clients: Sequence[str]) -> None:
         """Send these clients of the cohort their work: the first ones now, the others as fast as the loop keeps up.
@@ -212,23 +217,32 @@ class AssignmentDispatch:
         context, control = self._context, self._control
         if control.draining:
             return
-        seed = training_seed(control.config.seed, common.key.round, client)
+        draw = control.state.attempt if control.state.policy.secure else 0
+        seed = training_seed(control.config.seed, common.key.round, client, draw)
         message = for_client(common, seed, context.client_states.counted(client))
         self._submissions.failures.sent(client)
         context.rounds.transfers.assigned(client)
         context.fleet.streams.push(client, coordinator_pb2.AttendResponse(assignment=message))
+        self.push_stage(client)
+
+    def push_stage(self, client: str) -> None:
+        """Send a client the message of the stage of secure aggregation under way, if there is one."""
+        if not self._control.draining and (stage := self._stages.message_for(client)) is not None:
+            self._context.fleet.streams.push(client, coordinator_pb2.AttendResponse(stage=stage))
 
     def _common(self) -> pb.Assignment:
         """What is the same for all clients of the attempt under way."""
         context, control = self._context, self._control
         work = RoundWork(
             context.run_id, control.config, context.algorithm, context.fingerprint, context.model.broadcasts,
-            context.services.config.limits.max_update_mib << 20, control.state.state_epoch,
+            context.services.config.limits.max_update_mib << 20, control.state.state_epoch, self._stages.terms,
             context.model.local_frozen,
         )  # fmt: skip
         state = control.state
         # Between two attempts no deadline runs; the next one begins with the whole time.
         left = self._deadline.seconds_left if state.phase is Phase.COLLECTING else control.config.round.deadline_s
+        if state.policy.secure:  # the client's answers after its update belong to its work, too
+            left = control.config.round.deadline_s + len(STAGES) * state.policy.stage_s
         message = common_assignment(work, RoundPosition(state.round, state.exchange, state.attempt, left))
         message.traceparent = context.trace.parent_for(state)
         return message
@@ -240,12 +254,12 @@ class AssignmentDispatch:
         sent while it may not train.
         """
         state = self._control.state
-        if state.phase is Phase.COLLECTING and state.works(client):
+        if (state.phase is Phase.COLLECTING or state.staged) and state.works(client):
             if self._submissions.failures.sent_to_another(client):
                 self._control.spawn(self._push_after_restart(client))
             else:
                 self.push(client)
-        elif state.collects and client in state.out:
+        elif state.under_way and client in state.out:
             self._control.spawn(self._return(client))
 
     async def _push_after_restart(self, client: str) -> None:
@@ -268,7 +282,7 @@ class AssignmentDispatch:
             await self._control.update_roster()
             event = ev.ClientReturned(client)
             if self._control.applies(event):
-                collecting = self._control.state.phase is Phase.COLLECTING
+                collecting = self._control.state.phase is Phase.COLLECTING or self._control.state.staged
                 await self._control.take(event)
                 if collecting:  # else the attempt that begins now has asked it
                     self.push(client)

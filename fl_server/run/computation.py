@@ -12,16 +12,18 @@ from typing import Any
 
 import structlog
 
+from fl_common.secure_aggregation.errors import SecureAggregationError
 from fl_server.admission.client_rules import mean_epochs
 from fl_server.admission.norms import Culprits, Measured, norms_in_ledger, norms_of, outliers, overflow_culprit
+from fl_server.aggregation.secure_sum import SpoiledSum
 from fl_server.aggregation.server_update import Diverged, ServerUpdateStats
 from fl_server.rounds import effects
 from fl_server.rounds import events as ev
 from fl_server.run.context import RunContext
 from fl_server.run.control import RunControl
 from fl_server.run.round_statistics import why_short
+from fl_server.run.secure_stages import SecureStages
 from fl_server.run.server_evaluations import ServerEvaluations
-from fl_server.run.submissions import Submissions
 from fl_server.store.errors import StoreError
 from fl_server.store.records import CommitRecord, HistoryRecord, UpdateRecord
 from fl_server.store.spool.spool import Spool, SpoolKey
@@ -36,9 +38,10 @@ class RoundComputation:
     """Computes the rounds of one run. Its methods start tasks; the results come as events."""
 
     def __init__(
-        self, context: RunContext, control: RunControl, submissions: Submissions, evaluation: ServerEvaluations
+        self, context: RunContext, control: RunControl, stages: SecureStages, evaluation: ServerEvaluations
     ) -> None:
-        self._context, self._control, self._submissions = context, control, submissions
+        self._context, self._control, self._submissions = context, control, stages.submissions
+        self._stages = stages
         self._updates: list[UpdateRecord] = []
         """The accepted updates of the exchange that is computed, until its round is committed."""
         self._evaluation = evaluation
@@ -113,7 +116,15 @@ class RoundComputation:
         try:
             paths = await services.in_compute(update_paths, services.spool, updates)
             attempt = self._control.state.attempt
-            norms = await self._control.retry(lambda: model.compute_next(updates, paths, attempt))
+            if self._control.state.policy.secure:
+                total = await self._stages.total(paths)
+                norms = await self._control.retry(lambda: model.compute_from_sum(updates, total, attempt))
+            else:
+                norms = await self._control.retry(lambda: model.compute_next(updates, paths, attempt))
+        except (SecureAggregationError, SpoiledSum) as error:
+            log.warning("sum_spoiled", run=self._context.run_id, round=self._control.state.round, error=str(error))
+            self._control.post(ev.RoundSpoiled(str(error)))
+            return
         except Diverged as error:
             self._diverged(updates, error)
             return
@@ -123,12 +134,14 @@ class RoundComputation:
             )
         self._check_weights(norms, len(updates))
         self._context.counters.assignments_ended("admitted", len(updates))
-        private = self._control.config.client_privacy is not None
+        private = self._control.config.client_privacy is not None or self._control.state.policy.secure
         self._context.counters.model_computed(norms, [] if private else [update.norm for update in updates])
         self._control.post(ev.StepComputed())
 
     def _outliers(self, updates: Iterable[UpdateRecord]) -> Culprits:
         context = self._context
+        if self._control.state.policy.secure:
+            return ()
         return outliers(self._control.config.round, context.norms, _measured(updates), context.model.snapshot.norm)
 
     def _report(self, culprits: Culprits, *, relative: bool = False) -> bool:
@@ -169,7 +182,9 @@ class RoundComputation:
             context.counters.round_short(reason)
             log.warning("round_short", run=context.run_id, round=state.round, why=reason)
         record = replace(self._commit_record(updates, now), norms=context.norms.after(norms).to_text())
-        if control.config.client_privacy is not None:  # nothing of single clients, and no mean without noise
+        if (
+            control.state.policy.secure or control.config.client_privacy is not None
+        ):  # nothing of single clients, and no mean without noise
             record = replace(record, training_loss=None, epochs=(), norms="")
         why = HistoryRecord(now, "coordinator", "round_committed", context.run_id, reason or f"round {state.round}")
         record = await context.model.commit(record, why, control)

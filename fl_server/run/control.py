@@ -21,7 +21,7 @@ from fl_server.errors import RunBroke, WrongState
 from fl_server.rounds import effects
 from fl_server.rounds import events as ev
 from fl_server.rounds.machine import advance, applies
-from fl_server.rounds.state import Phase, RoundState, UnexpectedEvent
+from fl_server.rounds.state import STAGES, Phase, RoundState, UnexpectedEvent
 from fl_server.rounds.state import replace as replace_state
 from fl_server.run.context import RunContext
 from fl_server.run.eligible import EligibleClients
@@ -259,7 +259,7 @@ class RunControl(RunTasks):
         self.context.counters.phase_ended(before, now - self._phase_began)
         self._phase_began = now
         self.context.trace.phase_changed(before, self.state)
-        if before is Phase.COLLECTING:
+        if before is Phase.COLLECTING or before in STAGES:
             self.stop_timer(ev.DeadlinePassed)
             self.run_status.upload_stored()
         if before is Phase.SELECTING:

@@ -56,7 +56,8 @@ class Deadline:
 
     async def save(self) -> None:
         """Write the time left."""
-        if self._control.state.phase is not Phase.COLLECTING or self._attempt is None:
+        state = self._control.state
+        if not (state.phase is Phase.COLLECTING or state.staged) or self._attempt is None:
             return
         if self.started:
             context = self._context

@@ -27,6 +27,7 @@ from fl_server.run.deadline import Deadline
 from fl_server.run.failures import Reason
 from fl_server.run.lost_states import LostStates
 from fl_server.run.progress import Progress
+from fl_server.run.secure_stages import SecureStages
 from fl_server.run.server_evaluations import ServerEvaluations, prune_checkpoints
 from fl_server.run.status import why_waiting
 from fl_server.run.submissions import Submissions
@@ -44,6 +45,7 @@ class RunParts:
 
     deadline: Deadline
     submissions: Submissions
+    stages: SecureStages
     dispatch: AssignmentDispatch
     lost_states: LostStates
     computation: RoundComputation
@@ -54,14 +56,16 @@ class RunParts:
     def create(cls, context: RunContext, control: RunControl) -> RunParts:
         """All parts of one run."""
         deadline, submissions = Deadline(context, control), Submissions(context, control)
-        dispatch = AssignmentDispatch(context, control, deadline, submissions)
+        stages = SecureStages(context, control, submissions)
+        dispatch = AssignmentDispatch(context, control, deadline, stages)
         evaluation = ServerEvaluations(context, control)
         return cls(
             deadline=deadline,
             submissions=submissions,
+            stages=stages,
             dispatch=dispatch,
             lost_states=LostStates(context, control, submissions),
-            computation=RoundComputation(context, control, submissions, evaluation),
+            computation=RoundComputation(context, control, stages, evaluation),
             server_evaluation=evaluation,
             client_evaluations=ClientEvaluations(context, control),
         )
@@ -74,6 +78,7 @@ class Effects:
         self._context, self._control, self._parts = context, control, parts
         self._handlers: Mapping[type, Callable[[Any], Awaitable[None]]] = {
             effects.OpenAttempt: self._open_attempt,
+            effects.OpenStage: self._open_stage,
             effects.QuorumMissed: self._quorum_missed,
             effects.AwaitClients: self._await_clients,
             effects.RetryLater: self._retry_later,
@@ -94,7 +99,9 @@ class Effects:
 
     async def _open_attempt(self, command: effects.OpenAttempt) -> None:
         """Write the cohort, start the deadline, send the assignments."""
-        context, control, deadline_s = self._context, self._control, self._control.config.round.deadline_s
+        context, control = self._context, self._control
+        policy = control.state.policy
+        deadline_s = policy.stage_s if policy.secure else control.config.round.deadline_s
         record = AttemptRecord(
             context.run_id, command.round, command.exchange, command.attempt, command.cohort, time.time(), deadline_s
         )
@@ -112,10 +119,26 @@ class Effects:
             "attempt_opened", run=context.run_id, round=command.round, exchange=command.exchange,
             attempt=command.attempt, clients=len(command.cohort),
         )  # fmt: skip
+        if policy.secure:
+            self._parts.stages.begin(command.cohort)
         self._parts.deadline.start(deadline_s)
         # Clients of earlier attempts continue. Without a new assignment they would stop at their earlier deadline.
         stragglers = sorted(control.state.outstanding - set(command.cohort))
         self._parts.dispatch.push_all((*command.cohort, *stragglers))
+
+    async def _open_stage(self, command: effects.OpenStage) -> None:
+        """Write a stage of secure aggregation, start its deadline, send its messages."""
+        control, parts = self._control, self._parts
+        await parts.stages.open(command)
+        policy = control.state.policy
+        parts.deadline.start(control.config.round.deadline_s if command.stage == "collecting" else policy.stage_s)
+        await parts.deadline.save()
+        present = self._context.fleet.attendance.present()
+        for client in command.members:
+            if client in present:
+                parts.dispatch.push_stage(client)
+            else:
+                parts.submissions.client_gone(client, "lost")
 
     def _opened(self, attempt: AttemptRecord) -> HistoryRecord:
         exchange = f", exchange {attempt.exchange}" if attempt.exchange else ""

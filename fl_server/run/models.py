@@ -18,6 +18,7 @@ from fl_server.aggregation.broadcast import Broadcast, make_broadcast
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import outside_names
 from fl_server.aggregation.outside_task.remote_task import RemoteTask
+from fl_server.aggregation.secure_sum import Total
 from fl_server.aggregation.server_update import ServerUpdateStats
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.errors import InvalidInput
@@ -37,6 +38,8 @@ from protos.fl.v1.tensor_pb2 import Resource
 def check_update_size(engine: Engine, max_update_mib: int) -> None:
     """Raises InvalidInput for a run with updates that no client could deliver."""
     largest = max(engine.shape(number).size_bytes for number in range(len(engine.algorithm.exchanges)))
+    if engine.config.secure_aggregation is not None:
+        largest = engine.secure_means.largest_update
     if largest > max_update_mib << 20:
         raise InvalidInput(
             "task",
@@ -219,6 +222,13 @@ class ModelStore:
             self._next = await self._computed(engine.private_update, self.snapshot, cohort, paths, attempt)
         else:
             self._next = await self._computed(engine.server_update, self.snapshot, cohort, paths, before)
+        return self._next[1]
+
+    async def compute_from_sum(self, updates: Sequence[UpdateRecord], total: Total, draw: int) -> ServerUpdateStats:
+        """Compute the next model from the sum of masked updates. Raises Diverged, SpoiledSum."""
+        await self._give_back(updates)
+        cohort = _cohort(updates)
+        self._next = await self._computed(self.engine.secure_update, self.snapshot, cohort, total, draw)
         return self._next[1]
 
     async def commit(self, record: CommitRecord, why: HistoryRecord, run: RunTasks) -> CommitRecord:

@@ -91,7 +91,7 @@ async def _start(run: Run) -> None:
     context = run.context
     run.start()
     await _record_restart(run)
-    if run.state.phase is Phase.COLLECTING:
+    if run.state.phase is Phase.COLLECTING or run.state.staged:
         await resume_deadline(run)
     run.post(ev.RoundRestored())
     if run.record.stopping:

@@ -10,7 +10,7 @@ import structlog
 from fl_server.admission.client_rules import fault_of
 from fl_server.rounds.by_client import Failed, Refused
 from fl_server.rounds.restoring import SavedRound, restored_round, without_absent
-from fl_server.rounds.state import Phase
+from fl_server.rounds.state import Phase, replace
 from fl_server.run.computation import update_paths
 from fl_server.run.run import Run
 from fl_server.store.database.store import Store
@@ -27,16 +27,19 @@ async def restore_round_under_way(run: Run) -> None:
     ledger, store, fresh = run.context.services.ledger, run.context.store, run.state
     saved = await ledger.do(read_round, store, run.id, fresh.round, run.context.services.spool)
     run.state = restored_round(fresh, saved)
+    if run.state.policy.secure:
+        run.state = replace(run.state, graph=await run.stages.restore())
     if not await _reduce_earlier_exchanges(run):
         why = f"round {fresh.round}: bytes of an earlier exchange are torn or gone"
         entry = HistoryRecord(time.time(), "coordinator", "round_restarted", run.id, why)
         await ledger.do(store.restart_round, run.record, fresh.round, entry)
         await run.model.prepare(0)
         run.state = fresh
-    if run.state.phase is Phase.COLLECTING:
+    if run.state.phase is Phase.COLLECTING or run.state.staged:
         log.info(
             "round_recovered", run=run.id, round=run.state.round, exchange=run.state.exchange,
-            attempt=run.state.attempt, cohort=len(run.state.drawn), admitted=len(run.state.admitted),
+            phase=run.state.phase.value, attempt=run.state.attempt,
+            cohort=len(run.state.drawn), admitted=len(run.state.admitted),
         )  # fmt: skip
         await _restore_byte_counts(run)
     failures, failed = run.submissions.failures, await ledger.do(store.failures, run.id, run.state.round)
@@ -64,6 +67,8 @@ def read_round(store: Store, run_id: str, round_: int, spool: Spool) -> SavedRou
     updates = store.updates(run_id, round_, exchange)
     whole = _whole_updates(store, [update for update in updates if update.admitted], spool)
     fixed = store.accepted(run_id, round_, exchange)
+    stages = store.stages(run_id, round_)
+    answers = store.answers(run_id, round_, attempts[-1].attempt) if stages or not updates else {}
     return SavedRound(
         attempts=[(attempt.exchange, attempt.attempt, attempt.cohort) for attempt in attempts],
         admitted=tuple((update.client_id, update.digest) for update in whole),
@@ -83,6 +88,8 @@ def read_round(store: Store, run_id: str, round_: int, spool: Spool) -> SavedRou
             for record in store.failures(run_id, round_)
             if record.exchange == exchange and record.restarts
         },
+        stages={stage.stage: stage.members for stage in stages},
+        answered=frozenset(answers.get(stages[-1].stage if stages else Phase.AGREEING.value, ())),
     )
 
 

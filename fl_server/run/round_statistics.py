@@ -32,6 +32,8 @@ class RoundStatistics:
     """Updates by the number of rounds since their model, up to MOST_STALE."""
     seconds: dict[str, float] = field(default_factory=dict)
     """The seconds by phase."""
+    secure: dict[str, int] = field(default_factory=dict)
+    """With secure aggregation: members, sharers, survivors and signers, and the threshold of shares, of the round."""
     quorum_missed: int = 0
     """Attempts that closed with fewer updates than the quorum."""
     short: int = 0

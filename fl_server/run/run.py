@@ -43,7 +43,7 @@ class Run(RunControl):
         self.client_states = context.client_states
         parts = RunParts.create(self.context, self)
         self.deadline, self.submissions, self.dispatch = parts.deadline, parts.submissions, parts.dispatch
-        self.lost_states = parts.lost_states
+        self.lost_states, self.stages = parts.lost_states, parts.stages
         self.server_evaluation, self.client_evaluations = parts.server_evaluation, parts.client_evaluations
         self._effects = Effects(self.context, self, parts)
 

@@ -46,6 +46,8 @@ class Awaited:
 def awaited(control: RunControl, deadline: Deadline, evaluations: ClientEvaluations) -> Awaited:
     """The clients that the run waits for: of the cohort while it collects, else those that evaluate its model."""
     state = control.state
+    if state.staged:
+        return Awaited(state.unanswered, deadline.seconds_left if deadline.started else None)
     if state.phase is Phase.COLLECTING:
         return Awaited(state.outstanding, deadline.seconds_left if deadline.started else None)
     if state.phase is Phase.EVALUATING and "clients" in state.awaited:

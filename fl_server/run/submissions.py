@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import islice
 
@@ -16,6 +16,7 @@ import structlog
 
 from fl_server.admission.client_rules import fault_of, registered_data
 from fl_server.admission.gate import AdmissionGate, Collecting, build_gate
+from fl_server.admission.masked import MaskedGate
 from fl_server.rounds import effects
 from fl_server.rounds import events as ev
 from fl_server.run.client_states import refused_outcome
@@ -57,6 +58,8 @@ class Submissions:
         self._context = context
         self._control = control
         self.failures = Failures(context, control)
+        self.masked_bytes: Callable[[], int] = lambda: 0
+        """Bytes of a masked update of the draw under way; the stages of secure aggregation put it here."""
         self._waiting: dict[_Waiting, None] = {}
         """Updates whose verdicts are not decided yet, in order of arrival."""
 
@@ -71,9 +74,16 @@ class Submissions:
         """`refusal_for` a given update. An update that was made before the round was redrawn is late."""
         state = self._control.state
         before = header.state_epoch < state.state_epoch
-        if before or (header.key.exchange and header.attempt < state.first_attempt):
+        redrawn = header.key.exchange or state.policy.secure  # an update of exchange 0 is of x_t, also after a redraw
+        if before or (redrawn and header.attempt < state.first_attempt):
             return RefusalReason.REFUSAL_REASON_LATE
         return self.refusal_for(header.key, client)
+
+    def works(self, key: ExchangeKey, client: str) -> bool:
+        """Whether the client works for the exchange, so that a failure of it counts."""
+        state = self._control.state
+        place = (key.round, key.exchange) == (state.round, state.exchange) and state.under_way
+        return place and state.works(client) and not self._context.fleet.records.banned(client)
 
     def undecided(self, key: ExchangeKey, client: str) -> bool:
         """Whether an update of the exchange under way has no verdict yet, so that the ledger need not be asked.
@@ -82,10 +92,12 @@ class Submissions:
         """
         return self._control.state.undecided((key.round, key.exchange), client)
 
-    def gate(self, client: str) -> AdmissionGate:
+    def gate(self, client: str) -> AdmissionGate | MaskedGate:
         """The checks that a client's update of the round under way must pass."""
         context, control = self._context, self._control
         registered = registered_data(context.fleet.records.find(client), context.task)
+        if self._control.state.policy.secure:
+            return MaskedGate(self.masked_bytes())
         most = context.services.config.limits.max_update_mib << 20
         collecting = Collecting(
             context.model.snapshot, control.state.exchange, control.state.state_epoch, context.norms, most
@@ -185,7 +197,7 @@ class Submissions:
         return await self._control.in_turn(self._take_reported(key, client, reason))
 
     async def _take_reported(self, key: ExchangeKey, client: str, reason: Reason) -> bool:
-        if self.refusal_for(key, client) is not None or not self._control.state.works(client):
+        if not self.works(key, client):
             return False
         await self.take_failure(client, reason)
         return True

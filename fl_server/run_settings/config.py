@@ -33,6 +33,7 @@ from fl_server.run_settings.sections import (
     Word,
     check_plain,
 )
+from fl_server.run_settings.secure_aggregation import SecureAggregationSection, with_secure_defaults
 from protos.encoding_spec import EDEN, SPARSE, Dense, Encoding
 from protos.run_file import MOST_WHOLE
 
@@ -253,12 +254,15 @@ class RunConfig(_Section):
     personal: tuple[Annotated[Word, Field(min_length=1)], ...] = Field(default=(), max_length=MAX_PATTERNS)
     averaging: AveragingSection | None = None
     privacy: PrivacySection | None = None
+    secure_aggregation: SecureAggregationSection | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _defaults_of_others(cls, values: Any) -> Any:
         """Sections whose defaults depend on another one."""
-        return with_private_defaults(with_preset(values)) if isinstance(values, dict) else values
+        if not isinstance(values, dict):
+            return values
+        return with_secure_defaults(with_private_defaults(with_preset(values)))
 
     @model_validator(mode="after")
     def _metric_rules_need_evaluations(self) -> Self:
@@ -318,6 +322,10 @@ class RunConfig(_Section):
         }
         if self.client_privacy is not None:
             given |= {"private": True, "quorum": 0, "min_accepted": 0}
+        if (secure := self.secure_aggregation) is not None:
+            quorum = max(section.fewest, self.least)
+            given |= {"secure": True, "on_drop": secure.on_drop, "stage_s": secure.stage_s}
+            given |= {"quorum": quorum, "min_accepted": self.least}
         return RoundPolicy(
             **given,
             seed=self.seed,
@@ -329,6 +337,12 @@ class RunConfig(_Section):
             await_clients=self.stops_by_metric and by_clients(self.stop.metric),
             stop=self.stop.policy,
         )
+
+    @property
+    def least(self) -> int:
+        """Fewest updates that a model may be made of."""
+        secure = self.secure_aggregation
+        return max(self.round.least, 0 if secure is None else secure.min_clients)
 
     @property
     def clip_norm(self) -> float:

@@ -18,6 +18,7 @@ from fl_server.errors import InvalidInput, RunExists
 from fl_server.outside_calls import OutsideCode
 from fl_server.run.evaluation_metrics import check_metric, directions_of, needs_metric, with_direction
 from fl_server.run.run import Run
+from fl_server.run.secure_stages import trust_of
 from fl_server.run_settings.config import RunConfig
 from fl_server.runs.deletion import Deletions
 from fl_server.runs.loading import LoadedTask, RunLoading, not_loadable
@@ -87,6 +88,8 @@ class RunCreation:
                 run = await self._loading.build(record, config, task, self._model_room(run_id))
                 await run.model.load(config)
                 await self._check_metric(run, config)
+                if config.secure_aggregation is not None:
+                    trust_of(run.context)
             except (InvalidInput, TaskError, AlgorithmError):
                 await self._services.in_compute(checkpoints.remove_run, run_id)
                 await self._services.in_io(self._services.secrets.remove, run_id)

@@ -15,6 +15,7 @@ import structlog
 
 from fl_server.admission.client_rules import UpdateRefused, WrongDigest
 from fl_server.admission.gate import AdmissionGate
+from fl_server.admission.masked import MaskedGate
 from fl_server.clients.sessions import Transfer
 from fl_server.clients.transfer_limits import Excess
 from fl_server.errors import Forbidden, NotNow, UploadBroken
@@ -44,7 +45,7 @@ class _Upload:
     """One open stream."""
 
     submission: Submission
-    gate: AdmissionGate
+    gate: AdmissionGate | MaskedGate
     part: PartFile
 
     @property
@@ -104,7 +105,7 @@ class UploadReceiver:
         return await self._services.in_reads(self._services.spool.kept, _spool_key(key, client), digest)
 
     async def _receive(
-        self, submission: Submission, gate: AdmissionGate, transfer: Transfer, requests: Requests
+        self, submission: Submission, gate: AdmissionGate | MaskedGate, transfer: Transfer, requests: Requests
     ) -> Receipt:
         header, part = submission.header, await self._open(submission)
         upload = _Upload(submission, gate, part)

@@ -54,6 +54,9 @@ EVENTS = [
     pb.AttendResponse(outcome=ASSIGNMENT.counted),
     pb.AttendResponse(cancel=pb.Cancel(key=KEY)),
     pb.AttendResponse(run_ended=pb.RunEnded(run_id="run")),
+    pb.AttendResponse(
+        stage=training_pb2.StageMessage(key=KEY, stage=training_pb2.SECURE_STAGE_SHARES, content=b"keys")
+    ),
 ]
 
 
@@ -102,7 +105,7 @@ async def test_every_extreme_event_is_handled(event: pb.AttendResponse) -> None:
         link=Link(RetryDelays()), availability=None, disk=None, state=None, metrics=metrics,
         progress=SimpleNamespace(show=lambda activity: None),
         storage=SimpleNamespace(drop=None, settle=None, end_run=None), limits=LIMITS,
-        audit=SimpleNamespace(note=lambda *_: None),
+        audit=SimpleNamespace(note=lambda *_: None), secure=SimpleNamespace(forget=lambda key: None),
     )  # fmt: skip
     manager = AssignmentManager(cast(Services, services), IdleTaskGroup())
     manager.attached()

@@ -38,6 +38,9 @@ _OF_CLIENTS = rows_with(schema.updates, "run_id", "round", "exchange").where(
 )
 
 
+_OF_ROUND = (schema.attempts, schema.updates, schema.failures, schema.accepted)
+
+
 class RoundLedger(Transactions):
     """The part of the `Store` for rounds that are not committed yet."""
 
@@ -225,7 +228,7 @@ class RoundLedger(Transactions):
         with self._transaction(f"restart round {round} of run {run.run_id!r}") as db:
             if find(db, schema.commits, **key):
                 raise StoreError(f"round {round} of run {run.run_id!r} is committed: it cannot be restarted")
-            for table in (schema.attempts, schema.updates, schema.failures, schema.accepted):
+            for table in (*_OF_ROUND, schema.secure_stages, schema.secure_answers):
                 db.execute(delete(table).filter_by(**key))
             replace_run(db, run)
             write_history(db, why)

@@ -40,7 +40,15 @@ ROUNDS_AT_ONCE = 10
 LINES_AT_ONCE = 1000
 DELETED = "deleted"
 """State of the row that stays of a deleted run, so that its id is never used again."""
-_DETAILS = (schema.attempts, schema.updates, schema.failures, schema.accepted, schema.client_evaluations)
+_DETAILS = (
+    schema.attempts,
+    schema.updates,
+    schema.failures,
+    schema.accepted,
+    schema.client_evaluations,
+    schema.secure_stages,
+    schema.secure_answers,
+)
 
 
 class Removal(Transactions):
@@ -183,6 +191,8 @@ class CommitLedger(Transactions):
                     db.execute(of_round.where(schema.updates.c.client_id.in_(left_out)).values(reason=LEFT_OUT))
                 table = schema.quarantines
                 db.execute(delete(table).where(table.c.client_id.in_(counted), table.c.until <= commit.committed_at))
+                # Opened secrets are of no use any more.
+                db.execute(delete(schema.secure_answers).filter_by(run_id=commit.run_id, round=commit.round))
                 write_history(db, why)
                 return
             for which, name in (("model", "model_digest"), ("averaged model", "averaged_digest")):

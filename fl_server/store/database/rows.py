@@ -32,11 +32,12 @@ from fl_server.store.records import (
     TotalsRecord,
     UpdateRecord,
 )
+from fl_server.store.stage_records import AnswerRecord, StageRecord
 
 Record = (
     RunRecord | AttemptRecord | UpdateRecord | FailureRecord | CommitRecord | TotalsRecord | ClientEvaluation
     | ClientRecord | QuarantineRecord | ClientStateRecord | HistoryRecord | EnrollmentRecord | CertificateRecord
-    | RevocationRecord | ChargeRecord
+    | RevocationRecord | ChargeRecord | StageRecord | AnswerRecord
 )  # fmt: skip
 Row = RowMapping
 
@@ -59,6 +60,11 @@ def _plain(value: Any) -> Any:
 def attempt(row: Row) -> AttemptRecord:
     """Row of `attempts` -> record."""
     return AttemptRecord(**{**row, "cohort": tuple(row["cohort"])})
+
+
+def stage(row: Row) -> StageRecord:
+    """Row of `secure_stages` -> record."""
+    return StageRecord(**{**row, "members": tuple(row["members"]), "closed": tuple(row["closed"])})
 
 
 def update(row: Row) -> UpdateRecord:

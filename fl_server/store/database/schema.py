@@ -199,6 +199,31 @@ accepted = Table(
     Column("entries", JsonText, nullable=False, comment="[[client id, digest in hex], ...]"),
 )
 
+secure_stages = Table(
+    "secure_stages",
+    metadata,
+    _run_id(),
+    _number("round", primary=True),
+    _number("exchange", primary=True),
+    _number("attempt", primary=True),
+    Column("stage", String(16), primary_key=True),
+    Column("members", JsonText, nullable=False),
+    Column("closed", JsonText, nullable=False),
+    Column("opened_at", Double, nullable=False),
+)
+
+secure_answers = Table(
+    "secure_answers",
+    metadata,
+    _run_id(),
+    _number("round", primary=True),
+    _number("exchange", primary=True),
+    _number("attempt", primary=True),
+    Column("stage", String(16), primary_key=True),
+    Column("client_id", String(64), primary_key=True),
+    Column("content", LargeBinary, nullable=False),
+)
+
 commits = Table(
     "commits",
     metadata,

@@ -12,13 +12,14 @@ from fl_server.store.database.ledger_certificates import CertificateLedger
 from fl_server.store.database.ledger_clients import ClientLedger
 from fl_server.store.database.ledger_rounds import RoundLedger
 from fl_server.store.database.ledger_runs import CommitLedger, Removal, RunLedger
+from fl_server.store.database.ledger_stages import StageLedger
 from fl_server.store.database.postgres import postgres_engine
 from fl_server.store.database.transactions import ANYWHERE, Home, prepare_file
 from fl_server.store.errors import StoreError
 from fl_server.store.files import Durability
 
 
-class Store(RunLedger, RoundLedger, CommitLedger, ClientLedger, Removal, CertificateLedger, AuditLedger):
+class Store(RunLedger, RoundLedger, StageLedger, CommitLedger, ClientLedger, Removal, CertificateLedger, AuditLedger):
     """The ledger: runs, attempts, admitted updates, accepted lists, commits, clients, certificates and history.
 
     Its methods are blocking and are called from one worker thread. Each write is one transaction, durable against

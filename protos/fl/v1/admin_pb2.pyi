@@ -243,8 +243,32 @@ class PrivacySpec(_message.Message):
     account: str
     def __init__(self, unit: _Optional[str] = ..., noise_multiplier: _Optional[float] = ..., clip: _Optional[float] = ..., delta: _Optional[float] = ..., max_epsilon: _Optional[float] = ..., account: _Optional[str] = ...) -> None: ...
 
+class SecureAggregationSpec(_message.Message):
+    __slots__ = ("protocol", "bits", "clip", "min_clients", "max_corrupt", "max_dropped", "on_drop", "stage_s", "suite", "max_examples")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    BITS_FIELD_NUMBER: _ClassVar[int]
+    CLIP_FIELD_NUMBER: _ClassVar[int]
+    MIN_CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_CORRUPT_FIELD_NUMBER: _ClassVar[int]
+    MAX_DROPPED_FIELD_NUMBER: _ClassVar[int]
+    ON_DROP_FIELD_NUMBER: _ClassVar[int]
+    STAGE_S_FIELD_NUMBER: _ClassVar[int]
+    SUITE_FIELD_NUMBER: _ClassVar[int]
+    MAX_EXAMPLES_FIELD_NUMBER: _ClassVar[int]
+    protocol: str
+    bits: int
+    clip: float
+    min_clients: int
+    max_corrupt: float
+    max_dropped: float
+    on_drop: str
+    stage_s: float
+    suite: str
+    max_examples: int
+    def __init__(self, protocol: _Optional[str] = ..., bits: _Optional[int] = ..., clip: _Optional[float] = ..., min_clients: _Optional[int] = ..., max_corrupt: _Optional[float] = ..., max_dropped: _Optional[float] = ..., on_drop: _Optional[str] = ..., stage_s: _Optional[float] = ..., suite: _Optional[str] = ..., max_examples: _Optional[int] = ...) -> None: ...
+
 class RunSpec(_message.Message):
-    __slots__ = ("name", "task", "algorithm", "local", "round", "stop", "evaluation", "seed", "labels", "population", "initial_model", "keep_checkpoints", "population_examples", "planned_rounds", "owner", "personal", "encodings", "averaging", "privacy")
+    __slots__ = ("name", "task", "algorithm", "local", "round", "stop", "evaluation", "seed", "labels", "population", "initial_model", "keep_checkpoints", "population_examples", "planned_rounds", "owner", "personal", "encodings", "averaging", "privacy", "secure_aggregation")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -271,6 +295,7 @@ class RunSpec(_message.Message):
     ENCODINGS_FIELD_NUMBER: _ClassVar[int]
     AVERAGING_FIELD_NUMBER: _ClassVar[int]
     PRIVACY_FIELD_NUMBER: _ClassVar[int]
+    SECURE_AGGREGATION_FIELD_NUMBER: _ClassVar[int]
     name: str
     task: TaskSpec
     algorithm: _training_pb2.AlgorithmSpec
@@ -290,7 +315,8 @@ class RunSpec(_message.Message):
     encodings: EncodingsSpec
     averaging: AveragingSpec
     privacy: PrivacySpec
-    def __init__(self, name: _Optional[str] = ..., task: _Optional[_Union[TaskSpec, _Mapping]] = ..., algorithm: _Optional[_Union[_training_pb2.AlgorithmSpec, _Mapping]] = ..., local: _Optional[_Union[LocalSpec, _Mapping]] = ..., round: _Optional[_Union[RoundSpec, _Mapping]] = ..., stop: _Optional[_Union[StopSpec, _Mapping]] = ..., evaluation: _Optional[_Union[EvaluationSpec, _Mapping]] = ..., seed: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., population: _Optional[int] = ..., initial_model: _Optional[str] = ..., keep_checkpoints: _Optional[int] = ..., population_examples: _Optional[int] = ..., planned_rounds: _Optional[int] = ..., owner: _Optional[str] = ..., personal: _Optional[_Iterable[str]] = ..., encodings: _Optional[_Union[EncodingsSpec, _Mapping]] = ..., averaging: _Optional[_Union[AveragingSpec, _Mapping]] = ..., privacy: _Optional[_Union[PrivacySpec, _Mapping]] = ...) -> None: ...
+    secure_aggregation: SecureAggregationSpec
+    def __init__(self, name: _Optional[str] = ..., task: _Optional[_Union[TaskSpec, _Mapping]] = ..., algorithm: _Optional[_Union[_training_pb2.AlgorithmSpec, _Mapping]] = ..., local: _Optional[_Union[LocalSpec, _Mapping]] = ..., round: _Optional[_Union[RoundSpec, _Mapping]] = ..., stop: _Optional[_Union[StopSpec, _Mapping]] = ..., evaluation: _Optional[_Union[EvaluationSpec, _Mapping]] = ..., seed: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., population: _Optional[int] = ..., initial_model: _Optional[str] = ..., keep_checkpoints: _Optional[int] = ..., population_examples: _Optional[int] = ..., planned_rounds: _Optional[int] = ..., owner: _Optional[str] = ..., personal: _Optional[_Iterable[str]] = ..., encodings: _Optional[_Union[EncodingsSpec, _Mapping]] = ..., averaging: _Optional[_Union[AveragingSpec, _Mapping]] = ..., privacy: _Optional[_Union[PrivacySpec, _Mapping]] = ..., secure_aggregation: _Optional[_Union[SecureAggregationSpec, _Mapping]] = ...) -> None: ...
 
 class RoundAccount(_message.Message):
     __slots__ = ("norms", "cosine", "assignments", "refused", "staleness", "seconds", "quorum_missed", "short", "why_short")

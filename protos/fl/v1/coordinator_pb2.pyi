@@ -37,6 +37,7 @@ class FailureReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_REASON_STATE_LOST: _ClassVar[FailureReason]
     FAILURE_REASON_REFUSED: _ClassVar[FailureReason]
     FAILURE_REASON_POLICY: _ClassVar[FailureReason]
+    FAILURE_REASON_SECURE_AGGREGATION: _ClassVar[FailureReason]
 UNAVAILABLE_REASON_UNSPECIFIED: UnavailableReason
 UNAVAILABLE_REASON_TIME_WINDOW: UnavailableReason
 UNAVAILABLE_REASON_DEVICE_BUSY: UnavailableReason
@@ -56,6 +57,7 @@ FAILURE_REASON_UNSUPPORTED: FailureReason
 FAILURE_REASON_STATE_LOST: FailureReason
 FAILURE_REASON_REFUSED: FailureReason
 FAILURE_REASON_POLICY: FailureReason
+FAILURE_REASON_SECURE_AGGREGATION: FailureReason
 
 class ProtocolRange(_message.Message):
     __slots__ = ("min", "max")
@@ -219,7 +221,7 @@ class RunEnded(_message.Message):
     def __init__(self, run_id: _Optional[str] = ...) -> None: ...
 
 class AttendResponse(_message.Message):
-    __slots__ = ("attached", "assignment", "evaluation", "outcome", "retry", "cancel", "drain", "notice", "run_ended")
+    __slots__ = ("attached", "assignment", "evaluation", "outcome", "retry", "cancel", "drain", "notice", "run_ended", "stage")
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
@@ -229,6 +231,7 @@ class AttendResponse(_message.Message):
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
     RUN_ENDED_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
     attached: Attached
     assignment: _training_pb2.Assignment
     evaluation: _training_pb2.EvaluationAssignment
@@ -238,7 +241,8 @@ class AttendResponse(_message.Message):
     drain: Drain
     notice: Notice
     run_ended: RunEnded
-    def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., assignment: _Optional[_Union[_training_pb2.Assignment, _Mapping]] = ..., evaluation: _Optional[_Union[_training_pb2.EvaluationAssignment, _Mapping]] = ..., outcome: _Optional[_Union[_training_pb2.Outcome, _Mapping]] = ..., retry: _Optional[_Union[RetryWindow, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., run_ended: _Optional[_Union[RunEnded, _Mapping]] = ...) -> None: ...
+    stage: _training_pb2.StageMessage
+    def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., assignment: _Optional[_Union[_training_pb2.Assignment, _Mapping]] = ..., evaluation: _Optional[_Union[_training_pb2.EvaluationAssignment, _Mapping]] = ..., outcome: _Optional[_Union[_training_pb2.Outcome, _Mapping]] = ..., retry: _Optional[_Union[RetryWindow, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., run_ended: _Optional[_Union[RunEnded, _Mapping]] = ..., stage: _Optional[_Union[_training_pb2.StageMessage, _Mapping]] = ...) -> None: ...
 
 class FetchModelRequest(_message.Message):
     __slots__ = ("session_id", "digest", "offset", "run_id")
@@ -341,6 +345,20 @@ class ReportStatusRequest(_message.Message):
 class ReportStatusResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class AnswerStageRequest(_message.Message):
+    __slots__ = ("session_id", "answer")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    answer: _training_pb2.StageMessage
+    def __init__(self, session_id: _Optional[str] = ..., answer: _Optional[_Union[_training_pb2.StageMessage, _Mapping]] = ...) -> None: ...
+
+class AnswerStageResponse(_message.Message):
+    __slots__ = ("wanted",)
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    wanted: bool
+    def __init__(self, wanted: _Optional[bool] = ...) -> None: ...
 
 class ReportEvaluationRequest(_message.Message):
     __slots__ = ("session_id", "key", "num_examples", "metrics", "without_personal", "sums", "sums_without_personal")

@@ -66,6 +66,11 @@ class CoordinatorStub:
                 request_serializer=protos_dot_fl_dot_v1_dot_coordinator__pb2.ReportStatusRequest.SerializeToString,
                 response_deserializer=protos_dot_fl_dot_v1_dot_coordinator__pb2.ReportStatusResponse.FromString,
                 _registered_method=True)
+        self.AnswerStage = channel.unary_unary(
+                '/fl.v1.Coordinator/AnswerStage',
+                request_serializer=protos_dot_fl_dot_v1_dot_coordinator__pb2.AnswerStageRequest.SerializeToString,
+                response_deserializer=protos_dot_fl_dot_v1_dot_coordinator__pb2.AnswerStageResponse.FromString,
+                _registered_method=True)
         self.ReportEvaluation = channel.unary_unary(
                 '/fl.v1.Coordinator/ReportEvaluation',
                 request_serializer=protos_dot_fl_dot_v1_dot_coordinator__pb2.ReportEvaluationRequest.SerializeToString,
@@ -124,6 +129,14 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AnswerStage(self, request, context):
+        """An answer to a stage of secure aggregation, durable when the response comes. A repeat with the same content is
+        harmless; with another one it is INVALID_ARGUMENT.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReportEvaluation(self, request, context):
         """The result of an EvaluationAssignment.
         """
@@ -163,6 +176,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.ReportStatus,
                     request_deserializer=protos_dot_fl_dot_v1_dot_coordinator__pb2.ReportStatusRequest.FromString,
                     response_serializer=protos_dot_fl_dot_v1_dot_coordinator__pb2.ReportStatusResponse.SerializeToString,
+            ),
+            'AnswerStage': grpc.unary_unary_rpc_method_handler(
+                    servicer.AnswerStage,
+                    request_deserializer=protos_dot_fl_dot_v1_dot_coordinator__pb2.AnswerStageRequest.FromString,
+                    response_serializer=protos_dot_fl_dot_v1_dot_coordinator__pb2.AnswerStageResponse.SerializeToString,
             ),
             'ReportEvaluation': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportEvaluation,
@@ -334,6 +352,33 @@ class Coordinator:
             '/fl.v1.Coordinator/ReportStatus',
             protos_dot_fl_dot_v1_dot_coordinator__pb2.ReportStatusRequest.SerializeToString,
             protos_dot_fl_dot_v1_dot_coordinator__pb2.ReportStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AnswerStage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fl.v1.Coordinator/AnswerStage',
+            protos_dot_fl_dot_v1_dot_coordinator__pb2.AnswerStageRequest.SerializeToString,
+            protos_dot_fl_dot_v1_dot_coordinator__pb2.AnswerStageResponse.FromString,
             options,
             channel_credentials,
             insecure,

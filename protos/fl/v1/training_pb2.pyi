@@ -12,6 +12,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class SecureStage(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SECURE_STAGE_UNSPECIFIED: _ClassVar[SecureStage]
+    SECURE_STAGE_KEYS: _ClassVar[SecureStage]
+    SECURE_STAGE_COINS: _ClassVar[SecureStage]
+    SECURE_STAGE_SHARES: _ClassVar[SecureStage]
+    SECURE_STAGE_MASKED: _ClassVar[SecureStage]
+    SECURE_STAGE_SURVIVORS: _ClassVar[SecureStage]
+    SECURE_STAGE_OPENING: _ClassVar[SecureStage]
+
 class PayloadKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     PAYLOAD_KIND_UNSPECIFIED: _ClassVar[PayloadKind]
@@ -20,6 +30,7 @@ class PayloadKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PAYLOAD_KIND_VARIATE_CHANGE: _ClassVar[PayloadKind]
     PAYLOAD_KIND_CLIENT_MOMENTUM: _ClassVar[PayloadKind]
     PAYLOAD_KIND_NAMED: _ClassVar[PayloadKind]
+    PAYLOAD_KIND_MASKED: _ClassVar[PayloadKind]
 
 class RefusalReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -38,12 +49,20 @@ class RefusalReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REFUSAL_REASON_HEADER: _ClassVar[RefusalReason]
     REFUSAL_REASON_LEFT_OUT: _ClassVar[RefusalReason]
     REFUSAL_REASON_RELATIVE_NORM: _ClassVar[RefusalReason]
+SECURE_STAGE_UNSPECIFIED: SecureStage
+SECURE_STAGE_KEYS: SecureStage
+SECURE_STAGE_COINS: SecureStage
+SECURE_STAGE_SHARES: SecureStage
+SECURE_STAGE_MASKED: SecureStage
+SECURE_STAGE_SURVIVORS: SecureStage
+SECURE_STAGE_OPENING: SecureStage
 PAYLOAD_KIND_UNSPECIFIED: PayloadKind
 PAYLOAD_KIND_DELTA: PayloadKind
 PAYLOAD_KIND_FULL_GRADIENT: PayloadKind
 PAYLOAD_KIND_VARIATE_CHANGE: PayloadKind
 PAYLOAD_KIND_CLIENT_MOMENTUM: PayloadKind
 PAYLOAD_KIND_NAMED: PayloadKind
+PAYLOAD_KIND_MASKED: PayloadKind
 REFUSAL_REASON_UNSPECIFIED: RefusalReason
 REFUSAL_REASON_LATE: RefusalReason
 REFUSAL_REASON_NOT_ASSIGNED: RefusalReason
@@ -181,8 +200,28 @@ class LocalPrivacy(_message.Message):
     delta: float
     def __init__(self, unit: _Optional[str] = ..., noise_multiplier: _Optional[float] = ..., clip: _Optional[float] = ..., delta: _Optional[float] = ...) -> None: ...
 
+class StageMessage(_message.Message):
+    __slots__ = ("key", "draw", "stage", "content")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    DRAW_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    key: ExchangeKey
+    draw: int
+    stage: SecureStage
+    content: bytes
+    def __init__(self, key: _Optional[_Union[ExchangeKey, _Mapping]] = ..., draw: _Optional[int] = ..., stage: _Optional[_Union[SecureStage, str]] = ..., content: _Optional[bytes] = ...) -> None: ...
+
+class SecureAggregation(_message.Message):
+    __slots__ = ("protocol", "terms")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    TERMS_FIELD_NUMBER: _ClassVar[int]
+    protocol: str
+    terms: bytes
+    def __init__(self, protocol: _Optional[str] = ..., terms: _Optional[bytes] = ...) -> None: ...
+
 class Assignment(_message.Message):
-    __slots__ = ("key", "attempt", "task", "fingerprint", "resources", "training", "payloads", "deadline", "state_epoch", "upload_encodings", "max_update_bytes", "counted", "traceparent", "payload_names", "personal", "local_frozen", "upload_fraction", "min_accepted", "without_direction", "clip")
+    __slots__ = ("key", "attempt", "task", "fingerprint", "resources", "training", "payloads", "deadline", "state_epoch", "upload_encodings", "max_update_bytes", "counted", "traceparent", "payload_names", "personal", "local_frozen", "upload_fraction", "min_accepted", "without_direction", "clip", "secure_aggregation")
     KEY_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
@@ -203,6 +242,7 @@ class Assignment(_message.Message):
     MIN_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     WITHOUT_DIRECTION_FIELD_NUMBER: _ClassVar[int]
     CLIP_FIELD_NUMBER: _ClassVar[int]
+    SECURE_AGGREGATION_FIELD_NUMBER: _ClassVar[int]
     key: ExchangeKey
     attempt: int
     task: str
@@ -223,7 +263,8 @@ class Assignment(_message.Message):
     min_accepted: int
     without_direction: bool
     clip: float
-    def __init__(self, key: _Optional[_Union[ExchangeKey, _Mapping]] = ..., attempt: _Optional[int] = ..., task: _Optional[str] = ..., fingerprint: _Optional[_Union[TaskFingerprint, _Mapping]] = ..., resources: _Optional[_Iterable[_Union[_tensor_pb2.Resource, _Mapping]]] = ..., training: _Optional[_Union[LocalTraining, _Mapping]] = ..., payloads: _Optional[_Iterable[_Union[PayloadKind, str]]] = ..., deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., state_epoch: _Optional[int] = ..., upload_encodings: _Optional[_Iterable[_Union[_tensor_pb2.Encoding, str]]] = ..., max_update_bytes: _Optional[int] = ..., counted: _Optional[_Union[Outcome, _Mapping]] = ..., traceparent: _Optional[str] = ..., payload_names: _Optional[_Iterable[str]] = ..., personal: _Optional[_Iterable[str]] = ..., local_frozen: _Optional[_Union[_tensor_pb2.Resource, _Mapping]] = ..., upload_fraction: _Optional[float] = ..., min_accepted: _Optional[int] = ..., without_direction: _Optional[bool] = ..., clip: _Optional[float] = ...) -> None: ...
+    secure_aggregation: SecureAggregation
+    def __init__(self, key: _Optional[_Union[ExchangeKey, _Mapping]] = ..., attempt: _Optional[int] = ..., task: _Optional[str] = ..., fingerprint: _Optional[_Union[TaskFingerprint, _Mapping]] = ..., resources: _Optional[_Iterable[_Union[_tensor_pb2.Resource, _Mapping]]] = ..., training: _Optional[_Union[LocalTraining, _Mapping]] = ..., payloads: _Optional[_Iterable[_Union[PayloadKind, str]]] = ..., deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., state_epoch: _Optional[int] = ..., upload_encodings: _Optional[_Iterable[_Union[_tensor_pb2.Encoding, str]]] = ..., max_update_bytes: _Optional[int] = ..., counted: _Optional[_Union[Outcome, _Mapping]] = ..., traceparent: _Optional[str] = ..., payload_names: _Optional[_Iterable[str]] = ..., personal: _Optional[_Iterable[str]] = ..., local_frozen: _Optional[_Union[_tensor_pb2.Resource, _Mapping]] = ..., upload_fraction: _Optional[float] = ..., min_accepted: _Optional[int] = ..., without_direction: _Optional[bool] = ..., clip: _Optional[float] = ..., secure_aggregation: _Optional[_Union[SecureAggregation, _Mapping]] = ...) -> None: ...
 
 class EvaluationAssignment(_message.Message):
     __slots__ = ("key", "task", "fingerprint", "resources", "deadline", "personal", "local_frozen")

@@ -45,7 +45,7 @@ def test_a_runs_file_its_message_and_its_model_have_the_same_keys(section: str) 
 
 def test_every_field_of_a_run_has_a_comment() -> None:
     """The meanings on the page are the contract's own; none of them is empty."""
-    messages = [f"{name.capitalize()}Spec" for name in sections(RunConfig) if name != "algorithm"]
+    messages = [f"{name.title().replace('_', '')}Spec" for name in sections(RunConfig) if name != "algorithm"]
     assert all(text for message in ["RunSpec", *messages] for text in message_comments(message).values())
 
 

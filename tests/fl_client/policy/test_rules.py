@@ -74,6 +74,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "privacy",
         "privacy.max_epsilon is 8, and the run states no differential privacy",
     ),
+    (
+        {"secure_aggregation": {"require": True}},
+        "secure_aggregation",
+        "secure_aggregation.require is true, and the coordinator would see this device's update alone",
+    ),
 ]
 
 

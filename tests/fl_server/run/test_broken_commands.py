@@ -194,8 +194,8 @@ async def broken(world: World, kind: type, done: bool, devices: list[Device]) ->
 
 
 def test_every_command_has_a_case() -> None:
-    """A new command is tried too."""
-    assert set(CASES) == set(effects.Effect.__args__)
+    """A new command is tried too. Stages of secure aggregation need certificates, and are tried with processes."""
+    assert set(CASES) == set(effects.Effect.__args__) - {effects.OpenStage}
 
 
 @pytest.mark.slow

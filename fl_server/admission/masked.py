@@ -1,0 +1,52 @@
+"""The admission of masked updates: their size, their digest, and what their header says. Their values say nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fl_server.admission.client_rules import UpdateRefused, WrongDigest
+from fl_server.store.files import file_digest
+from protos.codec import digest_bytes
+from protos.fl.v1.training_pb2 import PayloadKind, RefusalReason, UpdateHeader
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedGate:
+    """The rules for one client's masked update. It stands in place of `AdmissionGate`."""
+
+    size_bytes: int
+
+    def check_header(self, header: UpdateHeader) -> None:
+        """All checks that need no bytes. Raises UpdateRefused."""
+        kinds = [payload.kind for payload in header.payloads]
+        if kinds != [PayloadKind.PAYLOAD_KIND_MASKED] or header.payloads[0].manifest.tensors:
+            raise UpdateRefused(
+                RefusalReason.REFUSAL_REASON_LAYOUT,
+                f"expected one payload of the kind MASKED without tensors, got the kinds {kinds[:8]}",
+            )
+        if header.size_bytes != self.size_bytes:
+            raise UpdateRefused(
+                RefusalReason.REFUSAL_REASON_SIZE, f"expected {self.size_bytes} bytes, got {header.size_bytes}"
+            )
+        if header.HasField("training_loss") or header.epochs or not header.num_steps or not header.num_examples:
+            raise UpdateRefused(
+                RefusalReason.REFUSAL_REASON_HEADER,
+                "expected examples, steps and no metrics of the training with secure aggregation",
+            )
+        try:
+            digest_bytes(header.digest)
+        except ValueError as error:
+            raise UpdateRefused(RefusalReason.REFUSAL_REASON_DIGEST, str(error)) from error
+
+    def check_file(self, path: Path, digest: bytes, steps: int = 0) -> dict[str, float]:
+        """Check a whole update on disk. Its norm is 0: nobody knows it. Raises WrongDigest."""
+        del steps
+        if (came := file_digest(path)) != digest:
+            raise WrongDigest(digest, came)
+        return {"masked": 0.0}
+
+    def clip_factor(self, norm: float) -> float:
+        """The factor of the update: the device has clipped it."""
+        del norm
+        return 1.0
