@@ -11,6 +11,7 @@ import runpy
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -31,7 +32,7 @@ class Processes:
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
-        self._children: list[Child] = []
+        self.children: list[Child] = []
 
     def __enter__(self) -> Self:
         return self
@@ -39,25 +40,32 @@ class Processes:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for child in self._children:
+        for child in self.children:
             child.process.kill()
-        for child in self._children:
+        for child in self.children:
             with child.process:  # waits, and closes the pipe
                 pass
 
     def start(self, name: str, program: str, config: Path) -> Child:
-        """Start `python -m program --config config`, with one thread and one heap."""
+        """Start `python -m program --config config`."""
+        return self.run(name, [sys.executable, "-P", __file__, program, "--config", str(config)])
+
+    def run(
+        self, name: str, command: list[str], environment: Mapping[str, str] | None = None, folder: Path | None = None
+    ) -> Child:
+        """Start a command with one thread and one heap. environment: added to this process's. folder: to run in."""
         log = self._logs / f"{name}.log"
         with log.open("wb") as output:
-            process = subprocess.Popen(  # noqa: S603 - this interpreter, and this file
-                [sys.executable, "-P", __file__, program, "--config", str(config)],
+            process = subprocess.Popen(  # noqa: S603 - the benchmark's own command
+                command,
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C goes to the benchmark only, which then ends its children
-                env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1", **(environment or {})},
+                cwd=folder,
             )
-        self._children.append(child := Child(name, process, log))
+        self.children.append(child := Child(name, process, log))
         return child
 
 

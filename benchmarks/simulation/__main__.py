@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.demo_grid import machine
+from benchmarks.environments import NotInstalled
 from benchmarks.simulation.contenders import ROOT, Options, contenders
-from benchmarks.simulation.environments import NotInstalled
 from benchmarks.simulation.measure import Failed, Measured, measure
 from benchmarks.table import markdown
 

@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.simulation.environments import python_of
+from benchmarks.environments import python_of
 from benchmarks.simulation.setting import data_root
 from benchmarks.simulation.stored import stored
 
 ROOT = Path(__file__).parents[2]
 CONFIG = Path(__file__).with_name("cifar10.toml")
+REQUIREMENTS = {"pfl": ["pfl==0.6.0"], "flower": ["flwr[simulation]==1.41.0"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ def _flower(options: Options, folder: Path) -> Started:
 def _peer(library: str, module: list[str], options: Options, folder: Path) -> Started:
     """A library's program. It sees this package alone, because benchmarks/__init__.py configures gRPC for ours."""
     table = folder / "rounds.csv"
-    python = python_of(library, options.environments)
+    python = python_of(library, options.environments, REQUIREMENTS[library])
     (folder / "benchmarks").mkdir()
     (folder / "benchmarks" / "simulation").symlink_to(Path(__file__).parent)
     command = [str(python), "-m", *module, "--rounds", str(options.rounds), "--report", str(table)]

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.simulation.contenders import Options, Start, Started, environment
 from benchmarks.simulation.setting import COHORT, EVALUATION_EVERY
-from benchmarks.simulation.usage import Usage
+from benchmarks.usage import Usage
 
 SAMPLE_S, MEMORY_S = 0.1, 0.5
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-REQUIREMENTS = {"pfl": ["pfl==0.6.0"], "flower": ["flwr[simulation]==1.41.0"]}
 MARK = "installed"
 
 
@@ -16,10 +16,10 @@ class NotInstalled(Exception):
     """A library cannot be installed here; the message has the reason."""
 
 
-def python_of(library: str, folder: Path) -> Path:
+def python_of(library: str, folder: Path, requirements: Sequence[str]) -> Path:
     """The interpreter of a library's environment in the folder, made if it is not there. Raises NotInstalled."""
     place = folder / library
-    wanted = "\n".join([f"torch=={torch.__version__}", *REQUIREMENTS[library]])
+    wanted = "\n".join([f"torch=={torch.__version__}", *requirements])
     mark, python = place / MARK, place / "bin" / "python"
     if mark.exists() and mark.read_text(encoding="utf-8") == wanted:
         return python

@@ -1,0 +1,1 @@
+"""The work of the benchmark as a Flower app."""
