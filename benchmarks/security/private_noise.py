@@ -108,12 +108,12 @@ def _growth(folder: Path, values: int, private: bool) -> float:
     torch.set_num_threads(1)
     reduction = _reduction(folder, values, private=private)
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from now on
-    before = _peak_mib()
+    before = peak_mib()
     reduction.sums()
-    return round(_peak_mib() - before, 1)
+    return round(peak_mib() - before, 1)
 
 
-def _peak_mib() -> float:
+def peak_mib() -> float:
     """The largest resident size. That of `getrusage` is the parent's until it is exceeded."""
     [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
     return int(line.split()[1]) / 1024
