@@ -150,7 +150,7 @@ class Federation:
         """The assignment without what is the client's own. Each client has the task that the server has."""
         work = RoundWork(
             self.config.name, self.config, self.engine.algorithm, ("", ""), (), 0, self.state_epoch,
-            self.engine.local_frozen,
+            local_frozen=self.engine.local_frozen, clip=self.snapshot.clip,
         )  # fmt: skip
         return common_assignment(work, place)
 
@@ -202,7 +202,8 @@ class Federation:
         infos, updates = [one.info for one in done], [one.update for one in done]
         with self.profile.part("aggregation"), one_thread():
             if self.config.client_privacy is not None:
-                self._stepped, _ = self.engine.private_update(self.snapshot, infos, updates, attempt)
+                normed = [(one.info, one.norms["delta"]) for one in done]
+                self._stepped, _ = self.engine.private_update(self.snapshot, normed, updates, attempt)
             else:
                 self._stepped, _ = self.engine.server_update(self.snapshot, infos, updates, self._sums)
 

@@ -23,6 +23,7 @@ from fl_server.admission.client_rules import (
 )
 from fl_server.admission.norms import BUFFERS, DELTA, FARTHEST, FLOOR, NO_LIMIT, NormHistory, RelativeNorm
 from fl_server.admission.reading import UpdateContent, read_update
+from fl_server.aggregation.adaptive_clip import ROUNDED
 from fl_server.aggregation.encoded_update import Decoding, EncodedUpdate, UpdateKeys
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import learning_rate_in, local_in
@@ -31,9 +32,6 @@ from fl_server.aggregation.updates import PayloadShape, Source, UpdateShape
 from fl_server.run_settings.privacy import PrivacySection
 from protos.codec import LayoutError, digest_bytes
 from protos.fl.v1.training_pb2 import RefusalReason, UpdateHeader
-
-UNCLIPPED = 1.01
-"""A delta that was clipped on its device has no norm of so many clips, whatever its dtype."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +176,7 @@ class AdmissionGate:
         """The largest norm of a payload that no rule refuses."""
         limits = [self.others[vector].limit] if vector in self.others else []
         if vector == DELTA:
-            own = UNCLIPPED * self.clip_norm if self.clips_itself else 0.0
+            own = ROUNDED * self.clip_norm if self.clips_itself else 0.0
             limits += [self.max_norm, own, 0.0 if self.relative.clips else self.relative.limit]
         return min([self.farthest.get(vector, math.inf), *(limit for limit in limits if limit)])
 
@@ -217,7 +215,7 @@ class AdmissionGate:
                 RefusalReason.REFUSAL_REASON_NORM,
                 f"expected an update of norm {self.max_norm:g} at most (round.max_update_norm), got {norm:g}",
             )
-        if self.clips_itself and norm > UNCLIPPED * self.clip_norm:
+        if self.clips_itself and norm > ROUNDED * self.clip_norm:
             raise UpdateRefused(
                 RefusalReason.REFUSAL_REASON_NORM,
                 f"expected an update that its client has clipped to a norm of {self.clip_norm:g} (privacy.clip), got"
@@ -283,7 +281,7 @@ def build_gate(engine: Engine, collecting: Collecting, client: str, registered: 
         shape,
         collecting.max_bytes or shape.size_bytes,
         section.max_update_norm,
-        engine.config.clip_norm,
+        collecting.snapshot.clip or section.clip_update_norm,
         collecting.state_epoch,
         collecting.history.limit(section, model_norm),
         {vector: limit for vector, limit in others.items() if vector != BUFFERS},

@@ -17,6 +17,7 @@ import torch
 import algorithms as fl
 from algorithms import tree
 from algorithms.compose import SENT
+from fl_server.aggregation.adaptive_clip import clip_rule
 from fl_server.aggregation.bundles import CPU
 from fl_server.aggregation.encoded_update import Decoding, UpdateKeys, opened
 from fl_server.aggregation.evaluation import EvaluatedModel
@@ -59,6 +60,8 @@ from fl_tasks.own_loop import own_loop
 from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_AVERAGED
 
 _NONE: Mapping[str, fl.Tensors] = MappingProxyType({})
+PrivateInfo = tuple[fl.UpdateInfo, float]
+"""An accepted update of a private run, and its L2 norm as it came."""
 
 
 class Engine:
@@ -124,7 +127,8 @@ class Engine:
         with self._evaluating, self._model.first(initial_path(self.config.initial_model, self._start)) as start:
             snapshot = self.snapshots.first(start, self.algorithm.init(start.trainable))
             del start  # with it goes its memory, when the block ends
-        return snapshot
+        privacy = self.config.client_privacy
+        return snapshot if privacy is None else replace(snapshot, clip=privacy.clip)
 
     def restored(self, checkpoint: Checkpoint) -> Snapshot:
         """The snapshot of a checkpoint. Raises TaskError if the task has other frozen parameters than the run."""
@@ -200,24 +204,29 @@ class Engine:
         )
 
     def private_update(
-        self, snapshot: Snapshot, cohort: Sequence[fl.UpdateInfo], sources: Sequence[Source], attempt: int
+        self, snapshot: Snapshot, cohort: Sequence[PrivateInfo], sources: Sequence[Source], attempt: int
     ) -> tuple[Snapshot, ServerUpdateStats]:
         """The same for a run with client-level privacy, from a noisy mean; there may be no update. Buffers stay."""
-        privacy, clients = self.config.client_privacy, [info.client_id for info in cohort]
+        privacy, rule = self.config.client_privacy, clip_rule(self.config)
         if privacy is None:
             raise RuntimeError("expected a run with the section privacy")
+        key = key_of_round(self._secret, snapshot.round + 1, attempt, [info.client_id for info, _ in cohort])
+        z = privacy.noise_multiplier if rule is None else rule.noise_multiplier_of_sum
         noisy = PrivateSum(
-            Mechanism(privacy.clip, privacy.noise_multiplier, self.config.round.rate * self.config.population),
+            Mechanism(snapshot.clip, z, self.config.round.rate * self.config.population),
             sum(entry.numel for entry in self._trainable_layout.entries),
-            key_of_round(self._secret, snapshot.round + 1, attempt, clients),
+            key,
             self.config.local.steps or 1,
             self._centre(snapshot),
         )
-        updates = self._accepted(snapshot, 0, cohort, sources)
+        updates = self._accepted(snapshot, 0, [info for info, _ in cohort], sources)
         made, stats = self._stepped(snapshot, updates, _NONE, noisy)
         if made.buffers:
             tree.copy_(made.buffers, snapshot.buffers)
-        return self._finished(snapshot, made), stats
+        clip = snapshot.clip
+        if rule is not None:
+            clip = rule.next(clip, rule.count(clip, [norm for _, norm in cohort], key))
+        return replace(self._finished(snapshot, made), clip=clip), replace(stats, clip=snapshot.clip)
 
     def _centre(self, snapshot: Snapshot) -> fl.Tensors | None:
         """The part of the clients' deltas that the direction makes, in a private run; None if there is none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import algorithms as fl
 from algorithms.reference import has_reference
+from fl_server.aggregation.adaptive_clip import clip_rule
 from fl_server.errors import InvalidInput
 from fl_server.run_settings.config import RunConfig
 from protos.layout import Layout
@@ -40,6 +41,7 @@ def check_privacy(config: RunConfig) -> None:
     if privacy.delta * config.population > 1:
         most = f"at most 1 / population, {1 / config.population:.3g}"
         raise InvalidInput("privacy.delta", most, f"{privacy.delta:g}")
+    clip_rule(config)
 
 
 def check_one_release(config: RunConfig, algorithm: fl.Algorithm) -> None:

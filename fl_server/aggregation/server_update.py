@@ -48,6 +48,8 @@ class ServerUpdateStats:
     """Clients with a weight cut by `round.max_client_share`."""
     largest: tuple[str, float] = ("", 0.0)
     """The client with the largest weight of the round, and that weight."""
+    clip: float = 0.0
+    """C of the round, with client-level privacy."""
 
 
 class Diverged(Exception):

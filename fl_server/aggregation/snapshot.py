@@ -23,6 +23,9 @@ from protos.codec import Layout, digest_of, pieces_of
 from protos.digests import digest_text
 from protos.frozen import frozen_text
 
+_CLIP = "clip"
+"""The fact of a checkpoint that is `Snapshot.clip`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -39,6 +42,8 @@ class Snapshot:
     """L2 norm of the trainable parameters."""
     averaged: AveragedModel | None = None
     """The mean of the committed models, if the run has one after this round."""
+    clip: float = 0.0
+    """C of the next round in a run with client-level privacy."""
 
     @property
     def parameters(self) -> fl.Tensors:
@@ -138,7 +143,8 @@ class Snapshots:
         named = {FROZEN: frozen_text(self._local_frozen)} if self._local_frozen else {}
         memory = {symbol: tree.to(tensors, CPU) for symbol, tensors in snapshot.state.memory.items()}
         averaged = None if snapshot.averaged is None else replace(snapshot.averaged, model=tree.to(snapshot.sent, CPU))
-        return Checkpoint(model, memory, {**facts, **named}, self._tied, master, averaged)
+        clip = {_CLIP: snapshot.clip} if snapshot.clip else {}
+        return Checkpoint(model, memory, {**facts, **named, **clip}, self._tied, master, averaged)
 
     def restored(self, checkpoint: Checkpoint) -> Snapshot:
         """The snapshot of a checkpoint. Raises TaskError if the task has other frozen parameters than the run."""
@@ -150,6 +156,7 @@ class Snapshots:
         memory = {symbol: dict(tensors) for symbol, tensors in checkpoint.memory.items()}
         model, master = dict(checkpoint.model), dict(checkpoint.master)
         snapshot = self._laid_out(self._of(checkpoint.facts["round"], model, master, memory))
+        snapshot = replace(snapshot, clip=checkpoint.facts.get(_CLIP, 0.0))
         if checkpoint.averaged is None:
             return snapshot
         return replace(snapshot, averaged=replace(checkpoint.averaged, model=snapshot.sent))

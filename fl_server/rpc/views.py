@@ -88,7 +88,15 @@ def _privacy(run: Run) -> pb.PrivacyStatus | None:
         epsilon_of_seen_cohorts=account.epsilon(draws, seen=True),
         draws=draws,
         most_draws=account.most,
+        clip=_clip(run),
     )
+
+
+def _clip(run: Run) -> float:
+    """C of the round under way; of the latest round of a run whose model is not in memory any more; 0: none."""
+    if run.context.model.loaded:
+        return run.context.model.snapshot.clip
+    return run.rounds.latest_statistics.norms.get("clip", 0.0)
 
 
 def add_waiting(run: Run, status: pb.RunStatus | pb.RunOverview) -> None:

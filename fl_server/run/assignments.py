@@ -54,6 +54,8 @@ class RoundWork:
     """Those of the secure aggregation of this exchange; empty: updates are sent as they are."""
     local_frozen: Resource | None = None
     """The frozen parameters that clients have themselves. None if they are among the broadcasts, or there are none."""
+    clip: float = 0.0
+    """C of a round with client-level privacy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ def common_assignment(work: RoundWork, position: RoundPosition) -> pb.Assignment
         personal=work.config.personal,
         local_frozen=work.local_frozen,
         min_accepted=work.config.least,
-        clip=0.0 if work.config.client_privacy is None else work.config.clip_norm,
+        clip=work.clip,
     )
     message.deadline.FromMilliseconds(max(0, round(position.seconds_left * 1000)))
     if work.config.secure_aggregation is not None:
@@ -236,7 +238,7 @@ class AssignmentDispatch:
         work = RoundWork(
             context.run_id, control.config, context.algorithm, context.fingerprint, context.model.broadcasts,
             context.services.config.limits.max_update_mib << 20, control.state.state_epoch, self._stages.terms,
-            context.model.local_frozen,
+            context.model.local_frozen, context.model.snapshot.clip,
         )  # fmt: skip
         state = control.state
         # Between two attempts no deadline runs; the next one begins with the whole time.

@@ -106,7 +106,9 @@ class Effects:
             context.run_id, command.round, command.exchange, command.attempt, command.cohort, time.time(), deadline_s
         )
         account = control.account
-        charge = None if account is None else account.charge(context.run_id, command, control.state.draws)
+        charge = None
+        if account is not None:
+            charge = account.charge(context.run_id, command, control.state.draws, context.model.snapshot.clip)
         await control.write(context.store.open_attempt, record, self._opened(record), charge)
         if charge is not None:
             await control.retry(partial(context.services.in_io, context.services.secrets.counted, charge))

@@ -219,7 +219,8 @@ class ModelStore:
         await self._give_back(updates)
         cohort, engine = _cohort(updates), self.engine
         if engine.config.client_privacy is not None:
-            self._next = await self._computed(engine.private_update, self.snapshot, cohort, paths, attempt)
+            normed = [(info, update.norm) for info, update in zip(cohort, updates, strict=True)]
+            self._next = await self._computed(engine.private_update, self.snapshot, normed, paths, attempt)
         else:
             self._next = await self._computed(engine.server_update, self.snapshot, cohort, paths, before)
         return self._next[1]

@@ -88,8 +88,8 @@ class Account:
         """The account if the run had this noise."""
         return replace(self, privacy=self.privacy.model_copy(update={"noise_multiplier": noise_multiplier}))
 
-    def charge(self, run_id: str, opened: OpenAttempt, draws: int) -> ChargeRecord:
-        """The charge of a draw. draws: those of this run, with this one."""
+    def charge(self, run_id: str, opened: OpenAttempt, draws: int, clip: float) -> ChargeRecord:
+        """The charge of a draw. draws: those of this run, with this one; clip: C of the round."""
         number = self.others.total() + draws
         z = self.privacy.noise_multiplier
-        return ChargeRecord(self.name, number, run_id, opened.round, opened.attempt, z, self.rate, time.time())
+        return ChargeRecord(self.name, number, run_id, opened.round, opened.attempt, z, self.rate, time.time(), clip)

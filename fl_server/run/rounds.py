@@ -243,4 +243,6 @@ class RunCounters:
         if updates:
             smallest, largest = min(updates), max(updates)
             statistics.norms |= {"update": fmean(updates), "update_smallest": smallest, "update_largest": largest}
+        if norms.clip:
+            statistics.norms["clip"] = norms.clip
         statistics.cosine = norms.cosine if norms.direction else None

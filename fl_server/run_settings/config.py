@@ -344,11 +344,6 @@ class RunConfig(_Section):
         secure = self.secure_aggregation
         return max(self.round.least, 0 if secure is None else secure.min_clients)
 
-    @property
-    def clip_norm(self) -> float:
-        """The norm to which longer updates are scaled down; 0: none."""
-        return self.round.clip_update_norm if self.client_privacy is None else self.client_privacy.clip
-
     def base_id(self) -> str:
         """The id of the run, if it is free."""
         words = re.sub(r"[^a-z0-9._-]+", "-", f"{self.task.name}-{self.algorithm.name}".lower())

@@ -22,6 +22,9 @@ class PrivacySection(BaseModel):
     delta: float = Field(gt=0, lt=1)
     max_epsilon: float | None = Field(default=None, gt=0, le=1e6)
     account: Word = ""
+    clip_quantile: float | None = Field(default=None, gt=0, lt=1)
+    clip_rate: float | None = Field(default=None, gt=0, le=10)
+    clip_noise: float | None = Field(default=None, gt=0, le=1e6)
 
     @model_validator(mode="after")
     def _account_of_its_unit(self) -> Self:
@@ -32,6 +35,10 @@ class PrivacySection(BaseModel):
                 'expected neither max_epsilon nor account with unit = "record": each device has an account of its own,'
                 " and the limit of its site"
             )
+        if self.clip_quantile is not None and self.unit == "record":
+            raise ValueError('expected no clip_quantile with unit = "record": its gradients have a fixed clip')
+        if self.clip_quantile is None and (self.clip_rate is not None or self.clip_noise is not None):
+            raise ValueError("expected clip_quantile with clip_rate and clip_noise: without it the clip is fixed")
         return self
 
     @property

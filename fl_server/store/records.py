@@ -76,6 +76,8 @@ class ChargeRecord:
     rate: float
     """q: with which probability each client is drawn."""
     charged_at: float
+    clip: float = 0.0
+    """C of the round. 0: of a charge that was made again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -261,7 +261,8 @@ def _privacy(run: pb.RunStatus) -> str:
     promised = f"of at most {wanted.max_epsilon:g} at delta {wanted.delta:g} for each {wanted.unit}"
     seen = f"{spent.epsilon_of_seen_cohorts:.3g} for who sees the cohorts"
     draws = f"{spent.draws} of {spent.most_draws} draws"
-    return f"epsilon {spent.epsilon:.3g} {promised} ({seen}), account {spent.account}; {draws}"
+    clip = f"; clip {spent.clip:.3g}" if wanted.HasField("clip_quantile") and spent.clip else ""
+    return f"epsilon {spent.epsilon:.3g} {promised} ({seen}), account {spent.account}; {draws}{clip}"
 
 
 def _below_due(run: pb.RunStatus) -> str:

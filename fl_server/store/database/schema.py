@@ -147,6 +147,7 @@ charges = Table(
     Column("noise_multiplier", Double, nullable=False),
     Column("rate", Double, nullable=False),
     Column("charged_at", Double, nullable=False),
+    Column("clip", Double, nullable=False),
 )
 
 updates = Table(

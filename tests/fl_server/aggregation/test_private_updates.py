@@ -61,7 +61,7 @@ def test_without_noise_it_is_the_plain_update(tmp_path: Path, method: dict[str, 
             delta = {name: torch.randn(x.shape, generator=numbers) for name, x in here.state.x.items()}
             path.write_bytes(pack(delta, run.layout))
             rest.write_bytes(pack({name: it - centre.get(name, 0.0) for name, it in delta.items()}, run.layout))
-        here, _ = run.private_update(here, cohort, rests, 0)
+        here, _ = run.private_update(here, [(info, 1.0) for info in cohort], rests, 0)
         there, _ = plain.server_update(there, cohort, paths)
         for name, x in there.state.x.items():
             torch.testing.assert_close(here.state.x[name], x, rtol=1e-3, atol=1e-3)
@@ -75,7 +75,7 @@ def test_momentum_decays_in_a_round_without_updates(tmp_path: Path) -> None:
     run = private({"name": "fedcm", "parameters": {"alpha": 0.25}})
     path, first = tmp_path / "a", run.first()
     path.write_bytes(pack({name: torch.ones_like(x) for name, x in first.state.x.items()}, run.layout))
-    before, _ = run.private_update(first, [fl.UpdateInfo("a", 7, STEPS)], [path], 0)
+    before, _ = run.private_update(first, [(fl.UpdateInfo("a", 7, STEPS), 1.0)], [path], 0)
     after, _ = run.private_update(before, [], [], 0)
     rate = 0.3 * 0.9
     for name, delta in before.state.memory["Delta"].items():

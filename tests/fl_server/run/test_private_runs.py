@@ -22,7 +22,14 @@ from tests.fl_server.killed_runs import NAMES, complete_run, completed_after_kil
 from tests.marks import slow_except
 
 ROUNDS = 5
-PRIVACY = {"unit": "client", "noise_multiplier": 1.0, "clip": 0.5, "delta": 0.01, "max_epsilon": 50.0}
+PRIVACY: dict[str, Any] = {
+    "unit": "client",
+    "noise_multiplier": 1.0,
+    "clip": 0.5,
+    "delta": 0.01,
+    "max_epsilon": 50.0,
+    "clip_quantile": 0.6,
+}
 PLAIN = {"name": "tests.processes.tiny_task:Tiny", "options": {"model": "plain"}}
 PRIVATE: dict[str, Any] = {
     "task": PLAIN,
@@ -32,7 +39,7 @@ PRIVATE: dict[str, Any] = {
     "stop": {"rounds": ROUNDS},
 }
 NOT_SECRET = SimpleNamespace(token_bytes=lambda size: bytes(range(size)))
-Charges = list[tuple[int, int, int]]
+Charges = list[tuple[int, int, int, float]]
 
 
 @pytest.fixture(autouse=True)
@@ -47,8 +54,8 @@ def devices() -> list[Device]:
 
 
 def charges(world: World, account: str = PLAIN["name"]) -> Charges:  # type: ignore[assignment]
-    """(number, round, attempt) of each charge."""
-    return [(charge.number, charge.round, charge.attempt) for charge in world.store.charges(account)]
+    """(number, round, attempt, clip) of each charge."""
+    return [(charge.number, charge.round, charge.attempt, charge.clip) for charge in world.store.charges(account)]
 
 
 async def outcome(folder: Path, dies_at: int | str | None = None, **sections: Any) -> tuple[list[str], Any, Charges]:
@@ -66,13 +73,19 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], An
 
 
 def test_rounds_have_any_number_of_clients_and_each_is_charged(undisturbed: tuple[list[str], Any, Charges]) -> None:
-    """One of the five rounds has no update. Every round has another model: the noise is there without updates too."""
+    """One of the five rounds has no update. Every round has another model: the noise is there without updates too.
+
+    The clip of each round is in its charge, before the round's assignments are sent.
+    """
     digests, accepted, charged = undisturbed
     sizes = [len(clients) for clients in accepted]
     assert 0 in sizes
     assert max(sizes) >= 2
     assert len(set(digests)) == ROUNDS
-    assert charged == [(round_ + 1, round_, 0) for round_ in range(ROUNDS)]
+    assert [charge[:3] for charge in charged] == [(round_ + 1, round_, 0) for round_ in range(ROUNDS)]
+    clips = [clip for _, _, _, clip in charged]
+    assert clips[0] == PRIVACY["clip"]
+    assert len(set(clips)) > 2
 
 
 @pytest.mark.parametrize("dies_at", slow_except([*range(9, 46), "save"], 12, 20, 31, "save"))
@@ -115,11 +128,11 @@ async def test_an_account_has_one_run_at_a_time(tmp_path: Path) -> None:
             await device.connect(world)
         second = await world.create(**(PRIVATE | {"name": "s", "stop": {"rounds": 2}}))
         await world.completed("s")
-        assert charges(world) == [(1, 0, 0), (2, 1, 0)]
+        assert [charge[:3] for charge in charges(world)] == [(1, 0, 0), (2, 1, 0)]
         assert second.account is not None
         await world.coordinator.actions.extend(second, 1, 0.0, "admin")
         await world.completed("s")
-        assert charges(world)[-1] == (3, 2, 0)
+        assert charges(world)[-1][:3] == (3, 2, 0)
 
 
 async def test_a_restored_backup_does_not_take_charges_back(tmp_path: Path) -> None:
@@ -153,7 +166,7 @@ async def test_nothing_of_single_clients_is_kept_beside_the_model(tmp_path: Path
         commits = world.store.commits("r")
         assert {(commit.training_loss, commit.norms, tuple(commit.epochs)) for commit in commits} == {(None, "", ())}
         norms = world.coordinator.run("r").rounds.latest_statistics.norms
-        assert {*norms} == {"aggregate", "direction"}
+        assert {*norms} == {"aggregate", "direction", "clip"}
 
 
 async def test_running_statistics_are_refused(tmp_path: Path) -> None:

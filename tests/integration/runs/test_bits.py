@@ -36,7 +36,14 @@ PRIVATE: dict[str, Any] = {
     "local": {"epochs": None, "steps": 4},
     "round": {"sampling": "bernoulli", "rate": 0.7},
     "population": 3,
-    "privacy": {"unit": "client", "noise_multiplier": 0.5, "clip": 0.3, "delta": 0.01, "max_epsilon": 100.0},
+    "privacy": {
+        "unit": "client",
+        "noise_multiplier": 0.5,
+        "clip": 0.3,
+        "delta": 0.01,
+        "max_epsilon": 100.0,
+        "clip_quantile": 0.7,
+    },
     "stop": {"rounds": 4},
 }
 
@@ -103,7 +110,9 @@ def test_a_private_run_keeps_its_bits(fleet: Fleet, monkeypatch: pytest.MonkeyPa
     assert digests == simulated_digests("private", secret=secret, **PRIVATE)
     assert digests != simulated_digests("private", **PRIVATE)
     check_replay(fleet.server, "private")
-    assert fleet.server.run("private").privacy.draws == 4
+    spent = fleet.server.run("private").privacy
+    assert spent.draws == 4
+    assert spent.clip != PRIVATE["privacy"]["clip"]
 
 
 def test_an_acknowledged_update_is_not_sent_again_after_a_kill(fleet: Fleet, undisturbed: list[str]) -> None:
