@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.overrides import TorchFunctionMode
 
 from algorithms import tree
 from algorithms.base import Tensors
 from algorithms.batches import Batch, Forward, examples_of, leaves, map_leaves, split
 from algorithms.model_state import trainable_parameters
 from algorithms.parameters import AlgorithmError
+from algorithms.privacy.layers import Layer, Watched, found_layers
 
 CHUNK_BYTES = 64 << 20
-"""Bytes of the gradients of single examples that are in memory at once."""
+"""Bytes that the gradients of single examples, and what they are made of, may take at once."""
 
 
 def check_model(model: nn.Module) -> None:
@@ -57,10 +57,11 @@ class ClippedGradients:
         check_model(model)
         self._losses, self._clipping = _Losses(model, loss, forward), clipping
         self._parameters = trainable_parameters(model)
-        size = 4 * sum(parameter.numel() for parameter in self._parameters.values())
-        self._chunk = clipping.chunk or max(1, CHUNK_BYTES // size)
         # torch.func has no fused recurrent layers: it would map them one example at a time, with a warning.
         self._maps = not any(isinstance(module, nn.RNNBase) for module in model.modules())
+        self._layers: dict[str, Layer] = {}
+        self._shapes: list[tuple[torch.Size, torch.dtype]] | None = None
+        """Of the parts of an example for which the layers were found."""
 
     def sum(self, batch: Batch) -> Tensors:
         """The sum over a batch on the model's device, in float32 or wider; zeros for a batch without an example."""
@@ -68,17 +69,34 @@ class ClippedGradients:
         total = {name: torch.zeros_like(tensor, dtype=_wide(tensor)) for name, tensor in parameters.items()}
         if not examples_of(batch):
             return total
-        for chunk in split(batch, self._chunk):
+        if not all(isinstance(leaf, Tensor) and leaf.dim() for leaf in leaves(batch)):
+            self._maps = False
+        if self._maps:
+            self._find_layers(parameters, batch)
+        for chunk in split(batch, self._clipping.chunk or self._chunk(parameters)):
             for gradients in self._gradients(parameters, chunk):
-                factors = _factors(gradients, self._clipping.clip)
-                for name, g in gradients.items():
-                    flat = g.flatten(1).to(total[name].dtype)
-                    total[name] += (factors.to(flat.dtype) @ flat).view_as(total[name])
+                gradients.add_clipped(total, self._clipping.clip)
         return total
 
-    def _gradients(self, parameters: Tensors, batch: Batch) -> Iterator[Tensors]:
-        """The gradients [examples, ...] of a chunk, in one part or in one for each example."""
-        if self._maps and all(isinstance(leaf, Tensor) and leaf.dim() for leaf in leaves(batch)):
+    def _find_layers(self, parameters: Tensors, batch: Batch) -> None:
+        """Find the layers for examples of other shapes than those before."""
+        shapes = [(leaf.shape[1:], leaf.dtype) for leaf in leaves(batch)]
+        if shapes == self._shapes:
+            return
+        example, buffers = map_leaves(lambda leaf: leaf[:1], batch), self._losses.buffers_now()
+        with torch.no_grad():
+            self._layers = found_layers(parameters, lambda: self._losses.of(parameters, buffers, example))
+        self._shapes = shapes
+
+    def _chunk(self, parameters: Tensors) -> int:
+        """Examples for which CHUNK_BYTES has room."""
+        others = sum(tensor.numel() for name, tensor in parameters.items() if name not in self._layers)
+        floats = others + sum(layer.floats for layer in self._layers.values())
+        return max(1, CHUNK_BYTES // (4 * floats))
+
+    def _gradients(self, parameters: Tensors, batch: Batch) -> Iterator[_Gradients]:
+        """The gradients of a chunk, in one part or in one for each example."""
+        if self._maps:
             try:
                 yield self._mapped(parameters, batch)
             except (RuntimeError, NotImplementedError, ValueError):
@@ -87,19 +105,28 @@ class ClippedGradients:
             else:
                 return
         for one in split(batch, 1):
-            yield {name: g.unsqueeze(0) for name, g in self._of_one(parameters, one).items()}
+            yield _Gradients({name: g.unsqueeze(0) for name, g in self._of_one(parameters, one).items()}, {})
 
-    def _mapped(self, parameters: Tensors, batch: Batch) -> Tensors:
-        buffers = self._losses.buffers_now()
+    def _mapped(self, parameters: Tensors, batch: Batch) -> _Gradients:
+        buffers, layers = self._losses.buffers_now(), self._layers
+        of_layers = {name for layer in layers.values() for name in (layer.weight, layer.bias)}
+        others = {name: tensor for name, tensor in parameters.items() if name not in of_layers}
 
-        def loss(parameters: Tensors, *example: Tensor) -> Tensor:
+        def loss(others: Tensors, zeros: Tensors, *example: Tensor) -> tuple[Tensor, Tensors]:
             parts = iter(example)
-            return self._losses.of(parameters, buffers, map_leaves(lambda _: next(parts).unsqueeze(0), batch))
+            one = map_leaves(lambda _: next(parts).unsqueeze(0), batch)
+            with Watched(layers, parameters, zeros) as watched:
+                value = self._losses.of({**parameters, **others}, buffers, one)
+            return value, watched.inputs
 
-        examples = tuple(leaves(batch))
-        places = (None, *(0 for _ in examples))
-        with _ConvolutionsAsProducts():
-            gradients: Tensors = vmap(grad(loss), in_dims=places, randomness="different")(parameters, *examples)
+        examples, zeros = tuple(leaves(batch)), {name: layer.zero for name, layer in layers.items()}
+        places = (None, None, *(0 for _ in examples))
+        mapped = vmap(grad(loss, argnums=(0, 1), has_aux=True), in_dims=places, randomness="different")
+        with sdpa_kernel(SDPBackend.MATH):  # torch.func maps no other kernel of attention
+            (whole, outputs), inputs = mapped(others, zeros, *examples)
+        gradients = _Gradients(whole, {})
+        for name, given in inputs.items():
+            gradients.add_layer(layers[name], *layers[name].gradient(given, outputs[name]))
         return gradients
 
     def _of_one(self, parameters: Tensors, example: Batch) -> Tensors:
@@ -111,6 +138,53 @@ class ClippedGradients:
             name: torch.zeros_like(tensor) if g is None else g.to_dense() if g.is_sparse else g
             for (name, tensor), g in zip(mine.items(), found, strict=True)
         }
+
+
+@dataclass(frozen=True, slots=True)
+class _Gradients:
+    """Gradients of single examples."""
+
+    whole: Tensors
+    """[examples, ...] by parameter."""
+    products: dict[str, tuple[Tensor, Tensor]]
+    """(a [examples, in], b [examples, out]) by weight, whose gradients are b a^T."""
+
+    def add_layer(self, layer: Layer, a: Tensor, b: Tensor) -> None:
+        """Add those of a layer: a [examples, in, positions], b [examples, out, positions]."""
+        if layer.bias:
+            self.whole[layer.bias] = b.sum(2)
+        if a.shape[2] == 1:
+            self.products[layer.weight] = a[..., 0], b[..., 0]
+        else:
+            wide = torch.promote_types(a.dtype, b.dtype)
+            self.whole[layer.weight] = b.to(wide) @ a.to(wide).transpose(1, 2)
+
+    def add_clipped(self, total: Tensors, clip: float) -> None:
+        """Add each gradient, shortened to the clip, to the total. Parameters that have none get nothing."""
+        factors = self._factors(clip)
+        for name, g in self.whole.items():
+            flat = g.flatten(1).to(total[name].dtype)
+            total[name] += (factors.to(flat.dtype) @ flat).view_as(total[name])
+        for name, pair in self.products.items():
+            a, b = (tensor.to(total[name].dtype) for tensor in pair)
+            total[name] += ((factors[:, None].to(b.dtype) * b).T @ a).view_as(total[name])
+
+    def _factors(self, clip: float) -> Tensor:
+        """min(1, C / ||g_i||) of each example, [examples]; 0 where it is not finite, whose gradients become zero."""
+        norms = [_norms(g) for g in self.whole.values()]
+        norms += [_norms(a) * _norms(b) for a, b in self.products.values()]
+        norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)
+        finite = norm.isfinite()
+        if not bool(finite.all()):
+            for g in (*self.whole.values(), *(tensor for pair in self.products.values() for tensor in pair)):
+                g[~finite] = 0.0
+        return torch.where(finite, clip / norm.clamp(min=clip), 0.0)
+
+
+def _norms(gradients: Tensor) -> Tensor:
+    """The L2 norm of each row, [rows], float64."""
+    norms: Tensor = torch.linalg.vector_norm(gradients.flatten(1), dim=1, dtype=_wide(gradients)).double()
+    return norms
 
 
 class _Losses(nn.Module):
@@ -136,57 +210,5 @@ class _Losses(nn.Module):
         return self._loss(*self._forward(self.model, batch)).reshape(())
 
 
-class _ConvolutionsAsProducts(TorchFunctionMode):
-    """Two-dimensional convolutions are computed as products of matrices while it is active.
-
-    The weight's gradients of single examples are then one batched product. By torch's own rule they are a convolution
-    with a group for each example, which takes several times as long.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """See TorchFunctionMode."""
-        if func is functional.conv2d:
-            return _convolved(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-
-def _convolved(  # noqa: PLR0913, PLR0917 - the parameters of torch's function
-    inputs: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: int | tuple[int, int] = 1,
-    padding: int | tuple[int, int] | str = 0,
-    dilation: int | tuple[int, int] = 1,
-    groups: int = 1,
-) -> Tensor:
-    """The convolution by torch.nn.functional.unfold, where it can; by torch's own function otherwise."""
-    if groups != 1 or isinstance(padding, str) or inputs.dim() != 4:
-        return functional.conv2d(inputs, weight, bias, stride, padding, dilation, groups)
-    size, steps, edges, gaps = (_pair(value) for value in (weight.shape[2:], stride, padding, dilation))
-    height, width = (
-        (length + 2 * edge - gap * (extent - 1) - 1) // step + 1
-        for length, edge, gap, extent, step in zip(inputs.shape[2:], edges, gaps, size, steps, strict=True)
-    )
-    columns = functional.unfold(inputs, size, gaps, edges, steps)
-    output: Tensor = (weight.flatten(1) @ columns).unflatten(2, (height, width))
-    return output if bias is None else output + bias[:, None, None]
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    first, second = (value, value) if isinstance(value, int) else value
-    return first, second
-
-
 def _wide(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
-
-
-def _factors(gradients: Tensors, clip: float) -> Tensor:
-    """min(1, C / ||g_i||) of each example, [examples]; 0 where the norm is not finite, whose gradients become zero."""
-    norms = [torch.linalg.vector_norm(g.flatten(1), dim=1, dtype=_wide(g)) for g in gradients.values()]
-    norm = torch.linalg.vector_norm(torch.stack(norms).double(), dim=0)
-    finite = norm.isfinite()
-    if not bool(finite.all()):
-        for g in gradients.values():
-            g[~finite] = 0.0
-    return torch.where(finite, clip / norm.clamp(min=clip), 0.0)
