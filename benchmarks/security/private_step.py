@@ -18,7 +18,6 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -94,7 +93,7 @@ def ways(model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, Callabl
         "torch.func": lambda: by_torch(model, inputs, targets),
     }
     try:
-        opacus = import_module("opacus")  # of the tests' environment
+        import opacus  # type: ignore[import-untyped] # noqa: PLC0415 - of the tests' environment
     except ModuleNotFoundError:
         return found
     hooked = opacus.GradSampleModule(another(model))
