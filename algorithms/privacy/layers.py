@@ -53,14 +53,14 @@ class Layer:
     """Empty: it has none that is trained."""
     convolution: bool
     zero: Tensor
-    """To be added to the output: of its shape for one example, which takes no memory."""
+    """A zero with the shape of the output for one example; it takes no memory."""
     floats: int
     """Numbers in memory for each example: its input and output, and the gradient and what it is made of."""
     stride: tuple[int, ...]
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
     size: tuple[int, ...]
-    """Of the kernel. This and the three before are empty for a linear layer."""
+    """The kernel's. This and the three before are empty for a linear layer."""
 
     def gradient(self, inputs: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """(a [examples, in, positions], b [examples, out, positions]) of what `Watched` recorded.

@@ -61,7 +61,7 @@ class ClippedGradients:
         self._maps = not any(isinstance(module, nn.RNNBase) for module in model.modules())
         self._layers: dict[str, Layer] = {}
         self._shapes: list[tuple[torch.Size, torch.dtype]] | None = None
-        """Of the parts of an example for which the layers were found."""
+        """Those of the parts of an example for which the layers were found."""
 
     def sum(self, batch: Batch) -> Tensors:
         """The sum over a batch on the model's device, in float32 or wider; zeros for a batch without an example."""
