@@ -69,7 +69,7 @@ async def _serve(server: Server, leaving: asyncio.Event, repeats: RepeatFilter) 
         await server.start()
         works = (
             server.metrics.measure_lag(), server.watch_certificates(), server.watch_connections(),
-            write_repeat_counts(repeats),
+            server.remove_objects(), write_repeat_counts(repeats),
         )  # fmt: skip
         watching = [asyncio.create_task(work) for work in works]
         await leaving.wait()

@@ -7,6 +7,7 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import grpc.aio
 import structlog
@@ -42,6 +43,9 @@ from fl_server.store.checkpoints import Checkpoints
 from fl_server.store.database.store import open_ledger
 from fl_server.store.files import disk_errors
 from fl_server.store.ledger import Ledger
+from fl_server.store.objects.bucket import Bucket, check_access
+from fl_server.store.objects.cache import LocalCache
+from fl_server.store.objects.files import StoredFiles
 from fl_server.store.spool.spool import Spool, UnfinishedLimit
 from fl_server.store.state_directory import DirectoryLock, lock_directory
 from fl_server.store.uploaded_models import UploadedModels
@@ -96,6 +100,7 @@ class Server:
             outside.start()
         self._open.callback(outside.close)
         ledger = self._ledger(lock)
+        files = self._stored_files(ledger)
         audit = AuditLog(ledger, state, config.limits.refusals_per_minute, metrics.audit_rows)
         self._open.push_async_callback(audit.close)
         most_held = UnfinishedLimit(config.transfers.kept_files, config.transfers.kept_mib << 20)
@@ -103,9 +108,10 @@ class Server:
         return Services(
             config=config,
             ledger=ledger,
-            checkpoints=Checkpoints(state / "checkpoints"),
+            checkpoints=Checkpoints(state / "checkpoints", files=files),
             uploaded=UploadedModels(state / "uploaded"),
-            spool=Spool(state / "spool", config.durability, most_held),
+            spool=Spool(state / "spool", config.durability, most_held, files),
+            files=files,
             fleet=fleet,
             metrics=metrics,
             compute=self._pool("compute", 2),
@@ -127,10 +133,22 @@ class Server:
         """The ledger, which belongs to the locked state directory from now on."""
         config = self.config
         url = None if config.ledger is None else config.ledger.get_secret_value()
-        ledger = Ledger(open_ledger(url, config.state_dir, config.durability, lock.home))
+        home = replace(lock.home, storage=config.storage or "")
+        ledger = Ledger(open_ledger(url, config.state_dir, config.durability, home))
         self._open.callback(ledger.close)
         lock.keep_ledger(ledger.store.coordinator_id)
         return ledger
+
+    def _stored_files(self, ledger: Ledger) -> StoredFiles | None:
+        """The files in the object store; None without one. Raises StoreError if it cannot be used."""
+        config = self.config
+        if config.storage is None:
+            return None
+        bucket = Bucket(config.storage, config.objects)
+        check_access(bucket)
+        files = StoredFiles(bucket, ledger, config.state_dir, LocalCache(config.objects.cache_mib << 20))
+        self._open.callback(files.close)
+        return files
 
     def _pool(self, name: str, threads: int) -> ThreadPoolExecutor:
         """A thread pool that is shut down when the coordinator closes."""
@@ -260,6 +278,11 @@ class Server:
         if (issuer := self._services.issuer) is not None:
             issuer.authority.poll()
             self._services.metrics.certificates.show({"authority": issuer.authority.period})
+
+    async def remove_objects(self) -> None:
+        """Remove objects that no file consists of any more."""
+        if (files := self._services.files) is not None:
+            await files.keep_removing()
 
     async def watch_connections(self) -> None:
         """Watch the connections, and log when a port has no more of them."""

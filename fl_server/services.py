@@ -26,6 +26,7 @@ from fl_server.settings.config import ServerConfig
 from fl_server.store.checkpoints import Checkpoints
 from fl_server.store.errors import StoreError
 from fl_server.store.ledger import Ledger
+from fl_server.store.objects.files import StoredFiles
 from fl_server.store.run_secrets import RunSecrets
 from fl_server.store.spool.spool import Spool
 from fl_server.store.uploaded_models import UploadedModels
@@ -136,6 +137,8 @@ class Services:
     traces: Traces = UNTRACED
     addresses: dict[str, str] = field(default_factory=dict)
     """The open ports, host:port, by the setting's name."""
+    files: StoredFiles | None = None
+    """The object store that has checkpoints and updates; None: the state directory has them."""
     processes: TaskProcesses | None = None
     """Where tasks from outside run; None: in this process."""
 

@@ -17,11 +17,12 @@ import pytest
 import structlog
 from hypothesis import settings
 
-from tests import postgres_server
+from tests import postgres_server, s3_server
 from tests.postgres_server import PostgresServer
 from tests.processes import forks
 from tests.processes.certificates import Pki
 from tests.processes.process import OPEN_WORKSPACES, Workspace
+from tests.s3_server import S3Server
 
 if TYPE_CHECKING:
     from torch import nn
@@ -139,6 +140,13 @@ def tiny_model() -> nn.Module:
 def postgres() -> Iterator[PostgresServer]:
     """A PostgreSQL server for all tests of a worker. Skips the test if none is installed."""
     with postgres_server.running() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Server]:
+    """An S3 server that checks signatures."""
+    with s3_server.running() as server:
         yield server
 
 

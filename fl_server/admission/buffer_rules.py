@@ -10,7 +10,6 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -20,7 +19,7 @@ from algorithms import tree
 from algorithms.aggregate import squares_of_rows
 from fl_server.admission.client_rules import UpdateRefused
 from fl_server.admission.norms import FARTHEST, FLOOR, NO_LIMIT, RelativeNorm
-from fl_server.aggregation.updates import Source, read_block
+from fl_server.aggregation.updates import FILES, Source, read_block
 from protos.codec import Entry
 from protos.fl.v1.training_pb2 import RefusalReason
 
@@ -192,7 +191,7 @@ def buffer_facts(updates: Sequence[Source], entries: Sequence[Entry], sent: fl.T
         for start in range(0, 0 if entry.trainable else entry.numel, _BLOCK):
             count = min(_BLOCK, entry.numel - start)
             first = updates[0]
-            values = None if isinstance(first, Path) else first.read_with(updates, entry, start, count)
+            values = None if isinstance(first, FILES) else first.read_with(updates, entry, start, count)
             if values is None:
                 return None
             found = _facts(entry, values, start, sent.get(entry.name))

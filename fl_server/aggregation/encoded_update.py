@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,10 +13,10 @@ import torch
 import algorithms as fl
 from algorithms.reference import KnownPart
 from fl_server.aggregation.bundles import CPU
-from fl_server.aggregation.updates import HeldUpdate, PayloadShape, Source, UpdateShape
+from fl_server.aggregation.updates import FILES, HeldUpdate, PayloadShape, Source, UpdateShape, reads_of
 from fl_server.rounds.sampling import training_seed
 from fl_server.run_settings.config import RunConfig
-from fl_server.store.files import disk_errors
+from fl_server.store.spool.part_file import StoredUpdate
 from protos.codec import Entry
 from protos.encodings import decode_range, encoding_key
 
@@ -71,10 +70,15 @@ class EncodedUpdate(HeldUpdate):
     Only the encoded blocks that cover a range are read and decoded, so no decoded update is ever whole in memory.
     """
 
-    path: Path
+    source: Path | StoredUpdate
     shape: UpdateShape
     """The shape of the whole update, with encoded layouts."""
     decoding: Decoding
+
+    @property
+    def path(self) -> Path:
+        """The path of its file, which may be in the object store only."""
+        return self.source if isinstance(self.source, Path) else self.source.path
 
     @property
     def device(self) -> torch.device:
@@ -89,15 +93,8 @@ class EncodedUpdate(HeldUpdate):
         """
         if not count:
             return torch.empty(0, dtype=entry.dtype)
-        with disk_errors(f"read the update {self.path}"):
-            descriptor = os.open(self.path, os.O_RDONLY)
-            try:
-                parts = [
-                    self.decoded(part, lambda offset, size: os.pread(descriptor, size, offset))
-                    for part in parts_of(self.shape, entry, start, count)
-                ]
-            finally:
-                os.close(descriptor)
+        with reads_of(self.source) as read:
+            parts = [self.decoded(part, read) for part in parts_of(self.shape, entry, start, count)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def decoded(self, part: Part, read: Read) -> torch.Tensor:
@@ -125,7 +122,7 @@ def opened(sources: Sequence[Source], shape: UpdateShape, decoding: Callable[[in
     if shape.plain:
         return sources
     return [
-        EncodedUpdate(source, shape, decoding(number)) if isinstance(source, Path) else source
+        EncodedUpdate(source, shape, decoding(number)) if isinstance(source, FILES) else source
         for number, source in enumerate(sources)
     ]
 

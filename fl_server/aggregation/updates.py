@@ -1,13 +1,15 @@
 """The updates of an exchange: their byte layout, and reading them block by block.
 
-An update is a file of the spool, or in the memory of a device (a simulation there). Every block of a file is read once
-with pread: a mapped file would count as resident memory. So memory does not grow with the cohort.
+An update is a file of the spool, or in an object store, or in the memory of a device (a simulation there). Every block
+of a file is read once with pread, because a mapped file would count as resident memory. So memory does not grow with
+the cohort.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +21,7 @@ import torch
 import algorithms as fl
 from fl_server.aggregation.bundles import CPU
 from fl_server.store.files import disk_errors
+from fl_server.store.spool.part_file import StoredUpdate
 from protos.codec import Entry, Layout, unpack
 from protos.encodings import PLAIN, EncodedLayout, EncodingSpec
 from protos.fl.v1.tensor_pb2 import Manifest
@@ -51,13 +54,15 @@ class HeldUpdate(Protocol):
         return None
 
 
-Source = Path | HeldUpdate
+Source = Path | StoredUpdate | HeldUpdate
 """One update."""
+FILES = (Path, StoredUpdate)
+"""The sources whose bytes are those of the wire."""
 
 
 def device_of(sources: Sequence[Source]) -> torch.device:
     """Updates are summed on the device that has all of them, else on the CPU."""
-    devices = {CPU if isinstance(source, Path) else source.device for source in sources}
+    devices = {CPU if isinstance(source, FILES) else source.device for source in sources}
     return devices.pop() if len(devices) == 1 else CPU
 
 
@@ -94,7 +99,7 @@ def _blocks(  # noqa: PLR0913, PLR0917 - as `by_block`
 ) -> Iterable[torch.Tensor]:
     """A block of each update, in order; as one tensor if they are held together and small."""
     first, most = sources[0] if sources else None, TOGETHER_BYTES if device.type == "cpu" else DEVICE_BYTES
-    if first is not None and not isinstance(first, Path) and 8 * count * len(sources) <= most:
+    if first is not None and not isinstance(first, FILES) and 8 * count * len(sources) <= most:
         together = first.read_with(sources, entry, start, count)
         if together is not None:
             return together
@@ -132,18 +137,26 @@ def read_block(source: Source, entry: Entry, start: int, count: int) -> torch.Te
 
     Files are opened for each block: a cohort may be large. Raises StoreError, LayoutError: a file is gone or too short.
     """
-    return _read(source, entry, start, count) if isinstance(source, Path) else source.read(entry, start, count)
-
-
-def _read(path: Path, entry: Entry, start: int, count: int) -> torch.Tensor:
-    with disk_errors(f"read the update {path}"):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            raw = os.pread(descriptor, count * entry.dtype.itemsize, entry.offset + start * entry.dtype.itemsize)
-        finally:
-            os.close(descriptor)
+    if not isinstance(source, FILES):
+        return source.read(entry, start, count)
+    with reads_of(source) as read:
+        raw = read(entry.offset + start * entry.dtype.itemsize, count * entry.dtype.itemsize)
     block = Entry(entry.name, entry.dtype, (count,), 0, entry.trainable)
     return unpack(raw, Layout((block,), block.nbytes))[entry.name]
+
+
+@contextmanager
+def reads_of(source: Path | StoredUpdate) -> Iterator[Callable[[int, int], bytes]]:
+    """Reads bytes of an update, by offset and size."""
+    if isinstance(source, StoredUpdate):
+        yield source.read
+        return
+    with disk_errors(f"read the update {source}"):
+        descriptor = os.open(source, os.O_RDONLY)
+        try:
+            yield lambda offset, size: os.pread(descriptor, size, offset)
+        finally:
+            os.close(descriptor)
 
 
 _NONE: Mapping[fl.Payload, Layout] = MappingProxyType({})

@@ -7,7 +7,6 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -26,6 +25,7 @@ from fl_server.run.secure_stages import SecureStages
 from fl_server.run.server_evaluations import ServerEvaluations
 from fl_server.store.errors import StoreError
 from fl_server.store.records import CommitRecord, HistoryRecord, UpdateRecord
+from fl_server.store.spool.part_file import SpoolSource
 from fl_server.store.spool.spool import Spool, SpoolKey
 
 log = structlog.get_logger()
@@ -99,8 +99,8 @@ class RoundComputation:
         if self._report(await services.in_compute(self._outliers, updates), relative=True):
             return
         try:
-            paths = await services.in_compute(update_paths, services.spool, updates)
-            await self._control.retry(lambda: model.reduce(exchange, updates, paths))
+            sources = await services.in_compute(update_sources, services.spool, updates)
+            await self._control.retry(lambda: model.reduce(exchange, updates, sources))
         except Diverged as error:
             self._diverged(updates, error)
             return
@@ -114,13 +114,13 @@ class RoundComputation:
         if self._report(await services.in_compute(self._outliers, updates), relative=True):
             return
         try:
-            paths = await services.in_compute(update_paths, services.spool, updates)
+            sources = await services.in_compute(update_sources, services.spool, updates)
             attempt = self._control.state.attempt
             if self._control.state.policy.secure:
-                total = await self._stages.total(paths)
+                total = await self._control.retry(lambda: self._stages.total(sources))
                 norms = await self._control.retry(lambda: model.compute_from_sum(updates, total, attempt))
             else:
-                norms = await self._control.retry(lambda: model.compute_next(updates, paths, attempt))
+                norms = await self._control.retry(lambda: model.compute_next(updates, sources, attempt))
         except (SecureAggregationError, SpoiledSum) as error:
             log.warning("sum_spoiled", run=self._context.run_id, round=self._control.state.round, error=str(error))
             self._control.post(ev.RoundSpoiled(str(error)))
@@ -233,9 +233,9 @@ def _measured(updates: Iterable[UpdateRecord]) -> list[Measured]:
     return [Measured(update.client_id, norms_of(update), update.clip_factor) for update in updates]
 
 
-def update_paths(spool: Spool, updates: Iterable[UpdateRecord]) -> list[Path]:
-    """The files of admitted updates."""
+def update_sources(spool: Spool, updates: Iterable[UpdateRecord]) -> list[SpoolSource]:
+    """What the bytes of admitted updates are read from."""
     return [
-        spool.path(SpoolKey(update.run_id, update.round, update.exchange, update.client_id), update.digest)
+        spool.source(SpoolKey(update.run_id, update.round, update.exchange, update.client_id), update.digest)
         for update in updates
     ]

@@ -21,6 +21,7 @@ from fl_server.aggregation.outside_task.remote_task import RemoteTask
 from fl_server.aggregation.secure_sum import Total
 from fl_server.aggregation.server_update import ServerUpdateStats
 from fl_server.aggregation.snapshot import Snapshot
+from fl_server.aggregation.updates import Source
 from fl_server.errors import InvalidInput
 from fl_server.outside_calls import OutsideCode
 from fl_server.run.rounds import RunRounds
@@ -199,10 +200,10 @@ class ModelStore:
             for key in [(outgoing.kind, outgoing.name)]
         )
 
-    async def reduce(self, exchange: int, updates: Sequence[UpdateRecord], paths: Sequence[Path]) -> None:
+    async def reduce(self, exchange: int, updates: Sequence[UpdateRecord], sources: Sequence[Source]) -> None:
         """Reduce an exchange that is not the round's last, and encode what the next exchange sends."""
         await self._give_back(updates)
-        sums = await self._computed(self.engine.reduce, self.snapshot, exchange, _cohort(updates), paths)
+        sums = await self._computed(self.engine.reduce, self.snapshot, exchange, _cohort(updates), sources)
         self._sums = {**self._sums, **sums}
         await self.prepare(exchange + 1)
 
@@ -212,7 +213,7 @@ class ModelStore:
             await self._services.in_compute(give_back_freed_memory)
 
     async def compute_next(
-        self, updates: Sequence[UpdateRecord], paths: Sequence[Path], attempt: int
+        self, updates: Sequence[UpdateRecord], sources: Sequence[Source], attempt: int
     ) -> ServerUpdateStats:
         """Compute the next model from the accepted updates, in the order of id bytes. Raises Diverged."""
         before: Mapping[str, fl.Tensors] = self._sums
@@ -220,9 +221,9 @@ class ModelStore:
         cohort, engine = _cohort(updates), self.engine
         if engine.config.client_privacy is not None:
             normed = [(info, update.norm) for info, update in zip(cohort, updates, strict=True)]
-            self._next = await self._computed(engine.private_update, self.snapshot, normed, paths, attempt)
+            self._next = await self._computed(engine.private_update, self.snapshot, normed, sources, attempt)
         else:
-            self._next = await self._computed(engine.server_update, self.snapshot, cohort, paths, before)
+            self._next = await self._computed(engine.server_update, self.snapshot, cohort, sources, before)
         return self._next[1]
 
     async def compute_from_sum(self, updates: Sequence[UpdateRecord], total: Total, draw: int) -> ServerUpdateStats:

@@ -11,11 +11,9 @@ from fl_server.admission.client_rules import fault_of
 from fl_server.rounds.by_client import Failed, Refused
 from fl_server.rounds.restoring import SavedRound, restored_round, without_absent
 from fl_server.rounds.state import Phase, replace
-from fl_server.run.computation import update_paths
+from fl_server.run.computation import update_sources
 from fl_server.run.run import Run
 from fl_server.store.database.store import Store
-from fl_server.store.errors import NoOpenFiles, StoreError
-from fl_server.store.files import file_digest
 from fl_server.store.records import AttemptRecord, FailureRecord, HistoryRecord, UpdateRecord
 from fl_server.store.spool.spool import Spool, SpoolKey
 
@@ -160,15 +158,9 @@ async def _reduce_earlier_exchanges(run: Run) -> bool:
         updates = await context.services.ledger.do(context.store.accepted_updates, run.id, run.state.round, exchange)
         if not all([await context.services.in_io(_is_whole, context.services.spool, update) for update in updates]):
             return False
-        await run.model.reduce(exchange, updates, update_paths(context.services.spool, updates))
+        await run.model.reduce(exchange, updates, update_sources(context.services.spool, updates))
     return True
 
 
 def _is_whole(spool: Spool, update: UpdateRecord) -> bool:
-    key = SpoolKey(update.run_id, update.round, update.exchange, update.client_id)
-    try:
-        return file_digest(spool.path(key, update.digest)) == update.digest
-    except NoOpenFiles:
-        raise  # nothing is known about the update
-    except (OSError, StoreError):
-        return False
+    return spool.is_whole(SpoolKey(update.run_id, update.round, update.exchange, update.client_id), update.digest)

@@ -6,12 +6,11 @@ those clients that ended each stage before. So a coordinator that is killed in a
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -23,6 +22,7 @@ from fl_common.secure_aggregation.signatures import Trust
 from fl_common.secure_aggregation.terms import Place, Terms
 from fl_server.aggregation.secure_rules import settings_of
 from fl_server.aggregation.secure_sum import SCALARS, Total
+from fl_server.aggregation.updates import reads_of
 from fl_server.errors import InvalidInput
 from fl_server.rounds import effects
 from fl_server.rounds import events as ev
@@ -34,8 +34,8 @@ from fl_server.run.control import RunControl
 from fl_server.run.failures import Reason
 from fl_server.run.submissions import Submissions
 from fl_server.store.errors import StoreError, StoreFull
-from fl_server.store.files import disk_errors
 from fl_server.store.records import HistoryRecord
+from fl_server.store.spool.part_file import SpoolSource
 from fl_server.store.stage_records import AnswerRecord, StageRecord
 from protos.fl.v1.training_pb2 import ExchangeKey, SecureStage, StageMessage
 
@@ -222,9 +222,9 @@ class SecureStages:
         if control.state.works(client):
             await self.submissions.take_failure(client, Reason(f"secure aggregation: {why}"))
 
-    async def total(self, paths: Sequence[Path]) -> Total:
-        """The sum of the masked updates in these files, without their masks. Raises SecureAggregationError."""
-        return await self._from_ledger(lambda stored, trust: total_of(stored, trust, paths))
+    async def total(self, sources: Sequence[SpoolSource]) -> Total:
+        """The sum of these masked updates, without their masks. Raises SecureAggregationError."""
+        return await self._from_ledger(lambda stored, trust: total_of(stored, trust, sources))
 
 
 def trust_of(context: RunContext) -> Trust:
@@ -303,23 +303,14 @@ def graph_of(collector: Collector) -> Graph | None:
     return Graph(holders, plan.threshold, plan.quorum, plan.fewest)
 
 
-def total_of(stored: StoredRound, trust: Trust, paths: Sequence[Path]) -> Total:
+def total_of(stored: StoredRound, trust: Trust, sources: Sequence[SpoolSource]) -> Total:
     """The sum of masked updates without their masks; blocking. Memory: one number of 8 bytes for each value."""
-    files = [os.open(path, os.O_RDONLY) for path in paths]
-    try:
-        with disk_errors("read the masked updates"):
-            readers = [_reader(file) for file in files]
-            unmasked = stage_of(stored, trust).collector.unmasked(readers)
-            numbers = np.empty(stored.terms.values, np.int64)
-            at = 0
-            for chunk in unmasked.values():
-                numbers[at : at + len(chunk)] = chunk
-                at += len(chunk)
-            return Total(numbers, unmasked.scalars()[0])
-    finally:
-        for file in files:
-            os.close(file)
-
-
-def _reader(file: int) -> Callable[[int, int], bytes]:
-    return lambda offset, count: os.pread(file, count, offset)
+    with ExitStack() as opened:
+        readers = [opened.enter_context(reads_of(source)) for source in sources]
+        unmasked = stage_of(stored, trust).collector.unmasked(readers)
+        numbers = np.empty(stored.terms.values, np.int64)
+        at = 0
+        for chunk in unmasked.values():
+            numbers[at : at + len(chunk)] = chunk
+            at += len(chunk)
+        return Total(numbers, unmasked.scalars()[0])

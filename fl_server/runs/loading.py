@@ -197,7 +197,7 @@ class RunLoading:
         code = OutsideCode(record.run_id, outside_names(config))
         algorithm = await self._services.in_code(code, build_algorithm, config)
         directions = directions_of(config, task.directions)
-        start = self._services.checkpoints.start(record.run_id)
+        start = await self._services.in_compute(self._services.checkpoints.start, record.run_id)
         source = ModelSource(task.task, most, start, await self._secret(record, config))
         account = await self.account(record.run_id, config)
         dependencies = RunDependencies(task.fingerprint, algorithm, source, directions, account)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from fl_common.settings import Address, Section, is_loopback, split_address
+from fl_server.settings.objects import ObjectsConfig, StorageUrl
 from fl_server.settings.sections import (
     ConnectionsConfig,
     EnrollmentConfig,
@@ -22,7 +23,7 @@ from fl_server.settings.sections import (
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 LEAST_ROUNDS = 20
 """Fewest rounds of each run whose details are kept."""
-_MAY_BE_EMPTY = ("ledger", "metrics_listen", "health_listen", "enroll_listen", "token_listen", "web_listen")
+_MAY_BE_EMPTY = ("ledger", "storage", "metrics_listen", "health_listen", "enroll_listen", "token_listen", "web_listen")
 
 
 def _postgres_url(url: SecretStr) -> SecretStr:
@@ -131,6 +132,9 @@ class ServerConfig(Section):
     ledger: LedgerUrl | None = None
     """URL of a PostgreSQL database for the ledger, postgresql://user@host/database, in place of SQLite in
     `state_dir`. A password is better in PGPASSWORD or ~/.pgpass."""
+    storage: StorageUrl | None = None
+    """URL of an object store that has checkpoints and updates, s3://bucket/prefix (also gs://, az://, file:///folder);
+    `state_dir` then has copies. It belongs to the ledger for good. Needs the extra `objects`. None: `state_dir`."""
     listen: Address = "127.0.0.1:7070"
     """The address for clients. Port 0: any free one, which is in the log."""
     admin_listen: Address = "127.0.0.1:7071"
@@ -178,6 +182,7 @@ class ServerConfig(Section):
     """Reducers that runs may name, likewise: ["my_reducers:geometric_median"]."""
     reflection: bool = False
     """Offer gRPC server reflection to callers, which grpcurl uses."""
+    objects: ObjectsConfig = ObjectsConfig()
     limits: LimitsConfig = LimitsConfig()
     connections: ConnectionsConfig = ConnectionsConfig()
     transfers: TransfersConfig = TransfersConfig()

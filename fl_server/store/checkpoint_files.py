@@ -32,7 +32,8 @@ from protos.digests import digest_text
 
 FORMAT = 1
 """The format of a checkpoint, in its meta.json."""
-_META = "meta.json"
+META = "meta.json"
+"""File of a checkpoint: its facts, and the digest of each other file."""
 _LENGTH_BYTES = 8
 """Bytes of the length of a safetensors header, at the beginning of its file."""
 _NO_METADATA: Mapping[str, str] = MappingProxyType({})
@@ -100,22 +101,22 @@ def write_meta(folder: Path, meta: Mapping[str, Any]) -> None:
         content = json.loads(json.dumps({"format": FORMAT, **meta}))
     except (TypeError, ValueError) as error:
         raise StoreError(f"a checkpoint's facts must be JSON values: {error}") from error
-    (folder / _META).write_bytes(json.dumps({**content, "digest": _meta_digest(content)}, indent=1).encode())
-    fsync_path(folder / _META)
+    (folder / META).write_bytes(json.dumps({**content, "digest": _meta_digest(content)}, indent=1).encode())
+    fsync_path(folder / META)
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
     """The folder's meta.json. Raises Damaged if it is torn, and StoreError if its format is unknown."""
-    with disk_errors(f"read {folder / _META}"):
+    with disk_errors(f"read {folder / META}"):
         try:
-            meta: dict[str, Any] = parse_json((folder / _META).read_bytes())
+            meta: dict[str, Any] = parse_json((folder / META).read_bytes())
             digest = meta.pop("digest")
         except FileNotFoundError as error:
-            raise Damaged(f"{_META} is missing") from error
+            raise Damaged(f"{META} is missing") from error
         except (ValueError, TypeError, AttributeError, KeyError) as error:
-            raise Damaged(f"{_META} is torn: {error}") from error
+            raise Damaged(f"{META} is torn: {error}") from error
     if digest != _meta_digest(meta):
-        raise Damaged(f"{_META} does not have the digest that it names")
+        raise Damaged(f"{META} does not have the digest that it names")
     if (format_ := meta.get("format")) != FORMAT:
         raise StoreError(
             f"{folder} has checkpoint format {format_!r}; this program knows {FORMAT}: start the version that wrote it"

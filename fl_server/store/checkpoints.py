@@ -41,6 +41,8 @@ from fl_server.store.checkpoint_files import (
 )
 from fl_server.store.errors import NoCheckpoint, StoreError
 from fl_server.store.files import check_id, disk_errors, remove_folder, run_folder
+from fl_server.store.objects.checkpoints import StoredCheckpoints
+from fl_server.store.objects.files import DamagedObject, StoredFiles
 
 log = structlog.get_logger(__name__)
 
@@ -105,9 +107,19 @@ def _named_frozen(checkpoint: Checkpoint) -> dict[str, str]:
 class Checkpoints:
     """The checkpoints of all runs in one directory, for one writer. Blocking; raises StoreError and StoreFull."""
 
-    def __init__(self, directory: Path | str, writers: Callable[[int], Executor] = ThreadPoolExecutor) -> None:
-        """writers: makes the threads that write the files of one checkpoint, by their number."""
+    def __init__(
+        self,
+        directory: Path | str,
+        writers: Callable[[int], Executor] = ThreadPoolExecutor,
+        files: StoredFiles | None = None,
+    ) -> None:
+        """writers: makes the threads that write the files of one checkpoint, by their number.
+
+        files: the object store that has the checkpoints, if there is one. Then the directory has copies: a checkpoint
+        that is only there does not count.
+        """
         self._directory, self._writers = Path(directory), writers
+        self._files = None if files is None else StoredCheckpoints(files, self._directory)
         with disk_errors(f"open the checkpoints in {self._directory}"):
             make_folders(self._directory, durable=True)
             _clear_up(self._directory)
@@ -133,6 +145,8 @@ class Checkpoints:
                 _put_in_place(temporary, target)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+        if self._files is not None:
+            self._files.put(target)
         return target
 
     def latest(self, run_id: str) -> Checkpoint | None:
@@ -140,8 +154,11 @@ class Checkpoints:
         for round in reversed(self.rounds(run_id)):
             folder = self._folder(run_id, round)
             try:
-                return _read(folder)
+                return self._read(folder)
             except Damaged as error:
+                if self._files is not None:
+                    log.warning("checkpoint_damaged", run=run_id, round=round, why=str(error))
+                    continue
                 kept = folder.with_name(folder.name + ".damaged")
                 log.warning("checkpoint_damaged", run=run_id, round=round, why=str(error), kept_as=str(kept))
                 remove_folder(kept, f"make room for {kept}")
@@ -152,7 +169,7 @@ class Checkpoints:
     def of_round(self, run_id: str, round: int) -> Checkpoint | None:
         """The checkpoint of a round; None if there is none, or if it is damaged."""
         try:
-            return _read(self._folder(run_id, round)) if round in self.rounds(run_id) else None
+            return self._read(self._folder(run_id, round)) if round in self.rounds(run_id) else None
         except Damaged as error:
             log.warning("checkpoint_damaged", run=run_id, round=round, why=str(error))
             return None
@@ -161,13 +178,21 @@ class Checkpoints:
         """Rounds with a checkpoint, oldest first; INITIAL (-1) for the first model. Digests are not checked."""
         root = run_folder(self._directory, run_id)
         with disk_errors(f"list the checkpoints of run {run_id!r}"):
-            names = [_FOLDER.fullmatch(folder.name) for folder in root.iterdir()] if root.is_dir() else []
+            if self._files is not None:
+                folders = self._files.folders(root)
+            else:
+                folders = [folder.name for folder in root.iterdir()] if root.is_dir() else []
+        names = [_FOLDER.fullmatch(folder) for folder in folders]
         return sorted(INITIAL if name[1] == "initial" else int(name[1]) for name in names if name)
 
     def prune(self, run_id: str, keep: set[int]) -> None:
         """Remove the checkpoints of all other rounds."""
         for round in set(self.rounds(run_id)) - keep:
             folder = self._folder(run_id, round)
+            if self._files is not None:
+                self._files.remove(folder)
+                remove_folder(folder, f"remove the checkpoint {folder}")
+                continue
             with disk_errors(f"remove the checkpoint {folder}"):
                 going = folder.rename(folder.with_name(_TEMPORARY + folder.name))
                 shutil.rmtree(going)  # under its own name, a half-removed folder would look like a damaged checkpoint
@@ -180,6 +205,8 @@ class Checkpoints:
         """
         path = self._folder(run_id, round) / (_AVERAGED if averaged else _MODEL)
         try:
+            if self._files is not None:
+                self._files.bring(path)
             with disk_errors(f"open {path}"):
                 return path.open("rb", buffering=0)
         except StoreError as error:
@@ -202,15 +229,37 @@ class Checkpoints:
                 while block := file.read(1 << 20):
                     hasher.update(block)
                     kept.write(block)
+        if self._files is not None:
+            self._files.put_file(path)
         return hasher.digest()
 
     def start(self, run_id: str) -> Path:
         """The path of that copy, which a run without an `initial_model` does not have."""
-        return start_file(self._directory, run_id)
+        path = start_file(self._directory, run_id)
+        if self._files is not None:
+            self._files.bring(path)
+        return path
 
     def remove_run(self, run_id: str) -> None:
         """Remove all checkpoints of a run, damaged ones too, and what it started from."""
-        remove_folder(run_folder(self._directory, run_id), f"remove the checkpoints of run {run_id!r}")
+        folder = run_folder(self._directory, run_id)
+        if self._files is not None:
+            self._files.remove(folder)
+        remove_folder(folder, f"remove the checkpoints of run {run_id!r}")
+
+    def _read(self, folder: Path) -> Checkpoint:
+        """A checkpoint. Raises Damaged. With an object store a damaged copy is replaced once."""
+        if self._files is None:
+            return _read(folder)
+        try:
+            self._files.bring_all(folder)
+            return _read(folder)
+        except Damaged:
+            remove_folder(folder, f"remove the damaged copy {folder}")
+        except DamagedObject as error:
+            raise Damaged(str(error)) from error
+        self._files.bring_all(folder)
+        return _read(folder)
 
     def _folder(self, run_id: str, round: int) -> Path:
         if round < INITIAL:

@@ -256,6 +256,10 @@ class Ledger:
         self._queue_group()
         return await self._result(self._queue(lambda: method(*args, **kwargs)))
 
+    def call(self, method: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run a method of the store in its thread, for a caller in another thread, which waits."""
+        return self._thread.submit(method, *args, **kwargs).result()
+
     async def put_client(self, client: ClientRecord, why: HistoryRecord | None) -> None:
         """Write a client. Clients that come within GATHER_S, or while the thread is busy, share one transaction.
 

@@ -216,6 +216,8 @@ class UploadReceiver:
             await self._services.in_io(upload.part.discard)
             raise UploadBroken(upload.header.key, 0, "the bytes have not the digest of the header") from None
         upload.submission.check_wanted()
+        # Not in the threads of `seal`: a slow object store would hold up all other uploads.
+        await asyncio.gather(*map(asyncio.wrap_future, upload.part.sending), return_exceptions=True)
         await self._services.in_io(upload.part.seal)
         upload.submission.run.rounds.bytes.upload_completed(upload.client)
         clip_factor = upload.gate.clip_factor(next(iter(norms.values())))

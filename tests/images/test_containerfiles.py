@@ -76,7 +76,7 @@ def test_a_bad_one_is_found(tmp_path: Path, problem: str) -> None:
 def test_both_are_built_alike() -> None:
     """What makes the environment stands in two files, and differs in the extras alone."""
     server, client = (Containerfile(IMAGES / f"{name}.Containerfile") for name in NAMES)
-    assert (server.defaults("EXTRAS"), client.defaults("EXTRAS")) == ({"server,postgres,web"}, {""})
+    assert (server.defaults("EXTRAS"), client.defaults("EXTRAS")) == ({"server,postgres,web,objects"}, {""})
     assert [each for each in server.stages[0] if not each.value.startswith("EXTRAS")] == [
         each for each in client.stages[0] if not each.value.startswith("EXTRAS")
     ]

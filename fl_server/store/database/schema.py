@@ -103,7 +103,8 @@ identity = Table(
     metadata,
     Column("coordinator_id", String(64), primary_key=True),
     Column("directory", String(64), nullable=False),
-    Column("openings", Integer, nullable=False),
+    _number("epoch"),
+    _text("storage"),
 )
 
 runs = Table(

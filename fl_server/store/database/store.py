@@ -10,6 +10,7 @@ from sqlalchemy import create_engine
 from fl_server.store.database.ledger_audit import AuditLedger
 from fl_server.store.database.ledger_certificates import CertificateLedger
 from fl_server.store.database.ledger_clients import ClientLedger
+from fl_server.store.database.ledger_objects import ObjectLedger
 from fl_server.store.database.ledger_rounds import RoundLedger
 from fl_server.store.database.ledger_runs import CommitLedger, Removal, RunLedger
 from fl_server.store.database.ledger_stages import StageLedger
@@ -19,7 +20,17 @@ from fl_server.store.errors import StoreError
 from fl_server.store.files import Durability
 
 
-class Store(RunLedger, RoundLedger, StageLedger, CommitLedger, ClientLedger, Removal, CertificateLedger, AuditLedger):
+class Store(
+    RunLedger,
+    RoundLedger,
+    StageLedger,
+    CommitLedger,
+    ClientLedger,
+    Removal,
+    CertificateLedger,
+    AuditLedger,
+    ObjectLedger,
+):
     """The ledger: runs, attempts, admitted updates, accepted lists, commits, clients, certificates and history.
 
     Its methods are blocking and are called from one worker thread. Each write is one transaction, durable against

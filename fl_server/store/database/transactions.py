@@ -178,6 +178,8 @@ class Home:
     """Id of the directory; "" without a directory, and then any ledger fits."""
     ledger: str = ""
     """Id of its ledger; "" before the first ledger."""
+    storage: str = ""
+    """URL of the object store that has the files of the ledger; "": the directory has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +187,10 @@ class Claim:
     """The right to write, until another coordinator opens the ledger."""
 
     coordinator_id: str
-    opening: int
+    epoch: int
+    """How often the ledger was opened until then."""
+    moves: bool = False
+    """Whether the files of the ledger are still in the directory, and go into the object store now."""
 
 
 def identify(db: Connection) -> str:
@@ -198,21 +203,27 @@ def claim(db: Connection, home: Home) -> Claim:
     table = schema.identity
     identity = db.execute(select(table)).first()
     if identity is None:
-        db.execute(insert(table).values(coordinator_id=uuid.uuid4().hex, directory="", openings=0))
+        new = {"coordinator_id": uuid.uuid4().hex, "directory": "", "epoch": 0, "storage": home.storage}
+        db.execute(insert(table).values(**new))
         identity = db.execute(select(table)).one()
-    _require_together(home, identity.coordinator_id, identity.directory)
-    opening = identity.openings + 1
-    db.execute(change(table).values(openings=opening, directory=identity.directory or home.id))
-    return Claim(identity.coordinator_id, opening)
+    if identity.storage and home.storage != identity.storage:
+        raise StoreError(
+            f"the files of the ledger are in {identity.storage}, and `storage` names {home.storage or 'none'}: set it "
+            "to the first one, or begin with a new ledger and state directory"
+        )
+    # With an object store any directory will do: it has copies only.
+    _require_together(home, identity.coordinator_id, "" if identity.storage else identity.directory)
+    epoch = identity.epoch + 1
+    db.execute(change(table).values(epoch=epoch, directory=identity.directory or home.id))
+    return Claim(identity.coordinator_id, epoch, moves=home.storage != identity.storage)
 
 
-_OPENINGS = select(schema.identity.c.openings).with_for_update(read=True)
+_EPOCH = select(schema.identity.c.epoch).with_for_update(read=True)
 
 
 def require_claim(db: Connection, mine: Claim) -> None:
     """Raises StoreTakenOver if the ledger was opened since. Until the transaction ends, it cannot be opened."""
-    opening = db.execute(_OPENINGS).scalar()
-    if opening != mine.opening:
+    if db.execute(_EPOCH).scalar() != mine.epoch:
         raise StoreTakenOver(
             "another coordinator has opened the ledger since this one did, and continues its runs: make sure that only "
             "one coordinator is started on a ledger; this one has changed nothing since"
@@ -262,6 +273,18 @@ class Transactions:
         except StoreError:
             self.close()
             raise
+
+    @property
+    def claim(self) -> Claim:
+        """The right to write. Its epoch is in the names of objects."""
+        if self._claim is None:
+            raise RuntimeError("expected a ledger that is open for writing")
+        return self._claim
+
+    def moved_to(self, storage: str) -> None:
+        """The files of the ledger are in this object store from now on."""
+        with self._transaction("note where the files are", fsynced=True) as db:
+            db.execute(change(schema.identity).values(storage=storage))
 
     @property
     def _byte_order(self) -> str:

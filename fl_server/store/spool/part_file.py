@@ -8,14 +8,20 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple, Self
 
+import structlog
+
 from fl_common.files import fsync_path
-from fl_server.store.errors import StoreError
+from fl_server.store.errors import StoreError, StoreUnavailable
 from fl_server.store.files import disk_errors
+from fl_server.store.objects.files import PART_BYTES, DamagedObject, PartSender, StoredFiles, read_bytes
 from fl_server.store.spool.kept_files import NOTE, PIECE, KeptPrefixes, PartPaths, SpareFiles, notes_header
 from protos.chunks import Buffer, crc32c
+
+log = structlog.get_logger(__name__)
 
 _NO_FALLOCATE = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 
@@ -28,6 +34,8 @@ class SpoolParts(NamedTuple):
     prefixes: KeptPrefixes
     durable: bool
     """Whether a sealed update must survive a power cut."""
+    files: StoredFiles | None = None
+    """The object store that has every whole update; None: the spool is the only place."""
 
 
 class PartFile:
@@ -38,12 +46,15 @@ class PartFile:
         self.size_bytes = size
         self._paths = paths
         self._lock = threading.Lock()
-        self._spares, self._prefixes, self._durable = shared
+        self._spares, self._prefixes, self._durable, self._files = shared
+        self._sender: PartSender | None = None
         self._notes: int | None = None
         self._file: int | None = None
         self._kept = 0
         self._at = 0
         self._open()
+        if self._files is not None:
+            self._begin_sending(self._files)
 
     @property
     def path(self) -> Path:
@@ -81,8 +92,13 @@ class PartFile:
                     piece = fresh[start : start + PIECE]
                     self._write_piece(file, piece, crc32c(piece))
 
+    @property
+    def sending(self) -> list[Future[str]]:
+        """What `seal` waits for: parts on their way into the object store."""
+        return [] if self._sender is None else self._sender.under_way
+
     def seal(self) -> Path:
-        """Give the whole update its final name, close it, and return its path.
+        """Give the whole update its final name, close it, and return its path. With an object store it is there first.
 
         The caller has checked the digest. Raises ValueError when bytes are missing.
         """
@@ -92,6 +108,8 @@ class PartFile:
                 raise ValueError(
                     f"the update has {self._kept} of {self.size_bytes} bytes: send the rest before sealing it"
                 )
+            if self._files is not None and self._sender is not None:
+                self._files.count([self._sender.finish(self.digest)])
             with disk_errors(f"seal {self._paths.final}"):
                 if self._durable:
                     os.fsync(file)
@@ -103,6 +121,8 @@ class PartFile:
                 if self._durable:
                     fsync_path(self._paths.final.parent)
             self._close()
+            if self._files is not None:
+                self._files.cache.add(self._paths.final, self.size_bytes)
             return self._paths.final
 
     def discard(self) -> None:
@@ -114,6 +134,8 @@ class PartFile:
                 if whole:
                     self._paths.final.unlink(missing_ok=True)
                 self._paths.remove_part()
+            if self._files is not None:
+                self._files.remove_file(self._files.name(self._paths.final))
 
     def close(self) -> None:
         """Close the upload; the next `open_part` with this digest continues it. A second call does nothing."""
@@ -126,6 +148,7 @@ class PartFile:
 
     def _open(self) -> None:
         paths = self._paths
+        self._fetch_final()
         with disk_errors(f"open {paths.part}"):
             if _size_of(paths.final) == self.size_bytes:  # sealed, but the process ended before the ledger had it
                 self._file, self._kept = (os.open(paths.final, os.O_RDWR), self.size_bytes)
@@ -143,6 +166,13 @@ class PartFile:
                     paths.remove_part()
                 raise
 
+    def _fetch_final(self) -> None:
+        """A whole update that is in the object store, and not here any more, comes back."""
+        files = self._files
+        stored = None if files is None else files.find(files.name(self._paths.final))
+        if files is not None and stored is not None and _size_of(self._paths.final) != self.size_bytes:
+            files.fetch(stored, self._paths.final)
+
     def _start_over(self) -> None:
         """Remove the notes first: then no byte in the file counts, whatever a spare file contains."""
         self._paths.notes.unlink(missing_ok=True)
@@ -157,6 +187,21 @@ class PartFile:
         self._at = len(header) + noted * NOTE.size
         os.ftruncate(self._notes, self._at)
 
+    def _begin_sending(self, files: StoredFiles) -> None:
+        """Take from the object store what is missing here, and send what is missing there."""
+        name = files.name(self._paths.final)
+        if files.find(name) is not None:
+            return
+        try:
+            for number, part in sorted(files.loose(name).items()):
+                start = number * PART_BYTES
+                if start <= self._kept < start + PART_BYTES and self._kept < self.size_bytes:
+                    self.write(start, files.part(name, part))
+        except (DamagedObject, ValueError) as error:
+            log.warning("part_not_used", name=name, why=str(error))
+        self._sender = files.begin(self._paths.final, self.path, self.size_bytes, durable=self._durable)
+        self._sender.reached(self._kept)
+
     def _write_piece(self, file: int, piece: memoryview, crc: int) -> None:
         """Write bytes first, then their note: a note never exists without its bytes, whenever the process ends."""
         _write_all(file, piece, self._kept)
@@ -164,6 +209,8 @@ class PartFile:
         if self._notes is not None:
             self._write_note(self._notes, end, crc)
         self._kept = end
+        if self._sender is not None:
+            self._sender.reached(end)
 
     def _write_note(self, notes: int, end: int, crc: int) -> None:
         _write_all(notes, NOTE.pack(end, crc), self._at)
@@ -237,3 +284,38 @@ class UpdateFile:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class StoredUpdate:
+    """A whole update in the object store. Its local file may be gone; then its bytes are read from the store."""
+
+    def __init__(self, path: Path, files: StoredFiles) -> None:
+        self.path, self._files = path, files
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Bytes of the update; fewer at its end. Raises StoreError, and StoreUnavailable while the store fails.
+
+        An update with damaged bytes counts no more, so that its client is asked for it again at the next start.
+        """
+        files, name = self._files, self._files.name(self.path)
+        try:
+            with disk_errors(f"read the update {self.path}"):
+                data = read_bytes(self.path, offset, size)
+        except StoreError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+            if (stored := files.find(name)) is None:
+                raise StoreUnavailable(
+                    f"{name} is gone: start the coordinator again, which asks for it again"
+                ) from error
+            try:
+                return files.read(stored, offset, size)
+            except DamagedObject:
+                files.remove_file(name)
+                raise
+        files.cache.used(self.path)
+        return data
+
+
+SpoolSource = Path | StoredUpdate
+"""What the bytes of a whole update are read from."""

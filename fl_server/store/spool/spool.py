@@ -16,14 +16,15 @@ import re
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fl_common.files import fsync_path, make_folders
-from fl_server.store.errors import StoreError, StoreFull
-from fl_server.store.files import Durability, check_id, disk_errors, remove_folder, run_folder
+from fl_server.store.errors import NoOpenFiles, StoreError, StoreFull
+from fl_server.store.files import Durability, check_id, disk_errors, file_digest, remove_folder, run_folder
+from fl_server.store.objects.files import StoredFiles
 from fl_server.store.spool.kept_files import KeptPrefixes, PartPaths, SpareFiles, noted_update
-from fl_server.store.spool.part_file import PartFile, SpoolParts
+from fl_server.store.spool.part_file import PartFile, SpoolParts, StoredUpdate
 
 _FOLDERS = re.compile(r"run-(?P<run>[^/]+)/round-(?P<round>\d+)/exchange-(?P<exchange>\d+)")
 _FINAL = re.compile(r"(?P<client>.+)\.(?P<digest>(?:[0-9a-f]{2})+)\.update")
@@ -112,10 +113,14 @@ class Spool:
     """
 
     def __init__(
-        self, directory: Path | str, durability: Durability = "process", unfinished_limit: UnfinishedLimit | None = None
+        self,
+        directory: Path | str,
+        durability: Durability = "process",
+        unfinished_limit: UnfinishedLimit | None = None,
+        files: StoredFiles | None = None,
     ) -> None:
-        """unfinished_limit: of each client."""
-        self._directory = Path(directory)
+        """unfinished_limit: of each client. files: the object store that has every whole update, if there is one."""
+        self._directory, self._files = Path(directory), files
         self._unfinished_limit = unfinished_limit or UnfinishedLimit()
         self._unfinished = _UnfinishedUploads()
         self.prefixes = KeptPrefixes()
@@ -126,7 +131,7 @@ class Spool:
         with disk_errors(f"open the spool {self._directory}"):
             make_folders(self._directory, durable=self._durable)
             self._spares = SpareFiles(self._directory / "spare")
-            self._shared = SpoolParts(self._spares, self.prefixes, self._durable)
+            self._shared = SpoolParts(self._spares, self.prefixes, self._durable, files)
             if self._durable:
                 # A process may have been killed between a rename and its fsync. This one relies on the names it finds.
                 for folder in (self._directory, *(path for path in self._directory.rglob("*") if path.is_dir())):
@@ -149,6 +154,7 @@ class Spool:
             # be durable by then.
             with self._making, disk_errors(f"open {paths.part}"):
                 make_folders(paths.part.parent, durable=self._durable)
+            self._remove_loose(key, but=self._files.name(paths.final) if self._files else "")
             part = self._opened(paths, digest, size)
             return part
         finally:
@@ -169,7 +175,32 @@ class Spool:
             if paths.final.exists():
                 return paths.final.stat().st_size
             noted = noted_update(paths.notes)
-            return self.prefixes.find(paths, *noted)[0] if noted and noted[0] == digest else 0
+            kept = self.prefixes.find(paths, *noted)[0] if noted and noted[0] == digest else 0
+        return kept if self._files is None else max(kept, self._files.kept(self._files.name(paths.final)))
+
+    def source(self, key: SpoolKey, digest: bytes) -> Path | StoredUpdate:
+        """What the bytes of an admitted update are read from."""
+        path = self.path(key, digest)
+        return path if self._files is None else StoredUpdate(path, self._files)
+
+    def is_whole(self, key: SpoolKey, digest: bytes) -> bool:
+        """Whether the bytes of an admitted update are there. Raises NoOpenFiles, and StoreUnavailable."""
+        path, files = self.path(key, digest), self._files
+        stored = None if files is None else files.find(files.name(path))
+        if files is not None and stored is None:
+            return False
+        try:
+            if file_digest(path) == digest:
+                return True
+        except NoOpenFiles:
+            raise  # nothing is known about the update
+        except (OSError, StoreError):
+            pass
+        if files is None or stored is None:
+            return False
+        with disk_errors(f"remove {path}"):
+            path.unlink(missing_ok=True)
+        return files.is_whole(stored)
 
     def path(self, key: SpoolKey, digest: bytes) -> Path:
         """Path of the whole update, also before it is sealed."""
@@ -183,6 +214,8 @@ class Spool:
         with self._lock:
             self._unfinished.drop(key for key in self._unfinished.of_run(run_id) if key.round == round)
         folder, doing = self._round(run_id, round), f"remove the spool of run {run_id!r} round {round}"
+        if self._files is not None:
+            self._files.remove(self._files.name(folder))
         with suppress(OSError):  # files that cannot be kept, as on a full disk, are removed below
             self._spares.add(list(folder.glob("exchange-*/*.update")))
         remove_folder(folder, doing)
@@ -192,7 +225,10 @@ class Spool:
         self.make_room()
         with self._lock:
             self._unfinished.drop(self._unfinished.of_run(run_id))
-        remove_folder(run_folder(self._directory, run_id), f"remove the spool of run {run_id!r}")
+        folder = run_folder(self._directory, run_id)
+        if self._files is not None:
+            self._files.remove(self._files.name(folder))
+        remove_folder(folder, f"remove the spool of run {run_id!r}")
 
     def remove_unfinished(self, client_id: str) -> None:
         """Remove a client's unfinished uploads, except those that are open."""
@@ -221,6 +257,20 @@ class Spool:
                         self._unfinished.add(leftover.key, path.stat().st_size)
                 elif path.suffix == ".part" or (path.suffix == ".kept" and not path.with_suffix(".part").exists()):
                     path.unlink()
+        return leftovers if self._files is None else self._with_stored(leftovers, self._files, run_id)
+
+    def _with_stored(self, leftovers: list[Leftover], files: StoredFiles, run_id: str) -> list[Leftover]:
+        """These, and what only the object store has."""
+        known = {(leftover.key, leftover.digest) for leftover in leftovers}
+        folder = files.name(self._directory) if run_id == "*" else files.name(run_folder(self._directory, run_id))
+        for name in sorted({*files.names(folder), *files.unfinished(folder)}):
+            path = self._directory / Path(name).relative_to(files.name(self._directory))
+            found = self._leftover(path)
+            if found is not None and (found.key, found.digest) not in known:
+                whole = files.find(name) is not None
+                leftovers.append(replace(found, whole=whole))
+                if not whole:
+                    self._unfinished.add(found.key, files.kept(name))
         return leftovers
 
     def _opened(self, paths: PartPaths, digest: bytes, size: int) -> PartFile:
@@ -269,6 +319,16 @@ class Spool:
     def _remove_part(self, key: SpoolKey) -> None:
         with disk_errors(f"remove the upload {key}"):
             self._part_of(key).remove_part()
+        self._remove_loose(key)
+
+    def _remove_loose(self, key: SpoolKey, but: str = "") -> None:
+        """Remove what the object store has of the client's unfinished uploads of this key; `but`: of another name."""
+        if self._files is None:
+            return
+        for name in self._files.unfinished(self._files.name(self._part_of(key).part.parent)):
+            final = _FINAL.fullmatch(name.rpartition("/")[2])
+            if final is not None and final["client"] == key.client_id and name != but:
+                self._files.remove_file(name)
 
     def _part_of(self, key: SpoolKey) -> PartPaths:
         return self._paths(key, b"\0")  # the digest is no part of an unfinished upload's name

@@ -147,7 +147,7 @@ def test_a_read_decodes_only_the_blocks_that_it_needs(tmp_path: Path, monkeypatc
         read.append(size)
         return pread(descriptor, size, offset)
 
-    monkeypatch.setattr("fl_server.aggregation.encoded_update.os.pread", recorded)
+    monkeypatch.setattr("fl_server.aggregation.updates.os.pread", recorded)
     entry = encoded.shape.layout_of("delta").entries[0]
     assert len(encoded.read(entry, 300, 10)) == 10
     assert read == [4 + 256]

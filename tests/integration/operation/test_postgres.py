@@ -92,7 +92,7 @@ def test_a_coordinator_that_was_replaced_ends(
     server = pg_fleet.server
     quick, slow = pg_fleet.half_delivered("replaced")
     schema = url.rpartition("%3D")[2]
-    postgres.execute(f"UPDATE {schema}.identity SET openings = openings + 1")  # noqa: S608 - a constant of the test
+    postgres.execute(f"UPDATE {schema}.identity SET epoch = epoch + 1")  # noqa: S608 - a constant of the test
     slow.hold.unlink()
     assert server.wait() == 2
     assert "another coordinator has opened the ledger since this one did" in server.errors()

@@ -1,0 +1,71 @@
+"""A coordinator with its checkpoints and updates in an object store: killed, with a new disk, without its store."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.processes.federation import Coordinator, Fleet
+from tests.processes.process import Workspace
+
+pytest.importorskip("obstore", reason="obstore is not installed: pip install '.[objects]'")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that is the object store."""
+    return tmp_path_factory.mktemp("objects")
+
+
+@pytest.fixture(scope="module")
+def fleet_on_objects(tmp_path_factory: pytest.TempPathFactory, store: Path) -> Iterator[Fleet]:
+    """A coordinator with that store, and three daemons."""
+    with Workspace(tmp_path_factory.mktemp("fleet")) as workspace:
+        yield Fleet(workspace, 3, storage=f"file://{store}", objects={"retry_s": 0.5})
+
+
+@pytest.fixture
+def fleet(fleet_on_objects: Fleet) -> Iterator[Fleet]:
+    """The fleet, idle and connected."""
+    with fleet_on_objects.lent() as lent:
+        yield lent
+
+
+def test_a_killed_coordinator_continues_with_a_new_disk(fleet: Fleet, undisturbed: list[str], store: Path) -> None:
+    """Its checkpoints and the admitted update come from the store. The models are those of a directory."""
+    quick, slow = fleet.half_delivered("half-done")
+    server = fleet.server
+    server.kill()
+    for name in ("spool", "checkpoints"):
+        shutil.rmtree(server.folder / "server-state" / name)
+    server.serve()
+    status = server.run("half-done")
+    assert (status.rounds_done, status.admitted) == (0, 1)
+    slow.hold.unlink()
+    assert undisturbed == server.digests("half-done")
+    assert len(quick.events("trained", run="half-done", round=0)) == 1
+    assert [path for path in store.rglob("*.safetensors/*") if path.is_file()]
+
+
+def test_a_run_waits_for_an_unreachable_store(fleet: Fleet, undisturbed: list[str], store: Path) -> None:
+    """The run says why it waits, a delivering client has to retry, and its update counts once it can be written."""
+    server = fleet.server
+    _, slow = fleet.half_delivered("away")
+    away = store.with_name("away")
+    store.rename(away)
+    slow.hold.unlink()
+    refused = server.logged("rpc_refused", code="UNAVAILABLE")
+    assert f"there is no folder {store}: make it, or correct `storage`" in refused["error"]
+    server.until("away", lambda run: "there is no folder" in run.reason, "the run says why it waits")
+    away.rename(store)
+    assert undisturbed == server.digests("away")
+
+
+def test_a_store_that_cannot_be_used_is_named_at_the_start(fleet: Fleet, tmp_path: Path) -> None:
+    """The coordinator exits with 2, before anything is written."""
+    second = Coordinator(fleet.workspace, "nowhere", {"storage": f"file://{tmp_path}/none"}).start()
+    assert second.wait() == 2
+    assert f"there is no folder {tmp_path}/none: mount or make it, or name another one" in second.errors()
