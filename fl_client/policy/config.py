@@ -142,7 +142,9 @@ class SecureAggregationRules(Section):
     require: bool = False
     """Refuse training whose update the coordinator would see alone."""
     min_clients: int = Field(default=3, ge=3)
-    """Fewest clients whose updates are summed."""
+    """Fewest clients whose updates are summed, if `work.min_clients` is not more."""
+    max_corrupt: float = Field(default=0.1, ge=0, lt=1 / 3)
+    """Share of a cohort that may help the coordinator. A run that allows for fewer is refused."""
     authority: Path | None = None
     """PEM file of the authority of the clients' certificates, whose key the coordinator does not have: then it cannot
     invent clients. Absent: the authorities of tls.ca, which a coordinator may hold itself."""

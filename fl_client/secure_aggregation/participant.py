@@ -20,12 +20,12 @@ from fl_client.errors import TransportError, WorkFailed
 from fl_client.gates.state_directory import StateDirectory
 from fl_client.policy.site import SitePolicy
 from fl_client.secure_aggregation.members import Members
-from fl_client.storage.pending_updates import Key, Update, key_of, work_digest
+from fl_client.storage.pending_updates import Key, Update, key_of, update_digest
 from fl_common.secure_aggregation.errors import Refused
 from fl_common.secure_aggregation.member import Member
 from fl_common.secure_aggregation.rounding import Rounding
 from fl_common.secure_aggregation.signatures import Signer, Trust
-from fl_common.secure_aggregation.terms import Terms
+from fl_common.secure_aggregation.terms import SiteFloors, Terms
 from protos.codec import digest_message, digest_of
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
@@ -85,8 +85,8 @@ class Participant:
             raise _unsupported("expected terms of the assignment's own round")
         signer, trust = self._signer(), self.trust()
         self._tell(run, trust)
-        work, floor = work_digest(assignment), self._site.policy.secure_aggregation.min_clients
-        keys = await self._change(run, lambda member: member.begin(terms, work, signer, floor))
+        work, floors = update_digest(assignment), self._floors()
+        keys = await self._change(run, lambda member: member.begin(terms, work, signer, floors))
         draw = _Draw(key_of(assignment.key), place.draw)
         self._begun[run] = draw
         self._deliveries.setdefault(draw, asyncio.get_running_loop().create_future())
@@ -99,6 +99,11 @@ class Participant:
             del self._waiting[other]
         for message in self._waiting.pop(draw, {}).values():
             await self.answer(message)
+
+    def _floors(self) -> SiteFloors:
+        policy = self._site.policy
+        rules = policy.secure_aggregation
+        return SiteFloors(max(rules.min_clients, policy.work.min_clients), rules.max_corrupt)
 
     def _signer(self) -> Signer:
         certified = self._certified()

@@ -60,6 +60,14 @@ def work_digest(assignment: Assigned) -> bytes:
     return digest_of(work.SerializeToString(deterministic=True))
 
 
+def update_digest(assignment: training_pb2.Assignment) -> bytes:
+    """Digest of what the values of an update depend on, wherever in a run it is asked for: model, settings, seed."""
+    work = training_pb2.Assignment(task=assignment.task, training=assignment.training)
+    for resource in assignment.resources:
+        work.resources.add(kind=resource.kind, digest=resource.digest)
+    return digest_of(work.SerializeToString(deterministic=True))
+
+
 _NOT_THE_WORK = {"attempt", "deadline", "max_update_bytes", "min_accepted", "traceparent"}
 _NOT_THE_BUNDLE = ("difference", "is_base")
 """Other ways to the same bytes. A coordinator that was restarted has no differences for the round under way."""

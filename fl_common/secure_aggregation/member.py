@@ -27,10 +27,11 @@ from fl_common.secure_aggregation.errors import BadSignature, PlanError, Refused
 from fl_common.secure_aggregation.fields import digest_of, packed, unpacked
 from fl_common.secure_aggregation.masks import masked
 from fl_common.secure_aggregation.signatures import Signer, Trust
-from fl_common.secure_aggregation.terms import Place, Terms
+from fl_common.secure_aggregation.terms import Place, SiteFloors, Terms
 
 _KEPT_WORKS = 256
 _VERSION = 1
+_LEAST = SiteFloors()
 
 
 class Member:
@@ -88,14 +89,14 @@ class Member:
         """After the key list: whether the answer to it was a coin, and coins come next."""
         return self._attempt is not None and bool(self._attempt.key_list) and self._attempt.group.needs_coins
 
-    def begin(self, terms: Terms, work: bytes, signer: Signer, floor: int = 0) -> bytes:
+    def begin(self, terms: Terms, work: bytes, signer: Signer, floors: SiteFloors = _LEAST) -> bytes:
         """The key message for a new attempt, or that which was given before.
 
         Args:
             terms: of the attempt.
             work: digest of everything that decides the client's update, its seed included.
             signer: the client's certificate.
-            floor: the fewest clients whose updates the site lets be summed.
+            floors: what the client's site asks of the terms.
 
         Raises:
             Refused: floor, restored, place, cohort or work. With restored the state has changed: the round is barred.
@@ -105,7 +106,11 @@ class Member:
         self._check_place(terms)
         if work.hex() in self._works:
             raise Refused("work", "expected new work, got that of an update which was released in another round")
-        least = max(terms.settings.min_clients, floor)
+        if terms.settings.max_corrupt < floors.max_corrupt:
+            raise Refused(
+                "floor", f"expected a max_corrupt of at least {floors.max_corrupt}, got {terms.settings.max_corrupt}"
+            )
+        least = max(terms.settings.min_clients, floors.min_clients)
         if len(terms.cohort) < least:
             raise Refused("floor", f"expected a cohort of at least {least} clients, got {len(terms.cohort)}")
         if self._client not in terms.cohort:

@@ -62,6 +62,16 @@ class Settings:
             raise ValueError(f"suite: expected one of {', '.join(SUITES)}, got {self.suite!r}")
 
 
+@dataclass(frozen=True, slots=True)
+class SiteFloors:
+    """What a client's site asks of the terms, whatever a coordinator wants."""
+
+    min_clients: int = LEAST_CLIENTS
+    """The fewest clients whose updates may be summed."""
+    max_corrupt: float = 0.0
+    """The least share of the clients that the terms have to assume to help the coordinator."""
+
+
 @dataclass(frozen=True)
 class Terms:
     """The terms of one secure aggregation."""

@@ -14,10 +14,10 @@ from fl_common.secure_aggregation.collector import Collector
 from fl_common.secure_aggregation.masks import Reader
 from fl_common.secure_aggregation.member import Member
 from fl_common.secure_aggregation.signatures import Signer, Trust
-from fl_common.secure_aggregation.terms import Place, Settings, Terms, value_bits_for
+from fl_common.secure_aggregation.terms import Place, Settings, SiteFloors, Terms, value_bits_for
 from fl_ops.certificates import ca
 
-NOW = datetime(2026, 6, 1, tzinfo=UTC)
+NOW = datetime.now(UTC)
 RUN = "coordinator/run"
 STAGES = ("keys", "coins", "shares", "masked", "signatures", "openings")
 BITS = 8
@@ -107,16 +107,20 @@ class Federation:
     def member(self, client: str) -> Member:
         """The client, from its state."""
         state = self.states.get(client)
-        return Member(client, RUN) if state is None else Member.from_bytes(state)
+        return Member(client, self.terms.place.run) if state is None else Member.from_bytes(state)
 
     def _signer(self, client: str) -> Signer:
         return signer(client, "Coordinator" if client in self.invented else "Clients")
 
-    def begin(self, client: str, terms: Terms | None = None, work: bytes | None = None, floor: int = 0) -> bytes:
+    def begin(
+        self, client: str, terms: Terms | None = None, work: bytes | None = None, floors: SiteFloors | None = None
+    ) -> bytes:
         """A client's key message."""
         member = self.member(client)
         return self._kept(
-            member, client, member.begin(terms or self.terms, work or self.work, self._signer(client), floor)
+            member,
+            client,
+            member.begin(terms or self.terms, work or self.work, self._signer(client), floors or SiteFloors()),
         )
 
     def answer(self, client: str, stage: str, data: bytes) -> bytes:

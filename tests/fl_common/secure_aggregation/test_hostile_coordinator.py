@@ -17,7 +17,7 @@ from fl_common.secure_aggregation.masks import Mask, Unmasked
 from fl_common.secure_aggregation.member import Member
 from fl_common.secure_aggregation.shamir import recovered, weights_at_zero
 from fl_common.secure_aggregation.signatures import Trust, pin_of
-from fl_common.secure_aggregation.terms import Settings, Terms
+from fl_common.secure_aggregation.terms import Settings, SiteFloors, Terms
 from fl_ops.certificates import ca
 from tests.fl_common.secure_aggregation.federation import (
     NOW,
@@ -100,15 +100,16 @@ def test_few_members(floor: int) -> None:
     """The floor of the run, or of the client's site, holds for the members."""
     federation = Federation(terms_of(5))
     for client in federation.terms.cohort[: floor - 1]:
-        federation.collector.add_keys(client, federation.begin(client, floor=floor), NOW)
+        federation.collector.add_keys(client, federation.begin(client, floors=SiteFloors(floor)), NOW)
     data = messages.message(federation.terms, *federation.collector._keys.values())
     refused(federation, "floor", federation.answer, VICTIM, "key_list", data)
 
 
 def test_a_cohort_under_the_floor_of_a_site() -> None:
-    """The client does not even make keys."""
+    """The client does not even make keys: for a small cohort, or one that is said to have hardly any corrupt client."""
     federation = Federation(terms_of(5))
-    refused(federation, "floor", federation.begin, VICTIM, None, None, 6)
+    for floors in (SiteFloors(min_clients=6), SiteFloors(max_corrupt=0.2)):
+        refused(federation, "floor", federation.begin, VICTIM, None, None, floors)
 
 
 def test_a_key_of_low_order() -> None:
