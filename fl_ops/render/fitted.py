@@ -5,8 +5,9 @@ Rich would shorten every cell to some letters and dots instead.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Self, TypeVar
 
 from rich import box
 from rich.cells import cell_len
@@ -23,6 +24,7 @@ _GAP = 2
 """Blanks between columns."""
 
 Cell = str | Text
+T = TypeVar("T")
 
 
 @dataclass
@@ -41,6 +43,14 @@ class FittedTable:
     names_missing: bool = True
     """Whether a line below the table names the columns that are left out."""
     rows: list[tuple[Cell, ...]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, rows: Iterable[T], columns: Mapping[str, Callable[[T], Cell]], **options: Any) -> Self:
+        """A table of these rows. columns: the cell of a row by the column's name; options: other fields."""
+        table = cls(tuple(columns), **options)
+        for row in rows:
+            table.add_row(*(cell(row) for cell in columns.values()))
+        return table
 
     def add_row(self, *cells: Cell) -> None:
         """Add a row with a cell for each column."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fl_common import units
 from fl_common.units import NOTHING
-from fl_ops.render.fitted import FittedTable
+from fl_ops.render.fitted import Cell, FittedTable
 from fl_ops.render.rounds import (
     TargetCost,
     cohort_table,
@@ -30,34 +30,29 @@ from protos.fl.v1 import admin_pb2
 
 def runs_table(runs: Sequence[admin_pb2.RunStatus]) -> RenderableType:
     """A row for each run. There is a column of owners if a run has one."""
-    owned = any(run.spec.owner for run in runs)
-    table = FittedTable(
-        (
-            "Run",
-            "State",
-            "Task",
-            "Algorithm",
-            *(["Owner"] if owned else []),
-            ">Rounds",
-            ">Best",
-            "Now",
-            ">Down",
-            ">Up",
-            "Created",
-        ),
-        optional=("Up", "Down", "Created", *(["Owner"] if owned else []), "Task", "Algorithm", "Now"),
-    )
-    for run in runs:
-        table.add_row(
-            plain(run.run_id), state(run_state(run.state)), plain(run.spec.task.name), plain(run.spec.algorithm.name),
-            *([plain(run.spec.owner or NOTHING)] if owned else []),
-            run_facts.rounds_text(run), plain(run_facts.value_of(run, run.best.metrics)), plain(run_facts.current(run)),
-            units.size(run.bytes_down),
-            units.size(run.bytes_up), units.moment(run.created),
-        )  # fmt: skip
     if not runs:
         return Text("no runs yet: `fl run create config.toml` makes one")
+    left_out = () if any(run.spec.owner for run in runs) else ("Owner",)
+    columns = {name: cell for name, cell in RUN_COLUMNS.items() if name not in left_out}
+    optional = [name for name in _RUN_OPTIONAL if name not in left_out]
+    table = FittedTable.of(runs, columns, optional=optional)
     return Group(table, *(plain(line) for run in runs if (line := _below(run))))
+
+
+RUN_COLUMNS: dict[str, Callable[[admin_pb2.RunStatus], Cell]] = {
+    "Run": lambda run: plain(run.run_id),
+    "State": lambda run: state(run_state(run.state)),
+    "Task": lambda run: plain(run.spec.task.name),
+    "Algorithm": lambda run: plain(run.spec.algorithm.name),
+    "Owner": lambda run: plain(run.spec.owner or NOTHING),
+    ">Rounds": run_facts.rounds_text,
+    ">Best": lambda run: plain(run_facts.value_of(run, run.best.metrics)),
+    "Now": lambda run: plain(run_facts.current(run)),
+    ">Down": lambda run: units.size(run.bytes_down),
+    ">Up": lambda run: units.size(run.bytes_up),
+    "Created": lambda run: units.moment(run.created),
+}
+_RUN_OPTIONAL = ("Up", "Down", "Created", "Owner", "Task", "Algorithm", "Now")
 
 
 def _below(run: admin_pb2.RunStatus) -> str:
@@ -115,10 +110,24 @@ def _last_commit(run: admin_pb2.RunStatus, now: float) -> str:
     return f"{text}, {units.duration(max(0.0, now - run.latest.committed.ToNanoseconds() / 1e9))} ago"
 
 
-_CLIENT_COLUMNS = (
-    "Client", "State", "Device", "Tasks", "Run", ">Counted", ">Refused", ">Failed", ">Work", ">Transfer", ">Came last",
-    "Last seen", "Labels", "Note",
-)  # fmt: skip
+CLIENT_COLUMNS: dict[str, Callable[[admin_pb2.ClientStatus], Cell]] = {
+    "Client": lambda client: plain(client.client_id),
+    "State": lambda client: state(client_facts.words(client), told(client_facts.state(client))),
+    "Device": lambda client: plain(client.device.name or client.device.kind),
+    "Tasks": lambda client: plain(", ".join(f"{offer.name} ({offer.train_examples:,})" for offer in client.tasks)),
+    "Run": lambda client: plain(client.run_id or NOTHING),
+    ">Counted": lambda client: units.count(client.updates_counted),
+    ">Refused": lambda client: units.count(client.work.refused),
+    ">Failed": lambda client: client_work.failed(client.work),
+    ">Work": lambda client: client_work.work_seconds(client.work),
+    ">Transfer": lambda client: client_work.transfer_seconds(client.work),
+    ">Came last": lambda client: client_work.came_last(client.work),
+    "Last seen": lambda client: units.moment(client.last_seen),
+    "Labels": lambda client: plain(
+        " ".join(f"{name}={of}{'' if own else '?'}" for name, of, own in client_facts.label_texts(client))
+    ),
+    "Note": lambda client: plain(client_facts.note(client)),
+}
 _CLIENT_OPTIONAL = (
     "Labels", "Device", "Last seen", "Tasks", "Run", "Transfer", "Came last", "Work", "Refused", "Counted", "Note",
     "Failed",
@@ -128,19 +137,7 @@ _CLIENT_OPTIONAL = (
 
 def clients_table(clients: Sequence[admin_pb2.ClientStatus]) -> RenderableType:
     """A row for each client."""
-    table = FittedTable(_CLIENT_COLUMNS, optional=_CLIENT_OPTIONAL, wraps=("State", "Note"))
-    for client in clients:
-        table.add_row(
-            plain(client.client_id), state(client_facts.words(client), told(client_facts.state(client))),
-            plain(client.device.name or client.device.kind),
-            plain(", ".join(f"{offer.name} ({offer.train_examples:,})" for offer in client.tasks)),
-            plain(client.run_id or NOTHING), f"{client.updates_counted:,}", f"{client.work.refused:,}",
-            client_work.failed(client.work), client_work.work_seconds(client.work),
-            client_work.transfer_seconds(client.work), client_work.came_last(client.work),
-            units.moment(client.last_seen),
-            plain(" ".join(f"{name}={of}{'' if own else '?'}" for name, of, own in client_facts.label_texts(client))),
-            plain(client_facts.note(client)),
-        )  # fmt: skip
+    table = FittedTable.of(clients, CLIENT_COLUMNS, optional=_CLIENT_OPTIONAL, wraps=("State", "Note"))
     return table if clients else Text("no clients yet: `fl-client --config client.toml` starts one")
 
 
@@ -161,24 +158,29 @@ def client_details(details: admin_pb2.GetClientResponse) -> RenderableType:
 
 def history_table(entries: Sequence[admin_pb2.HistoryEntry]) -> RenderableType:
     """State changes, oldest first."""
-    table = FittedTable(("When", "Who", "What", "Why"), optional=("Who",), wraps=("Why",))
-    for entry in entries:
-        table.add_row(units.moment(entry.time), plain(entry.actor), plain(entry.event), plain(entry.detail))
+    columns: dict[str, Callable[[admin_pb2.HistoryEntry], Cell]] = {
+        "When": lambda entry: units.moment(entry.time),
+        "Who": lambda entry: plain(entry.actor),
+        "What": lambda entry: plain(entry.event),
+        "Why": lambda entry: plain(entry.detail),
+    }
+    table = FittedTable.of(entries, columns, optional=("Who",), wraps=("Why",))
     return table if entries else Text("nothing has happened yet")
 
 
 def audit_table(entries: Sequence[admin_pb2.AuditEntry]) -> RenderableType:
     """Rows of the audit log, oldest first."""
-    table = FittedTable(
-        (">Row", "When", "Who", "From", "What", "Subject", "Result", "Detail"),
-        optional=("From", "Subject"),
-        wraps=("Detail",),
-    )
-    for entry in entries:
-        table.add_row(
-            str(entry.number), units.moment(entry.time), plain(entry.actor), plain(entry.address), plain(entry.method),
-            plain(entry.subject or NOTHING), plain(entry.result), plain(entry.detail),
-        )  # fmt: skip
+    columns: dict[str, Callable[[admin_pb2.AuditEntry], Cell]] = {
+        ">Row": lambda entry: str(entry.number),
+        "When": lambda entry: units.moment(entry.time),
+        "Who": lambda entry: plain(entry.actor),
+        "From": lambda entry: plain(entry.address),
+        "What": lambda entry: plain(entry.method),
+        "Subject": lambda entry: plain(entry.subject or NOTHING),
+        "Result": lambda entry: plain(entry.result),
+        "Detail": lambda entry: plain(entry.detail),
+    }
+    table = FittedTable.of(entries, columns, optional=("From", "Subject"), wraps=("Detail",))
     return table if entries else Text("no rows")
 
 

@@ -6,7 +6,7 @@ It gets messages and gives lines; the calls and the terminal itself are elsewher
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -15,11 +15,11 @@ from rich.segment import Segment
 from rich.text import Text
 
 from fl_common import units
-from fl_common.units import NOTHING, measured
-from fl_ops.render.fitted import FittedTable
+from fl_common.units import measured
+from fl_ops.render.fitted import Cell, FittedTable
+from fl_ops.render.tables import CLIENT_COLUMNS
 from fl_ops.render.text import STYLES, bar, plain, sparkline, state
 from fl_web.facts import client as client_facts
-from fl_web.facts import client_work
 from fl_web.facts.federation import problems
 from fl_web.facts.run import delivered, rounds_text, time_left, waits
 from fl_web.facts.words import CLIENT_MARKS, CLIENT_STATES, NOT_LOADED, RUN_STATES, mark_words, run_state, tone
@@ -86,6 +86,9 @@ def keys(typed: str) -> list[str]:
 POINTS = 16
 """Values of a sparkline."""
 _BAR = 10
+_CLIENT_COLUMNS = (
+    "Client", "State", "Run", ">Counted", ">Refused", ">Failed", ">Work", ">Transfer", ">Came last", "Note",
+)  # fmt: skip
 _COUNTED = {"attention": "need attention"}
 """The words after a number of clients, where they are not the word of the mark."""
 _MOST_WAITING = 10
@@ -195,32 +198,13 @@ class TopView:
         return waiting[:_MOST_WAITING]
 
     def _clients(self) -> RenderableType:
-        table = FittedTable(
-            (
-                " ",
-                "Client",
-                "State",
-                "Run",
-                ">Counted",
-                ">Refused",
-                ">Failed",
-                ">Work",
-                ">Transfer",
-                ">Came last",
-                "Note",
-            ),
-            optional=("Note", "Transfer", "Refused", "Run", "Came last", "Counted", "Work", "Failed"),
-            names_missing=False,
-        )
-        for client in self.federation.clients:
-            table.add_row(
-                self._mark("clients", client.client_id), plain(client.client_id),
-                state(client_facts.words(client)), plain(client.run_id or NOTHING),
-                units.count(client.updates_counted), units.count(client.work.refused),
-                client_work.failed(client.work), client_work.work_seconds(client.work),
-                client_work.transfer_seconds(client.work), client_work.came_last(client.work),
-                plain(client_facts.note(client)),
-            )  # fmt: skip
+        columns: dict[str, Callable[[admin_pb2.ClientStatus], Cell]] = {
+            " ": lambda client: self._mark("clients", client.client_id),
+            **{name: CLIENT_COLUMNS[name] for name in _CLIENT_COLUMNS},
+            "State": lambda client: state(client_facts.words(client)),
+        }
+        optional = ("Note", "Transfer", "Refused", "Run", "Came last", "Counted", "Work", "Failed")
+        table = FittedTable.of(self.federation.clients, columns, optional=optional, names_missing=False)
         return table if self.federation.clients else Text("no clients yet: `fl-client --config client.toml` starts one")
 
 
