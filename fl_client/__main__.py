@@ -14,7 +14,6 @@ import faulthandler
 import os
 import signal
 import sys
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -23,8 +22,8 @@ from fl_common.program import (
     quiet_interrupts,
     raised_interrupts,
     require_own_packages,
+    settings_files,
     silence_grpc,
-    version_text,
 )
 
 if TYPE_CHECKING:
@@ -59,38 +58,26 @@ def main(arguments: list[str] | None = None) -> int:
 def _main(arguments: list[str]) -> int:
     from fl_client.errors import StartError
     from fl_client.settings.config import load_config
-
-    first, *overrides = _settings_files(arguments)
-    signal.signal(signal.SIGTERM, _exit)  # until the event loop installs its own handlers
-    try:
-        return _run(load_config(first, overrides))
-    except StartError as error:
-        print(f"fl-client: {error}", file=sys.stderr)
-        return CANNOT_START
-
-
-def _settings_files(arguments: list[str]) -> list[Path]:
-    import argparse
-
     from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
 
-    parser = argparse.ArgumentParser(
-        prog="fl-client",
+    first, *overrides = settings_files(
+        "fl-client",
+        arguments,
+        (PROTOCOL_MIN, PROTOCOL_MAX),
+        "files that override keys of the earlier ones",
         description="Train on this device's data for a coordinator.",
         usage="%(prog)s [run] --config FILE\n       %(prog)s {init,doctor,unit,policy,privacy,audit} --help",
         epilog="init writes the settings, doctor checks the device, unit installs a systemd service,\n"
         "policy says which runs the device's site accepts, privacy what its data has spent,\n"
         "audit lists what the device was asked to do and did.\n\n"
         "examples:\n  fl-client init --server fl.example.org:7070 --task digits\n  fl-client --config client.toml",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--config", type=Path, required=True, action="append", metavar="FILE",
-        help="settings in TOML; repeat it for files that override keys of the earlier ones",
-    )  # fmt: skip
-    parser.add_argument("--version", action="version", version=version_text((PROTOCOL_MIN, PROTOCOL_MAX)))
-    files: list[Path] = parser.parse_args(arguments).config
-    return files
+    signal.signal(signal.SIGTERM, _exit)  # until the event loop installs its own handlers
+    try:
+        return _run(load_config(first, overrides))
+    except StartError as error:
+        print(f"fl-client: {error}", file=sys.stderr)
+        return CANNOT_START
 
 
 def _run(config: ClientConfig) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -95,6 +95,23 @@ def impetus_version() -> str:
         return version("impetus-fl")
     except PackageNotFoundError:
         return "not installed"
+
+
+def settings_files(
+    program: str, arguments: Sequence[str] | None, protocol: tuple[int, int], repeated: str, **texts: str
+) -> list[Path]:
+    """The files of --config in an order in which later ones win. Ends the process for --help, --version and misuse.
+
+    protocol: as for `version_text`; repeated: what a repeated --config does; texts: arguments of ArgumentParser.
+    """
+    import argparse  # noqa: PLC0415 - only the programs that serve have these arguments
+
+    parser = argparse.ArgumentParser(program, formatter_class=argparse.RawDescriptionHelpFormatter, **texts)  # type: ignore[arg-type] # texts
+    about = f"settings in TOML; repeat it for {repeated}"
+    parser.add_argument("--config", type=Path, required=True, action="append", metavar="FILE", help=about)
+    parser.add_argument("--version", action="version", version=version_text(protocol))
+    files: list[Path] = parser.parse_args(arguments).config
+    return files
 
 
 def version_text(protocol: tuple[int, int]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -14,8 +13,8 @@ from fl_common.program import (
     keep_working_directory_out,
     quiet_interrupts,
     require_own_packages,
+    settings_files,
     silence_grpc,
-    version_text,
 )
 
 if TYPE_CHECKING:
@@ -44,8 +43,16 @@ def _main(arguments: Sequence[str] | None) -> int:
     from fl_common.files import set_private_umask
     from fl_common.settings import SettingsError, read_settings
     from fl_server.settings.config import ServerConfig
+    from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
 
-    first, *on_top = _settings_files(arguments)
+    first, *on_top = settings_files(
+        "fl-server",
+        arguments,
+        (PROTOCOL_MIN, PROTOCOL_MAX),
+        "a file whose keys replace earlier ones",
+        description="The coordinator of federated training: serves until SIGTERM.",
+        epilog="example: fl-server --config server.toml",
+    )
     try:
         config = read_settings(first, ServerConfig, on_top)
     except SettingsError as error:
@@ -58,24 +65,6 @@ def _main(arguments: Sequence[str] | None) -> int:
     # Before there is a second thread.
     share_one_heap()
     return _serve(config)
-
-
-def _settings_files(arguments: Sequence[str] | None) -> list[Path]:
-    import argparse
-
-    from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
-
-    parser = argparse.ArgumentParser(
-        prog="fl-server", description="The coordinator of federated training: serves until SIGTERM.",
-        epilog="example: fl-server --config server.toml", formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument(
-        "--config", type=Path, required=True, action="append", metavar="FILE",
-        help="settings in TOML; repeat it for a file whose keys replace earlier ones",
-    )  # fmt: skip
-    parser.add_argument("--version", action="version", version=version_text((PROTOCOL_MIN, PROTOCOL_MAX)))
-    files: list[Path] = parser.parse_args(arguments).config
-    return files
 
 
 def _serve(config: ServerConfig) -> int:

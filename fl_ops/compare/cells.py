@@ -83,7 +83,7 @@ def _decisive(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a cell that decide its numbers and are not the default."""
     run = _without_defaults(settings["run"], _run_defaults())
     if "averaging" in run:  # the default is none, so its keys need defaults of their own
-        run["averaging"] = _without_defaults(run["averaging"], _averaging_defaults())
+        run["averaging"] = _without_defaults(run["averaging"], _defaults(AveragingSection))
     stop = settings["run"].get("stop", {})
     rules = stop.get("target") is not None or bool(stop.get("patience"))
     # Without such a rule they only select the best round. With one, the metric counts although it is the default.
@@ -92,7 +92,7 @@ def _decisive(settings: Mapping[str, Any]) -> dict[str, Any]:
         run["stop"] = kept
     for section, keys in _SAME_NUMBERS.items():
         run[section] = {key: value for key, value in run.get(section, {}).items() if key not in keys}
-    simulation = _without_defaults(settings["simulation"], _simulation_defaults())
+    simulation = _without_defaults(settings["simulation"], _defaults(SimulationSection))
     return {**settings, "run": run, "simulation": simulation}
 
 
@@ -116,15 +116,6 @@ def _run_defaults() -> dict[str, Any]:
 
 
 @cache
-def _averaging_defaults() -> dict[str, Any]:
-    return _defaults(AveragingSection)
-
-
-@cache
-def _simulation_defaults() -> dict[str, Any]:
-    return _defaults(SimulationSection)
-
-
 def _defaults(section: type[BaseModel]) -> dict[str, Any]:
     fields = section.model_fields.items()
     return {name: field.get_default(call_default_factory=True) for name, field in fields if not field.is_required()}

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from fl_ops.compare.cells import ACCURACY, CellResult, RoundRow, in_percent
+from fl_ops.compare.cells import ACCURACY, CellResult, in_percent
 from fl_ops.compare.plan import Done, ExperimentPlan, Plan
 from fl_ops.compare.summary import MEGABYTE, Row, Spread, rows, tried
 from fl_ops.compare.table import Table
@@ -37,7 +37,7 @@ def results_csv(plan: Plan) -> str:
     lines = (
         [
             *_cell_values(finished),
-            *_round_values(row.by(report.metric)),
+            *_shortened(getattr(row.by(report.metric), name) for name in _ROUND),
             *_shortened(map(row.metrics.get, report.also)),
             *_shortened(map(row.measures.get, measures)),
         ]
@@ -102,10 +102,6 @@ def _cell_values(done: Done) -> list[Any]:
     return [cell.label, cell.split, cell.stage, cell.seed, choice.learning_rate, text, cell.digest[:8]]
 
 
-def _round_values(row: RoundRow) -> list[Any]:
-    return _shortened(getattr(row, name) for name in _ROUND)
-
-
 def _shortened(values: Iterable[Any]) -> list[Any]:
     return [round(value, _DIGITS) if isinstance(value, float) else value for value in values]
 
@@ -116,7 +112,7 @@ def _summary_values(row: Row) -> list[Any]:
     return [
         row.metric, row.label, row.split, row.algorithm,
         choice.learning_rate if choice else None, parameters_text(choice.own) if choice else None,
-        row.at_edge, row.effective_decay, _joined(row.seeds), _joined(row.diverged),
+        row.at_edge, row.effective_decay, " ".join(map(str, row.seeds)), " ".join(map(str, row.diverged)),
         *(value for spread in spreads for value in _spread_values(spread)),
         row.among_best, _short(row.seconds_a_round),
     ]  # fmt: skip
@@ -135,10 +131,6 @@ def _tried_values(plan: Plan, experiment: ExperimentPlan) -> list[dict[str, Any]
 
 def _short(value: float | None) -> float | None:
     return None if value is None else round(value, 6)
-
-
-def _joined(seeds: Sequence[int]) -> str:
-    return " ".join(map(str, seeds))
 
 
 Axis = Literal["rounds", "megabytes"]
@@ -172,7 +164,8 @@ def draw(plan: Plan, of: tuple[str, str], axis: Axis, path: Path) -> bool:
     drawn = [
         planned
         for planned in plan.experiments
-        if (planned.experiment.criterion.metric, planned.experiment.split) == of and _has_accuracies(planned)
+        if (planned.experiment.criterion.metric, planned.experiment.split) == of
+        and any(result.accuracies for result in _finite(planned))
     ]
     if not drawn:
         return False
@@ -219,10 +212,6 @@ def _panel(axes: Any, experiment: ExperimentPlan, curves: Sequence[Curve], drawn
 def _title(experiment: ExperimentPlan, finite: int) -> str:
     diverged = len(experiment.finals()) - finite
     return experiment.experiment.method.label + (f", {diverged} diverged" if diverged else "")
-
-
-def _has_accuracies(experiment: ExperimentPlan) -> bool:
-    return any(result.accuracies for result in _finite(experiment))
 
 
 def _finite(experiment: ExperimentPlan) -> list[CellResult]:

@@ -144,13 +144,14 @@ def _untuned(demo: Demo) -> Iterator[str]:
 
 def _grid_search(grid: dict[str, Any]) -> Iterator[str]:
     setup = grid["setup"]
+    decays = ", ".join(f"{percent(decay['mean'])} with {decay['decay']:g}" for decay in grid["decays"])
     yield "## Where the settings come from"
     yield (
         f"`{grid['command']}` searched on {grid['date']} for {duration(grid['seconds'])}: "
         f"{len(grid['cells'])} cells, each with the seeds {', '.join(map(str, grid['seeds']))}, "
         f"{setup['rounds']} rounds. Accuracy was measured on {setup['validation']}; the demo's held-out data were not "
         f"used. For each algorithm the choice is {grid['rule']}. The decay of the averaged models is then chosen "
-        f"for all algorithms together: {_decays(grid)} (mean of the chosen cells, with the same seeds and scans)."
+        f"for all algorithms together: {decays} (mean of the chosen cells, with the same seeds and scans)."
     )
     yield (
         f"Validation accuracy of the averaged model by rate, with the decay {setup['search_decay']:g}: mean of the "
@@ -188,10 +189,6 @@ def _without_rate(cell: dict[str, Any]) -> str:
     parameters = "".join(f", {key} {value}" for key, value in cell["parameters"].items())
     norm = cell["max_gradient_norm"]
     return title(cell["algorithm"]) + parameters + (f", clipped at {norm:g}" if norm else "")
-
-
-def _decays(grid: dict[str, Any]) -> str:
-    return ", ".join(f"{percent(decay['mean'])} with {decay['decay']:g}" for decay in grid["decays"])
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -176,14 +176,21 @@ class Coordinator(FleetListener):
 
 MOST_LOOKED_UP = 256
 """Updates of a client that are looked up for one registration; daemons keep one or two for each run."""
+LISTS_KEPT = 16
+"""Accepted lists in memory: a fleet that comes back after a restart asks about the same few."""
 
 
 class Outcomes:
-    """Finds outcomes in all runs. Lives on the event loop."""
+    """Finds outcomes of single clients in all runs, without reading whole rounds. Lives on the event loop.
+
+    An accepted list is one row for the whole cohort. The latest ones are kept in memory; they never change.
+    """
 
     def __init__(self, ledger: Ledger, table: RunTable) -> None:
-        self._table = table
-        self._lookup = OutcomeLookup(ledger)
+        self._ledger, self._table = ledger, table
+        self._lists: OrderedDict[tuple[str, int, int], Mapping[str, bytes]] = OrderedDict()
+        self._reading = asyncio.Lock()
+        """Held while a list is read, so that each list is read once."""
 
     async def decided(self, keys: Iterable[ExchangeKey], client: str) -> list[Outcome]:
         """The outcomes of a client's updates, as far as they are decided.
@@ -211,39 +218,17 @@ class Outcomes:
 
     async def _committed_outcomes(self, run: Run, exchange: int, rounds: Iterable[int], client: str) -> list[Outcome]:
         epochs = await run.context.state_epochs(list(rounds))
+        admitted: Mapping[int, UpdateRecord] = {}
         if exchange < run.state.policy.exchanges:
-            return await self._lookup.find(run.id, exchange, epochs, client)
-        keys = (ExchangeKey(run_id=run.id, round=round_, exchange=exchange) for round_ in epochs)
-        return [not_needed_outcome(key, epochs[key.round]) for key in keys]
-
-
-LISTS_KEPT = 16
-"""Accepted lists in memory: a fleet that comes back after a restart asks about the same few."""
-
-
-class OutcomeLookup:
-    """Looks up outcomes of single clients in the ledger, without reading whole rounds.
-
-    An accepted list is one row for the whole cohort. The latest ones are kept in memory; they never change.
-    """
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        self._lists: OrderedDict[tuple[str, int, int], Mapping[str, bytes]] = OrderedDict()
-        self._reading = asyncio.Lock()
-        """Held while a list is read, so that each list is read once."""
-
-    async def find(self, run_id: str, exchange: int, epochs: Mapping[int, int], client: str) -> list[Outcome]:
-        """The outcomes of a client in an exchange of committed rounds. epochs: state epoch by round."""
-        rows = await self._ledger.do(self._ledger.store.updates_of, run_id, exchange, list(epochs), client)
-        admitted = {row.round: row for row in rows if row.admitted}
+            rows = await self._ledger.do(self._ledger.store.updates_of, run.id, exchange, list(epochs), client)
+            admitted = {row.round: row for row in rows if row.admitted}
         outcomes = []
         for round_, epoch in epochs.items():
             update = admitted.get(round_)
             if update is not None and await self._is_accepted(update):
                 outcomes.append(accepted_outcome(update, epoch))
             else:
-                key = ExchangeKey(run_id=run_id, round=round_, exchange=exchange)
+                key = ExchangeKey(run_id=run.id, round=round_, exchange=exchange)
                 outcomes.append(not_needed_outcome(key, epoch))
         return outcomes
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from collections.abc import Set as AbstractSet
-from contextlib import nullcontext
+from contextlib import asynccontextmanager, nullcontext
 from io import FileIO
 
 import structlog
@@ -21,7 +22,7 @@ from fl_server.run.run import Run
 from fl_server.run.secure_stages import trust_of
 from fl_server.run_settings.config import RunConfig
 from fl_server.runs.deletion import Deletions
-from fl_server.runs.loading import LoadedTask, RunLoading, not_loadable
+from fl_server.runs.loading import RunLoading, not_loadable
 from fl_server.runs.table import Audit, RunTable
 from fl_server.services import Services
 from fl_server.store.records import HistoryRecord, RunRecord
@@ -73,9 +74,11 @@ class RunCreation:
             raise unusable(named)
         log.info("run_being_created", run=run_id, actor=actor, task=config.task.name)
         try:
-            config = await self._code_for(run_id, config, actor)
+            async with self._refusals_kept(run_id, config, actor):
+                config = await self._loading.code(run_id, config)
             config = await self._services.in_code(OutsideCode(run_id, outside_names(config)), complete, config)
-            task = await self._task_for(run_id, config, actor)
+            async with self._refusals_kept(run_id, config, actor):
+                task = await self._loading.task(config)
             config = with_direction(config, directions_of(config, task.directions))
             # A crash before `create_run` may have left files under the id.
             await self._services.in_compute(checkpoints.remove_run, run_id)
@@ -87,7 +90,7 @@ class RunCreation:
             try:
                 run = await self._loading.build(record, config, task, self._model_room(run_id))
                 await run.model.load(config)
-                await self._check_metric(run, config)
+                check_metric(config, await run.model.reported_metrics() if needs_metric(config) else None)
                 if config.secure_aggregation is not None:
                     trust_of(run.context)
             except (InvalidInput, TaskError, AlgorithmError):
@@ -97,7 +100,8 @@ class RunCreation:
         except TaskError as error:
             raise not_loadable(error) from error
         except AlgorithmError as error:
-            raise _invalid_algorithm(error) from error
+            field = ".".join(filter(None, ("algorithm.parameters", error.parameter)))
+            raise InvalidInput(field, "a value that the algorithm takes", error) from error
         what = ", ".join(filter(None, (config.task.name, config.algorithm.name, named and f"from {named}")))
         why = HistoryRecord(time.time(), actor, "run_created", run_id, what)
         await self._services.ledger.do(self._services.ledger.store.create_run, record, why)
@@ -119,10 +123,6 @@ class RunCreation:
                 raise InvalidInput("privacy.account", expected, f"the run {run.id}: wait for its end")
         await self._services.in_io(self._services.secrets.make, run_id)
 
-    async def _check_metric(self, run: Run, config: RunConfig) -> None:
-        """Raises InvalidInput for a metric that the run cannot use."""
-        check_metric(config, await run.model.reported_metrics() if needs_metric(config) else None)
-
     def _free_id(self, config: RunConfig) -> str:
         taken = {*self._table.loaded, *self._table.not_loaded, *self._deletions.ids, *self._creating}
         if config.name in taken:
@@ -134,18 +134,11 @@ class RunCreation:
             number += 1
         return f"{base}-{number}"
 
-    async def _task_for(self, run_id: str, config: RunConfig, actor: str) -> LoadedTask:
-        """The task of a run that an operator creates; a refusal goes into the history."""
+    @asynccontextmanager
+    async def _refusals_kept(self, run_id: str, config: RunConfig, actor: str) -> AsyncIterator[None]:
+        """Code of the run is loaded in the block: a refusal goes into the history."""
         try:
-            return await self._loading.task(config)
-        except InvalidInput as error:
-            await self._audit.run_refused(actor, run_id, config.task.name, str(error))
-            raise
-
-    async def _code_for(self, run_id: str, config: RunConfig, actor: str) -> RunConfig:
-        """The configuration with the code of its method and reducer; a refusal goes into the history."""
-        try:
-            return await self._loading.code(run_id, config)
+            yield
         except InvalidInput as error:
             await self._audit.run_refused(actor, run_id, config.task.name, str(error))
             raise
@@ -173,9 +166,3 @@ def unusable(named: str) -> InvalidInput:
         ' you sent (fl run create --initial-model FILE), or "file:NAME" with a file in the models_dir of server.toml',
         repr(named[:100]),
     )
-
-
-def _invalid_algorithm(error: AlgorithmError) -> InvalidInput:
-    """The error for the creator of a run, which names the wrong field."""
-    field = ".".join(filter(None, ("algorithm.parameters", error.parameter)))
-    return InvalidInput(field, "a value that the algorithm takes", error)

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import event
 
 from fl_server.run.rounds import RECENT
-from fl_server.runs.coordinator import LISTS_KEPT, MOST_LOOKED_UP, OutcomeLookup
+from fl_server.runs.coordinator import LISTS_KEPT, MOST_LOOKED_UP
 from fl_server.store.records import HistoryRecord
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import ExchangeKey
@@ -105,9 +105,7 @@ async def test_one_statement_reads_all_rounds_of_a_run(world: World) -> None:
         answer = await registered(world, device, keys)
     assert [outcome.counted for outcome in answer.outcomes] == [True] * 40
     assert counted.rows == 80 + 40 - RECENT
-    lookup = world.coordinator.outcomes._lookup
-    assert isinstance(lookup, OutcomeLookup)
-    assert len(lookup._lists) == LISTS_KEPT
+    assert len(world.coordinator.outcomes._lists) == LISTS_KEPT
 
 
 async def test_no_list_is_read_for_a_client_outside_the_rounds(world: World) -> None:
