@@ -39,6 +39,7 @@ WORRY = {
     "fl_run_cannot_write": "1: a fault of the disk or the database; after a while FlNoCommit.",
     "fl_round": "No change in state `running`: FlNoCommit.",
     "fl_clients_eligible": "Below `fl_clients_per_round`: the next round waits.",
+    "fl_clients_not_drawn": "Why a run waits: `lost` are away, `task` lack its task; `fl run show` has the remedy.",
     "fl_over_selection": "It rises towards 2: many clients drop out.",
     "fl_last_commit_timestamp_seconds": "Long ago in state `running`: FlNoCommit.",
     "fl_clients_below_due": "Above 0: FlClientsBelowDue.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -35,6 +35,8 @@ class EligibleClients:
         """No client was lost for longer: before, the coordinator or the run was not here to be found."""
         self.without = ""
         """The clients without which the run goes on, as a sentence; empty if it has all that it needs."""
+        self.not_drawn_by_reason: Mapping[str, int] = {}
+        """While too few clients can be drawn: the others that are registered, by reason. Replaced, never changed."""
 
     def invalidate(self) -> None:
         """Compute the eligible clients again before the next event."""
@@ -62,12 +64,13 @@ class EligibleClients:
         """
         after = self._context.services.config.limits.lost_after_s
         if here >= state.policy.min_clients:
-            self.without = ""
+            self.without, self.not_drawn_by_reason = "", {}
             return 0
         long_ago = time.time() - after
         since = long_ago if state.round and long_ago >= self._began else None
         fleet, selection = self._context.fleet, self.selection()
         rules = self.not_drawn(fleet.records.in_memory(), selection)
+        self.not_drawn_by_reason = {rule.reason: len(candidates) for rule, candidates in rules.items()}
         clients = [
             (rule, client)
             for rule, candidates in rules.items()

@@ -14,6 +14,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from fl_common.metrics import ANY, Declaration, Values
+from fl_server.clients.draw_rules import RULES
 from fl_server.metrics import Metrics
 from fl_server.rounds.metrics import STATISTICS, spread
 from fl_server.run.run import Run
@@ -106,6 +107,11 @@ RUN_GAUGES = (
     _plain(
         "fl_clients_eligible", "Clients that could be drawn for the run now.",
         lambda run: 0 if run.ended else sum(not run.state.barred(client) for client in run.state.eligible),
+    ),
+    _labelled(
+        "fl_clients_not_drawn", "Registered clients that the run cannot draw, by reason, while too few can be drawn.",
+        lambda run: {} if run.ended else {(reason,): n for reason, n in run.eligible.not_drawn_by_reason.items()},
+        reason=tuple(dict.fromkeys(rule.reason for rule in RULES)),
     ),
     _plain("fl_over_selection", "Clients drawn for each update wanted.", lambda run: run.state.draws_per_update),
     _plain("fl_round_deadline_seconds", "Deadline of an attempt.", lambda run: run.config.round.deadline_s),

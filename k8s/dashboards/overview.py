@@ -40,7 +40,7 @@ def dashboard() -> models.Dashboard:
         Section("What is running?", [Row(5, [run_table(R)])]),
         Section("Does it learn?", [Row(7, _learning())]),
         Section("Rounds", [Row(7, _rounds())]),
-        Section("Clients", [Row(7, _clients())]),
+        Section("Clients", [Row(7, _clients()), Row(7, _trouble())]),
         Section("Devices", [Row(7, _devices())]),
         Section("Traffic", [Row(7, _traffic())]),
         Section("Coordinator", [Row(7, _coordinator())]),
@@ -192,6 +192,27 @@ def _clients() -> list[timeseries.Panel]:
         coloured(ends.decimals(0), ENDS),
         to_the_run(limit(drops, {0.3: "red"})),
     ]
+
+
+def _trouble() -> list[timeseries.Panel]:
+    attention = lines(
+        What(
+            "Clients that need attention",
+            "none",
+            "They fail, are refused, are slow or are in quarantine. `fl clients list --attention` has the reasons.",
+        ),
+        Query("max(fl_clients_need_attention)", "need attention"),
+    )
+    waits = stacked(
+        What(
+            "Why runs wait",
+            "none",
+            "Registered clients that a run cannot draw, while too few can be drawn. Lost: away. Task: they lack it.",
+        ),
+        Query(f"sum by (run, reason) (fl_clients_not_drawn{{{R}}})", "{{run}}: {{reason}}"),
+    )
+    attention = coloured(attention.decimals(0), {"need attention": "orange"})
+    return [limit(attention, {1: "red"}), to_the_run(waits.decimals(0))]
 
 
 def _devices() -> list[timeseries.Panel]:

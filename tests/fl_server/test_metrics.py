@@ -80,6 +80,18 @@ async def test_a_run_is_in_one_state(world: World) -> None:
     await check_state("stopped")
 
 
+async def test_a_waiting_run_counts_the_clients_that_it_cannot_draw(world: World) -> None:
+    """By reason, until enough can be drawn."""
+    for name in "bc":
+        await Device(name, works=False).connect(world)
+    run = await world.create(**ALONE, labels={"site": "north"})
+    await until(lambda: run.status == "waiting", "it waits")
+    assert world.metric("fl_clients_not_drawn", run="r", reason="labels") == 2
+    await Device("a", labels={"site": "north"}, works=False).connect(world)
+    await until(lambda: run.status == "running", "it goes on")
+    assert world.metric("fl_clients_not_drawn", run="r", reason="labels") == 0
+
+
 async def test_metrics_describe_a_run_and_its_settings(world: World) -> None:
     """Name, method and task; rounds, clients, deadline; eligible clients."""
     await Device("a", works=False).connect(world)
@@ -104,8 +116,9 @@ async def test_a_restart_changes_no_gauge(tmp_path: Path) -> None:
         before = gauges(world)
     assert before["fl_norm", ("of", "update_smallest"), ("run", "r")] > 0
     assert before["fl_client_evaluation", ("metric", "accuracy"), ("run", "r"), ("statistic", "deviation")] == 0.25
-    # In two rounds no client is due five updates; test_client_shares restarts a longer run. The run is not private.
-    others = {"fl_client_share_of_due", "fl_privacy_epsilon"}
+    # In two rounds no client is due five updates; test_client_shares restarts a longer run. The run is not private, and
+    # does not wait.
+    others = {"fl_client_share_of_due", "fl_clients_not_drawn", "fl_privacy_epsilon"}
     assert {key[0] for key in before} == {gauge.name for gauge in RUN_GAUGES} - others
     async with World(tmp_path) as world:
         assert gauges(world) == before

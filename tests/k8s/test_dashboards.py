@@ -69,7 +69,7 @@ def test_a_run_leads_to_its_details() -> None:
     }
     of_table, of_lines = (json.dumps(found) for found in by_type.values())
     assert "var-run=${__data.fields.Run}" in of_table
-    assert of_lines.count("var-run=${__field.labels.run}") == 3
+    assert of_lines.count("var-run=${__field.labels.run}") == 4
 
 
 @pytest.mark.parametrize("uid", MODELS)
