@@ -14,7 +14,7 @@ from pathlib import Path
 from fl_server.rounds import events as e
 from fl_server.rounds.by_client import ByClient
 from fl_server.rounds.graph import Graph
-from fl_server.rounds.machine import RULES, advance
+from fl_server.rounds.machine import advance
 from fl_server.rounds.state import Phase, RoundPolicy, RoundState, UnexpectedEvent
 
 PAGE = Path(__file__).parents[1] / "development/round-states.md"
@@ -104,9 +104,9 @@ _LAST_ATTEMPT = 1
 _INTRO = """# The states of a round
 
 `python -m docs.source.round_states` generates this page from `fl_server/rounds/machine.py`; a test compares them.
-The functions that it names contain the effects of each transition and their reasons.
+The functions of its rules contain the effects of each transition and their reasons.
 
-The diagram shows only events that change the phase; the table below shows all events.
+The diagram has the events that change the phase, the table those after which a phase lasts.
 """
 
 
@@ -140,7 +140,7 @@ def _without_what_only_grows(state: RoundState) -> RoundState:
 
 
 def page() -> str:
-    """Return the whole page: a mermaid diagram of the transitions, and a table of phase by event."""
+    """Return the whole page: a mermaid diagram of the transitions, and a table of the events that keep a phase."""
     edges = transitions()
     return f"{_INTRO}\n```mermaid\n{_diagram(edges)}\n```\n\n{_table(edges)}\n"
 
@@ -156,11 +156,15 @@ def _diagram(edges: frozenset[Edge]) -> str:
 
 
 def _table(edges: frozenset[Edge]) -> str:
-    rows = ["| phase | event | leads to |", "|---|---|---|"]
-    for phase in Phase:
-        for name in sorted(kind.__name__ for start, kind in RULES if start is phase):
-            ends = [after.value for after in Phase if (phase, name, after) in edges]
-            rows.append(f"| {phase.value} | {name} | {', '.join(ends)} |")
+    kept = {phase: sorted({name for before, name, after in edges if before is after is phase}) for phase in Phase}
+    everywhere = set.intersection(*map(set, kept.values()))
+    rows = ["| phase | events after which it may last |", "|---|---|"]
+    rows += [f"| every phase | {', '.join(sorted(everywhere))} |"]
+    rows += [
+        f"| {phase.value} | {', '.join(name for name in names if name not in everywhere)} |"
+        for phase, names in kept.items()
+        if set(names) - everywhere
+    ]
     return "\n".join([*rows, "", "Every other event is refused in that phase and changes nothing."])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import product
 from statistics import fmean
 
@@ -19,6 +19,7 @@ from fl_server.rounds.metrics import PREFIX, TRAINING, Criterion, on_server
 DECAYS_DIFFER = (
     "The rows have different effective weight decays, so differences between them are not due to the methods alone."
 )
+MOVED = "MB down / up in all"
 _BEGIN, _END = "<!-- fl compare {}: begin -->", "<!-- fl compare {}: end -->"
 
 
@@ -63,12 +64,16 @@ def _result(plan: Plan, group: Sequence[Row], criterion: Criterion) -> str:
     without = [row.label for row in group if not _is_shown(row)]
     group = [row for row in group if _is_shown(row)]
     columns = _columns(plan, group, metric)
+    moved = {columns[MOVED](row) for row in group if row.choice}
+    if len(moved) == 1 and len(group) > 1:
+        del columns[MOVED]
     lines = [[row.label + _seeds_left(row, len(spec.seeds)), *_cells(row, columns)] for row in group]
     parts = [
         _table(["Method", *columns], lines) if lines else "",
         _first(group, criterion),
         next(filter(None, (result.without(metric) for _, result in plan.results())), ""),
-        DECAYS_DIFFER if decays_differ(group) else _same_decay(group),
+        DECAYS_DIFFER if decays_differ(group) else "",
+        _same(group, moved),
         f"Not run: {'; '.join(without)}." if without else "",
     ]
     return "\n\n".join(filter(None, parts))
@@ -93,7 +98,7 @@ def _columns(plan: Plan, group: Sequence[Row], metric: str) -> dict[str, Callabl
         target = f"{100 * value:g} %" if in_percent(metric) else f"{metric} {value:g}"
         columns[f"rounds to {target}"] = _rounds_to_target
         columns[f"MB down / up to {target}"] = lambda row: _pair(row.down_to_target, row.up_to_target)
-    columns["MB down / up in all"] = lambda row: _pair(row.down, row.up)
+    columns[MOVED] = lambda row: _pair(row.down, row.up)
     return columns
 
 
@@ -125,10 +130,12 @@ def _rounds_to_target(row: Row) -> str:
     return f"{reached.mean:.0f}" + (f" ({reached.count} of {len(row.seeds)})" if reached.count < len(row.seeds) else "")
 
 
-def _same_decay(group: Sequence[Row]) -> str:
-    """The effective weight decay that all rows have; empty if there is none."""
-    decay = next((row.effective_decay for row in group if row.effective_decay), None)
-    return f"Effective weight decay of every row: {decay:g}." if decay else ""
+def _same(group: Sequence[Row], moved: Collection[str]) -> str:
+    """What all rows have in common: their effective weight decay and their megabytes; empty if that is nothing."""
+    decay = None if decays_differ(group) else next((row.effective_decay for row in group if row.effective_decay), None)
+    facts = [f"effective weight decay {decay:g}"] if decay else []
+    facts += [f"{next(iter(moved))} {MOVED}"] if len(moved) == 1 and len(group) > 1 else []
+    return f"Every row: {', '.join(facts)}." if facts else ""
 
 
 _OVER_CLIENTS = {"mean": "mean", "std": "deviation", "worst_decile": "worst 10 %", "best_decile": "best 10 %"}

@@ -81,7 +81,7 @@ def test_rows_with_one_decay_are_comparable(read: Read, reached: Reached, local:
     assert [row.effective_decay for row in rows(plan)] == decays
     text = report.tables(plan)
     assert (report.DECAYS_DIFFER in text, "| effective decay |" in text) == (False, False)
-    assert ("Effective weight decay of every row: 0.001." in text) == (0.001 in decays)
+    assert ("Every row: effective weight decay 0.001" in text) == (0.001 in decays)
 
 
 def test_a_decay_outside_of_the_mix_is_named(read: Read, reached: Reached) -> None:
