@@ -27,7 +27,7 @@ from fl_client.connection.transport import Connection, GrpcEnrollment, GrpcTrans
 from fl_client.daemon import Daemon
 from fl_client.enrollment.folder import CertificateFolder
 from fl_client.enrollment.renewal import CertificateRenewal, Means
-from fl_client.errors import StartError, TransportError
+from fl_client.errors import StartError, StateError, TransportError
 from fl_client.gates.availability import AvailabilityMonitor
 from fl_client.gates.conditions import HostState, make_gates
 from fl_client.gates.gate_set import GateSet
@@ -37,8 +37,8 @@ from fl_client.monitoring.metrics import Metrics
 from fl_client.policy.budget import FILE, Budget, DailyUsage
 from fl_client.policy.file import CHECK_S, PolicyFile, PolicyGate
 from fl_client.policy.site import SitePolicy
-from fl_client.privacy.account import FILE as ACCOUNT
 from fl_client.privacy.charging import PrivacyCharging
+from fl_client.privacy.files import AccountFiles
 from fl_client.secure_aggregation.members import FOLDER, Members
 from fl_client.secure_aggregation.participant import Certified, Participant
 from fl_client.settings import device as devices
@@ -76,6 +76,7 @@ def run(config: ClientConfig, progress: Progress) -> bool:
         state = held.enter_context(StateDir(config.state_dir))
         if still := restrict_permissions(state.path, FILES):
             log.warning("state_is_open_to_others", files=len(still), first=str(still[0]), todo="chmod -R go= state_dir")
+        _begin_account(state)
         state.claim(client_id)
         if config.metrics_listen is not None:
             held.enter_context(metrics.serve(*split_address(config.metrics_listen)))
@@ -100,6 +101,14 @@ def run(config: ClientConfig, progress: Progress) -> bool:
         # search all of them again and again.
         gc.freeze()
         return asyncio.run(_until_signal(config, local, state, instruments))
+
+
+def _begin_account(state: StateDir) -> None:
+    """Make the privacy account before the directory is claimed, so that a missing one is known to be lost."""
+    try:
+        AccountFiles(state.path).begin()
+    except OSError as error:
+        raise StateError(f"state_dir: expected a directory that can be written, got {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +169,7 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
             site,
             link,
         ),
-        privacy=PrivacyCharging(state.path / ACCOUNT, local.train, config.threads, state_directory, site, metrics),
+        privacy=PrivacyCharging(AccountFiles(state.path), local.train, config.threads, state_directory, site, metrics),
     )
     endpoint = DaemonEndpoint(config, local, services, instruments)
     return Daemon(SessionManager(endpoint, link), services, _renewal(config, endpoint.certificates, services))

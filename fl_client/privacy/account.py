@@ -1,7 +1,6 @@
 """The file of the account, `privacy.json` in the state directory: the secret and what all runs have spent.
 
-Both are in one file, which is replaced as a whole: no crash leaves a secret without its account. Who removes the file
-begins a new account with a new secret, although the data is the same.
+Both are in one file, which is replaced as a whole: no crash leaves a secret without its account.
 """
 
 from __future__ import annotations
@@ -34,6 +33,8 @@ class Account:
     """Steps of each mechanism."""
     delta: float = 1.0
     """The smallest delta of a charge; 1: there is none."""
+    charges: int = 0
+    """The number of charges, of which `charged` has the latest."""
     charged: tuple[str, ...] = ()
     """Identities of the latest charges in hex, the newest last."""
 
@@ -50,7 +51,7 @@ class Account:
         """The account after a charge."""
         spent = {**self.spent, mechanism: self.spent.get(mechanism, 0) + steps}
         charged = (*self.charged, identity.hex())[-REMEMBERED:]
-        return replace(self, spent=spent, delta=min(self.delta, delta), charged=charged)
+        return replace(self, spent=spent, delta=min(self.delta, delta), charges=self.charges + 1, charged=charged)
 
     def epsilon(self, delta: float | None = None) -> float:
         """Epsilon of everything that was spent. delta: None: the smallest of the charges."""
@@ -66,8 +67,7 @@ def read_account(path: Path) -> Account | None:
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise StateError(
-            f"{path}: expected the privacy account that this daemon wrote, got {error}; restore the newest copy of it."
-            " Without the file a new account begins, and what was spent is no longer counted"
+            f"{path}: expected the privacy account that this daemon wrote, got {error}; restore the newest copy of it"
         ) from None
 
 
@@ -80,6 +80,7 @@ def write_account(path: Path, account: Account) -> None:
             {"noise_multiplier": mechanism.noise_multiplier, "rate": mechanism.rate, "steps": steps}
             for mechanism, steps in sorted(account.spent.items())
         ],
+        "charges": account.charges,
         "charged": account.charged,
     }
     with atomic_writer(path) as file:  # a temporary name of its own has mode 0600
@@ -94,7 +95,11 @@ def _parsed(content: Any) -> Account:
     secret, delta = bytes.fromhex(content["secret"]), float(content["delta"])
     if len(secret) != SECRET_BYTES or not 0.0 < delta <= 1.0:
         raise ValueError("no secret of 32 bytes, or a delta out of range")
-    return Account(secret, spent, delta, tuple(map(str, content["charged"])))
+    charged = tuple(map(str, content["charged"]))
+    charges = content["charges"]
+    if type(charges) is not int or charges < len(charged):
+        raise ValueError(f"a number of charges that is no whole number, or less than the known ones: {charges!r}")
+    return Account(secret, spent, delta, charges, charged)
 
 
 def _count(steps: Any) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import structlog
 
@@ -14,7 +13,8 @@ from fl_client.errors import StateError, WorkFailed
 from fl_client.gates.state_directory import StateDirectory
 from fl_client.monitoring.metrics import Metrics
 from fl_client.policy.site import SitePolicy
-from fl_client.privacy.account import Account, read_account, write_account
+from fl_client.privacy.account import Account
+from fl_client.privacy.files import AccountFiles
 from fl_client.training.private import PrivateWork, applied_to, private_work
 from fl_tasks.data.forms import Data
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -27,10 +27,10 @@ class PrivacyCharging:
     """The account of a running daemon. Lives on the event loop; the file is used on the disk's thread."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - parts of the daemon
-        self, path: Path, data: Data, threads: int, state: StateDirectory, policy: SitePolicy, metrics: Metrics
+        self, files: AccountFiles, data: Data, threads: int, state: StateDirectory, policy: SitePolicy, metrics: Metrics
     ) -> None:
-        """path: of the account's file. data: the device's training data. threads: of torch."""
-        self._path, self._data, self._threads, self._state = path, data, threads, state
+        """files: of the account. data: the device's training data. threads: of torch."""
+        self._files, self._data, self._threads, self._state = files, data, threads, state
         self._policy, self._metrics = policy, metrics
         self._account: Account | None = None
         """None: not read yet."""
@@ -59,7 +59,7 @@ class PrivacyCharging:
             if not account.has(work.identity):
                 account = account.with_charge(work.identity, work.mechanism, work.steps, applied.delta)
                 self._check_limit(account)
-                await self._state.required(write_account, self._path, account)
+                await self._state.required(self._files.write, account)
                 self._account = account
         spent = account.epsilon(applied.delta)
         self._metrics.privacy_spent.set(account.epsilon())
@@ -84,15 +84,13 @@ class PrivacyCharging:
         """The account, which is made if there is none yet."""
         if self._account is None:
             try:
-                account = await self._state.required(read_account, self._path)
+                account = await self._state.required(self._files.read)
             except StateError as error:
-                raise WorkFailed(pb.FAILURE_REASON_RESOURCES, "this device's privacy account cannot be read") from error
+                log.error("privacy_account_lost", problem=str(error))
+                message = "this device's privacy account is lost or cannot be read; its log says what to do"
+                raise WorkFailed(pb.FAILURE_REASON_RESOURCES, message) from error
             if account is None:
                 account = Account.new()
-                await self._state.required(write_account, self._path, account)
-                log.warning(
-                    "privacy_account_made", path=str(self._path),
-                    todo="keep this file: without it what this device's data has spent is no longer counted",
-                )  # fmt: skip
+                await self._state.required(self._files.write, account)
             self._account = account
         return self._account

@@ -24,7 +24,7 @@ from fl_client.setup.flags import (
     settings_flags,
 )
 from fl_client.setup.policy import app as policy_app
-from fl_client.setup.privacy import show as show_privacy
+from fl_client.setup.privacy import app as privacy_app
 from fl_client.setup.questions import DefaultAnswers, Flags, TerminalPrompts, collect_values
 from fl_client.setup.settings_file import save, settings_text
 from fl_client.setup.units import CONFIG, UnitOptions, systemd_version, unit_files, write
@@ -40,7 +40,7 @@ _ACTIVATION = (
 app = typer.Typer(cls=Group, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(audit_app, name="audit")
 app.add_typer(policy_app, name="policy")
-app.command("privacy", **examples("fl-client privacy --config client.toml"))(show_privacy)
+app.add_typer(privacy_app, name="privacy")
 
 
 def main(arguments: list[str]) -> int:

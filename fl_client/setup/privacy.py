@@ -1,4 +1,4 @@
-"""`fl-client privacy`: what this device's data has spent of its privacy. A running daemon is not disturbed."""
+"""`fl-client privacy`: what this device's data has spent, which does not disturb a daemon; `reset` begins anew."""
 
 from __future__ import annotations
 
@@ -10,39 +10,74 @@ import typer
 
 from fl_client.errors import StartError, UsageError
 from fl_client.policy.config import NO_POLICY, read_policy
-from fl_client.privacy.account import FILE, read_account
+from fl_client.privacy.files import AccountFiles
 from fl_client.settings.config import load_config
 from fl_client.setup.units import CONFIG
+from fl_client.storage.state import StateDir
+from fl_common.command_help import Group, examples
+
+app = typer.Typer()
+_ConfigFile = Annotated[Path, typer.Option(metavar="FILE", help="The daemon's settings.")]
 
 
+@app.callback(invoke_without_command=True, **{**examples("fl-client privacy --config client.toml"), "cls": Group})
 def show(
-    config: Annotated[Path, typer.Option(metavar="FILE", help="The daemon's settings.")] = Path(CONFIG),
+    context: typer.Context,
+    config: _ConfigFile = Path(CONFIG),
     delta: Annotated[
         float | None, typer.Option(metavar="D", help="Of epsilon; default: the smallest that a run had.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")] = False,
 ) -> None:
     """Show what the data of this device has spent over all runs with differential privacy, and the site's limit."""
+    if context.invoked_subcommand is not None:
+        return
     if delta is not None and not 0.0 < delta < 1.0:
         raise UsageError(f"--delta: expected a number over 0 and below 1, got {delta:g}")
     try:
         settings = load_config(config)
         policy = NO_POLICY if settings.policy is None else read_policy(settings.policy)
-        account = read_account(settings.state_dir / FILE)
+        files = AccountFiles(settings.state_dir)
+        account, witness = files.read(), files.witness()
     except StartError as error:
         raise UsageError(str(error)) from None
     spent = {} if account is None else account.spent
     wanted = delta or (None if account is None or not spent else account.delta)
     epsilon = 0.0 if account is None else account.epsilon(wanted)
-    limit = policy.privacy.max_epsilon
+    limit, resets = policy.privacy.max_epsilon, 0 if witness is None else witness.resets
     if as_json:
         steps = [
             {"noise_multiplier": mechanism.noise_multiplier, "rate": mechanism.rate, "steps": count}
             for mechanism, count in sorted(spent.items())
         ]
-        print(json.dumps({"epsilon": epsilon, "delta": wanted, "max_epsilon": limit, "spent": steps}))
+        print(json.dumps({"epsilon": epsilon, "delta": wanted, "max_epsilon": limit, "spent": steps, "resets": resets}))
         return
     for mechanism, count in sorted(spent.items()):
         print(f"{count} steps with noise_multiplier {mechanism.noise_multiplier:g} at rate {mechanism.rate:g}")
     of = "without a limit of the site" if limit is None else f"of {limit:g} that the site allows (privacy.max_epsilon)"
     print(f"epsilon {epsilon:.4g}{'' if wanted is None else f' at delta {wanted:g}'}, {of}")
+    if resets:
+        print(f"the account was reset {resets} times: what was spent before is not in it")
+
+
+@app.command(**examples("fl-client privacy reset --config client.toml --keep"))
+def reset(
+    config: _ConfigFile = Path(CONFIG),
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Go on with the privacy.json that is there, although it is an older copy.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Begin a new account, after the old one is lost, or for data that no run has used.
+
+    What the data has spent is forgotten, so the limit of the site holds no longer for data that was used before.
+    """
+    question = "go on with an account that may be older" if keep else "begin a new account, in which nothing is spent"
+    if not yes and not typer.confirm(f"Forget what this device's data has spent, and {question}?", default=False):
+        raise typer.Exit(1)
+    try:
+        with StateDir(load_config(config).state_dir) as state:
+            account = AccountFiles(state.path).reset(keep=keep)
+    except (StartError, OSError) as error:
+        raise UsageError(str(error)) from None
+    print(f"the account has {account.charges} charges, epsilon {account.epsilon():.4g}")

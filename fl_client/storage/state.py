@@ -9,6 +9,7 @@ states/         client states after the latest round that counted, one for each 
 usage.json      the day's work, where a policy limits it
 secure_aggregation/  what was answered in secure aggregations, one file for each run
 privacy.json    the secret of the data's noise, and what all runs with privacy have spent
+privacy-charges.json  the number of its charges, by which an older copy of it is known
 audit.jsonl     what the daemon was asked to do and did; audit.1.jsonl and so on are older
 """
 
@@ -31,7 +32,7 @@ AUDIT = ("audit.jsonl", *(f"audit.{number}.jsonl" for number in range(1, 5)))
 """Files of the audit log, the newest first."""
 FILES = (
     "lock", "identity.json", "shard.json", "pending", "states", "tls", "usage.json", "privacy.json",
-    "secure_aggregation", *AUDIT,
+    "privacy-charges.json", "secure_aggregation", *AUDIT,
 )  # fmt: skip
 """Names of the files and folders in the directory."""
 

@@ -15,8 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from fl_client.enrollment.folder import CertificateFolder
 from fl_client.errors import ConfigError, StateError
 from fl_client.policy.config import Policy, read_policy, trusted_certificates
-from fl_client.privacy.account import FILE as ACCOUNT
-from fl_client.privacy.account import read_account
+from fl_client.privacy.files import AccountFiles
 from fl_client.settings.config import ClientConfig, TlsConfig
 from fl_client.settings.identity import identity_of
 from fl_client.setup.doctor.findings import Finding, fail, ok, warn
@@ -228,9 +227,9 @@ def check_policy(config: ClientConfig) -> Iterator[Finding]:
 def _account(config: ClientConfig, policy: Policy) -> Iterator[Finding]:
     """What the device's data has spent of the site's limit."""
     try:
-        account = read_account(config.state_dir / ACCOUNT)
+        account = AccountFiles(config.state_dir).read()
     except StateError as error:
-        yield fail("policy", str(error), "the daemon refuses all training with privacy until the file is restored")
+        yield fail("policy", str(error), "the daemon refuses all training with privacy until then")
         return
     limit, spent = policy.privacy.max_epsilon, 0.0 if account is None else account.epsilon()
     if limit is not None and spent >= limit:

@@ -50,8 +50,16 @@ def test_no_file_is_no_account_and_another_content_is_never_replaced(tmp_path: P
     """A file that cannot be read is an error: a new account would forget what was spent."""
     path = tmp_path / "privacy.json"
     assert read_account(path) is None
-    good = '{"secret": "' + "00" * 32 + '", "delta": 1.0, "spent": [], "charged": []}'
-    for content in ("", "{", "[]", "{}", good.replace("00", "0", 1), good.replace("[]", '[{"steps": -1}]', 1)):
+    good = '{"secret": "' + "00" * 32 + '", "delta": 1.0, "spent": [], "charges": 0, "charged": []}'
+    for content in (
+        "",
+        "{",
+        "[]",
+        "{}",
+        good.replace("00", "0", 1),
+        good.replace("[]", '[{"steps": -1}]', 1),
+        good.replace("0,", "-1,"),
+    ):
         path.write_text(content)
         with pytest.raises(StateError, match="expected the privacy account that this daemon wrote"):
             read_account(path)

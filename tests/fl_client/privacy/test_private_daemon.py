@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fl_client.privacy import charging
-from fl_client.privacy.account import FILE, Account, read_account, write_account
+from fl_client.privacy.account import FILE, Account, read_account
+from fl_client.privacy.files import WITNESS, AccountFiles
 from fl_common.privacy.accountant import Mechanism
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
@@ -95,15 +95,15 @@ async def test_no_step_is_made_before_the_charge_is_on_the_disk(
     fleet: Fleet, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A charge that cannot be written ends the work; the next one is charged as a whole."""
+    write = AccountFiles.write
 
-    def full(path: Path, given: Account) -> None:
-        del path
+    def full(files: AccountFiles, given: Account) -> None:
         if given.spent:
             raise OSError(28, "No space left on device")
-        write_account(fleet.folder / FILE, given)
+        write(files, given)
 
     with monkeypatch.context() as patched:
-        patched.setattr(charging, "write_account", full)
+        patched.setattr(AccountFiles, "write", full)
         async with fleet.daemon() as daemon:
             await coordinator.until_called("Attend")
             coordinator.push(assignment=private(coordinator))
@@ -112,6 +112,34 @@ async def test_no_step_is_made_before_the_charge_is_on_the_disk(
     (failure,) = failures(coordinator)
     assert failure.reason == pb.FAILURE_REASON_RESOURCES
     assert account(fleet).spent == {}
+
+
+@pytest.mark.parametrize("lost", [FILE, WITNESS])
+async def test_a_lost_account_ends_private_training_until_the_owner_resets_it(
+    fleet: Fleet, coordinator: FakeCoordinator, lost: str
+) -> None:
+    """A new account would forget what was spent. Other training goes on."""
+    async with fleet.daemon():
+        await coordinator.until_called("Attend")
+        coordinator.push(assignment=private(coordinator))
+        await coordinator.until(lambda: coordinator.updates)
+    (fleet.folder / "identity.json").write_text('{"client_id": "edge-1"}')
+    (fleet.folder / lost).unlink()
+    async with fleet.daemon() as daemon:
+        await coordinator.until_called("Attend", 2)
+        coordinator.push(assignment=private(coordinator, 1))
+        await coordinator.until(lambda: failures(coordinator))
+        assert daemon.count("training_steps_total") == 0
+        coordinator.push(assignment=coordinator.assignment(2))
+        await coordinator.until(lambda: len(coordinator.updates) == 2)
+    (failure,) = failures(coordinator)
+    assert "privacy account is lost" in failure.message
+    AccountFiles(fleet.folder).reset(keep=False)
+    async with fleet.daemon():
+        await coordinator.until_called("Attend", 3)
+        coordinator.push(assignment=private(coordinator, 3))
+        await coordinator.until(lambda: len(coordinator.updates) == 3)
+    assert spent(fleet) == STEPS
 
 
 async def test_the_site_s_limit_ends_the_training(fleet: Fleet, coordinator: FakeCoordinator, tmp_path: Path) -> None:
