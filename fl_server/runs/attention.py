@@ -15,13 +15,9 @@ from fl_server.clients.fleet import Fleet
 from fl_server.run.client_warnings import absent
 from fl_server.run.run import Run
 from fl_server.runs.table import RunTable
+from fl_server.settings.config import AttentionConfig
 from fl_server.store.client_work import ClientWork, End
 from fl_server.store.records import QuarantineRecord
-
-FEWEST, SHARE = 3, 0.2
-"""Newest assignments that ended badly in the same way, and their share of the newest ones, from which on it counts."""
-FEWEST_ROUNDS, LAST_SHARE, SLOWNESS = 5, 0.5, 2.0
-"""A slow client came last in this share of at least so many newest rounds, with so many times the time of others."""
 
 
 class Need(NamedTuple):
@@ -44,6 +40,7 @@ class Subject:
     """Whether it is here, or may come back in a moment: only then its newest work is judged."""
     quarantine: QuarantineRecord | None
     contested: bool
+    limits: AttentionConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +68,8 @@ def _often(end: End) -> Callable[[Subject], str]:
     def why(subject: Subject) -> str:
         work, newest = subject.work, len(subject.work.newest)
         number = work.of_newest()[end]
-        if not subject.attached or number < FEWEST or number < SHARE * newest:
+        fewest = subject.limits.assignments
+        if not subject.attached or not fewest or number < max(fewest, subject.limits.share * newest):
             return ""
         last = {"failed": work.last_failure, "refused": work.last_refusal}.get(end)
         words = f"{end} {number} of its newest {newest} assignments"
@@ -81,11 +79,12 @@ def _often(end: End) -> Callable[[Subject], str]:
 
 
 def _slow(subject: Subject) -> str:
-    work, (rounds, last) = subject.work, subject.work.newest_rounds()
-    slowness = work.usual("slowness")
-    if not subject.attached or slowness is None or slowness < SLOWNESS:
+    work, limits = subject.work, subject.limits
+    rounds, last = work.newest_rounds()
+    if not subject.attached or not limits.rounds or rounds < limits.rounds or last < limits.last_share * rounds:
         return ""
-    if rounds < FEWEST_ROUNDS or last < LAST_SHARE * rounds:
+    slowness = work.usual("slowness")
+    if slowness is None or slowness < limits.slowness:
         return ""
     times = [
         f"{seconds:.3g} s of {what}"
@@ -123,13 +122,16 @@ URGENCY = (*(rule.reason for rule in OF_CLIENTS), "left_out", "labels", "missing
 class ClientAttention:
     """Answers for all clients of a coordinator. Its values are read in place, so that a scraper's thread may ask."""
 
-    def __init__(self, fleet: Fleet, table: RunTable) -> None:
-        self._fleet, self._table = fleet, table
+    def __init__(self, fleet: Fleet, table: RunTable, limits: AttentionConfig) -> None:
+        self._fleet, self._table, self._limits = fleet, table, limits
+        self._judged: dict[str, tuple[Subject, tuple[Need, ...]]] = {}
+        """The last judgement of each client. A scrape asks for all of them, and few have new work since the last."""
 
     def of(self, client_id: str) -> list[Need]:
         """Why a client needs attention, the most urgent reason first; empty if it needs none."""
         record = self._fleet.records.find(client_id)
         if record is None or record.banned or record.draining:
+            self._judged.pop(client_id, None)
             return []
         needs = [*self._of_client(client_id), *(need for run in self._runs() for need in _of_run(run, client_id))]
         return sorted(needs, key=lambda need: URGENCY.index(need.reason))
@@ -147,16 +149,18 @@ class ClientAttention:
     def _runs(self) -> list[Run]:
         return [run for run in list(self._table.loaded.values()) if not run.ended]
 
-    def _of_client(self, client_id: str) -> Iterator[Need]:
+    def _of_client(self, client_id: str) -> tuple[Need, ...]:
         fleet = self._fleet
         contest = fleet.contested.contest_of(client_id)
-        attached = fleet.attendance.state(client_id) != "lost"
-        subject = Subject(
-            fleet.work.of(client_id), attached, fleet.quarantine.of(client_id), contest is not None and contest.flapping
-        )
-        for rule in OF_CLIENTS:
-            if why := rule.why(subject):
-                yield Need(rule.reason, why, rule.remedy.format(client=client_id))
+        attached, flapping = fleet.attendance.state(client_id) != "lost", contest is not None and contest.flapping
+        work, quarantine = fleet.work.of(client_id), fleet.quarantine.of(client_id)
+        subject = Subject(work, attached, quarantine, flapping, self._limits)
+        known = self._judged.get(client_id)
+        if known is None or known[0] != subject:
+            reasons = ((rule, rule.why(subject)) for rule in OF_CLIENTS)
+            needs = tuple(Need(rule.reason, why, rule.remedy.format(client=client_id)) for rule, why in reasons if why)
+            known = self._judged[client_id] = subject, needs
+        return known[1]
 
 
 def _of_run(run: Run, client: str) -> Iterator[Need]:

@@ -52,7 +52,7 @@ class Coordinator(FleetListener):
         self.outcomes = Outcomes(services.ledger, self.table)
         self.retention = Retention(services.config.retention, services.ledger, self.table, self.deletions)
         self._retaining: asyncio.Task[None] | None = None
-        self.attention = ClientAttention(services.fleet, self.table)
+        self.attention = ClientAttention(services.fleet, self.table, services.config.attention)
         services.metrics.need_attention.set_function(lambda: float(len(self.attention.all())))
         RunsCollector(services.metrics, self.table)
 

@@ -23,6 +23,8 @@ from fl_server.settings.sections import (
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 LEAST_ROUNDS = 20
 """Fewest rounds of each run whose details are kept."""
+NEWEST_WORK = 20
+"""Newest assignments and rounds of each client that the ledger keeps."""
 _MAY_BE_EMPTY = ("ledger", "storage", "metrics_listen", "health_listen", "enroll_listen", "token_listen", "web_listen")
 
 
@@ -74,6 +76,21 @@ class QuarantineConfig(Section):
     """First quarantine; each further one, without an update that counted in between, takes twice as long."""
     longest_s: float = Field(default=86_400.0, gt=0, le=31_536_000)
     """Longest quarantine."""
+
+
+class AttentionConfig(Section):
+    """When a client needs attention, judged by its newest 20 assignments and rounds."""
+
+    assignments: int = Field(default=3, ge=0, le=NEWEST_WORK)
+    """So many of its newest assignments failed, or were refused, or were lost. 0: never."""
+    share: float = Field(default=0.2, ge=0, le=1)
+    """And at least this share of them."""
+    rounds: int = Field(default=5, ge=0, le=NEWEST_WORK)
+    """Newest rounds with other clients from which on a client may be called slow. 0: never."""
+    last_share: float = Field(default=0.5, gt=0, le=1)
+    """Share of these rounds in which a slow client came last."""
+    slowness: float = Field(default=2.0, gt=1)
+    """And so many times the seconds of the other clients (median of its newest rounds)."""
 
 
 class StatesConfig(Section):
@@ -187,6 +204,7 @@ class ServerConfig(Section):
     connections: ConnectionsConfig = ConnectionsConfig()
     transfers: TransfersConfig = TransfersConfig()
     quarantine: QuarantineConfig = QuarantineConfig()
+    attention: AttentionConfig = AttentionConfig()
     states: StatesConfig = StatesConfig()
     rounds: RoundsConfig = RoundsConfig()
     retention: RetentionConfig = RetentionConfig()

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import median
+from sys import intern
 from typing import Any, Literal, NamedTuple, Self
 
 End = Literal["admitted", "refused", "failed", "lost"]
@@ -129,7 +130,7 @@ class ClientWork:
         own = dict(values)
         for name in ("last_failure", "last_refusal"):
             own[name] = EndedWork(*own[name]) if own.get(name) else None
-        own["newest"] = tuple(own.get("newest", ()))
+        own["newest"] = tuple(map(intern, own.get("newest", ())))  # four words, and not a copy for each assignment
         own["timings"] = tuple(Timing(*timing) for timing in own.get("timings", ()))
         return cls(**own)
 

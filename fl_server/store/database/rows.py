@@ -144,7 +144,7 @@ _CHANGE_WORK = change(schema.clients).where(schema.clients.c.client_id == bindpa
 def count_work(db: Connection, events: Mapping[str, Counted]) -> None:
     """Count what happened to the work of clients, by client. Forgotten clients are ignored."""
     known = db.execute(_WORK, {"ids": list(events)}).all()
-    changed = [{"of": client, "new": _plain(events[client](ClientWork.of(work)))} for client, work in known]
+    changed = [{"of": client, "new": events[client](ClientWork.of(work)).to_values()} for client, work in known]
     if changed:
         db.execute(_CHANGE_WORK, changed)
 

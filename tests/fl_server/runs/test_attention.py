@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fl_server.runs.attention import OF_CLIENTS, Subject
-from fl_server.store.client_work import ClientWork, EndedWork, Timing
+from fl_server.settings.config import NEWEST_WORK, AttentionConfig
+from fl_server.store.client_work import NEWEST, ClientWork, EndedWork, Timing
 from fl_server.store.records import QuarantineRecord
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1 import admin_pb2_grpc
@@ -20,9 +21,9 @@ from tests.fl_server.run.test_failures import PLACE, Broken
 FAILED = EndedWork("r", 3, "KeyError", "KeyError: 'age'", 9.0)
 
 
-def reasons(work: ClientWork, *, attached: bool = True, contested: bool = False) -> list[str]:
-    """The reasons that hold for a client with this work."""
-    subject = Subject(work, attached, None, contested)
+def reasons(work: ClientWork, *, attached: bool = True, contested: bool = False, **limits: float) -> list[str]:
+    """The reasons that hold for a client with this work. limits: settings of [attention]."""
+    subject = Subject(work, attached, None, contested, AttentionConfig.model_validate(limits))
     return [rule.reason for rule in OF_CLIENTS if rule.why(subject)]
 
 
@@ -56,9 +57,23 @@ def test_a_slow_client_is_last_often_and_takes_much_longer() -> None:
     assert reasons(slow(4, 9.0, last=4)) == []
 
 
+def test_the_limits_are_settings() -> None:
+    """0 turns a rule off; no limit is above what the ledger keeps."""
+    assert NEWEST_WORK == NEWEST
+    failed = ClientWork().ended("failed", FAILED)
+    assert reasons(failed, assignments=1, share=1.0) == ["failing"]
+    assert reasons(failed.in_round(1, None), assignments=1, share=1.0) == []
+    assert reasons(failed, assignments=0) == []
+    assert reasons(slow(3, 1.6, last=3), rounds=3, slowness=1.5) == ["slow"]
+    assert reasons(slow(3, 1.6, last=2), rounds=3, slowness=1.5, last_share=1.0) == []
+    assert reasons(slow(20, 9.0, last=20), rounds=0) == []
+
+
 def test_a_quarantine_is_told_with_its_cause() -> None:
     """Also of a client that is away."""
-    subject = Subject(ClientWork(), False, QuarantineRecord("a", 3, 2e9, "3 updates refused in a row"), False)
+    subject = Subject(
+        ClientWork(), False, QuarantineRecord("a", 3, 2e9, "3 updates refused in a row"), False, AttentionConfig()
+    )
     why = next(rule.why(subject) for rule in OF_CLIENTS if rule.reason == "quarantined")
     assert why == "in quarantine until 2033-05-18 03:33:20 UTC: 3 updates refused in a row"
 
