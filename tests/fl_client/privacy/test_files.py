@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fl_client.errors import StateError
-from fl_client.privacy import files as module
-from fl_client.privacy.account import FILE, write_account
+from fl_client.privacy.account import FILE
 from fl_client.privacy.files import WITNESS, AccountFiles
-from fl_common.files import atomic_writer
 from fl_common.privacy.accountant import Mechanism
+from tests.processes.killed_daemon import kill_at
 
 ONE = Mechanism(1.0, 0.1)
 
@@ -104,55 +103,48 @@ def test_an_older_copy_is_refused(tmp_path: Path) -> None:
     assert files.reset(keep=True) == account == files.read()
 
 
-class Killed(BaseException):
-    """The process ends at this call."""
-
-
-@pytest.mark.parametrize("writes", [0, 1, 2])
-def test_a_kill_between_the_writes_is_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
-    """The account is first: it is ahead of its witness or level with it, never behind."""
-    files = used(tmp_path)
-    old = files.read()
-    assert old is not None
-    new = old.with_charge(b"new", ONE, 1, 1e-5)
-    done = 0
-
-    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
-        def write(*arguments: Any) -> Any:
-            nonlocal done
-            if done == writes:
-                raise Killed
-            done += 1
-            return real(*arguments)
-
-        return write
-
-    with monkeypatch.context() as patched:
-        patched.setattr(module, "write_account", counted(write_account))
-        patched.setattr(module, "atomic_writer", counted(atomic_writer))
-        if writes < 2:
-            with pytest.raises(Killed):
-                files.write(new)
-        else:
-            files.write(new)
-    assert files.read() == (new if writes else old)
-    files.write(new)
-    assert files.read() == new
-
-
-@pytest.mark.parametrize("writes", [0, 1])
-def test_a_kill_at_the_first_start_needs_no_reset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
-    """The directory is claimed after both writes, so the next start makes what is missing."""
-    files = AccountFiles(tmp_path)
-
-    def killed(*arguments: Any) -> Any:
-        raise Killed(arguments)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(module, "atomic_writer" if writes else "write_account", killed)
-        with pytest.raises(Killed):
-            files.begin()
+def life(folder: Path, sent: Path) -> None:
+    """A daemon's start, a charge, and the update that is sent afterwards."""
+    files = AccountFiles(folder)
     files.begin()
+    (folder / "identity.json").write_text("{}")
     account = files.read()
     assert account is not None
-    assert account.charges == 0
+    files.write(account.with_charge(b"%d" % account.charges, ONE, 1, 1e-5))
+    sent.write_bytes(account.secret)
+
+
+def killed_at(step: int, folder: Path, sent: Path) -> bool:
+    """Live in a process of its own that SIGKILL ends before its nth change of a file. False if it has fewer."""
+    if (child := os.fork()) == 0:
+        kill_at(step, str(folder))
+        try:
+            life(folder, sent)
+        finally:
+            os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.parametrize("charges", [0, 2], ids=["the first start", "later"])
+def test_a_kill_at_any_write_needs_no_reset_and_loses_no_charge(tmp_path: Path, charges: int) -> None:
+    """What was sent is charged, under the secret that the next life uses; a charge of unsent work may be there too."""
+    step, killed = 1, True
+    while killed:
+        folder, sent = tmp_path / f"state-{step}", tmp_path / f"sent-{step}"
+        folder.mkdir()
+        before = None
+        if charges:
+            before = used(folder, charges).read()
+        killed = killed_at(step, folder, sent)
+        assert sent.exists() != killed
+        files = AccountFiles(folder)
+        files.begin()
+        account = files.read()
+        assert account is not None
+        assert charges + (not killed) <= account.charges <= charges + 1
+        assert before is None or account.secret == before.secret
+        assert killed or account.secret == sent.read_bytes()
+        life(folder, sent)
+        assert files.read() == account.with_charge(b"%d" % account.charges, ONE, 1, 1e-5)
+        step += 1
+    assert step > 5
