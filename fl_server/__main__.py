@@ -45,12 +45,16 @@ def _main(arguments: Sequence[str] | None) -> int:
     from fl_server.settings.config import ServerConfig
     from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
 
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    only_check = given[:1] == ["check"]
     first, *on_top = settings_files(
         "fl-server",
-        arguments,
+        given[1:] if only_check else given,
         (PROTOCOL_MIN, PROTOCOL_MAX),
         "a file whose keys replace earlier ones",
-        description="The coordinator of federated training: serves until SIGTERM.",
+        description="The coordinator of federated training: serves until SIGTERM.\n\n"
+        "fl-server check --config FILE only reads the settings and uses the object store that they name: 0 if a start\n"
+        "can use both, else 2.",
         epilog="example: fl-server --config server.toml",
     )
     try:
@@ -59,12 +63,30 @@ def _main(arguments: Sequence[str] | None) -> int:
         print(f"fl-server: {error}", file=sys.stderr)
         return EXIT_UNUSABLE
     set_oldest_tls("1.3" if config.tls is None else config.tls.min_version)
+    if only_check:
+        return _check(config)
     set_private_umask()
     # Until `serve` handles signals: the first process of a container ignores SIGTERM by default.
     signal.signal(signal.SIGTERM, _leave)
     # Before there is a second thread.
     share_one_heap()
     return _serve(config)
+
+
+def _check(config: ServerConfig) -> int:
+    """Try what a start needs and does not change: settings, and access to the object store."""
+    from fl_server.store.errors import StoreError
+    from fl_server.store.objects.bucket import Bucket, check_access
+
+    if config.storage is not None:
+        try:
+            check_access(Bucket(config.storage, config.objects))
+        except StoreError as error:
+            print(f"fl-server: {error}", file=sys.stderr)
+            return EXIT_UNUSABLE
+        print(f"object store: {config.storage} can be read and written")
+    print("settings: ok")
+    return EXIT_OK
 
 
 def _serve(config: ServerConfig) -> int:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Self
 
 from fl_common.settings import split_address
@@ -30,10 +33,14 @@ class KillableCoordinator(Coordinator):
         self.orders = KillOrders(order_path(self.config))
         self.times_started = 0
         """How often it was started."""
+        self.new_disk = False
+        """Whether each start is on a new disk, but for the ledger. That needs an object store."""
 
     def serve(self) -> Self:
         """Start it and wait until it serves. The log of earlier starts may have been truncated."""
         self._starts = len(self.events("serving"))
+        for name in ("spool", "checkpoints") if self.new_disk else ():
+            shutil.rmtree(Path(self.settings["state_dir"]) / name, ignore_errors=True)
         super().serve()
         self.times_started += 1
         return self
@@ -42,11 +49,14 @@ class KillableCoordinator(Coordinator):
 class ChaosCluster(Fleet):
     """The federation that runs all seeds, one after the other."""
 
-    def __init__(self, workspace: Workspace) -> None:
+    def __init__(self, workspace: Workspace, settings: Mapping[str, Any] | None = None) -> None:
+        """settings: of the coordinator, beside its limits."""
         self.workspace = workspace
         self.run_id = ""
         limits = {"reattach_grace_s": GRACE_S, "chunk_bytes": CHUNK_BYTES}
-        self.server: KillableCoordinator = KillableCoordinator(workspace, {"limits": limits}).serve()
+        self.server: KillableCoordinator = KillableCoordinator(
+            workspace, {"limits": limits, **(settings or {})}
+        ).serve()
         self.proxies: dict[str, Proxy] = {}
         self.daemons = {}
         self._undisturbed: dict[str, list[str]] = {}

@@ -62,6 +62,16 @@ NEW_EPOCH = (Write("new epoch", f"{STORE}.restart_round"),)
 
 TOGETHER = (Write("ledger lines", f"{STORE}.record_updates"),)
 """Passed only when verdicts are written together: those that come while the ledger is busy with another one."""
+FILES = "fl_server.store.objects.files:StoredFiles"
+IN_OBJECTS = (
+    Write("part's object", f"{FILES}.send", 3),
+    # The objects are there, and the ledger does not count them.
+    Write("object's row", f"{STORE}.add_stored_files", 4),
+    Write("removal's row", f"{STORE}.remove_stored_files", 2),
+)
+"""Passed in every round of a coordinator with an object store."""
+REMOVALS = (Write("objects' removal", f"{STORE}.objects_removed", sides=("before", "behind")),)
+"""Passed some seconds after a round, while the coordinator is at work."""
 CULPRITS = (Write("culprit's refusal", f"{STORE}.refuse_accepted"),)
 """Passed only when an accepted update makes the result of its round invalid."""
 
@@ -95,7 +105,7 @@ class KillPoints:
 
     def install(self) -> None:
         """Put the points around all writes."""
-        for write in (*EVERY_ROUND, *AT_THE_END, *NEW_EPOCH, *TOGETHER, *CULPRITS):
+        for write in (*EVERY_ROUND, *AT_THE_END, *NEW_EPOCH, *TOGETHER, *CULPRITS, *IN_OBJECTS, *REMOVALS):
             module, _, path = write.where.partition(":")
             *owners, name = path.split(".")
             owner = functools.reduce(getattr, owners, importlib.import_module(module))

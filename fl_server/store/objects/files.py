@@ -60,6 +60,7 @@ class StoredFiles:
         self.bucket, self.cache = bucket, cache
         self._ledger, self._state_dir = ledger, state_dir
         self._root, self._epoch = ledger.store.claim.coordinator_id, ledger.store.claim.epoch
+        self.part_bytes = PART_BYTES
         self._cached = state_dir / CACHED_PARTS
         cache.empty(self._cached)
         self._counts = count()
@@ -327,7 +328,9 @@ class PartSender:
 
     def reached(self, kept: int) -> None:
         """So many bytes are in the file from its start."""
-        whole = -(-self.size_bytes // PART_BYTES) if kept == self.size_bytes else kept // PART_BYTES
+        whole = (
+            -(-self.size_bytes // self._files.part_bytes) if kept == self.size_bytes else kept // self._files.part_bytes
+        )
         for number in range(len(self._sent), whole):
             self._submit(number)
 
@@ -343,11 +346,11 @@ class PartSender:
             if sent.cancelled() or (sent.done() and sent.exception() is not None):
                 self._submit(number)
         parts = tuple(self._sent[number].result() for number in sorted(self._sent))
-        return StoredFile(self._name, self.size_bytes, digest, PART_BYTES, parts)
+        return StoredFile(self._name, self.size_bytes, digest, self._files.part_bytes, parts)
 
     def _submit(self, number: int) -> None:
-        start = number * PART_BYTES
-        span = (number, start, min(PART_BYTES, self.size_bytes - start))
+        start = number * self._files.part_bytes
+        span = (number, start, min(self._files.part_bytes, self.size_bytes - start))
         self._sent[number] = self._files.submit(self._name, self.reading, span, durable=self._durable)
 
 

@@ -17,7 +17,7 @@ import structlog
 from fl_common.files import fsync_path
 from fl_server.store.errors import StoreError, StoreUnavailable
 from fl_server.store.files import disk_errors
-from fl_server.store.objects.files import PART_BYTES, DamagedObject, PartSender, StoredFiles, read_bytes
+from fl_server.store.objects.files import DamagedObject, PartSender, StoredFiles, read_bytes
 from fl_server.store.spool.kept_files import NOTE, PIECE, KeptPrefixes, PartPaths, SpareFiles, notes_header
 from protos.chunks import Buffer, crc32c
 
@@ -194,8 +194,8 @@ class PartFile:
             return
         try:
             for number, part in sorted(files.loose(name).items()):
-                start = number * PART_BYTES
-                if start <= self._kept < start + PART_BYTES and self._kept < self.size_bytes:
+                start = number * files.part_bytes
+                if start <= self._kept < start + files.part_bytes and self._kept < self.size_bytes:
                     self.write(start, files.part(name, part))
         except (DamagedObject, ValueError) as error:
             log.warning("part_not_used", name=name, why=str(error))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.postgres_server import PostgresServer
 from tests.processes.federation import Coordinator, Fleet
 from tests.processes.process import Workspace
+from tests.s3_server import S3Server
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install '.[objects]'")
 
@@ -62,6 +66,51 @@ def test_a_run_waits_for_an_unreachable_store(fleet: Fleet, undisturbed: list[st
     server.until("away", lambda run: "there is no folder" in run.reason, "the run says why it waits")
     away.rename(store)
     assert undisturbed == server.digests("away")
+
+
+@pytest.mark.slow
+def test_a_coordinator_continues_on_a_new_machine(
+    s3: S3Server, postgres: PostgresServer, undisturbed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After SIGKILL in mid-round, PostgreSQL and S3 are all that is left. The models are those of a directory."""
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    store = {"storage": f"s3://{s3.new_bucket()}/impetus", "objects": {"endpoint": s3.endpoint}}
+    with Workspace(tmp_path) as workspace:
+        fleet = Fleet(workspace, 3, ledger=postgres.new_ledger(), **store)
+        quick, slow = fleet.half_delivered("moved")
+        server = fleet.server
+        server.kill()
+        shutil.rmtree(server.folder / "server-state")
+        server.serve()
+        status = server.run("moved")
+        assert (status.rounds_done, status.admitted) == (0, 1)
+        slow.hold.unlink()
+        assert undisturbed == server.digests("moved")
+        assert len(quick.events("trained", run="moved", round=0)) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("bucket", "secret", "said"),
+    [("", "wrong", "the store refuses the credentials (SignatureDoesNotMatch)"), ("none", "", "there is no bucket")],
+    ids=["secret", "bucket"],
+)
+def test_a_check_names_what_is_wrong(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucket: str, secret: str, said: str
+) -> None:
+    """`fl-server check` exits with 2 and writes nothing, and a start does the same."""
+    for name, value in {**s3.environment, **({"AWS_SECRET_ACCESS_KEY": secret} if secret else {})}.items():
+        monkeypatch.setenv(name, value)
+    store = {"storage": f"s3://{bucket or s3.new_bucket()}/a", "objects": {"endpoint": s3.endpoint}}
+    with Workspace(tmp_path) as workspace:
+        server = Coordinator(workspace, settings=store)
+        arguments = [sys.executable, "-m", "fl_server", "check", "--config", str(server.config)]
+        checked = subprocess.run(arguments, capture_output=True, text=True, check=False)
+        assert (checked.returncode, said in checked.stderr) == (2, True), checked.stderr
+        assert not (server.folder / "server-state").exists()
+        assert server.start().wait() == 2
+        assert said in server.errors()
 
 
 def test_a_store_that_cannot_be_used_is_named_at_the_start(fleet: Fleet, tmp_path: Path) -> None:

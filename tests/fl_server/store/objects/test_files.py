@@ -33,7 +33,6 @@ KEY = SpoolKey("r1", 12, 0, "device-7")
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files_module, "PART_BYTES", PART)
-    monkeypatch.setattr("fl_server.store.spool.part_file.PART_BYTES", PART)
 
 
 class Machine:
