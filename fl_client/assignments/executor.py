@@ -219,6 +219,11 @@ class AssignmentExecutor:
         self._services.audit.note("update_refused", subject_of(key), reason.lower(), receipt.detail)
         log.warning("update_refused", **key_fields(key), reason=reason, detail=log_text(receipt.detail))
 
+    async def repeat_keys(self, assignment: training_pb2.Assignment) -> None:
+        """Send the keys of work in progress once more: a coordinator that was restarted may not have them."""
+        with suppress(WorkFailed, TransportError):  # the work itself fails with it, too
+            await self._services.secure.begin(assignment)
+
     async def answer_stage(self, message: training_pb2.StageMessage) -> None:
         """Answer a stage of secure aggregation. A failure ends the work for its key."""
         try:

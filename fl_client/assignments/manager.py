@@ -142,6 +142,8 @@ class AssignmentManager:
         if (job := jobs.get(key)) is not None:
             if job.work_digest == digest:
                 job.timer.restart(seconds)
+                if isinstance(assignment, training_pb2.Assignment) and assignment.HasField("secure_aggregation"):
+                    self._tasks.create_task(self._executor.repeat_keys(assignment))
                 return
             job.task.cancel()
         if self._failures.is_waiting(key, digest):

@@ -127,7 +127,8 @@ class Federation:
     ) -> Generator[list[Contribution | NotDelivered], None, None]:
         """The same; results that are there at the same time come together."""
         self.traffic.download_by(clients, self.bundles.names)
-        seeds = training_seeds(self.config.seed, place.round, clients)
+        draw = place.attempt if self.config.secure_aggregation is not None else 0
+        seeds = training_seeds(self.config.seed, place.round, clients, draw)
         collecting = Collecting(self.snapshot, place.exchange, self.state_epoch, self._norms)
         for done in self.profile.waiting("clients", self._engine.train(self._assignment(place), clients, seeds)):
             if isinstance(done, Failed):
@@ -204,6 +205,9 @@ class Federation:
             if self.config.client_privacy is not None:
                 normed = [(one.info, one.norms["delta"]) for one in done]
                 self._stepped, _ = self.engine.private_update(self.snapshot, normed, updates, attempt)
+            elif self.config.secure_aggregation is not None:
+                total = self.engine.plain_total(self.snapshot, infos, updates, attempt)
+                self._stepped, _ = self.engine.secure_update(self.snapshot, infos, total, attempt)
             else:
                 self._stepped, _ = self.engine.server_update(self.snapshot, infos, updates, self._sums)
 

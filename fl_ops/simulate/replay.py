@@ -195,7 +195,7 @@ class Replay:
             if exchange == 0:
                 for _, client in sorted(each for each in self._lost if each[0] == commit.round):
                     federation.restart_state(client)
-            differing += self._work(commit.round, exchange, in_ledger)
+            differing += self._work(commit, exchange, in_ledger)
             if exchange < last:
                 federation.reduce(exchange, accepted)
         self._step(commit, accepted)
@@ -205,9 +205,13 @@ class Replay:
             federation.averaged_digest, tuple(dict.fromkeys(differing)),
         )  # fmt: skip
 
-    def _work(self, round_: int, exchange: int, in_ledger: Sequence[tuple[str, bytes]]) -> list[str]:
-        """Train the clients of an accepted list. Returns those that sent another update here than in the ledger."""
-        digests = dict(in_ledger)
+    def _work(self, commit: CommitRecord, exchange: int, in_ledger: Sequence[tuple[str, bytes]]) -> list[str]:
+        """Train the clients of an accepted list. Returns those that sent another update here than in the ledger.
+
+        The ledger has digests of masked updates where they were masked, which say nothing.
+        """
+        round_, digests = commit.round, dict(in_ledger)
+        masked = self._federation.config.secure_aggregation is not None
         if unknown := [client for client in digests if client not in self._federation.clients]:
             known = ", ".join(list(self._federation.clients)[:3])
             raise UsageError(
@@ -215,14 +219,15 @@ class Replay:
                 "[simulation] the names and the partition of the run, or use the daemons' files with --client-configs"
             )
         came: dict[str, bytes] = {}
-        for result in self._federation.work(RoundPosition(round_, exchange, 0, 0.0), list(digests)):
+        place = RoundPosition(round_, exchange, commit.attempts - 1, 0.0)
+        for result in self._federation.work(place, list(digests)):
             if isinstance(result, NotDelivered):
                 raise Refused(
                     f"round {round_}: the update of {result.client} was accepted in the run and cannot be repeated "
                     f"here: {result.why}"
                 )
             came[result.client] = result.digest
-        return [client for client, digest in digests.items() if came[client] != digest]
+        return [] if masked else [client for client, digest in digests.items() if came[client] != digest]
 
     def _step(self, commit: CommitRecord, accepted: list[str]) -> None:
         if not accepted and self._federation.config.client_privacy is None:

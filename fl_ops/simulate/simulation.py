@@ -10,6 +10,8 @@ from typing import Self
 import torch
 
 from fl_client.training.data import LocalTask
+from fl_common.secure_aggregation.errors import PlanError
+from fl_common.secure_aggregation.plan import plan_of
 from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions
 from fl_ops.simulate.evaluations import Collection, Evaluations
 from fl_ops.simulate.federation import Federation
@@ -21,13 +23,16 @@ from fl_ops.simulate.system.devices import Devices
 from fl_ops.simulate.system.simulated_time import SimulatedTime
 from fl_ops.simulate.updates import Contribution
 from fl_server.aggregation.private_sum import seed_of_draws
+from fl_server.aggregation.secure_rules import settings_of
+from fl_server.aggregation.secure_sum import SpoiledSum
 from fl_server.aggregation.server_update import Diverged
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.rounds import effects
 from fl_server.rounds import events as ev
+from fl_server.rounds.graph import Graph
 from fl_server.rounds.machine import advance
 from fl_server.rounds.sampling import by_id
-from fl_server.rounds.state import Phase, RoundPolicy, RoundState
+from fl_server.rounds.state import STAGES, Phase, RoundPolicy, RoundState
 from fl_server.run.privacy import Account
 from fl_server.run_settings.config import RunConfig
 from fl_tasks import Task
@@ -212,12 +217,14 @@ class Simulation:
             self._roster_changed = False
             self._update_roster()
 
-    def _do_phase(self) -> ev.Event:
+    def _do_phase(self) -> ev.Event:  # noqa: PLR0911 - a table
         """Do the work of the current phase. Returns the event that it leads to."""
         state, accepted = self._state, [client for client, _ in self._state.accepted]
         match state.phase:
             case Phase.COLLECTING:
                 return self._collect()
+            case phase if phase in STAGES:
+                return self._answer_stage()
             case Phase.REDUCING:
                 return self._compute(accepted, lambda: self.federation.reduce(state.exchange, accepted))
             case Phase.STEPPING:
@@ -227,9 +234,26 @@ class Simulation:
                 return ev.ModelCommitted()
             case Phase.EVALUATING:
                 return ev.Evaluated(min(state.awaited), metrics=self._metrics)
+            case _ if state.resting and self._time is not None:
+                return ev.RetryDue()
             case _:
                 again = None if self._time is None else self._time.wait(state, self._usable())
                 return again or ev.EndRequested("failed", self._too_few_clients())
+
+    def _answer_stage(self) -> ev.Event:
+        """The next answer to a stage of secure aggregation: all clients give it at once, and nothing is masked.
+
+        Everybody holds shares of everybody's secrets here: the order of the circle is random in a run.
+        """
+        state, section = self._state, self.config.secure_aggregation
+        if section is not None and state.phase is Phase.SHARING and state.graph is None:
+            try:
+                plan = plan_of(settings_of(section), len(state.drawn))
+            except PlanError as error:
+                return ev.RoundSpoiled(str(error))
+            holders = dict.fromkeys(state.drawn, state.drawn)
+            return ev.GraphMade(Graph(holders, plan.threshold, plan.quorum, plan.fewest))
+        return ev.StageAnswered(min(state.unanswered, key=str.encode))
 
     def _collect(self) -> ev.Event:
         """What happens next in an open attempt; without simulated time, the results of clients' work."""
@@ -266,10 +290,13 @@ class Simulation:
     def _compute(self, accepted: list[str], compute: Callable[[], None]) -> ev.Event:
         """Reduce or step, unless an update spoils it."""
         exchange = self._state.exchange
-        if culprits := self.federation.culprits(exchange, accepted):
+        secure = self.config.secure_aggregation is not None  # nobody sees a single norm then
+        if not secure and (culprits := self.federation.culprits(exchange, accepted)):
             return ev.CulpritsFound(culprits, relative=True)
         try:
             compute()
+        except SpoiledSum as error:
+            return ev.RoundSpoiled(str(error))
         except Diverged as error:
             culprits = self.federation.culprits(exchange, accepted, overflow=True)
             return ev.CulpritsFound(culprits) if culprits else ev.ModelDiverged(str(error))

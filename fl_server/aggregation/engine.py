@@ -17,6 +17,7 @@ import torch
 import algorithms as fl
 from algorithms import tree
 from algorithms.compose import SENT
+from fl_common.secure_aggregation.rounding import rounding_key
 from fl_server.aggregation.adaptive_clip import clip_rule
 from fl_server.aggregation.bundles import CPU
 from fl_server.aggregation.encoded_update import Decoding, UpdateKeys, opened
@@ -52,6 +53,7 @@ from fl_server.aggregation.snapshot import Snapshot, Snapshots
 from fl_server.aggregation.task_model import initial_path
 from fl_server.aggregation.updates import AcceptedUpdates, Source, UpdateShape
 from fl_server.rounds.metrics import as_averaged
+from fl_server.rounds.sampling import training_seeds
 from fl_server.run_settings.config import RunConfig
 from fl_server.store.checkpoints import Checkpoint
 from fl_tasks import Task
@@ -106,7 +108,6 @@ class Engine:
         self.snapshots = Snapshots(self._model, device)
         check_private_model(config, self.layout)
         check_record_model(config, self.layout)
-        check_secure_model(config, self.layout)
         check_secure_model(config, self.layout)
         self._shapes = self._shapes_of_updates()
 
@@ -252,6 +253,16 @@ class Engine:
         if made.buffers:
             tree.copy_(made.buffers, snapshot.buffers)
         return self._finished(snapshot, made), stats
+
+    def plain_total(
+        self, snapshot: Snapshot, cohort: Sequence[fl.UpdateInfo], sources: Sequence[Source], draw: int
+    ) -> Total:
+        """The sum of the whole numbers of updates that are not masked, as in a simulation. draw: as above."""
+        round_ = snapshot.round + 1
+        seeds = training_seeds(self.config.seed, round_, [info.client_id for info in cohort], draw)
+        updates = self._accepted(snapshot, 0, cohort, sources)
+        keys = [rounding_key(seed, 0) for seed in seeds]
+        return self.secure_means.total(updates, self.secure_means.rounding(round_, draw), keys)
 
     @property
     def secure_means(self) -> SecureMeans:

@@ -9,8 +9,10 @@ honest clients could have made it: each clips its update to C, so their mean is 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 import algorithms as fl
@@ -20,7 +22,7 @@ from fl_common.privacy.secret_stream import SecretStream
 from fl_common.secure_aggregation.rounding import Rounding, rotation_key
 from fl_common.secure_aggregation.terms import value_bits_for
 from fl_server.aggregation.private_sum import multiples
-from fl_server.aggregation.updates import AcceptedUpdates
+from fl_server.aggregation.updates import AcceptedUpdates, read_block
 from fl_server.run_settings.config import RunConfig
 from protos.layout import Layout
 
@@ -88,6 +90,23 @@ class SecureMeans:
     def value_bits(self, clients: int) -> int:
         """Bits of a number of a masked update."""
         return value_bits_for(self.quantizer.bits, clients)
+
+    def total(self, updates: AcceptedUpdates, rounding: Rounding, keys: Sequence[bytes]) -> Total:
+        """The sum of updates that are not masked: the same numbers as that of masked ones. One is read at a time.
+
+        keys: `rounding_key` of each client.
+        """
+        quantizer, shape = self.quantizer, updates.shape.layout_of("delta")
+        numbers, counted = np.zeros(quantizer.values, np.int64), 0
+        entries = {entry.name: entry for entry in shape.entries if entry.trainable}
+        for info, source, key in zip(updates.cohort, updates.sources, keys, strict=True):
+            delta = {
+                name: read_block(source, entry, 0, entry.numel).view(entry.shape) for name, entry in entries.items()
+            }
+            weight, rotation = rounding.weight(info.num_examples), SecretStream(rounding.rotation_key)
+            numbers += quantizer.quantize(delta, weight, rotation, SecretStream(key))
+            counted += rounding.counted(info.num_examples)
+        return Total(numbers, counted)
 
     @property
     def largest_update(self) -> int:

@@ -74,7 +74,7 @@ def close_stage(state: RoundState) -> Result:
         case Phase.SIGNING if graph is not None and len(answered) >= graph.quorum:
             result = _open(state, Phase.OPENING, state.drawn)
         case Phase.OPENING if graph is not None and graph.opens_all(state.sharers, answered):
-            result = replace(state, phase=Phase.STEPPING), (ComputeStep(state.accepted), *cancel(state))
+            result = replace(state, phase=Phase.STEPPING), (ComputeStep(state.accepted),)
     why = f"{len(answered)} of {len(state.drawn)} clients sent their {_WANTED[state.phase]}"
     return abandon(state, why) if result is None else result
 

@@ -111,7 +111,7 @@ def common_assignment(work: RoundWork, position: RoundPosition) -> pb.Assignment
         clip=work.clip,
     )
     message.deadline.FromMilliseconds(max(0, round(position.seconds_left * 1000)))
-    if work.config.secure_aggregation is not None:
+    if work.config.secure_aggregation is not None and work.terms:  # in a simulation nothing is masked
         protocol = work.config.secure_aggregation.protocol
         message.secure_aggregation.CopyFrom(pb.SecureAggregation(protocol=protocol, terms=work.terms))
     return message

@@ -22,9 +22,10 @@ CLIENTS: dict[str, Any] = {"clients": 3, "names": "edge-{index}", "partition": {
 
 
 @contextmanager
-def simulation(name: str, *, secret: bytes = b"", **sections: Any) -> Iterator[Simulation]:
+def simulation(name: str, *, secret: bytes = b"", clients: int = 3, **sections: Any) -> Iterator[Simulation]:
     """The run before its first round. secret: of a private run. sections: as for `Coordinator.create`."""
-    config = SimulationConfig(from_spec(run_spec(name, **sections)), SimulationSection(**CLIENTS))
+    section = SimulationSection(**{**CLIENTS, "clients": clients})
+    config = SimulationConfig(from_spec(run_spec(name, **sections)), section)
     prepared = prepare(config, config.run.seed)
     with Simulation(prepared.config, prepared.clients, task=prepared.server_task, secret=secret) as made:
         yield made
@@ -42,7 +43,12 @@ def simulated_digests(name: str, **sections: Any) -> list[str]:
 
 
 def replay(
-    server: Coordinator, run: str, *options: str, task: Mapping[str, Any] | None = None, seed: int = 1
+    server: Coordinator,
+    run: str,
+    *options: str,
+    task: Mapping[str, Any] | None = None,
+    seed: int = 1,
+    clients: int = 3,
 ) -> Result:
     """`fl simulate --replay` of a run.
 
@@ -52,16 +58,17 @@ def replay(
         options: of the command.
         task: another task than the run's usual one, or with options.
         seed: of the partition.
+        clients: their number.
     """
     config = server.folder / f"replay-{run}.toml"
-    section = {**CLIENTS, "partition": {"method": "iid", "seed": seed}}
+    section = {**CLIENTS, "clients": clients, "partition": {"method": "iid", "seed": seed}}
     write_toml(config, {"task": {"name": TASK, **(task or {})}, "simulation": section})
     state = str(server.settings["state_dir"])
     return CliRunner().invoke(app, ["simulate", str(config), "--replay", run, "--state-dir", state, *options])
 
 
-def check_replay(server: Coordinator, run: str, task: Mapping[str, Any] | None = None) -> None:
+def check_replay(server: Coordinator, run: str, task: Mapping[str, Any] | None = None, clients: int = 3) -> None:
     """A replay computes the models of the ledger."""
-    result = replay(server, run, task=task)
+    result = replay(server, run, task=task, clients=clients)
     assert result.exit_code == 0, result.output
     assert "every model equals the ledger's bit for bit" in result.output

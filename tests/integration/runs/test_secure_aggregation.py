@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from protos.fl.v1 import admin_pb2
 from tests.processes.certificates import Pki, section
 from tests.processes.federation import Daemon, SecureCoordinator
-from tests.processes.process import Workspace
+from tests.processes.process import HERE, Workspace
+from tests.processes.simulated import check_replay, simulated_digests
 
 SIZE = 5
 SECURE: dict[str, Any] = {
     "algorithm": {"name": "fedavg", "parameters": {"weights": "uniform"}},
     "local": {"epochs": None, "steps": 3},
     "round": {"clients_per_round": SIZE, "min_clients": SIZE, "quorum": 4},
-    "secure_aggregation": {"clip": 0.5, "max_dropped": 0.2, "stage_s": 20.0},
+    "secure_aggregation": {"clip": 0.5, "max_dropped": 0.2, "stage_s": 60.0},
     "stop": {"rounds": 2},
 }
 
@@ -24,7 +29,7 @@ class SecureFleet:
     """A coordinator that requires certificates, and daemons with certificates of its authority."""
 
     def __init__(self, workspace: Workspace, pki: Pki) -> None:
-        self.server = SecureCoordinator(workspace, pki, {"limits": {"reattach_grace_s": 3.0}}).serve()
+        self.server = SecureCoordinator(workspace, pki, {"limits": {"reattach_grace_s": 30.0}}).serve()
         self.daemons = {f"edge-{number}": self._daemon(workspace, pki, number).start() for number in range(SIZE)}
         self.until_here()
 
@@ -32,6 +37,16 @@ class SecureFleet:
         shard = {"partition": {"method": "iid", "clients": SIZE, "seed": 1}, "index": number}
         files = section(pki.issue("client", f"edge-{number}"))
         return Daemon(workspace, self.server, f"edge-{number}", shard=shard, insecure=False, tls=files)
+
+    def hold(self) -> None:
+        """Make every training step wait."""
+        for daemon in self.daemons.values():
+            daemon.hold.touch()
+
+    def release(self) -> None:
+        """Let training continue."""
+        for daemon in self.daemons.values():
+            daemon.hold.unlink(missing_ok=True)
 
     def until_here(self) -> None:
         """Wait until every daemon is connected."""
@@ -44,8 +59,107 @@ def fleet(module_workspace: Workspace, pki: Pki) -> SecureFleet:
     return SecureFleet(module_workspace, pki)
 
 
+@pytest.fixture(autouse=True)
+def task_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulations in this process find the task of the daemons."""
+    monkeypatch.syspath_prepend(str(HERE))
+
+
 def test_a_run_completes(fleet: SecureFleet) -> None:
-    """Both rounds count all five clients."""
+    """Both rounds count all five clients. The models are those of a simulation without masks, and of a replay."""
     run = fleet.server.create("summed", **SECURE)
-    fleet.server.completed(run)
+    assert fleet.server.digests(run) == simulated_digests("summed", clients=SIZE, **SECURE)
     assert [summary.accepted for summary in fleet.server.rounds(run)] == [SIZE, SIZE]
+    check_replay(fleet.server, run, clients=SIZE)
+
+
+STAGES = ("agreeing", "sharing", "collecting", "signing", "opening")
+
+
+def at_phases(fleet: SecureFleet, run: str, phases: Sequence[str], act: Callable[[str], None]) -> None:
+    """Act once in each of these phases, in the round with its number."""
+    for number, phase in enumerate(phases):
+        with fleet.server.admin() as admin:
+            for status in admin.runs.watch_run(run):
+                fleet.release()  # not before the events are watched
+                if status.run.rounds_done == number and status.run.phase == phase:
+                    break
+        act(phase)
+
+
+@pytest.mark.slow
+def test_a_coordinator_that_is_killed_in_any_stage_goes_on_in_it(fleet: SecureFleet) -> None:
+    """SIGKILL in another stage of each round: the models are those of a simulation, and nobody is drawn again."""
+    sections = {**SECURE, "stop": {"rounds": len(STAGES)}}
+    fleet.hold()
+    run = fleet.server.create("killed", **sections)
+
+    def kill(phase: str) -> None:
+        del phase
+        fleet.server.kill()
+        fleet.server.serve()
+        fleet.until_here()
+
+    at_phases(fleet, run, STAGES, kill)
+    digests = fleet.server.digests(run)
+    assert [(summary.accepted, summary.attempts) for summary in fleet.server.rounds(run)] == [(SIZE, 1)] * len(STAGES)
+    assert digests == simulated_digests("killed", clients=SIZE, **sections)
+
+
+@pytest.mark.slow
+def test_a_daemon_that_is_killed_in_any_stage_answers_the_same(fleet: SecureFleet) -> None:
+    """SIGKILL of a daemon in another stage of each round: it comes back, and its update is part of every sum."""
+    sections = {**SECURE, "stop": {"rounds": len(STAGES)}}
+    fleet.hold()
+    run = fleet.server.create("killed-daemon", **sections)
+
+    def kill(phase: str) -> None:
+        del phase
+        fleet.daemons["edge-2"].kill()
+        fleet.daemons["edge-2"].start()
+
+    at_phases(fleet, run, STAGES, kill)
+    assert fleet.server.digests(run) == simulated_digests("killed-daemon", clients=SIZE, **sections)
+    assert [summary.accepted for summary in fleet.server.rounds(run)] == [SIZE] * len(STAGES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gone", [["edge-1"], ["edge-1", "edge-3"]], ids=["one", "too-many"])
+def test_clients_that_leave_after_their_shares(fleet: SecureFleet, gone: list[str]) -> None:
+    """The masks of one that missed the deadline are opened. With two the round is drawn again, with other batches.
+
+    The models are those of a replay, so the sum is that of the clients that stayed.
+    """
+    run = f"left-{len(gone)}"
+    for client in gone:
+        fleet.daemons[client].hold.touch()
+    fleet.server.create(run, **{**SECURE, "round": {**SECURE["round"], "deadline_s": 6.0}})
+    late = len(gone) > 1
+    fleet.server.until(run, lambda status: status.attempt == 1 if late else status.rounds_done == 1, "it goes on")
+    fleet.release()
+    fleet.server.completed(run)
+    first, _ = fleet.server.rounds(run)
+    assert (first.accepted, first.attempts) == ((SIZE, 2) if late else (SIZE - 1, 1))
+    assert ("round_restarted" in fleet.server.history(run)) == late
+    check_replay(fleet.server, run, clients=SIZE)
+
+
+@pytest.mark.slow
+def test_a_daemon_with_an_old_copy_of_its_state_refuses_a_round(fleet: SecureFleet) -> None:
+    """What it answered since the copy is unknown, so it takes no part in the run's next round; then it does again."""
+    run = fleet.server.create("copied", **SECURE)
+    fleet.server.completed(run)
+    daemon = fleet.daemons["edge-4"]
+    daemon.terminate()
+    folder = Path(daemon.settings["state_dir"]) / "secure_aggregation"
+    shutil.copytree(folder, copy := folder.with_name("copy"))
+    shutil.rmtree(folder)
+    copy.rename(folder)
+    daemon.start()
+    fleet.until_here()
+    with fleet.server.admin() as admin:
+        admin.call(admin_pb2.ExtendRunRequest(run_id=run, rounds=2), admin_pb2.ExtendRunResponse)
+    fleet.server.until(run, lambda status: status.rounds_done == 4 and status.HasField("ended"), "it has four rounds")
+    assert [summary.accepted for summary in fleet.server.rounds(run)] == [SIZE, SIZE, SIZE - 1, SIZE]
+    daemon.logged("secure_aggregation_refused", run=run, reason="restored")
+    check_replay(fleet.server, run, clients=SIZE)
