@@ -25,8 +25,9 @@ Values = npt.NDArray[Any]
 """[d], float32 or float64."""
 
 _ROW = 4096
-_SLAB = 32
-"""Columns that are copied to be rows: small enough for a cache with rows of _ROW."""
+_LOW = 64
+"""The largest order of a matrix that is multiplied: numpy multiplies such small ones in the calling thread, whatever
+precision torch is set to."""
 
 
 def power_below(count: int) -> int:
@@ -61,35 +62,34 @@ def _flip(window: Values, random: RandomBytes, step: int) -> None:
 
 
 def _transform(window: Values) -> None:
-    """x <- H x / sqrt(P) for a contiguous vector whose length is a power of two."""
-    _rows(window.reshape(1, -1))
+    """x <- H x / sqrt(P) for a contiguous vector whose length is a power of two.
+
+    The matrix of order a b is that of b within rows of b values, and that of a among the rows.
+    """
+    _within_rows(window.reshape(-1, min(len(window), _ROW)))
+    mixed = _ROW
+    while mixed < len(window):
+        rows = min(_LOW, len(window) // mixed)
+        for grid in window.reshape(-1, rows, mixed):
+            _among_rows(grid)
+        mixed *= rows
     window *= 1.0 / math.sqrt(len(window))
 
 
-def _rows(matrix: Values) -> None:
-    """x <- H x for each contiguous row. The Hadamard matrix of order a b is that of a matrix with rows of b values."""
-    count, width = matrix.shape
-    if width <= _ROW:
-        _small_rows(matrix)
-        return
-    grid = matrix.reshape(count, width // _ROW, _ROW)
-    _small_rows(grid.reshape(-1, _ROW))
-    columns = np.empty((_SLAB, width // _ROW), matrix.dtype)
-    for of_row in grid:
-        for start in range(0, _ROW, _SLAB):
-            columns[:] = of_row[:, start : start + _SLAB].T
-            _rows(columns)
-            of_row[:, start : start + _SLAB] = columns.T
+def _among_rows(grid: Values) -> None:
+    """x <- H x for each column of [rows, values], some columns at a time where they are."""
+    matrix = _hadamard(len(grid), grid.dtype.char)
+    for start in range(0, grid.shape[1], _LOW):
+        grid[:, start : start + _LOW] = np.matmul(matrix, grid[:, start : start + _LOW])
 
 
-def _small_rows(matrix: Values) -> None:
-    """x <- H x for each contiguous row of at most _ROW values, a few rows at a time."""
+def _within_rows(matrix: Values) -> None:
+    """x <- H x for each contiguous row of at most _ROW values, some rows at a time."""
     width = matrix.shape[1]
-    low = min(width, 64)
+    low = min(width, _LOW)
     left, right = _hadamard(width // low, matrix.dtype.char), _hadamard(low, matrix.dtype.char)
-    for start in range(0, len(matrix), _SLAB):
-        some = matrix[start : start + _SLAB]
-        # numpy multiplies such small matrices in the calling thread, whatever the precision that torch is set to.
+    for start in range(0, len(matrix), _LOW):
+        some = matrix[start : start + _LOW]
         some[:] = np.matmul(left, np.matmul(some.reshape(len(some), -1, low), right)).reshape(some.shape)
 
 
