@@ -61,13 +61,15 @@ def rounds_table(
         of_clients = (spread(row.metrics, metric) or NOTHING, *(measured(tenth, metric) for tenth in tenths))
         clients = of_clients if has_spread else ()
         table.add_row(
-            str(row.round), "committed", f"{row.accepted}/{row.drawn}", measured(row.metrics.get(metric), metric),
+            str(row.round), "committed", "hidden" if row.hidden else f"{row.accepted}/{row.drawn}",
+            measured(row.metrics.get(metric), metric),
             value(row.metrics.get("loss")), value(row.training_loss), *clients, units.duration(row.seconds),
-            units.size(row.down), units.size(row.up),
+            NOTHING if row.hidden else units.size(row.down), NOTHING if row.hidden else units.size(row.up),
         )  # fmt: skip
     if under_way is not None:
         unknown = [NOTHING] * (6 + len(client_columns))
         phase, count = plain(under_way.phase), f"{under_way.admitted}/{under_way.cohort_size}"
+        count = "hidden" if under_way.cohorts_hidden else count
         table.add_row(str(under_way.rounds_done), phase, count, *unknown)
     return table
 

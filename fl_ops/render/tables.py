@@ -48,8 +48,8 @@ RUN_COLUMNS: dict[str, Callable[[admin_pb2.RunStatus], Cell]] = {
     ">Rounds": run_facts.rounds_text,
     ">Best": lambda run: plain(run_facts.value_of(run, run.best.metrics)),
     "Now": lambda run: plain(run_facts.current(run)),
-    ">Down": lambda run: units.size(run.bytes_down),
-    ">Up": lambda run: units.size(run.bytes_up),
+    ">Down": lambda run: NOTHING if run.cohorts_hidden else units.size(run.bytes_down),
+    ">Up": lambda run: NOTHING if run.cohorts_hidden else units.size(run.bytes_up),
     "Created": lambda run: units.moment(run.created),
 }
 _RUN_OPTIONAL = ("Up", "Down", "Created", "Owner", "Task", "Algorithm", "Now")
@@ -94,11 +94,17 @@ def run_summary(run: admin_pb2.RunStatus, target: TargetCost | None = None) -> R
         fact("target", target.text() if target else ""),
         fact("last commit", _last_commit(run, time.time())),
         *run_facts.figures(run),
-        fact("bytes", f"{units.size(run.bytes_down)} down, {units.size(run.bytes_up)} up"),
+        fact("bytes", _moved(run)),
         fact("created", run.created),
         fact("ended", run.ended),
     ]
     return fact_grid(rows)
+
+
+def _moved(run: admin_pb2.RunStatus) -> str:
+    if run.cohorts_hidden:
+        return ""
+    return f"{units.size(run.bytes_down)} down, {units.size(run.bytes_up)} up"
 
 
 def _last_commit(run: admin_pb2.RunStatus, now: float) -> str:

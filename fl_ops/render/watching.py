@@ -124,10 +124,11 @@ def event_line(event: admin_pb2.WatchRunResponse) -> str | None:
     if event.event == "evaluated":
         texts = filter(None, (evaluation(of.metrics), *on_clients(of.metrics)))
         return event_words(f"round {of.round} evaluated", "; ".join(texts))
-    line = (
-        f"round {of.round} {name}: {of.accepted} of {counted(of.accepted + of.dropped, 'client')}, "
-        f"{units.duration(of.seconds)}, {units.size(of.bytes_down)} down, {units.size(of.bytes_up)} up"
-    )
+    clients = f"{of.accepted} of {counted(of.accepted + of.dropped, 'client')}, "
+    moved = f", {units.size(of.bytes_down)} down, {units.size(of.bytes_up)} up"
+    if of.cohort_hidden:
+        clients = moved = ""
+    line = f"round {of.round} {name}: {clients}{units.duration(of.seconds)}{moved}"
     missed = ["while there was no connection", evaluation(of.metrics)] if name != event.event else []
     line = f"{line}: {event.detail}" if event.detail else line
     return ", ".join(filter(None, (line, *missed)))
@@ -181,6 +182,8 @@ class LiveTable:
         left = time_left(run, self.progress.rounds())
         needs = f"about {left} left, " if left else ""
         best = f"best {value_of(run, run.best.metrics)} in round {run.best.round}, " if run.HasField("best") else ""
+        if run.cohorts_hidden:
+            return f"{needs}{best}its clients are hidden"
         return f"{needs}{best}{units.size(run.bytes_down)} down, {units.size(run.bytes_up)} up in total"
 
     def _waits(self) -> str:

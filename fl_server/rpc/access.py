@@ -18,15 +18,17 @@ from fl_server.identity import ANYBODY, Identity, caller
 from fl_server.rpc.methods import ADMIN, METHODS
 from fl_server.run.run import Run
 from fl_server.run_settings.config import RunConfig
+from fl_server.run_settings.privacy import hides_cohorts
 from fl_server.run_settings.spec import from_values
 from fl_server.runs.coordinator import Coordinator
 from fl_server.runs.table import NotLoaded
 from fl_server.services import Services
 from fl_server.settings.config import RoundsConfig
+from fl_server.store.client_work import HIDDEN_RUN
 from fl_server.store.records import CommitRecord, HistoryRecord
 
-HIDDEN = "-"
-"""Stands for the id of a run that the caller may not see; no run has this id."""
+HIDDEN = HIDDEN_RUN
+"""Stands for the id of a run that the caller may not see."""
 _SEE_ALL, _CHANGE_ALL = frozenset({"viewer", "admin"}), frozenset({"admin"})
 
 
@@ -130,6 +132,14 @@ class OwnedRuns:
         if self.all_seen:
             return False
         return run_id in self._coordinator.creation.deleted_ids or not _sees(self._owner(run_id))
+
+    def hides_cohorts(self, run_id: str) -> bool:
+        """Whether nobody may see who, and how many, take part in the run's rounds."""
+        table = self._coordinator.table
+        if (run := table.loaded.get(run_id)) is not None:
+            return run.context.hides_cohorts
+        problem = table.not_loaded.get(run_id)
+        return problem is not None and hides_cohorts(problem.record.spec)
 
     def hides_entry(self, entry: HistoryRecord) -> bool:
         """Whether the caller may not see a row of the history: of a hidden run, or of one that was never created."""

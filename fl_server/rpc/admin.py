@@ -67,11 +67,12 @@ class AdminService(ListCalls, HistoryCalls, ClientCalls, OverviewCalls, admin_pb
     async def WatchRun(self, request: pb.WatchRunRequest, context: Context) -> AsyncIterator[pb.WatchRunResponse]:
         """Rounds that the caller missed, the run now, and then its events until it has ended."""
         run = self._runs.get(request.run_id)
+        hidden = run.context.hides_cohorts
         with run.watchers.watch() as events:
             committed = run.rounds.committed  # later ones come as events
             if request.HasField("first_round"):
                 async for commit in self._commits(run.id, request.first_round, committed):
-                    missed = pb.WatchRunResponse(event="committed_before", round=round_summary(commit))
+                    missed = pb.WatchRunResponse(event="committed_before", round=round_summary(commit, hidden=hidden))
                     missed.run.run_id = run.id
                     yield missed
             yield _watch_response(run, Progress("snapshot"))
@@ -217,5 +218,5 @@ def _rate(request: pb.ResumeRunRequest) -> float:
 def _watch_response(run: Run, progress: Progress) -> pb.WatchRunResponse:
     response = pb.WatchRunResponse(run=run_status(run), event=progress.event, detail=progress.detail)
     if progress.commit is not None:
-        response.round.CopyFrom(round_summary(progress.commit))
+        response.round.CopyFrom(round_summary(progress.commit, hidden=run.context.hides_cohorts))
     return response

@@ -91,7 +91,7 @@ class Reports:
             self._refused("late" if late else "not_assigned")
             return
         # Logged once for each assignment, because it can be given up only once.
-        log.warning("client_failed", run=run.id, round=failure.key.round, client=client, why=words)
+        run.context.cohort_log.warning("client_failed", run=run.id, round=failure.key.round, client=client, why=words)
         if works and not by_policy:  # a site's policy is no fault of its client
             await run.submissions.failures.count(client, words)
         else:

@@ -88,7 +88,9 @@ class ClientCalls(OperatorCalls):
         return status
 
     def _hide_runs(self, status: pb.ClientStatus) -> None:
-        """Leave out the ids of runs that the caller may not see."""
+        """Leave out the ids of runs that the caller may not see, and work for a run with hidden cohorts."""
+        if self._runs.hides_cohorts(status.run_id):
+            status.run_id = ""
         named: tuple[Any, ...] = (status, status.work.last_failure, status.work.last_refusal, *status.attention)
         for message in named:
             if message.run_id and self._runs.hides(message.run_id):
@@ -125,12 +127,14 @@ class ClientCalls(OperatorCalls):
         entries = await services.ledger.do(store.history_between, client_id, span, most)
         response = client_details(services.fleet, counted or known, entries, self._coordinator.attention.of(client_id))
         run_id = response.client.run_id
+        at_work = self._runs.hides_cohorts(run_id)
         self._hide_runs(response.client)
         if response.client.run_id == HIDDEN:
             response.work = "works for a run of another operator"
-        else:
+        elif not at_work:
             response.work = work_of(self._coordinator, client_id, run_id)
-        response.not_drawn.extend(not_drawn(self._runs.loaded(), client_id))
+        shown = not_drawn(self._runs.loaded(), client_id)
+        response.not_drawn.extend(each for each in shown if not (at_work and each.reason == "at_work"))
         return response
 
     async def BanClient(self, request: pb.BanClientRequest, context: Context) -> pb.BanClientResponse:
@@ -258,8 +262,16 @@ def work_of(coordinator: Coordinator, client_id: str, run_id: str) -> str:
 def not_drawn(runs: Iterable[Run], client_id: str) -> list[pb.NotDrawn]:
     """Why some runs do not draw the client; one that has ended, or may draw it or has, is left out."""
     open_runs = (run for run in runs if not run.ended and not run.state.works(client_id))
-    reasons = ((run.id, run.eligible.why_not(run.state, client_id)) for run in open_runs)
-    return [pb.NotDrawn(run_id=run_id, **why._asdict()) for run_id, why in reasons if why is not None]
+    reasons = ((run, run.eligible.why_not(run.state, client_id)) for run in open_runs)
+    return [
+        pb.NotDrawn(run_id=run.id, **why._asdict())
+        for run, why in reasons
+        if why is not None and not (run.context.hides_cohorts and why.reason in _OF_A_ROUND)
+    ]
+
+
+_OF_A_ROUND = {"refused", "failed", "drawn"}
+"""Reasons why a client is not drawn again in a round that has drawn it."""
 
 
 def _add_contest(contest: Contest, response: pb.GetClientResponse) -> None:

@@ -73,12 +73,12 @@ class ListCalls(OperatorCalls):
         return page.entries
 
     async def _page_of_rounds(self, run_id: str, cursor: Cursor, first: int) -> Page[pb.RoundSummary]:
-        store = self._services.ledger.store
+        store, hidden = self._services.ledger.store, self._runs.hides_cohorts(run_id)
 
         async def read(after: Position | None, count: int) -> Entries[pb.RoundSummary]:
             begin = first if after is None else max(first, after[0] + 1)
             commits = await self._services.ledger.do(store.commits, run_id, begin, count)
-            return [((commit.round,), round_summary(commit)) for commit in commits]
+            return [((commit.round,), round_summary(commit, hidden=hidden)) for commit in commits]
 
         return await cursor.page(read)
 
@@ -106,7 +106,7 @@ class ListCalls(OperatorCalls):
 
         page = await cursor.page(read)
         return pb.ListEvaluationsResponse(
-            round=round_summary(commit),
+            round=round_summary(commit, hidden=run.context.hides_cohorts),
             evaluations=page.entries,
             next_page_token=page.next_token,
             lower_is_better=known_directions(run, {name for evaluation in page.entries for name in evaluation.metrics}),
@@ -181,7 +181,10 @@ def _number(field: str, number: int) -> int:
 
 
 async def cohort_page(run: Run, request: pb.ListCohortRequest) -> pb.ListCohortResponse:
-    """A page of the clients of the round under way, in the order of id. Raises InvalidInput."""
+    """A page of the clients of the round under way, in the order of id. Raises InvalidInput, also if it is hidden."""
+    if run.context.hides_cohorts:
+        expected = "a run without privacy of clients, whose draws are secret (docs/security/privacy.md)"
+        raise InvalidInput("run_id", expected, run.id)
     state, transfers, clients = run.state, run.rounds.transfers, drawn(run.state)
     equipped = _equipped(run, clients)
     cursor = Cursor.of_request(request, (str,), "cohort", run.id)

@@ -88,7 +88,7 @@ class ModelExports:
         await self._coordinator.audit.model_exported(actor(), run.id, what)
         header = pb.ExportHeader(size_bytes=size, digest=digest_message(digest))
         if (commit := await run.context.commit_of(round_)) is not None:
-            header.round.CopyFrom(round_summary(commit))
+            header.round.CopyFrom(round_summary(commit, hidden=run.context.hides_cohorts))
         return header
 
 

@@ -18,7 +18,7 @@ from fl_server.pages import Cursor, Entries, Position
 from fl_server.rounds.state import Phase
 from fl_server.rpc.access import HIDDEN, OperatorCalls
 from fl_server.rpc.clients import SEARCH_CHARS
-from fl_server.rpc.views import MOST_SHOWN, add_waiting, attention, run_reason
+from fl_server.rpc.views import MOST_SHOWN, add_waiting, attention, hide_cohort, run_reason
 from fl_server.run.run import Run
 from fl_server.runs.attention import Need
 from fl_server.runs.coordinator import Coordinator
@@ -187,4 +187,6 @@ def _loaded(run: Run) -> pb.RunOverview:
         shown.ended.CopyFrom(timestamp(record.ended_at))
     if rounds.latest is not None:
         shown.latest_commit.CopyFrom(timestamp(rounds.latest.committed_at))
+    if run.context.hides_cohorts:
+        hide_cohort(shown)
     return shown

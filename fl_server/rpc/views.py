@@ -18,6 +18,7 @@ from fl_server.run.round_statistics import RoundStatistics
 from fl_server.run.run import Run
 from fl_server.run.status import awaited, lacking, policy_refusals, why_waiting
 from fl_server.run.totals import Share
+from fl_server.run_settings.privacy import hides_cohorts
 from fl_server.run_settings.spec import to_spec
 from fl_server.runs.attention import Need
 from fl_server.runs.table import NotLoaded
@@ -44,6 +45,7 @@ def run_status(run: Run) -> pb.RunStatus:
     """The status of a run."""
     state, record, rounds = run.state, run.record, run.rounds
     down, up = rounds.bytes.total
+    hidden = run.context.hides_cohorts
     status = pb.RunStatus(
         run_id=run.id,
         spec=to_spec(run.config),
@@ -60,7 +62,7 @@ def run_status(run: Run) -> pb.RunStatus:
         bytes_up=up,
         eligible_clients=0 if run.ended else len(run.eligible.now()),
         over_selection=state.draws_per_update,
-        account=_account(rounds.totals()),
+        account=_account(rounds.totals(), hidden=hidden),
         newest_metrics=rounds.newest_metrics(),
         best_metrics={metric: best.value for metric, best in rounds.best_values().items()},
         lower_is_better=known_directions(run, rounds.newest_metrics()),
@@ -68,14 +70,32 @@ def run_status(run: Run) -> pb.RunStatus:
         below_due=len(rounds.shares.too_low),
         first_below_due=_below_due(rounds.shares.too_low),
         ended=None if record.ended_at is None else timestamp(record.ended_at),
-        latest=None if rounds.latest is None else round_summary(rounds.latest),
-        best=None if rounds.best_commit is None else round_summary(rounds.best_commit),
+        latest=None if rounds.latest is None else round_summary(rounds.latest, hidden=hidden),
+        best=None if rounds.best_commit is None else round_summary(rounds.best_commit, hidden=hidden),
         latest_failure=_latest_failure(run.submissions.failures),
         states=_states(run) if run.context.keeps_client_state else None,
         privacy=_privacy(run),
     )
     add_waiting(run, status)
+    if hidden:
+        hide_cohort(status)
     return status
+
+
+def hide_cohort(status: pb.RunStatus | pb.RunOverview) -> None:
+    """Leave out who, and how many, take part in rounds. Every message about a run with hidden cohorts goes through."""
+    for field in _OF_COHORTS.intersection(status.DESCRIPTOR.fields_by_name):
+        status.ClearField(field)
+    status.cohorts_hidden = True
+
+
+_OF_COHORTS = {
+    "cohort", "cohort_size", "admitted", "awaited", "awaited_count", "bytes_down", "bytes_up", "latest_failure",
+    "below_due", "first_below_due",
+}  # fmt: skip
+"""Fields of a run's status."""
+_COUNTS = ("assignments", "refused", "staleness", "quorum_missed", "short", "why_short")
+"""Fields of an account that tell of single assignments."""
 
 
 def _privacy(run: Run) -> pb.PrivacyStatus | None:
@@ -157,6 +177,8 @@ def problem_status(record: RunRecord, reason: str, state: str = "unspecified") -
     )
     if record.ended_at is not None:
         status.ended.CopyFrom(timestamp(record.ended_at))
+    if hides_cohorts(record.spec):
+        hide_cohort(status)
     return status
 
 
@@ -199,24 +221,32 @@ def run_reason(run: Run) -> str:
 
 
 def _short(run: Run) -> str:
-    """How many rounds have fewer updates than they wanted, and why; empty for none."""
+    """How many rounds have fewer updates than they wanted, and why; empty for none, and where cohorts are hidden."""
     totals = run.rounds.totals()
     return f"{totals.short} of {run.rounds.committed} rounds are short: {totals.why_short}" if totals.short else ""
 
 
-def round_summary(commit: CommitRecord) -> pb.RoundSummary:
-    """A committed round."""
-    return filled(
+def round_summary(commit: CommitRecord, *, hidden: bool) -> pb.RoundSummary:
+    """A committed round. hidden: the run's cohorts are."""
+    summary = filled(
         pb.RoundSummary,
         commit,
         committed=timestamp(commit.committed_at),
-        account=_account(RoundStatistics.from_text(commit.statistics)) if commit.statistics else None,
+        account=_account(RoundStatistics.from_text(commit.statistics), hidden=hidden) if commit.statistics else None,
         local_epochs=[training_pb2.EpochMetrics(values=epoch) for epoch in commit.epochs],
+        cohort_hidden=hidden,
     )
+    if hidden:
+        for field in ("accepted", "dropped", "bytes_down", "bytes_up"):
+            summary.ClearField(field)
+    return summary
 
 
-def _account(statistics: RoundStatistics) -> pb.RoundAccount:
-    return filled(pb.RoundAccount, statistics)
+def _account(statistics: RoundStatistics, *, hidden: bool) -> pb.RoundAccount:
+    account = filled(pb.RoundAccount, statistics)
+    for field in _COUNTS if hidden else ():
+        account.ClearField(field)
+    return account
 
 
 def client_status(fleet: Fleet, record: ClientRecord, needs: Iterable[Need] = ()) -> pb.ClientStatus:

@@ -275,7 +275,7 @@ class AssignmentDispatch:
             if control.state.works(client):
                 return
             why = failures.of(client).detail
-        log.warning("client_failed", run=self._context.run_id, client=client, why=why)
+        self._context.cohort_log.warning("client_failed", run=self._context.run_id, client=client, why=why)
         await failures.count(client, why)
 
     async def _return(self, client: str) -> None:

@@ -178,7 +178,10 @@ class RoundComputation:
             norms = await control.read(norms_in_ledger, context.store, context.run_id, state.round, exchanges + 1)
         else:
             norms = [norms_of(update) for update in updates]
-        if reason := why_short(state, context.rounds.transfers.outs, control.eligible.without):
+        reason = ""
+        if not context.hides_cohorts:
+            reason = why_short(state, context.rounds.transfers.outs, control.eligible.without)
+        if reason:
             context.counters.round_short(reason)
             log.warning("round_short", run=context.run_id, round=state.round, why=reason)
         record = replace(self._commit_record(updates, now), norms=context.norms.after(norms).to_text())

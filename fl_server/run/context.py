@@ -13,6 +13,7 @@ from fl_server.clients.fleet import Fleet
 from fl_server.metrics import Metrics
 from fl_server.rounds.metrics import Directions
 from fl_server.run.client_states import ClientStates
+from fl_server.run.cohort_log import CohortLog
 from fl_server.run.models import ModelSource, ModelStore
 from fl_server.run.privacy import Account
 from fl_server.run.progress import RoundTrace, Watchers
@@ -71,6 +72,10 @@ class RunContext:
     client_states: ClientStates
     keeps_client_state: bool
     """Whether each client keeps a state of its own from round to round, for the method or with personal parameters."""
+    hides_cohorts: bool
+    """Whether nobody is told who takes part in its rounds."""
+    cohort_log: CohortLog
+    """For log lines about the clients of a round."""
 
     @classmethod
     def create(cls, services: Services, run_id: str, config: RunConfig, dependencies: RunDependencies) -> RunContext:
@@ -87,14 +92,16 @@ class RunContext:
             rounds=rounds,
             directions=dependencies.directions,
             task_code=dependencies.models.task,
-            counters=RunCounters(services.metrics, run_id, rounds),
-            watchers=Watchers(),
-            trace=RoundTrace(services.traces, run_id),
+            counters=RunCounters(services.metrics, run_id, rounds, hidden=config.hides_cohorts),
+            watchers=Watchers(hides_clients=config.hides_cohorts),
+            trace=RoundTrace(None if config.hides_cohorts else services.traces, run_id),
             model=ModelStore(services, run_id, dependencies.models),
             norms=NormHistory(),
             label_order=LabelOrder(),
             client_states=ClientStates(run_id, services.config.states, summed=algorithm.needs_population),
             keeps_client_state=keeps_client_state(config, algorithm),
+            hides_cohorts=config.hides_cohorts,
+            cohort_log=CohortLog(hidden=config.hides_cohorts),
         )
 
     @property
@@ -134,7 +141,9 @@ class RunContext:
         return commits[0] if commits else None
 
     async def draw_of(self, round_: int) -> Draw | None:
-        """Whom a committed round drew and counted; None if the ledger does not have it."""
+        """Whom a committed round drew and counted; None if the ledger does not have it, or it is hidden."""
+        if self.hides_cohorts:
+            return None
         draws = await self.services.ledger.do(self.store.draws, self.run_id, round_, round_)
         return Draw(*draws[round_]) if round_ in draws else None
 

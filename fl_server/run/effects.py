@@ -117,7 +117,7 @@ class Effects:
         context.rounds.transfers.begin(command.round, command.exchange)
         await control.run_status.goes_on()
         context.metrics.attempts.labels(context.run_id).inc()
-        log.info(
+        context.cohort_log.info(
             "attempt_opened", run=context.run_id, round=command.round, exchange=command.exchange,
             attempt=command.attempt, clients=len(command.cohort),
         )  # fmt: skip
@@ -148,7 +148,8 @@ class Effects:
         here = f", {_are(admitted, 'update')} here" if admitted else ""
         drawn = _are(len(attempt.cohort), "client")
         without = f"; it {self._control.eligible.without}" if self._control.eligible.without else ""
-        detail = f"round {attempt.round}{exchange}, attempt {attempt.attempt}: {drawn} drawn{here}{without}"
+        who = "its cohort is drawn" if self._context.hides_cohorts else f"{drawn} drawn{here}{without}"
+        detail = f"round {attempt.round}{exchange}, attempt {attempt.attempt}: {who}"
         return HistoryRecord(attempt.opened_at, "coordinator", "attempt_opened", self._context.run_id, detail)
 
     async def _quorum_missed(self, command: effects.QuorumMissed) -> None:
@@ -213,7 +214,7 @@ class Effects:
         record = context.rounds.recent[command.round]
         context.metrics.rounds.labels(context.run_id, "committed").inc()
         context.metrics.round_seconds.labels(context.run_id).observe(record.seconds)
-        log.info(
+        context.cohort_log.info(
             "round_committed", run=context.run_id, round=command.round, accepted=record.accepted,
             dropped=record.dropped, attempts=record.attempts, seconds=round(record.seconds, 3),
             training_loss=record.training_loss, bytes_down=record.bytes_down, bytes_up=record.bytes_up,

@@ -82,7 +82,7 @@ class Failures:
             not_finite=reason.not_finite,
         )  # fmt: skip
         line, key = None, reason.cause or reason.why
-        if key not in self._told and len(self._told) < MOST_LINES:
+        if key not in self._told and len(self._told) < MOST_LINES and not self._context.hides_cohorts:
             self._told.add(key)
             detail = f"round {failed.round}, {client}: {reason.why[:MAX_NOTE]}"
             line = HistoryRecord(failed.failed_at, "coordinator", "client_failed", failed.run_id, detail)
@@ -105,6 +105,8 @@ class Failures:
     async def count(self, client: str, reason: str) -> None:
         """Note a failure on the client; failures in a row count towards quarantine."""
         fleet, where = self._context.fleet, f"run {self._context.run_id} round {self._control.state.round}"
+        if self._context.hides_cohorts:
+            where = "a run with differential privacy"
         await fleet.records.write_note(client, reason[:MAX_NOTE])
         record, quarantined = fleet.quarantine.count_failure(client, f"{where} ({reason[:MAX_NOTE]})")
         if record is not None:
@@ -133,12 +135,16 @@ class Failures:
     async def add_missed_deadline(self, late: tuple[str, ...]) -> list[tuple[str, str]]:
         """Count a deadline that these clients missed. Returns those that are in quarantine now, with the reason."""
         context, fleet, state = self._context, self._context.fleet, self._control.state
+        where = "a run with differential privacy"
+        if not context.hides_cohorts:
+            where = f"run {context.run_id} round {state.round}"
         what = (
-            f"the last one in run {context.run_id} round {state.round}, after"
+            f"the last one in {where}, after"
             f" {self._control.config.round.deadline_s:g} s; at least as many clients delivered in time, so its training"
             " hangs, or it is too slow for round.deadline_s"
         )
-        log.warning("deadline_missed", run=context.run_id, round=state.round, clients=len(late), first=late[0])
+        warning = context.cohort_log.warning
+        warning("deadline_missed", run=context.run_id, round=state.round, clients=len(late), first=late[0])
         verdicts = [fleet.quarantine.count_deadline(client, what) for client in late]
         records = [(record, why) for record, why in verdicts if record is not None]
         if records:

@@ -49,7 +49,9 @@ class Watchers:
     _BACKLOG = 1000
     """Events that wait for a watcher: each may have a status of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, hides_clients: bool = False) -> None:
+        """hides_clients: events of single clients are not sent."""
+        self._hides_clients = hides_clients
         self._queues: set[asyncio.Queue[Progress | None]] = set()
         self._latest: dict[str, tuple[Progress, int]] = {}
         """The latest event of each frequent kind that was not sent yet, and how many there are."""
@@ -58,7 +60,7 @@ class Watchers:
 
     def publish(self, progress: Progress) -> None:
         """Send an event to every watcher."""
-        if not self._queues:
+        if not self._queues or (self._hides_clients and progress.event in FREQUENT):
             return
         if progress.event not in FREQUENT:
             self._send_latest()  # they happened before
@@ -121,30 +123,33 @@ class RoundTrace:
     It begins with the round's first draw, or with the restart that resumes the round, and ends with the commit.
     """
 
-    def __init__(self, traces: Traces, run_id: str) -> None:
+    def __init__(self, traces: Traces | None, run_id: str) -> None:
+        """traces: None for a run whose clients' calls are in no trace."""
         self._traces, self._run_id = traces, run_id
         self._span: RoundSpan | None = None
 
     def phase_changed(self, before: Phase, state: RoundState) -> None:
         """The run entered another phase."""
+        if self._traces is None:
+            return
         if before is Phase.COMMITTING:
             self._end("committed")
         if state.phase is Phase.ENDED:
             self._end("abandoned")
         elif state.goal and state.phase is not Phase.EVALUATING:
-            self._span_of(state).phase(state.phase.value)
+            self._span_of(self._traces, state).phase(state.phase.value)
 
     def parent_for(self, state: RoundState) -> str:
-        """The traceparent for an assignment of the round: the client's calls become part of the trace."""
-        return self._span_of(state).traceparent
+        """The traceparent for an assignment of the round: the client's calls become part of the trace. May be empty."""
+        return "" if self._traces is None else self._span_of(self._traces, state).traceparent
 
     def close(self) -> None:
         """End the span because the coordinator stops."""
         self._end("left")
 
-    def _span_of(self, state: RoundState) -> RoundSpan:
+    def _span_of(self, traces: Traces, state: RoundState) -> RoundSpan:
         if self._span is None:
-            self._span = self._traces.round(self._run_id, state.round)
+            self._span = traces.round(self._run_id, state.round)
         return self._span
 
     def _end(self, outcome: str) -> None:

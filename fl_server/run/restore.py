@@ -173,7 +173,8 @@ async def _record_restart(run: Run) -> None:
     """Write to the history where the run continues."""
     state, where = run.state, "between two rounds"
     if state.phase is Phase.COLLECTING:
-        where = f"updates of {len(state.admitted)} of {counted(len(state.drawn), 'client')} are here"
+        here = f"updates of {len(state.admitted)} of {counted(len(state.drawn), 'client')} are here"
+        where = "its updates are collected" if run.context.hides_cohorts else here
     entry = HistoryRecord(time.time(), "coordinator", "run_recovered", run.id, f"round {state.round}: {where}")
     try:
         await run.context.services.ledger.do(run.context.store.add_history, entry)

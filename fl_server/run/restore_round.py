@@ -34,7 +34,7 @@ async def restore_round_under_way(run: Run) -> None:
         await run.model.prepare(0)
         run.state = fresh
     if run.state.phase is Phase.COLLECTING or run.state.staged:
-        log.info(
+        run.context.cohort_log.info(
             "round_recovered", run=run.id, round=run.state.round, exchange=run.state.exchange,
             phase=run.state.phase.value, attempt=run.state.attempt,
             cohort=len(run.state.drawn), admitted=len(run.state.admitted),
@@ -102,7 +102,7 @@ def _whole_updates(store: Store, admitted: Sequence[UpdateRecord], spool: Spool)
             time.time(), "coordinator", "update_dropped", update.run_id,
             f"round {update.round}, {update.client_id}: its bytes are torn or gone; it is asked for again",
         )  # fmt: skip
-        log.warning("update_dropped", run=update.run_id, round=update.round, client=update.client_id)
+        log.warning("update_dropped", run=update.run_id, round=update.round, why="the history has its client")
         store.drop_update(update.run_id, update.round, update.exchange, update.client_id, why)
     return sorted(whole, key=lambda update: update.received_at)
 

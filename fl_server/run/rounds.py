@@ -193,25 +193,32 @@ class RunRounds:
 class RunCounters:
     """Counts events of one run in the Prometheus metrics and in the statistics of the round under way."""
 
-    def __init__(self, metrics: Metrics, run_id: str, rounds: RunRounds) -> None:
-        self._metrics, self._run_id, self._rounds = metrics, run_id, rounds
+    def __init__(self, metrics: Metrics, run_id: str, rounds: RunRounds, *, hidden: bool = False) -> None:
+        """hidden: what became of single assignments is counted nowhere."""
+        self._metrics, self._run_id, self._rounds, self._hidden = metrics, run_id, rounds, hidden
 
     def assignments_ended(self, state: str, number: int = 1) -> None:
         """So many assignments ended: "admitted", "failed", "lost" or "cancelled".
 
         One with an admitted update ends when its exchange is reduced: until then the update may still be refused.
         """
+        if self._hidden:
+            return
         self._metrics.assignments.labels(self._run_id, state).inc(number)
         self._rounds.statistics.assignments[state] += number
 
     def assignment_refused(self, reason: str) -> None:
         """An assignment ended with an update that was refused, which is counted by its reason too."""
+        if self._hidden:
+            return
         self._metrics.updates_refused.labels(self._run_id, reason).inc()
         self._rounds.statistics.refused[reason] += 1
         self.assignments_ended("refused")
 
     def staleness(self, rounds: int) -> None:
         """An update was decided that was made from the model of so many rounds ago."""
+        if self._hidden:
+            return
         self._metrics.staleness.labels(self._run_id).observe(rounds)
         self._rounds.statistics.staleness[min(rounds, MOST_STALE)] += 1
 

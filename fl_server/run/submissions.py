@@ -185,7 +185,8 @@ class Submissions:
         """A client is lost, banned or forgotten: it will not deliver."""
         if self._control.state.works(client):
             self._context.counters.assignments_ended("lost")
-            self._context.fleet.work.count_lost(client)
+            if not self._context.hides_cohorts:
+                self._context.fleet.work.count_lost(client)
             self._report_out(client, "lost", why)
             self._control.post(ev.ClientDroppedOut(client))
 
@@ -234,7 +235,8 @@ class Submissions:
     def _report_out(self, client: str, state: str, why: str) -> None:
         context = self._context
         context.rounds.transfers.outs[client] = state, why
-        log.info("client_out", run=context.run_id, round=self._control.state.round, client=client, state=state, why=why)
+        round_, info = self._control.state.round, context.cohort_log.info
+        info("client_out", run=context.run_id, round=round_, client=client, state=state, why=why)
         context.watchers.publish(Progress("client_out", f"{client}: {why}"))
 
     # Accepted updates that are refused when the exchange is reduced.
@@ -258,7 +260,11 @@ class Submissions:
         weighed = [fleet.quarantine.count_refusal(update) for update in refused]
         whys = [
             HistoryRecord(
-                time.time(), "coordinator", "culprit_dropped", run_id, f"round {command.round}, {client}: {why}"
+                time.time(),
+                "coordinator",
+                "culprit_dropped",
+                run_id,
+                f"round {command.round}{'' if context.hides_cohorts else f', {client}'}: {why}",
             )
             for client, why in command.culprits
         ]
@@ -275,7 +281,8 @@ class Submissions:
     async def _accepted_was_refused(self, update: UpdateRecord, reason: RefusalReason) -> None:
         context, client, word = self._context, update.client_id, update.refused_for
         context.counters.assignment_refused(word)
-        log.warning("culprit_dropped", run=context.run_id, round=update.round, client=client, why=update.detail)
+        warning = context.cohort_log.warning
+        warning("culprit_dropped", run=context.run_id, round=update.round, client=client, why=update.detail)
         context.watchers.publish(Progress("client_out", f"{client}: {update.detail}"))
         context.rounds.transfers.outs[client] = "refused", f"update refused: {update.detail}"
         outcome = refused_outcome(update, reason, self._control.state.state_epoch)

@@ -297,6 +297,11 @@ class RunConfig(_Section):
         return self.privacy if self.privacy is not None and self.privacy.unit == "client" else None
 
     @property
+    def hides_cohorts(self) -> bool:
+        """Whether nobody but the account is told who, and how many, take part in a round: the draws are secret."""
+        return self.client_privacy is not None
+
+    @property
     def record_privacy(self) -> PrivacySection | None:
         """The section privacy if it protects single examples, by noise of the devices."""
         return self.privacy if self.privacy is not None and self.privacy.unit == "record" else None

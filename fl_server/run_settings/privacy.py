@@ -47,6 +47,12 @@ class PrivacySection(BaseModel):
         return math.inf if self.max_epsilon is None else self.max_epsilon
 
 
+def hides_cohorts(spec: object) -> bool:
+    """Whether the cohorts of a run with this spec are hidden. spec: as the ledger has it, which may be damaged."""
+    privacy = spec.get("privacy") if isinstance(spec, Mapping) else None
+    return isinstance(privacy, Mapping) and privacy.get("unit") == "client"
+
+
 def with_private_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a run. With privacy of clients the limits that depend on others are off by default."""
     round_, privacy = values.get("round", {}), values.get("privacy")

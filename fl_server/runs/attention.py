@@ -16,7 +16,7 @@ from fl_server.run.client_warnings import absent
 from fl_server.run.run import Run
 from fl_server.runs.table import RunTable
 from fl_server.settings.config import AttentionConfig
-from fl_server.store.client_work import ClientWork, End
+from fl_server.store.client_work import HIDDEN_RUN, ClientWork, End
 from fl_server.store.records import QuarantineRecord
 
 
@@ -73,7 +73,12 @@ def _often(end: End) -> Callable[[Subject], str]:
             return ""
         last = {"failed": work.last_failure, "refused": work.last_refusal}.get(end)
         words = f"{end} {number} of its newest {newest} assignments"
-        return words if last is None else f"{words}, the last in run {last.run_id} round {last.round}: {last.message}"
+        if last is None:
+            return words
+        where = f"run {last.run_id} round {last.round}"
+        if last.run_id == HIDDEN_RUN:
+            where = "a run with differential privacy"
+        return f"{words}, the last in {where}: {last.message}"
 
     return why
 

@@ -20,6 +20,9 @@ NEWEST = 20
 """Newest assignments whose ends are kept, and newest rounds whose times are kept."""
 MOST_TEXT = 1000
 """Characters of a reason."""
+HIDDEN_RUN = "-"
+"""Stands for a run that is not named. No run has this id."""
+DAY_S = 86_400.0
 
 
 class EndedWork(NamedTuple):
@@ -32,6 +35,10 @@ class EndedWork(NamedTuple):
     message: str
     time: float
     """Unix seconds."""
+
+    def of_hidden_run(self) -> EndedWork:
+        """The same without the run, and with the day alone: for a run that tells nobody who takes part in a round."""
+        return self._replace(run_id=HIDDEN_RUN, round=0, time=self.time // DAY_S * DAY_S)
 
 
 class Timing(NamedTuple):

@@ -156,7 +156,8 @@ class UploadReceiver:
             raise UploadBroken(header.key, kept, f"expected a start at {kept} or before, got {header.resume_offset}")
         if header.resume_offset:
             self._services.metrics.uploads_resumed.inc()
-            log.info("upload_resumed", run=header.key.run_id, client=client, offset=header.resume_offset)
+            write = submission.run.context.cohort_log.info
+            write("upload_resumed", run=header.key.run_id, client=client, offset=header.resume_offset)
         return part
 
     async def _close(self, part: PartFile) -> None:

@@ -77,7 +77,7 @@ class Verdicts:
         first = await self.receipt(run, header.key, client)
         if first is not None and first.digest.value != header.digest.value:
             self._services.metrics.update_conflicts.labels(run.id).inc()
-            log.warning("update_conflict", run=run.id, round=header.key.round, client=client)
+            run.context.cohort_log.warning("update_conflict", run=run.id, round=header.key.round, client=client)
         return first
 
     async def admit(self, submission: Submission, norms: Mapping[str, float], clip_factor: float) -> Receipt:
@@ -95,7 +95,7 @@ class Verdicts:
         run, header, client = submission.run, submission.header, submission.client
         record = _record(header, client, refusal=refusal)
         reason = record.refused_for
-        log.warning(
+        run.context.cohort_log.warning(
             "update_refused", run=run.id, round=header.key.round, client=client, reason=reason, why=str(refusal)
         )
         receipt = await self._enter(submission, record)

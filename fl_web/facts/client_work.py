@@ -68,4 +68,6 @@ def _ended(work: pb.ClientWork) -> str:
 def _last(ended: pb.EndedWork) -> tuple[Part, ...]:
     if not ended.time.seconds:
         return ()
-    return f"run {ended.run_id} round {ended.round}: {ended.message}, on ", ended.time
+    # "-": a run that is not named, because the caller may not see it or its draws are secret.
+    where = "a run that is not named" if ended.run_id == "-" else f"run {ended.run_id} round {ended.round}"
+    return f"{where}: {ended.message}, on ", ended.time

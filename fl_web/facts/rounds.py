@@ -45,6 +45,8 @@ class Round:
     digest: str
     averaged_digest: str
     """Empty: the run had no averaged model."""
+    hidden: bool = False
+    """Whether its clients and bytes are, which are 0 then."""
 
     @classmethod
     def of(cls, summary: pb.RoundSummary, before: Round | None = None) -> Self:
@@ -59,7 +61,7 @@ class Round:
             dict(account.norms), account.cosine if account.HasField("cosine") else None, dict(account.seconds),
             dict(account.refused), dict(account.assignments),
             sum(number for age, number in account.staleness.items() if age), summary.model_digest,
-            summary.averaged_digest,
+            summary.averaged_digest, summary.cohort_hidden,
         )  # fmt: skip
 
     @property
@@ -76,10 +78,12 @@ class Round:
             **metric_groups(self.metrics),
             "training": {"loss": self.training_loss},
             "norms": {**self.norms, "cosine": self.cosine},
-            "bytes": {"down": self.down, "up": self.up},
+            "bytes": {} if self.hidden else {"down": self.down, "up": self.up},
             "seconds": {"round": self.seconds, **self.phases},
             "cohort": {
-                "accepted": self.accepted, "dropped": self.dropped, "attempts": self.attempts,
+                "accepted": None if self.hidden else self.accepted,
+                "dropped": None if self.hidden else self.dropped,
+                "attempts": self.attempts,
                 **{state: number for state, number in self.assignments.items() if state != "admitted"},
             },
         })  # fmt: skip

@@ -155,12 +155,15 @@ def outline(run: pb.RunStatus) -> list[Fact]:
     ]
 
 
+HIDDEN = "hidden: the draws of a run with privacy of clients are secret"
+
+
 def under_way(run: pb.RunStatus) -> list[Fact]:
     """The round under way, and the clients that could be drawn."""
     cohort = f"{run.admitted}/{run.cohort_size} updates of {first_of(run.cohort[:_NAMES_SHOWN], run.cohort_size)}"
     return [
         fact("phase", f"{run.phase}, attempt {run.attempt}" if run.phase else ""),
-        fact("cohort", cohort if run.cohort_size else ""),
+        fact("cohort", HIDDEN if run.cohorts_hidden else cohort if run.cohort_size else ""),
         fact("awaited", awaited(run)),
         fact("waits for", run.waiting_for),
         fact("eligible clients", str(run.eligible_clients)),

@@ -99,8 +99,8 @@ async def _nothing() -> list[Round]:
 
 
 async def _cohort(reader: Reader, run: pb.RunStatus) -> pb.ListCohortResponse | None:
-    """The clients of the round now. None: the run has ended."""
-    if run.HasField("ended"):
+    """The clients of the round now. None: the run has ended, or they are hidden."""
+    if run.HasField("ended") or run.cohorts_hidden:
         return None
     try:
         return await reader.cohort(run.run_id, _SHOWN_CLIENTS)

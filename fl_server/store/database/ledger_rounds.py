@@ -14,6 +14,7 @@ from fl_server.store.database.rows import (
     Counted,
     count_work,
     find,
+    hides_cohorts,
     replace_quarantine_record,
     replace_run,
     rows_where,
@@ -130,12 +131,12 @@ class RoundLedger(Transactions):
     def drop_update(self, run_id: str, round: int, exchange: int, client_id: str, why: HistoryRecord) -> None:
         """Remove the record of an update with a torn or missing file, so that it can be sent again.
 
-        If there is no such record, nothing changes and no history is written.
+        If there is no such record, nothing changes and no history is written; nor is it for a hidden cohort.
         """
         key = {"run_id": run_id, "round": round, "exchange": exchange, "client_id": client_id}
         with self._transaction(f"drop the update of {client_id!r} in run {run_id!r}") as db:
             if db.execute(delete(schema.updates).filter_by(**key)).rowcount:
-                write_history(db, why)
+                write_history(db, None if hides_cohorts(db, run_id) else why)
 
     def refuse_accepted(
         self,
@@ -158,7 +159,8 @@ class RoundLedger(Transactions):
             for update in refused:
                 key = {**of_round, "exchange": update.exchange, "client_id": update.client_id}
                 db.execute(change(schema.updates).filter_by(**key).values(rows.to_row(update)))
-            count_work(db, {update.client_id: _as_refused(update) for update in refused})
+            hidden = hides_cohorts(db, first.run_id)
+            count_work(db, {update.client_id: _as_refused(update, hidden=hidden) for update in refused})
             for quarantine in quarantines:
                 replace_quarantine_record(db, quarantine, None)
             for why in whys:
@@ -170,7 +172,8 @@ class RoundLedger(Transactions):
         with self._transaction(f"write the failure of {failure.client_id!r} in run {failure.run_id!r}") as db:
             before = find(db, schema.failures, **key)
             if failure.failures > (0 if before is None else before["failures"]):
-                count_work(db, {failure.client_id: _as_failed(failure)})
+                hidden = hides_cohorts(db, failure.run_id)
+                count_work(db, {failure.client_id: _as_failed(failure, hidden=hidden)})
             db.execute(delete(schema.failures).filter_by(**key))
             db.execute(insert(schema.failures), rows.to_row(failure))
             write_history(db, why)
@@ -245,21 +248,22 @@ def _recorded(db: Connection, verdicts: Sequence[Weighed]) -> list[UpdateRecord]
     # A list of rows is one statement; an empty one would be a row of defaults.
     if fresh:
         db.execute(insert(schema.updates), [rows.to_row(verdict.update) for verdict in fresh])
-    if refused := {update.client_id: _as_refused(update) for update, _, _ in fresh if not update.admitted}:
-        count_work(db, refused)
+    if refused := [update for update, _, _ in fresh if not update.admitted]:
+        hidden = hides_cohorts(db, refused[0].run_id)
+        count_work(db, {update.client_id: _as_refused(update, hidden=hidden) for update in refused})
     for _, quarantine, why in fresh:
         replace_quarantine_record(db, quarantine, why)
     return [known[_key(verdict.update)] for verdict in verdicts]
 
 
-def _as_refused(update: UpdateRecord) -> Counted:
+def _as_refused(update: UpdateRecord, *, hidden: bool) -> Counted:
     what = EndedWork(update.run_id, update.round, update.refused_for, update.detail, update.received_at)
-    return lambda work: work.ended("refused", what)
+    return lambda work: work.ended("refused", what.of_hidden_run() if hidden else what)
 
 
-def _as_failed(failure: FailureRecord) -> Counted:
+def _as_failed(failure: FailureRecord, *, hidden: bool) -> Counted:
     what = EndedWork(failure.run_id, failure.round, failure.cause, failure.detail, failure.failed_at)
-    return lambda work: work.ended("failed", what)
+    return lambda work: work.ended("failed", what.of_hidden_run() if hidden else what)
 
 
 def _known(db: Connection, updates: Sequence[UpdateRecord]) -> dict[tuple[object, ...], UpdateRecord]:

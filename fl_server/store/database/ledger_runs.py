@@ -19,6 +19,7 @@ from fl_server.store.database.rows import (
     Counted,
     count_work,
     find,
+    hides_cohorts,
     increment,
     replace_run,
     rows_where,
@@ -175,7 +176,8 @@ class CommitLedger(Transactions):
         """Enter a round with a durable checkpoint; fsynced.
 
         Adds 1 to updates_counted of the clients accepted in the last exchange. Clients that the reducer left out are
-        excepted, and the records of their updates are marked. The round is counted in the work of its clients.
+        excepted, and the records of their updates are marked. The round is counted in the work of its clients. A round
+        of a run whose cohorts are hidden adds to neither.
         Quarantine records of counted clients are removed, except quarantines that have not ended. The same round again
         with the same model digest changes nothing; with another digest it is a StoreError.
         """
@@ -184,8 +186,9 @@ class CommitLedger(Transactions):
             if entered is None:
                 db.execute(insert(schema.commits), rows.to_row(commit))
                 counted = [client for client in _clients_of(db, commit) if client not in left_out]
-                increment(db, counted, "updates_counted")
-                count_work(db, _work_in(db, commit))
+                if not hides_cohorts(db, commit.run_id):
+                    increment(db, counted, "updates_counted")
+                    count_work(db, _work_in(db, commit))
                 if left_out:
                     of_round = change(schema.updates).filter_by(run_id=commit.run_id, round=commit.round, admitted=True)
                     db.execute(of_round.where(schema.updates.c.client_id.in_(left_out)).values(reason=LEFT_OUT))

@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, RowMapping, Select, Table, bindparam, delete, insert, select
 from sqlalchemy import update as change
 
+from fl_server.run_settings import privacy
 from fl_server.store.certificates import CertificateRecord, EnrollmentRecord, RevocationRecord
 from fl_server.store.client_work import ClientWork
 from fl_server.store.database import schema
@@ -124,6 +125,12 @@ def replace_quarantine_record(db: Connection, quarantine: QuarantineRecord | Non
 
 HISTORY = "history"
 """The key in the `info` of a connection while its transaction has lines of history."""
+
+
+def hides_cohorts(db: Connection, run_id: str) -> bool:
+    """Whether the run's cohorts are hidden, as `RunConfig.hides_cohorts`: its clients' work does not name it."""
+    run = find(db, schema.runs, run_id=run_id)
+    return run is not None and privacy.hides_cohorts(run["spec"])
 
 
 def write_history(db: Connection, *whys: HistoryRecord | None) -> None:

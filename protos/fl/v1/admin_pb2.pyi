@@ -382,7 +382,7 @@ class RoundAccount(_message.Message):
     def __init__(self, norms: _Optional[_Mapping[str, float]] = ..., cosine: _Optional[float] = ..., assignments: _Optional[_Mapping[str, int]] = ..., refused: _Optional[_Mapping[str, int]] = ..., staleness: _Optional[_Mapping[int, int]] = ..., seconds: _Optional[_Mapping[str, float]] = ..., quorum_missed: _Optional[int] = ..., short: _Optional[int] = ..., why_short: _Optional[str] = ...) -> None: ...
 
 class RoundSummary(_message.Message):
-    __slots__ = ("round", "committed", "seconds", "attempts", "accepted", "dropped", "training_loss", "metrics", "bytes_down", "bytes_up", "model_digest", "state_epoch", "account", "local_epochs", "averaged_digest")
+    __slots__ = ("round", "committed", "seconds", "attempts", "accepted", "dropped", "training_loss", "metrics", "bytes_down", "bytes_up", "model_digest", "state_epoch", "account", "local_epochs", "averaged_digest", "cohort_hidden")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -405,6 +405,7 @@ class RoundSummary(_message.Message):
     ACCOUNT_FIELD_NUMBER: _ClassVar[int]
     LOCAL_EPOCHS_FIELD_NUMBER: _ClassVar[int]
     AVERAGED_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    COHORT_HIDDEN_FIELD_NUMBER: _ClassVar[int]
     round: int
     committed: _timestamp_pb2.Timestamp
     seconds: float
@@ -420,10 +421,11 @@ class RoundSummary(_message.Message):
     account: RoundAccount
     local_epochs: _containers.RepeatedCompositeFieldContainer[_training_pb2.EpochMetrics]
     averaged_digest: str
-    def __init__(self, round: _Optional[int] = ..., committed: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., seconds: _Optional[float] = ..., attempts: _Optional[int] = ..., accepted: _Optional[int] = ..., dropped: _Optional[int] = ..., training_loss: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., bytes_down: _Optional[int] = ..., bytes_up: _Optional[int] = ..., model_digest: _Optional[str] = ..., state_epoch: _Optional[int] = ..., account: _Optional[_Union[RoundAccount, _Mapping]] = ..., local_epochs: _Optional[_Iterable[_Union[_training_pb2.EpochMetrics, _Mapping]]] = ..., averaged_digest: _Optional[str] = ...) -> None: ...
+    cohort_hidden: bool
+    def __init__(self, round: _Optional[int] = ..., committed: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., seconds: _Optional[float] = ..., attempts: _Optional[int] = ..., accepted: _Optional[int] = ..., dropped: _Optional[int] = ..., training_loss: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., bytes_down: _Optional[int] = ..., bytes_up: _Optional[int] = ..., model_digest: _Optional[str] = ..., state_epoch: _Optional[int] = ..., account: _Optional[_Union[RoundAccount, _Mapping]] = ..., local_epochs: _Optional[_Iterable[_Union[_training_pb2.EpochMetrics, _Mapping]]] = ..., averaged_digest: _Optional[str] = ..., cohort_hidden: _Optional[bool] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("run_id", "spec", "state", "reason", "rounds_done", "phase", "attempt", "cohort", "admitted", "created", "ended", "latest", "best", "bytes_down", "bytes_up", "eligible_clients", "over_selection", "account", "newest_metrics", "best_metrics", "awaited", "awaited_count", "deadline_left_s", "waiting_for", "policy_refusals", "states", "lower_is_better", "latest_failure", "below_due", "first_below_due", "cohort_size", "privacy")
+    __slots__ = ("run_id", "spec", "state", "reason", "rounds_done", "phase", "attempt", "cohort", "admitted", "created", "ended", "latest", "best", "bytes_down", "bytes_up", "eligible_clients", "over_selection", "account", "newest_metrics", "best_metrics", "awaited", "awaited_count", "deadline_left_s", "waiting_for", "policy_refusals", "states", "lower_is_better", "latest_failure", "below_due", "first_below_due", "cohort_size", "privacy", "cohorts_hidden")
     class NewestMetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -484,6 +486,7 @@ class RunStatus(_message.Message):
     FIRST_BELOW_DUE_FIELD_NUMBER: _ClassVar[int]
     COHORT_SIZE_FIELD_NUMBER: _ClassVar[int]
     PRIVACY_FIELD_NUMBER: _ClassVar[int]
+    COHORTS_HIDDEN_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     spec: RunSpec
     state: RunState
@@ -516,7 +519,8 @@ class RunStatus(_message.Message):
     first_below_due: _containers.RepeatedCompositeFieldContainer[ClientShare]
     cohort_size: int
     privacy: PrivacyStatus
-    def __init__(self, run_id: _Optional[str] = ..., spec: _Optional[_Union[RunSpec, _Mapping]] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., rounds_done: _Optional[int] = ..., phase: _Optional[str] = ..., attempt: _Optional[int] = ..., cohort: _Optional[_Iterable[str]] = ..., admitted: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., latest: _Optional[_Union[RoundSummary, _Mapping]] = ..., best: _Optional[_Union[RoundSummary, _Mapping]] = ..., bytes_down: _Optional[int] = ..., bytes_up: _Optional[int] = ..., eligible_clients: _Optional[int] = ..., over_selection: _Optional[float] = ..., account: _Optional[_Union[RoundAccount, _Mapping]] = ..., newest_metrics: _Optional[_Mapping[str, float]] = ..., best_metrics: _Optional[_Mapping[str, float]] = ..., awaited: _Optional[_Iterable[str]] = ..., awaited_count: _Optional[int] = ..., deadline_left_s: _Optional[float] = ..., waiting_for: _Optional[str] = ..., policy_refusals: _Optional[_Mapping[str, int]] = ..., states: _Optional[_Union[StateMembers, _Mapping]] = ..., lower_is_better: _Optional[_Mapping[str, bool]] = ..., latest_failure: _Optional[_Union[FailedWork, _Mapping]] = ..., below_due: _Optional[int] = ..., first_below_due: _Optional[_Iterable[_Union[ClientShare, _Mapping]]] = ..., cohort_size: _Optional[int] = ..., privacy: _Optional[_Union[PrivacyStatus, _Mapping]] = ...) -> None: ...
+    cohorts_hidden: bool
+    def __init__(self, run_id: _Optional[str] = ..., spec: _Optional[_Union[RunSpec, _Mapping]] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., rounds_done: _Optional[int] = ..., phase: _Optional[str] = ..., attempt: _Optional[int] = ..., cohort: _Optional[_Iterable[str]] = ..., admitted: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., latest: _Optional[_Union[RoundSummary, _Mapping]] = ..., best: _Optional[_Union[RoundSummary, _Mapping]] = ..., bytes_down: _Optional[int] = ..., bytes_up: _Optional[int] = ..., eligible_clients: _Optional[int] = ..., over_selection: _Optional[float] = ..., account: _Optional[_Union[RoundAccount, _Mapping]] = ..., newest_metrics: _Optional[_Mapping[str, float]] = ..., best_metrics: _Optional[_Mapping[str, float]] = ..., awaited: _Optional[_Iterable[str]] = ..., awaited_count: _Optional[int] = ..., deadline_left_s: _Optional[float] = ..., waiting_for: _Optional[str] = ..., policy_refusals: _Optional[_Mapping[str, int]] = ..., states: _Optional[_Union[StateMembers, _Mapping]] = ..., lower_is_better: _Optional[_Mapping[str, bool]] = ..., latest_failure: _Optional[_Union[FailedWork, _Mapping]] = ..., below_due: _Optional[int] = ..., first_below_due: _Optional[_Iterable[_Union[ClientShare, _Mapping]]] = ..., cohort_size: _Optional[int] = ..., privacy: _Optional[_Union[PrivacyStatus, _Mapping]] = ..., cohorts_hidden: _Optional[bool] = ...) -> None: ...
 
 class PrivacyStatus(_message.Message):
     __slots__ = ("account", "epsilon", "epsilon_of_seen_cohorts", "draws", "most_draws", "clip")
@@ -1246,7 +1250,7 @@ class MetricPoint(_message.Message):
     def __init__(self, round: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
 
 class RunOverview(_message.Message):
-    __slots__ = ("run_id", "state", "reason", "task", "algorithm", "owner", "rounds_done", "rounds_planned", "phase", "cohort_size", "admitted", "created", "ended", "latest_commit", "metric", "best", "newest_metrics", "points", "labels_suspected", "below_due", "waiting_for", "awaited", "awaited_count", "deadline_left_s")
+    __slots__ = ("run_id", "state", "reason", "task", "algorithm", "owner", "rounds_done", "rounds_planned", "phase", "cohort_size", "admitted", "created", "ended", "latest_commit", "metric", "best", "newest_metrics", "points", "labels_suspected", "below_due", "waiting_for", "awaited", "awaited_count", "deadline_left_s", "cohorts_hidden")
     class NewestMetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1278,6 +1282,7 @@ class RunOverview(_message.Message):
     AWAITED_FIELD_NUMBER: _ClassVar[int]
     AWAITED_COUNT_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    COHORTS_HIDDEN_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     state: RunState
     reason: str
@@ -1302,7 +1307,8 @@ class RunOverview(_message.Message):
     awaited: _containers.RepeatedScalarFieldContainer[str]
     awaited_count: int
     deadline_left_s: float
-    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., task: _Optional[str] = ..., algorithm: _Optional[str] = ..., owner: _Optional[str] = ..., rounds_done: _Optional[int] = ..., rounds_planned: _Optional[int] = ..., phase: _Optional[str] = ..., cohort_size: _Optional[int] = ..., admitted: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., latest_commit: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., metric: _Optional[str] = ..., best: _Optional[float] = ..., newest_metrics: _Optional[_Mapping[str, float]] = ..., points: _Optional[_Iterable[_Union[MetricPoint, _Mapping]]] = ..., labels_suspected: _Optional[int] = ..., below_due: _Optional[int] = ..., waiting_for: _Optional[str] = ..., awaited: _Optional[_Iterable[str]] = ..., awaited_count: _Optional[int] = ..., deadline_left_s: _Optional[float] = ...) -> None: ...
+    cohorts_hidden: bool
+    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., task: _Optional[str] = ..., algorithm: _Optional[str] = ..., owner: _Optional[str] = ..., rounds_done: _Optional[int] = ..., rounds_planned: _Optional[int] = ..., phase: _Optional[str] = ..., cohort_size: _Optional[int] = ..., admitted: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., latest_commit: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., metric: _Optional[str] = ..., best: _Optional[float] = ..., newest_metrics: _Optional[_Mapping[str, float]] = ..., points: _Optional[_Iterable[_Union[MetricPoint, _Mapping]]] = ..., labels_suspected: _Optional[int] = ..., below_due: _Optional[int] = ..., waiting_for: _Optional[str] = ..., awaited: _Optional[_Iterable[str]] = ..., awaited_count: _Optional[int] = ..., deadline_left_s: _Optional[float] = ..., cohorts_hidden: _Optional[bool] = ...) -> None: ...
 
 class GetOverviewRequest(_message.Message):
     __slots__ = ("page_size", "page_token", "states", "search", "points")
