@@ -26,7 +26,7 @@ from algorithms.base import (
     Tensors,
 )
 from algorithms.batches import Batch, Forward, forward_pair
-from algorithms.gradients import Batches, Loss, full_gradient
+from algorithms.gradients import Batches, Loss, Processes, full_gradient
 from algorithms.local import LocalOptions, LocalResult, train_locally, values_before
 from algorithms.model_state import personal_views, read_buffers, trainable_parameters, trainable_views
 from algorithms.parameters import AlgorithmError
@@ -69,6 +69,8 @@ class LocalData:
 
     privacy: Privacy | None = None
     """The local steps are those of DP-SGD, and `batches` Poisson batches of the same rate. None: plain gradients."""
+    processes: Processes | None = None
+    """Those that compute each batch together. None: this one alone."""
 
     @property
     def complete(self) -> Batches:
@@ -161,7 +163,9 @@ def _train(  # noqa: PLR0913, PLR0917 - the parameters of `answer`
         data.loss,
         rule,
         work.settings,
-        LocalOptions(work.x, on_step, data.forward, data.steps, work.personal, data.epoch_steps, data.privacy),
+        LocalOptions(
+            work.x, on_step, data.forward, data.steps, work.personal, data.epoch_steps, data.privacy, data.processes
+        ),
     )
 
 
@@ -222,7 +226,16 @@ def _full_gradient(
         notify(number)
 
     rule = work.algorithm.gradient
-    whole = full_gradient(model, data.whole, data.loss, work.settings, rule, on_batch=counted, forward=data.forward)
+    whole = full_gradient(
+        model,
+        data.whole,
+        data.loss,
+        work.settings,
+        rule,
+        on_batch=counted,
+        forward=data.forward,
+        processes=data.processes,
+    )
     return {name: tensor for name, tensor in whole.items() if name not in work.personal}, count
 
 

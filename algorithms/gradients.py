@@ -6,9 +6,9 @@ restored), and batch-norm statistics are restored after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,24 @@ Loss = Callable[[Any, Any], Tensor]
 
 Batches = Iterable[Batch]
 """Pairs (inputs, targets), or what the forward pass takes, on any device."""
+
+
+class Processes(Protocol):
+    """The processes that compute each batch together. Each has the same model and the same batches."""
+
+    @property
+    def rank(self) -> int:
+        """The number of this one, from 0."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        ...
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over all processes, which call this with tensors of the same shapes."""
+        ...
 
 
 def clipped(g: Tensors, settings: LocalSettings, into: Tensors | None = None) -> Tensors:
@@ -48,8 +66,13 @@ class BatchGradients:
         settings: LocalSettings,
         rule: LocalRule,
         forward: Forward = forward_pair,
+        processes: Processes | None = None,
     ) -> None:
-        self._model = model
+        if processes is not None and rule.ascent is not None:
+            raise AlgorithmError(
+                "expected processes = 1 on this device, because this method ascends the inputs of the whole batch"
+            )
+        self._model, self._processes = model, processes
         self._loss = loss
         self._forward = forward
         self._settings = settings
@@ -115,9 +138,8 @@ class BatchGradients:
 
     def _backward(self, batch: Batch, backward: Callable[..., object], *, shared: bool) -> Tensor:
         """One forward and backward pass, in parts if batches have them; their gradients add up to the batch's."""
-        size = self._settings.micro_batch_size
-        parts = split(batch, size) if size else [batch]
-        if len(parts) == 1:
+        parts = self._parts_of(batch)
+        if len(parts) == 1 and self._processes is None:
             value = self._loss_of(batch)
             self._forget_gradients()
             backward(value)
@@ -128,7 +150,22 @@ class BatchGradients:
             value = self._loss_of(part) * (examples_of(part) / examples)
             backward(value, retain_graph=shared and left > 0)
             total = total + value.detach()
+        if self._processes is not None:
+            gradients = self._read_gradients()
+            for name, parameter in self._parameters.items():
+                parameter.grad = gradients[name]
+            self._processes.add_up([*gradients.values(), total])
         return total
+
+    def _parts_of(self, batch: Batch) -> list[Batch]:
+        """The parts of a batch that this process computes one after the other. It may have none."""
+        if (group := self._processes) is not None:
+            own = split(batch, -(-examples_of(batch) // group.size))[group.rank : group.rank + 1]
+            if not own:
+                return []
+            batch = own[0]
+        size = self._settings.micro_batch_size
+        return split(batch, size) if size else [batch]
 
     def _loss_of(self, batch: Batch) -> Tensor:
         """The loss as a tensor to differentiate. Raises ValueError for anything else, which autograd names badly."""
@@ -213,18 +250,20 @@ def full_gradient(  # noqa: PLR0913, PLR0917 - the parameters of train_locally
     *,
     on_batch: Callable[[int], object] | None = None,
     forward: Forward = forward_pair,
+    processes: Processes | None = None,
 ) -> Tensors:
     """g over the whole local set at the model's values: the mean over examples of each batch's g.
 
     Each batch's g is computed as in a local step, dropout included. Model, buffers and random state stay unchanged.
 
-    on_batch: called after each batch with its number, from 0. Its exceptions end the pass. forward: as in
+    on_batch: called after each batch with its number, from 0. Its exceptions end the pass. forward, processes: as in
     `LocalOptions`.
 
     Raises:
         ValueError: there is no batch, or a batch has no example.
     """
-    gradients, buffers = BatchGradients(model, loss, settings, LocalRule(gradient=rule), forward), _SavedBuffers(model)
+    gradients = BatchGradients(model, loss, settings, LocalRule(gradient=rule), forward, processes)
+    buffers = _SavedBuffers(model)
     device = next(model.parameters()).device
     total, examples = None, 0
     model.train()

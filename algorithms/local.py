@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from algorithms import tree
 from algorithms.base import LocalRule, LocalSettings, Memory, Tensors
 from algorithms.batches import Batch, Forward, forward_pair
-from algorithms.gradients import Batches, BatchGradients, Loss, clipped, decayed
+from algorithms.gradients import Batches, BatchGradients, Loss, Processes, clipped, decayed
 from algorithms.model_state import personal_views, read_buffers, trainable_views
 from algorithms.optimizers.steps import OptimizerSteps
 from algorithms.precision import low_dtypes, rounded_like, widened
@@ -65,6 +65,8 @@ class LocalOptions:
     """Steps of an epoch, to measure the mean loss of each. 0: it is not measured."""
     privacy: Privacy | None = None
     """The steps are those of DP-SGD, on Poisson batches, which may have no example. None: plain gradients."""
+    processes: Processes | None = None
+    """Those that compute each batch together, each a part of it. None: this one alone."""
 
 
 def train_locally(  # noqa: PLR0913, PLR0917 - five inputs that every training has, and the options
@@ -96,7 +98,7 @@ def train_locally(  # noqa: PLR0913, PLR0917 - five inputs that every training h
     y = {name: tensor for name, tensor in views.items() if name not in personal}
     gradients: BatchGradients | PrivateGradients
     if options.privacy is None:
-        gradients = BatchGradients(model, loss, settings, rule, options.forward)
+        gradients = BatchGradients(model, loss, settings, rule, options.forward, options.processes)
     else:
         gradients = PrivateGradients(model, loss, settings, rule, options.forward, options.privacy)
     rates = rates_of(settings, options.steps)

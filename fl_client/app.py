@@ -39,6 +39,7 @@ from fl_client.policy.file import CHECK_S, PolicyFile, PolicyGate
 from fl_client.policy.site import SitePolicy
 from fl_client.privacy.charging import PrivacyCharging
 from fl_client.privacy.files import AccountFiles
+from fl_client.ranks.daemon import Ranks
 from fl_client.secure_aggregation.members import FOLDER, Members
 from fl_client.secure_aggregation.participant import Certified, Participant
 from fl_client.settings import device as devices
@@ -93,7 +94,7 @@ def run(config: ClientConfig, progress: Progress) -> bool:
             log.warning("insecure_remote", server=config.server, todo="add [tls]: ca, cert and key")
         log.info("starting", client=client_id, task=local.name, examples=len(local.train), device=str(device))
         progress.show("making the task's model")
-        trainer = _trainer(config, local)
+        trainer = _trainer(config, local, held)
         with slow_start_logged(config.task.name):
             local = replace(local, frozen=trainer.own_frozen())
         instruments = Instruments(metrics, progress, traces=traces, trainer=trainer)
@@ -150,7 +151,7 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
     services = Services(
         link=link,
         bundles=BundleCache(link, config.max_bundle_bytes, site.received),
-        trainer=instruments.trainer or _trainer(config, local),
+        trainer=instruments.trainer or Trainer(local, optimizers=load_optimizers_of(config.optimizers)),
         worker=worker,
         disk=disk,
         state=state_directory,
@@ -268,9 +269,15 @@ def _renewal(config: ClientConfig, certificates: Certificates | None, services: 
     return CertificateRenewal(means)
 
 
-def _trainer(config: ClientConfig, local: LocalTask) -> Trainer:
+def _trainer(config: ClientConfig, local: LocalTask, held: ExitStack) -> Trainer:
+    """held: ends the other ranks. Raises DeviceError if there are not enough devices for them."""
     compute = devices.Compute(config.precision, config.memory_format)
-    return Trainer(local, compute=compute, optimizers=load_optimizers_of(config.optimizers))
+    optimizers, size = load_optimizers_of(config.optimizers), devices.count_ranks(config.processes, local.device)
+    if size == 1:
+        return Trainer(local, compute=compute, optimizers=optimizers)
+    ranks = Ranks(config, size, local.device)
+    held.callback(ranks.close)
+    return Trainer(local, compute=compute, optimizers=optimizers, together=ranks)
 
 
 def _traces() -> Traces:

@@ -73,6 +73,11 @@ class TrainContext:
     on_step: Callable[[], None]
     """A loop calls it after each step, unless it uses `batches` or `each_epoch`, which call it themselves. It raises
     an exception when the work is not needed any more. The loop must let that exception through."""
+    rank: int = 0
+    """The number of this process, from 0. What the loop of rank 0 leaves in the model counts."""
+    processes: int = 1
+    """Processes of this device that run the loop together. With more than one, torch.distributed's default group has
+    them, and a loop wraps the model in `torch.nn.parallel.DistributedDataParallel`."""
 
     def each_epoch(self) -> Iterator[Iterator[Batch]]:
         """The same batches, epoch by epoch. Each epoch must be read to its end. One epoch for a number of steps."""

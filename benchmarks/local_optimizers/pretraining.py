@@ -26,10 +26,11 @@ from fl_ops.simulate.seeds import Job, Report, simulate
 from fl_ops.simulate.settings import parse_simulation
 
 STEPS, WORKERS, BATCH = 400, 8, 8
-RATES = (0.001, 0.002, 0.004, 0.008)
+RATES = [0.001, 0.002, 0.004, 0.008]
 SMALL = {"update": "eden4", "model": "int8", "difference": "previous"}
 CASES: dict[str, dict[str, Any]] = {
     "AdamW": {"workers": 1, "steps": 100},
+    "AdamW, one worker's batches": {"workers": 1, "steps": 100, "batch": BATCH},
     "DiLoCo, H = 20": {"workers": WORKERS, "steps": 20},
     "DiLoCo, H = 20, eden4 up, int8 differences down": {"workers": WORKERS, "steps": 20, "encodings": SMALL},
     "DiLoCo, H = 20, int4 up": {"workers": WORKERS, "steps": 20, "encodings": {"update": "int4"}},
@@ -48,7 +49,7 @@ def run_of(case: dict[str, Any], rate: float, data_root: str) -> dict[str, Any]:
         "local": {
             "learning_rate": rate,
             "steps": case["steps"],
-            "batch_size": BATCH * WORKERS // case["workers"],
+            "batch_size": case.get("batch", BATCH * WORKERS // case["workers"]),
             "max_gradient_norm": 1.0,
             "schedule": {"kind": "cosine", "warmup": 0.05, "end": 0.1, "over": "run"},
             **(adamw if alone else {}),
@@ -86,13 +87,15 @@ def measured(name: str, rate: float, seed: int, data_root: str) -> dict[str, Any
     }
 
 
-def rows(seeds: Sequence[int], data_root: str) -> Iterator[dict[str, Any]]:
+def rows(
+    cases: Sequence[str], seeds: Sequence[int], rates: Sequence[float], data_root: str
+) -> Iterator[dict[str, Any]]:
     """The search of each rate on seed 0 without encodings, and the rows of the seeds with the best one."""
-    best: dict[int, float] = {}
-    for name, case in CASES.items():
-        group = case["steps"] + case["workers"]
+    best: dict[str, float] = {}
+    for name in cases:
+        group = name if CASES[name]["workers"] == 1 else f"H = {CASES[name]['steps']}"
         if group not in best:
-            search = [measured(name, rate, 0, data_root) for rate in RATES]
+            search = [measured(name, rate, 0, data_root) for rate in rates]
             yield from ({**row, "search": True} for row in search)
             best[group] = min(search, key=lambda row: row["loss"])["rate"]
         for seed in seeds:
@@ -103,12 +106,14 @@ def main() -> None:
     """Read the options, and print the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-root", required=True, help="folder above tinyshakespeare/input.txt")
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--out", type=Path, help="file for the rows; by default they are printed")
     options = parser.parse_args()
     torch.set_num_threads(1)
     into: TextIO = options.out.open("a") if options.out else sys.stdout
-    for row in rows(options.seeds, options.data_root):
+    for row in rows(options.cases, options.seeds, options.rates, options.data_root):
         print(json.dumps(row), file=into, flush=True)
 
 

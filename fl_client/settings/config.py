@@ -225,6 +225,9 @@ class ClientConfig(Section):
     precision: Precision = "float32"
     """Number format of forward and backward passes. "float16" is for GPUs that lack bfloat16; the loss is scaled
     then. Parameters and updates stay float32."""
+    processes: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = 1
+    """Processes that compute each batch together, each a part of it, on a CUDA device of its own or on the CPU. "auto":
+    one for each CUDA device."""
     memory_format: MemoryFormat = "auto"
     """Order of axes of images and convolutions. "auto": "channels_last" on CUDA, "contiguous" elsewhere."""
     threads: int = Field(default=1, ge=1, le=1024)

@@ -35,6 +35,24 @@ def choose(name: str) -> torch.device:
     return device
 
 
+def of_rank(device: torch.device, rank: int) -> torch.device:
+    """The device of another rank: the CUDA device of its number, or the CPU."""
+    return torch.device("cuda", rank) if device.type == "cuda" else device
+
+
+def count_ranks(processes: int | str, device: torch.device) -> int:
+    """How many processes train together. Raises DeviceError if there are not as many CUDA devices."""
+    if device.type != "cuda":
+        return 1 if processes == "auto" else int(processes)
+    found = torch.cuda.device_count()
+    ranks = found if processes == "auto" else int(processes)
+    if ranks > 1 and device.index:
+        raise DeviceError(f'device: expected "cuda" or "auto" with processes = {processes}, got "cuda:{device.index}"')
+    if ranks > found:
+        raise DeviceError(f"processes: expected at most {found}, the CUDA devices of this machine, got {ranks}")
+    return ranks
+
+
 def describe(device: torch.device) -> coordinator_pb2.Device:
     """The device as a registration describes it: kind, product name, memory in bytes."""
     if device.type == "cuda":

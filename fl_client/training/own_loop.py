@@ -10,6 +10,7 @@ from torch import nn
 from algorithms.base import Tensors
 from algorithms.batches import to_device
 from algorithms.client import LoopReport
+from algorithms.gradients import Processes
 from fl_client.training.methods import shared
 from fl_tasks.batches import batches, count_steps
 from fl_tasks.data.forms import Data
@@ -30,6 +31,8 @@ class Round:
     number: int
     direction: Tensors | None
     on_step: OnStep
+    processes: Processes | None = None
+    """Those that run the loop together. None: this one alone."""
 
 
 def work_of(training: training_pb2.LocalTraining) -> dict[str, int | None]:
@@ -71,6 +74,8 @@ class OwnTraining:
             direction=self._round.direction,
             batches=self._batches,
             on_step=self._step,
+            rank=0 if self._round.processes is None else self._round.processes.rank,
+            processes=1 if self._round.processes is None else self._round.processes.size,
         )
 
     def _batches(self) -> Iterator[Batch]:

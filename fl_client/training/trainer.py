@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 import structlog
@@ -14,6 +16,7 @@ from torch import nn
 from algorithms import tree
 from algorithms.base import Algorithm, ClientContext, ClientUpdate, Exchange, Memory, Tensors
 from algorithms.client import LocalData, Work, answer
+from algorithms.gradients import Processes
 from algorithms.optimizers.classes import NO_CLASSES, Known
 from fl_client.connection.bundles.expected import Layouts
 from fl_client.errors import WorkFailed
@@ -37,6 +40,16 @@ from protos.fl.v1 import tensor_pb2, training_pb2
 log = structlog.get_logger()
 
 
+class Together(Processes, Protocol):
+    """The processes of a daemon that train together."""
+
+    def working(
+        self, assignment: training_pb2.Assignment, bundles: Bundles, state: Memory | None
+    ) -> AbstractContextManager[None]:
+        """The context in which all of them train for an assignment."""
+        ...
+
+
 AnyAssignment = training_pb2.Assignment | training_pb2.EvaluationAssignment
 """What both have: the values to load."""
 
@@ -47,19 +60,22 @@ class Trainer:
     One thread at a time: the methods seed torch's default generators, which the process shares.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what the training depends on
         self,
         local: LocalTask,
         model: nn.Module | LocalModel | None = None,
         compute: Compute = DEFAULT_COMPUTE,
         optimizers: Known = NO_CLASSES,
+        together: Together | None = None,
     ) -> None:
         """model: the task's, on the data's device. Trainers that take turns may share one. None: made when needed.
 
         compute: precision and memory format of a model that is made here.
         optimizers: classes of other packages for local steps.
+        together: the processes that compute each batch together. None: this one alone.
         """
         self._local, self._compute, self._optimizers = local, compute, optimizers
+        self._together = together
         if model is None:
             model = LocalModel(lambda: new_model(local.task), lambda module: compute.prepared(module, local.device))
         self._model = model if isinstance(model, LocalModel) else LocalModel.of(model)
@@ -133,15 +149,30 @@ class Trainer:
         """
         ready = self.prepare(assignment, bundles, client_state, on_step, private)
         started = time.monotonic()
-        with task_failures():
-            seed_everything(assignment.training.seed)
-            computed = answer(ready.model, ready.data, ready.work, on_step=lambda step: on_step(step + 1, ready.steps))
         if private is None:
+            together = self._together
+            working = nullcontext() if together is None else together.working(assignment, bundles, client_state)
+            with working, task_failures():
+                started = time.monotonic()  # without the wait for the others
+                computed = self._computed(assignment, ready, on_step)
             return self.finish(assignment, ready, computed, time.monotonic() - started)
+        with task_failures():
+            computed = self._computed(assignment, ready, on_step)
         # The time depends on the sizes of the batches, which are drawn in secret.
         result = self.finish(assignment, ready, computed, 0.0)
         result.update.header.privacy.CopyFrom(private.header())
         return result
+
+    def train_along(self, assignment: training_pb2.Assignment, bundles: Bundles, client_state: Memory | None) -> None:
+        """Train as one of the other processes of a daemon, whose own result counts. Raises WorkFailed."""
+        ready = self.prepare(assignment, bundles, client_state, lambda step, steps: None)
+        with task_failures():
+            self._computed(assignment, ready, lambda step, steps: None)
+
+    def _computed(self, assignment: training_pb2.Assignment, ready: PreparedWork, on_step: OnStep) -> ClientUpdate:
+        rank = 0 if self._together is None else self._together.rank  # each has its own dropout
+        seed_everything((assignment.training.seed + rank) % 2**64)
+        return answer(ready.model, ready.data, ready.work, on_step=lambda step: on_step(step + 1, ready.steps))
 
     def prepare(  # noqa: PLR0913, PLR0917 - as train
         self,
@@ -179,7 +210,7 @@ class Trainer:
             data, steps = self._data(training, exchange, position) if private is None else self._private_data(private)
             if exchange.trains and (loop := own_loop(self._local.task)) is not None:
                 payloads.check_loop(algorithm)
-                round_ = Round(assignment.key.round, context.direction, on_step)
+                round_ = Round(assignment.key.round, context.direction, on_step, self._together)
                 data = replace(data, loop=OwnTraining(loop, model, self._local.train, training, round_).run)
         unsent = client_states.unsent_in(client_state, payloads.encoding_of(assignment))
         return PreparedWork(model, data, work, steps, buffers, unsent, position)
@@ -314,7 +345,9 @@ class Trainer:
         several = 1 < training.local_epochs <= MAX_EPOCHS
         epoch = count_steps(len(local), size, epochs=1, own_batches=own_batches) if several else 0
         whole, forward = ordered_batches(local, size), forward_of(task)
-        data = LocalData(steps, whole, task.loss, forward, steps=count, epoch_steps=epoch, finish=finish)
+        data = LocalData(
+            steps, whole, task.loss, forward, steps=count, epoch_steps=epoch, finish=finish, processes=self._together
+        )
         return data, total + count
 
     def _private_data(self, private: PrivateWork) -> tuple[LocalData, int]:

@@ -1,0 +1,1 @@
+"""Several processes of one daemon that train together, as ranks of torch.distributed on this machine."""
