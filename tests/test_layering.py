@@ -71,6 +71,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "daemon",
         "assignments",
         "privacy",
+        "ranks",
         "training",
         "secure_aggregation",
         "enrollment",
