@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 import structlog
 
@@ -42,10 +44,10 @@ async def restore_round_under_way(run: Run) -> None:
         await _restore_byte_counts(run)
     failures, failed = run.submissions.failures, await ledger.do(store.failures, run.id, run.state.round)
     failures.restore(failed, failures.latest)
-    await _restore_statistics(run, failed)
+    attached = frozenset(run.context.fleet.attendance.present())
+    await _restore_statistics(run, failed, attached)
     run.rounds.bytes.resume(run.record.bytes_down, run.record.bytes_up)
-    present = {client for client in run.context.fleet.attendance.present() if client not in run.client_states.left_out}
-    run.state = without_absent(run.state, present)
+    run.state = without_absent(run.state, attached.difference(run.client_states.left_out))
 
 
 def read_round(store: Store, run_id: str, round_: int, spool: Spool) -> SavedRound:
@@ -117,16 +119,29 @@ async def _restore_byte_counts(run: Run) -> None:
     run.rounds.transfers.resume(state.round, state.exchange, state.outstanding)
 
 
-async def _restore_statistics(run: Run, failed: Sequence[FailureRecord]) -> None:
-    """Count the assignments of the round under way that ended before, as far as the ledger has them."""
-    statistics, ledger, store = run.rounds.statistics, run.context.services.ledger, run.context.store
-    for exchange in range(run.state.exchange + 1):
-        updates = await ledger.do(store.updates, run.id, run.state.round, exchange)
+async def _restore_statistics(run: Run, failed: Sequence[FailureRecord], attached: AbstractSet[str]) -> None:
+    """Count the assignments of the round under way that ended before, as far as the ledger has them.
+
+    The ledger has no row for those that were lost or cancelled: neither an update nor a failure came of them, and their
+    clients are waited for no more. They were lost if the client is away.
+    """
+    statistics, ledger, store, state = run.rounds.statistics, run.context.services.ledger, run.context.store, run.state
+    attempts = await ledger.do(store.attempts, run.id, state.round)
+    ended = Counter({"failed": sum(record.failures for record in failed)})
+    for exchange in range(state.exchange + 1):
+        updates = await ledger.do(store.updates, run.id, state.round, exchange)
         statistics.refused.update(update.refused_for for update in updates if not update.admitted)
-        if exchange < run.state.exchange:
-            statistics.assignments["admitted"] += sum(update.admitted for update in updates)
-    ended = {"refused": statistics.refused.total(), "failed": sum(record.failures for record in failed)}
-    statistics.assignments.update({state: number for state, number in ended.items() if number})
+        drawn = {client for attempt in attempts if attempt.exchange == exchange for client in attempt.cohort}
+        known = {update.client_id for update in updates}
+        known.update(record.client_id for record in failed if record.exchange == exchange and record.failures)
+        if exchange < state.exchange:
+            ended["admitted"] += sum(update.admitted for update in updates)
+        else:
+            known |= state.outstanding & attached
+        ended["lost"] += len(drawn - known - attached)
+        ended["cancelled"] += len((drawn - known) & attached)
+    ended["refused"] = statistics.refused.total()
+    statistics.assignments.update(+ended)
 
 
 async def resume_deadline(run: Run) -> None:

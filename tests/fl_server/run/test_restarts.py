@@ -172,3 +172,37 @@ async def _stops(world: World, run: Run, work: Coroutine[Any, Any, None]) -> Non
     await world.coordinator.actions.stop(run, "enough", "admin")
     world.journal.dead = True
     work.close()
+
+
+async def test_a_restart_keeps_the_count_of_lost_clients(tmp_path: Path) -> None:
+    """One of two devices is lost, the coordinator starts again, and the other one delivers."""
+    round_ = {"clients_per_round": 2, "quorum": 1}
+    async with World(tmp_path, reattach_grace_s=2.0) as world:
+        quiet, gone = [await Device(name, works=False).connect(world) for name in "ab"]
+        run = await world.create(round=round_, stop={"rounds": 1})
+        await asyncio.gather(quiet.assigned(), gone.assigned())
+        await gone.leave()
+        await until(lambda: not run.state.works("b"), "b is lost")
+        assert run.rounds.statistics.assignments == {"lost": 1}
+    async with World(tmp_path) as world:
+        assert world.coordinator.run("r").rounds.statistics.assignments == {"lost": 1}
+        await Device("a").connect(world)
+        await world.completed()
+        account = run_status(world.coordinator.run("r")).latest.account
+    assert account.assignments == {"lost": 1, "admitted": 1}
+
+
+async def test_a_restart_keeps_the_count_of_cancelled_clients(tmp_path: Path) -> None:
+    """The first exchange closes with two of three updates; the coordinator starts again in the second one."""
+    goal = {"clients_per_round": 2, "close": "goal", "over_selection": 1.5, "quorum": 2, "min_clients": 3}
+    sections = {"algorithm": {"name": "mime"}, "round": goal, "stop": {"rounds": 1}}
+    expected = {"admitted": 2, "cancelled": 1}
+    async with World(tmp_path) as world:
+        devices = [await Device(name, works=False).connect(world) for name in "abc"]
+        run = await world.create(**sections)
+        for device in devices[:2]:
+            await device.contribute(world, await device.assigned(0, 0))
+        await until(lambda: run.state.exchange == 1 and run.state.collects, "the second exchange is open")
+        assert run.rounds.statistics.assignments == expected
+    async with World(tmp_path) as world:
+        assert world.coordinator.run("r").rounds.statistics.assignments == expected
