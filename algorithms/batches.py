@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -50,6 +50,32 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
         return leaf.to(device) if callable(getattr(leaf, "to", None)) else leaf
 
     return map_leaves(moved, batch)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Apart:
+    """Examples that were made one by one, so that nothing of one is in another; not a batch that a model takes."""
+
+    parts: tuple[Batch, ...]
+    """Batches of examples with the same shapes."""
+
+    @classmethod
+    def of(cls, examples: Iterable[Batch]) -> Apart:
+        """Put batches of one example together where their tensors have the same shapes, in their order."""
+        groups: dict[Any, list[Batch]] = {}
+        for number, one in enumerate(examples):
+            parts = list(leaves(one))
+            fits = all(isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == 1 for leaf in parts)
+            shapes = tuple((leaf.shape, leaf.dtype) for leaf in parts) if fits else number
+            groups.setdefault((repr(map_leaves(lambda _: 0, one)), shapes), []).append(one)
+        return cls(tuple(map(_joined, groups.values())))
+
+
+def _joined(group: Sequence[Batch]) -> Batch:
+    if len(group) == 1:
+        return group[0]
+    joined = iter([torch.cat(column) for column in zip(*map(leaves, group), strict=True)])
+    return map_leaves(lambda _: next(joined), group[0])
 
 
 def examples_of(batch: Batch) -> int:

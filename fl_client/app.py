@@ -170,7 +170,7 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
             site,
             link,
         ),
-        privacy=PrivacyCharging(AccountFiles(state.path), local.train, config.threads, state_directory, site, metrics),
+        privacy=PrivacyCharging(AccountFiles(state.path), config.threads, state_directory, site, metrics),
     )
     endpoint = DaemonEndpoint(config, local, services, instruments)
     return Daemon(SessionManager(endpoint, link), services, _renewal(config, endpoint.certificates, services))

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from algorithms.batches import Batch
+from algorithms.batches import Apart, Batch
 from fl_tasks.data.batched import Batched
 from fl_tasks.data.examples import Augmentation, Examples
 from fl_tasks.data.forms import Data
@@ -88,11 +88,24 @@ def raw_batches(  # noqa: PLR0913 - the parameters of `batches`
     return islice(data.epochs(seed, epoch), within, within + total), None
 
 
-def poisson_batches(examples: Examples, draws: Iterable[Tensor]) -> Iterator[Batch]:
+def poisson_batches(data: Examples | Samples, draws: Iterable[Tensor], seed: int = 0) -> Iterator[Batch | Apart]:
     """Complete batches of drawn positions, each [drawn], int64; some have no example.
 
-    Each example is augmented by itself, so that nothing of another one is in it.
+    Each example is augmented, or read and collated, by itself, so that nothing of another one is in it. seed: of the
+    augmentations of Samples, by step and position.
     """
+    return _drawn_samples(data, draws, seed) if isinstance(data, Samples) else _drawn_examples(data, draws)
+
+
+def _drawn_samples(samples: Samples, draws: Iterable[Tensor], seed: int) -> Iterator[Apart]:
+    drawn: list[list[int]] = [one.tolist() for one in draws]
+    singles = ((step, [position]) for step, positions in enumerate(drawn) for position in positions)
+    read = samples.read_epochs(singles, seed)
+    for positions in drawn:
+        yield Apart.of([next(read) for _ in positions])
+
+
+def _drawn_examples(examples: Examples, draws: Iterable[Tensor]) -> Iterator[Batch]:
     finish, augment = finish_of(examples), examples.augment
     for drawn in draws:
         chosen = drawn.to(examples.inputs.device)

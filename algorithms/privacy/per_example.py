@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from algorithms import tree
 from algorithms.base import Tensors
-from algorithms.batches import Batch, Forward, examples_of, leaves, map_leaves, split
+from algorithms.batches import Apart, Batch, Forward, examples_of, leaves, map_leaves, split
 from algorithms.model_state import trainable_parameters
 from algorithms.parameters import AlgorithmError
 from algorithms.privacy.layers import Layer, Watched, found_layers
@@ -63,12 +63,16 @@ class ClippedGradients:
         self._shapes: list[tuple[torch.Size, torch.dtype]] | None = None
         """Those of the parts of an example for which the layers were found."""
 
-    def sum(self, batch: Batch) -> Tensors:
+    def sum(self, batch: Batch | Apart) -> Tensors:
         """The sum over a batch on the model's device, in float32 or wider; zeros for a batch without an example."""
         parameters = tree.map(torch.detach, self._parameters)
         total = {name: torch.zeros_like(tensor, dtype=_wide(tensor)) for name, tensor in parameters.items()}
-        if not examples_of(batch):
-            return total
+        for part in batch.parts if isinstance(batch, Apart) else (batch,):
+            if examples_of(part):
+                self._add(total, parameters, part)
+        return total
+
+    def _add(self, total: Tensors, parameters: Tensors, batch: Batch) -> None:
         if not all(isinstance(leaf, Tensor) and leaf.dim() for leaf in leaves(batch)):
             self._maps = False
         if self._maps:
@@ -76,7 +80,6 @@ class ClippedGradients:
         for chunk in split(batch, self._clipping.chunk or self._chunk(parameters)):
             for gradients in self._gradients(parameters, chunk):
                 gradients.add_clipped(total, self._clipping.clip)
-        return total
 
     def _find_layers(self, parameters: Tensors, batch: Batch) -> None:
         """Find the layers for examples of other shapes than those before."""

@@ -31,6 +31,8 @@ from fl_client.storage.device_storage import DeviceStorage
 from fl_client.storage.disk import DiskThread
 from fl_client.storage.pending_updates import Key, PendingUpdate, key_of, name_of
 from fl_client.training.own_loop import OnStep
+from fl_client.training.private import PrivateWork
+from fl_client.training.private_data import private_data
 from fl_client.training.results import Evaluation, TrainingResult
 from fl_client.training.trainer import AnyAssignment, Trainer
 from fl_client.training.worker import Worker
@@ -165,7 +167,10 @@ class AssignmentExecutor:
             assignment.resources, await self._layouts(assignment), assignment.key.run_id
         )
 
-        private = await services.privacy.begin(assignment, bundles)
+        private: PrivateWork | None = None
+        if assignment.training.HasField("privacy"):
+            data = await self._compute(lambda check: private_data(services.trainer.data))
+            private = await services.privacy.begin(assignment, bundles, data)
 
         def work(check: Callable[[], None]) -> TrainingResult:
             return services.trainer.train(assignment, bundles, state, self._on_step(key, check), private)

@@ -16,7 +16,7 @@ from fl_client.policy.site import SitePolicy
 from fl_client.privacy.account import Account
 from fl_client.privacy.files import AccountFiles
 from fl_client.training.private import PrivateWork, applied_to, private_work
-from fl_tasks.data.forms import Data
+from fl_client.training.private_data import PrivateData
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
 
@@ -27,19 +27,19 @@ class PrivacyCharging:
     """The account of a running daemon. Lives on the event loop; the file is used on the disk's thread."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - parts of the daemon
-        self, files: AccountFiles, data: Data, threads: int, state: StateDirectory, policy: SitePolicy, metrics: Metrics
+        self, files: AccountFiles, threads: int, state: StateDirectory, policy: SitePolicy, metrics: Metrics
     ) -> None:
-        """files: of the account. data: the device's training data. threads: of torch."""
-        self._files, self._data, self._threads, self._state = files, data, threads, state
+        """files: of the account. threads: of torch."""
+        self._files, self._threads, self._state = files, threads, state
         self._policy, self._metrics = policy, metrics
         self._account: Account | None = None
         """None: not read yet."""
         self._turn = asyncio.Lock()
 
     async def begin(
-        self, assignment: training_pb2.Assignment, bundles: Mapping[ResourceKey, Bundle]
-    ) -> PrivateWork | None:
-        """Charge all steps of an assignment, durably. None for an assignment without privacy.
+        self, assignment: training_pb2.Assignment, bundles: Mapping[ResourceKey, Bundle], data: PrivateData
+    ) -> PrivateWork:
+        """Charge all steps of an assignment with privacy, durably.
 
         Work that is charged already, as after a restart, is not charged again.
 
@@ -47,14 +47,12 @@ class PrivacyCharging:
             PolicyRefused: the site's limit would be exceeded. Nothing is charged then.
             WorkFailed: the account cannot be written, or the assignment is not valid.
         """
-        if not assignment.training.HasField("privacy"):
-            return None
         rules = self._policy.policy.privacy
         applied = applied_to(assignment.training, rules.min_noise_multiplier or 0.0, rules.max_delta or 1.0)
         async with self._turn:
             account = await self._read()
             work = await asyncio.to_thread(
-                private_work, assignment, bundles, self._data, account.secret, applied, self._threads
+                private_work, assignment, bundles, data, account.secret, applied, self._threads
             )
             if not account.has(work.identity):
                 account = account.with_charge(work.identity, work.mechanism, work.steps, applied.delta)

@@ -7,7 +7,7 @@ updates with the same noise would show the data.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -20,14 +20,12 @@ from algorithms.privacy.dp_sgd import Privacy, check_method
 from algorithms.privacy.per_example import check_model
 from algorithms.privacy.random_bits import poisson_draw
 from fl_client.connection.bundles.expected import Bundle, ResourceKey
-from fl_client.errors import WorkFailed
 from fl_client.training.own_loop import work_of
+from fl_client.training.private_data import PrivateData, add, add_tensor, check_data, unsupported
 from fl_common.privacy.accountant import Mechanism
 from fl_common.privacy.secret_stream import SecretStream, derived
 from fl_tasks.batches import count_steps
-from fl_tasks.data.examples import Examples
 from fl_tasks.data.forms import Data
-from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
 
 UNIT = "record"
@@ -56,41 +54,27 @@ def applied_to(training: training_pb2.LocalTraining, least_noise: float = 0.0, m
     """
     asked = training.privacy
     if asked.unit != UNIT:
-        raise _unsupported(f'unit: expected "{UNIT}", which is all that this version applies, got {asked.unit[:40]!r}')
+        raise unsupported(f'unit: expected "{UNIT}", which is all that this version applies, got {asked.unit[:40]!r}')
     for name in ("noise_multiplier", "clip"):
         if not 0.0 < (value := getattr(asked, name)) < 3e38:
-            raise _unsupported(f"{name}: expected a number over 0, got {value}")
+            raise unsupported(f"{name}: expected a number over 0, got {value}")
     if not 0.0 < asked.delta < 1.0:
-        raise _unsupported(f"delta: expected a number over 0 and below 1, got {asked.delta}")
+        raise unsupported(f"delta: expected a number over 0 and below 1, got {asked.delta}")
     return Applied(max(asked.noise_multiplier, least_noise), asked.clip, min(asked.delta, most_delta))
 
 
 def check_private(assignment: training_pb2.Assignment, algorithm: Algorithm, data: Data, model: nn.Module) -> None:
     """Raises WorkFailed for an assignment with privacy whose update would reveal more than its noisy steps do."""
     if assignment.personal:
-        raise _unsupported("expected a run without personal parameters, which are trained without noise")
+        raise unsupported("expected a run without personal parameters, which are trained without noise")
     if assignment.training.max_gradient_norm:
-        raise _unsupported("expected max_gradient_norm = 0: the clip limits the gradient of each example")
-    examples_in(data)
+        raise unsupported("expected max_gradient_norm = 0: the clip limits the gradient of each example")
+    check_data(data)
     try:
         check_method(algorithm)
         check_model(model)
     except AlgorithmError as error:
-        raise _unsupported(str(error)) from error
-
-
-def examples_in(data: Data) -> Examples:
-    """The data, if each example of it can be drawn by itself. Raises WorkFailed otherwise."""
-    if isinstance(data, Examples):
-        return data
-    raise _unsupported(
-        f"expected Examples in memory, from which each is drawn by itself, got {type(data).__name__}: its batches are"
-        " made together"
-    )
-
-
-def _unsupported(message: str) -> WorkFailed:
-    return WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"privacy: {message}")
+        raise unsupported(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,16 +118,16 @@ class PrivateWork:
 def private_work(  # noqa: PLR0913, PLR0917 - what the result depends on
     assignment: training_pb2.Assignment,
     bundles: Mapping[ResourceKey, Bundle],
-    data: Data,
+    data: PrivateData,
     secret: bytes,
     applied: Applied,
     threads: int = 1,
 ) -> PrivateWork:
     """The private steps of an assignment.
 
-    secret: of the device's data, 32 bytes. threads: of torch, in the training. Raises WorkFailed as `examples_in`.
+    secret: of the device's data, 32 bytes. threads: of torch, in the training.
     """
-    training, size, data = assignment.training, len(data), examples_in(data)
+    training, size = assignment.training, data.examples
     work = work_of(training)
     steps = count_steps(size, training.batch_size, epochs=work["epochs"], steps=work["steps"])
     rate = min(1.0, training.batch_size / size)
@@ -154,7 +138,7 @@ def private_work(  # noqa: PLR0913, PLR0917 - what the result depends on
 def _identity(  # noqa: PLR0913, PLR0917 - as private_work
     assignment: training_pb2.Assignment,
     bundles: Mapping[ResourceKey, Bundle],
-    data: Examples,
+    data: PrivateData,
     applied: Applied,
     threads: int,
 ) -> bytes:
@@ -168,26 +152,17 @@ def _identity(  # noqa: PLR0913, PLR0917 - as private_work
     texts = (
         key.run_id, key.round, key.exchange, assignment.task, fingerprint.version, fingerprint.source,
         assignment.training.SerializeToString(deterministic=True).hex(), applied,
-        torch.__version__, data.inputs.device.type, threads,
+        torch.__version__, data.device, threads,
     )  # fmt: skip
     for text in texts:
-        _add(hasher, str(text).encode())
-    _add(hasher, assignment.local_frozen.digest.value)
+        add(hasher, str(text).encode())
+    add(hasher, assignment.local_frozen.digest.value)
     for kind in sorted(bundles, key=str):
         if kind != tensor_pb2.RESOURCE_KIND_AVERAGED:
-            _add(hasher, str(kind).encode())
-            _add_tensors(hasher, bundles[kind].tensors.items())
-    _add_tensors(hasher, (("inputs", data.inputs), ("targets", data.targets)))
+            add(hasher, str(kind).encode())
+            for name, tensor in bundles[kind].tensors.items():
+                add(hasher, name.encode())
+                add_tensor(hasher, tensor)
+    add(hasher, data.digest)
     digest: bytes = hasher.digest()
     return digest
-
-
-def _add(hasher: blake3, part: bytes) -> None:
-    hasher.update(len(part).to_bytes(8, "little"))
-    hasher.update(part)
-
-
-def _add_tensors(hasher: blake3, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    for name, tensor in tensors:
-        _add(hasher, f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        hasher.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

@@ -26,7 +26,8 @@ from fl_client.training.data import LocalTask
 from fl_client.training.local_model import Bundles, LocalModel
 from fl_client.training.methods import settings_of
 from fl_client.training.own_loop import OnStep, OwnTraining, Round, work_of
-from fl_client.training.private import PrivateWork, check_private, examples_in
+from fl_client.training.private import PrivateWork, check_private
+from fl_client.training.private_data import check_data
 from fl_client.training.results import Evaluation, PreparedWork, TrainingResult, result_of, task_failures
 from fl_tasks.batches import count_steps, ordered_batches, poisson_batches, raw_batches, seed_everything
 from fl_tasks.data.forms import Data, forward_of
@@ -207,7 +208,9 @@ class Trainer:
         work = Work(algorithm, context, settings, assignment.key.exchange, x, personal)
         with task_failures():
             position = client_states.ReadPosition.of(client_state, training.seed) if training.continue_data else None
-            data, steps = self._data(training, exchange, position) if private is None else self._private_data(private)
+            data, steps = (
+                self._data(training, exchange, position) if private is None else self._private_data(private, training)
+            )
             if exchange.trains and (loop := own_loop(self._local.task)) is not None:
                 payloads.check_loop(algorithm)
                 round_ = Round(assignment.key.round, context.direction, on_step, self._together)
@@ -350,11 +353,12 @@ class Trainer:
         )
         return data, total + count
 
-    def _private_data(self, private: PrivateWork) -> tuple[LocalData, int]:
+    def _private_data(self, private: PrivateWork, training: training_pb2.LocalTraining) -> tuple[LocalData, int]:
         """The Poisson batches of private steps, and their number."""
-        task, batches = self._local.task, poisson_batches(examples_in(self._local.train), private.draws())
-        data = LocalData(batches, (), task.loss, forward_of(task), steps=private.steps, privacy=private.privacy())
-        return data, private.steps
+        task, data = self._local.task, check_data(self._local.train)
+        batches = poisson_batches(data, private.draws(), training.seed)
+        local = LocalData(batches, (), task.loss, forward_of(task), steps=private.steps, privacy=private.privacy())
+        return local, private.steps
 
 
 def omega_of(algorithm: Algorithm, training: training_pb2.LocalTraining, examples: int) -> float:

@@ -42,7 +42,9 @@ class RoundReport:
             raise RuntimeError("result() was called without a commit")
         # The updates may be in a device's memory, which the next round needs.
         self._closed, self._counted = None, ()
-        losses = [one.training_loss for one in counted if one.training_loss is not None]
+        # What a coordinator keeps: of clients that are private, no mean without noise.
+        told = counted if federation.config.client_privacy is None else ()
+        losses = [one.training_loss for one in told if one.training_loss is not None]
         down, up = federation.traffic.take()
         result = RoundResult(
             round=federation.snapshot.round,
@@ -55,7 +57,7 @@ class RoundReport:
             bytes_up=up,
             seconds=time.monotonic() - self._began,
             digest=federation.digest if digests else None,
-            local_epochs=mean_epochs((one.info.num_examples, one.epochs) for one in counted),
+            local_epochs=mean_epochs((one.info.num_examples, one.epochs) for one in told),
             simulated_s=None if clock is None else clock.now - self._began_at,
             simulated_total_s=None if clock is None else clock.now,
             why_short=self._undelivered.why_short(closed),

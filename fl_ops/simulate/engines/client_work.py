@@ -15,6 +15,7 @@ from fl_client.settings.config import Precision
 from fl_client.settings.device import Compute
 from fl_client.training.local_model import LocalModel
 from fl_client.training.private import PrivateWork, applied_to, private_work
+from fl_client.training.private_data import private_data
 from fl_client.training.results import PreparedWork, TrainingResult
 from fl_client.training.trainer import Trainer
 from fl_common.privacy.secret_stream import SECRET_BYTES, derived
@@ -53,7 +54,8 @@ class Assigned:
         if not self.assignment.training.HasField("privacy"):
             return None
         applied = applied_to(self.assignment.training)
-        return private_work(self.assignment, bundles, self.trainer.data, simulated_secret(self.client), applied)
+        data = private_data(self.trainer.data)
+        return private_work(self.assignment, bundles, data, simulated_secret(self.client), applied)
 
     def prepare(self, bundles: Bundles) -> PreparedWork:
         """The model with the values of the bundles, and all that the training needs. Raises WorkFailed."""

@@ -12,9 +12,10 @@ import pytest
 from fl_client.privacy.account import FILE, Account, read_account
 from fl_client.privacy.files import WITNESS, AccountFiles
 from fl_common.privacy.accountant import Mechanism
+from fl_tasks import Batched, Samples, Shard
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
-from tests.fl_client.fake_coordinator import FakeCoordinator
+from tests.fl_client.fake_coordinator import FakeCoordinator, TinyTask
 from tests.fl_client.fleet import Fleet
 from tests.processes.policies import without_floors
 
@@ -140,6 +141,52 @@ async def test_a_lost_account_ends_private_training_until_the_owner_resets_it(
         coordinator.push(assignment=private(coordinator, 3))
         await coordinator.until(lambda: len(coordinator.updates) == 3)
     assert spent(fleet) == STEPS
+
+
+class SampledTask(TinyTask):
+    """The same examples, read one by one."""
+
+    def train_data(self, shard: Shard) -> Samples:  # type: ignore[override]
+        """Pairs (inputs, target)."""
+        held = super().train_data(shard)
+        return Samples([*zip(held.inputs, held.targets, strict=True)])
+
+
+class BatchedTask(TinyTask):
+    """The same examples, in batches of the task's own."""
+
+    def train_data(self, shard: Shard) -> Batched:  # type: ignore[override]
+        """One batch."""
+        held = super().train_data(shard)
+        return Batched(lambda _: [(held.inputs, held.targets)], 1, len(held))
+
+
+async def test_samples_are_drawn_one_by_one_with_the_same_bits(fleet: Fleet, coordinator: FakeCoordinator) -> None:
+    """A restart makes the same update, which is charged once."""
+    fleet.task, digests = SampledTask(), []
+    for attempt in range(2):
+        async with fleet.daemon():
+            await coordinator.until_called("Attend", attempt + 1)
+            coordinator.push(assignment=private(coordinator))
+            await coordinator.until(lambda: coordinator.updates or failures(coordinator))
+        assert not failures(coordinator)
+        digests.append(coordinator.updates.pop(0)[0].digest.value)
+        coordinator.receipts.clear()
+        for kept in (fleet.folder / "pending").iterdir():
+            kept.unlink()
+    assert digests[0] == digests[1]
+    assert spent(fleet) == STEPS
+
+
+async def test_batches_of_the_task_are_refused_with_the_reason(fleet: Fleet, coordinator: FakeCoordinator) -> None:
+    """Nothing is charged."""
+    fleet.task = BatchedTask()
+    async with fleet.daemon():
+        await coordinator.until_called("Attend")
+        coordinator.push(assignment=private(coordinator))
+        await coordinator.until(lambda: failures(coordinator))
+    assert "got Batched, whose batches the task makes of several examples" in failures(coordinator)[0].message
+    assert not (fleet.folder / FILE).exists()
 
 
 async def test_the_site_s_limit_ends_the_training(fleet: Fleet, coordinator: FakeCoordinator, tmp_path: Path) -> None:
