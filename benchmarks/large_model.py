@@ -37,7 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="The cost of a round of a large model.", parents=[_parser()])
     case = parser.parse_args(
-        arguments, namespace=argparse.Namespace(algorithm="fedavg", averaging="none", tls=False, ahead_mib=1)
+        arguments,
+        namespace=argparse.Namespace(
+            algorithm="fedavg", averaging="none", tls=False, ahead_mib=1, storage="", endpoint=""
+        ),
     )
     with tempfile.TemporaryDirectory(prefix="large-model-") as folder, Processes(Path(folder)) as processes:
         watch = Watch()

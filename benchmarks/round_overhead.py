@@ -55,6 +55,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tls", action="store_true", help="mTLS instead of plain text")
     parser.add_argument("--secure", action="store_true", help="secure aggregation, which needs --tls")
     parser.add_argument("--ahead-mib", type=float, default=1.0, help="the coordinator's transfers.ahead_mib")
+    parser.add_argument("--storage", default="", help="the coordinator's object store; empty: its directory")
+    parser.add_argument("--endpoint", default="", help="the address of a store that speaks S3")
     parser.add_argument("--no-floors", dest="floors", action="store_false", help="do not measure the lower bounds")
     parser.add_argument("--json", action="store_true", help="ignored: the output is always JSON")
     return parser
@@ -64,7 +66,11 @@ def measure(case: argparse.Namespace, deployment: Deployment, during: DuringRoun
     """Start all processes, run and measure; the caller stops the processes. during: entered while rounds run."""
     began = time.monotonic()
     task = f'name = "{TASK}"\noptions = {{parameters = {case.params}, tensors = {case.tensors}}}\n'
-    server = deployment.serve(extra=f"[transfers]\nahead_mib = {case.ahead_mib}\n")
+    objects = f'[objects]\nendpoint = "{case.endpoint}"\n' if case.endpoint else ""
+    server = deployment.serve(
+        extra=f"[transfers]\nahead_mib = {case.ahead_mib}\n{objects}",
+        first=f'storage = "{case.storage}"\n' if case.storage else "",
+    )
     idle_mb, start_s = resident_mb(server.child), cpu_s(server.child)
     clients = [deployment.daemon(f"client-{index:03d}", server.address, task) for index in range(case.clients)]
     with server.operator() as admin:
@@ -84,6 +90,7 @@ def measure(case: argparse.Namespace, deployment: Deployment, during: DuringRoun
         "tls": case.tls,
         "secure": case.secure,
         "ahead_mib": case.ahead_mib,
+        "storage": case.storage.partition(":")[0] or "directory",
         "round_s": [round(duration, 4) for duration in seconds],
         "round_s_median": round(statistics.median(seconds), 4),
         "server_rss_mb": peak_mb(server.child),

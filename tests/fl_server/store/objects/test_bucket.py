@@ -141,6 +141,9 @@ def test_a_missing_bucket_is_named(s3: S3Server, monkeypatch: pytest.MonkeyPatch
             ask()
 
 
+HANGS = -1
+
+
 class FailingStore(BaseHTTPRequestHandler):
     """Answers GET with a body, after as many failures as the server still has."""
 
@@ -152,6 +155,9 @@ class FailingStore(BaseHTTPRequestHandler):
         status = server.failures.pop(0) if server.failures else 200
         if status == 0:
             self.connection.close()
+            return
+        if status == HANGS:
+            server.released.wait()
             return
         body = b"body" if status == 200 else b"<Error><Code>SlowDown</Code></Error>"
         self.send_response(status)
@@ -167,10 +173,15 @@ class FailingStore(BaseHTTPRequestHandler):
 
 
 class FailingServer(ThreadingHTTPServer):
-    """Failures to come: statuses; 0 cuts the connection."""
+    """Failures to come: statuses; 0 cuts the connection, HANGS does not answer."""
 
     failures: list[int]
     asked = 0
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), FailingStore)
+        self.released = threading.Event()
 
 
 @contextmanager
@@ -180,12 +191,13 @@ def failing(
     """A store that fails, and its bucket."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
-    with FailingServer(("127.0.0.1", 0), FailingStore) as server:
+    with FailingServer() as server:
         server.failures = failures
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         endpoint = f"http://127.0.0.1:{server.server_address[1]}"
-        yield server, Bucket("s3://b", ObjectsConfig(endpoint=endpoint, retry_s=retry_s))
+        yield server, Bucket("s3://b", ObjectsConfig(endpoint=endpoint, retry_s=retry_s, request_s=0.5))
+        server.released.set()
         server.shutdown()
         thread.join()
 
@@ -195,6 +207,13 @@ def test_a_failing_and_throttling_store_is_asked_again(monkeypatch: pytest.Monke
     with failing(monkeypatch, [500, 503, 429, 0], 60) as (server, bucket):
         assert bucket.get("a") == b"body"
         assert server.asked == 5
+
+
+def test_a_store_that_hangs_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request has `request_s`."""
+    with failing(monkeypatch, [HANGS], 60) as (server, bucket):
+        assert bucket.get("a") == b"body"
+        assert server.asked == 2
 
 
 def test_retries_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
