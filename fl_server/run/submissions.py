@@ -160,7 +160,8 @@ class Submissions:
             verdicts = [await context.services.ledger.do(context.store.record_update, *weighed[0])]
         else:
             verdicts = await context.services.ledger.do(context.store.record_updates, weighed) if weighed else []
-        context.fleet.work.changed([update.client_id for update, _, _ in weighed if not update.admitted])
+        changed = [update.client_id for update, _, _ in weighed if not update.admitted or update.delta is not None]
+        context.fleet.work.changed(changed)
         for submitted, (update, standing, why), verdict in zip(wanted, weighed, verdicts, strict=True):
             if standing is not None and verdict == update:
                 context.fleet.keep_refusals(standing, why)

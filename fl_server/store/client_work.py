@@ -71,6 +71,10 @@ class ClientWork:
     """Those of them in which its update came last."""
     timings: tuple[Timing, ...] = ()
     """The times of its newest committed rounds, the latest last."""
+    epsilon: float | None = None
+    """What its data has spent by its latest admitted update with privacy of records, as it says; None: not shared."""
+    delta: float | None = None
+    """The delta of the epsilon."""
 
     @property
     def assignments(self) -> int:
@@ -121,6 +125,10 @@ class ClientWork:
         return replace(
             counted, timings=timings, rounds=self.rounds + with_others, rounds_last=self.rounds_last + bool(timing.last)
         )
+
+    def stating(self, epsilon: float | None, delta: float) -> ClientWork:
+        """The client has said what its data has spent; None: its site does not share that any more."""
+        return replace(self, epsilon=epsilon, delta=None if epsilon is None else delta)
 
     def released(self) -> ClientWork:
         """An operator releases the client: its newest work is judged from now on. The totals stay."""

@@ -112,6 +112,10 @@ class UpdateRecord:
     """Seconds from the end of the client's download to the begin of its upload; None if a restart came in between."""
     transfer_s: float | None = None
     """Seconds of its downloads and uploads for this exchange; None if a restart came in between."""
+    epsilon: float | None = None
+    """What the client's data has spent over all runs, as it says itself; None if its site does not share it."""
+    delta: float | None = None
+    """The delta of the epsilon; None for an update without privacy of records."""
 
     @property
     def refused_for(self) -> str:

@@ -126,6 +126,8 @@ class Verdicts:
 def _record(header: UpdateHeader, client: str, norm: float = 0.0, refusal: UpdateRefused | None = None) -> UpdateRecord:
     """The record of a verdict. A refused header keeps only values that the ledger can hold."""
     loss = header.training_loss if header.HasField("training_loss") else math.nan
+    spent, delta = header.privacy.epsilon, header.privacy.applied.delta
+    shared = header.privacy.HasField("epsilon") and math.isfinite(spent) and spent >= 0
     return UpdateRecord(
         run_id=header.key.run_id,
         round=header.key.round,
@@ -142,6 +144,8 @@ def _record(header: UpdateHeader, client: str, norm: float = 0.0, refusal: Updat
         norm=norm,
         attempt=min(header.attempt, _LARGEST_SMALL),
         received_at=time.time(),
+        epsilon=spent if shared else None,
+        delta=delta if header.HasField("privacy") and 0 < delta < 1 else None,
     )
 
 

@@ -53,6 +53,7 @@ def facts(client: pb.ClientStatus) -> list[Fact]:
         fact("work", f"{work_seconds(work)} (median){slower}" if work.HasField("work_s") else ""),
         fact("transfer", f"{transfer_seconds(work)} (median)" if work.HasField("transfer_s") else ""),
         fact("came last in", f"{came_last(work)} rounds" if work.rounds else ""),
+        fact("privacy", f"epsilon {work.epsilon:.3g} at delta {work.delta:g}" if work.HasField("epsilon") else ""),
     ]
 
 

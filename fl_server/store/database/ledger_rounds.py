@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import methodcaller
 
 from sqlalchemy import Connection, bindparam, delete, func, insert, select
 from sqlalchemy import update as change
@@ -251,9 +252,17 @@ def _recorded(db: Connection, verdicts: Sequence[Weighed]) -> list[UpdateRecord]
     if refused := [update for update, _, _ in fresh if not update.admitted]:
         hidden = hides_cohorts(db, refused[0].run_id)
         count_work(db, {update.client_id: _as_refused(update, hidden=hidden) for update in refused})
+    count_work(db, {update.client_id: stated for update, _, _ in fresh if (stated := _as_stated(update)) is not None})
     for _, quarantine, why in fresh:
         replace_quarantine_record(db, quarantine, why)
     return [known[_key(verdict.update)] for verdict in verdicts]
+
+
+def _as_stated(update: UpdateRecord) -> Counted | None:
+    """What an admitted update says of its client's data; None for an update without privacy of records."""
+    if not update.admitted or update.delta is None:
+        return None
+    return methodcaller("stating", update.epsilon, update.delta)
 
 
 def _as_refused(update: UpdateRecord, *, hidden: bool) -> Counted:

@@ -174,6 +174,8 @@ updates = Table(
     Column("received_at", Double, nullable=False),
     Column("work_s", Double),
     Column("transfer_s", Double),
+    Column("epsilon", Double),
+    Column("delta", Double),
 )
 
 failures = Table(

@@ -803,7 +803,7 @@ class ClientStatus(_message.Message):
     def __init__(self, client_id: _Optional[str] = ..., state: _Optional[_Union[ClientState, str]] = ..., banned: _Optional[bool] = ..., draining: _Optional[bool] = ..., availability: _Optional[_Union[_coordinator_pb2.Availability, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., device: _Optional[_Union[_coordinator_pb2.Device, _Mapping]] = ..., tasks: _Optional[_Iterable[_Union[_coordinator_pb2.TaskOffer, _Mapping]]] = ..., software: _Optional[str] = ..., last_seen: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., run_id: _Optional[str] = ..., updates_counted: _Optional[int] = ..., updates_refused: _Optional[int] = ..., note: _Optional[str] = ..., quarantine: _Optional[_Union[Quarantine, _Mapping]] = ..., policy_refusals: _Optional[_Mapping[str, str]] = ..., methods: _Optional[_Iterable[_Union[_coordinator_pb2.MethodOffer, _Mapping]]] = ..., certificate_end: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., enrolled_labels: _Optional[_Iterable[str]] = ..., work: _Optional[_Union[ClientWork, _Mapping]] = ..., attention: _Optional[_Iterable[_Union[Attention, _Mapping]]] = ...) -> None: ...
 
 class ClientWork(_message.Message):
-    __slots__ = ("assignments", "admitted", "refused", "failed", "lost", "newest", "last_failure", "last_refusal", "work_s", "transfer_s", "rounds", "rounds_last", "newest_rounds", "newest_rounds_last", "slowness")
+    __slots__ = ("assignments", "admitted", "refused", "failed", "lost", "newest", "last_failure", "last_refusal", "work_s", "transfer_s", "rounds", "rounds_last", "newest_rounds", "newest_rounds_last", "slowness", "epsilon", "delta")
     class NewestEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -826,6 +826,8 @@ class ClientWork(_message.Message):
     NEWEST_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     NEWEST_ROUNDS_LAST_FIELD_NUMBER: _ClassVar[int]
     SLOWNESS_FIELD_NUMBER: _ClassVar[int]
+    EPSILON_FIELD_NUMBER: _ClassVar[int]
+    DELTA_FIELD_NUMBER: _ClassVar[int]
     assignments: int
     admitted: int
     refused: int
@@ -841,7 +843,9 @@ class ClientWork(_message.Message):
     newest_rounds: int
     newest_rounds_last: int
     slowness: float
-    def __init__(self, assignments: _Optional[int] = ..., admitted: _Optional[int] = ..., refused: _Optional[int] = ..., failed: _Optional[int] = ..., lost: _Optional[int] = ..., newest: _Optional[_Mapping[str, int]] = ..., last_failure: _Optional[_Union[EndedWork, _Mapping]] = ..., last_refusal: _Optional[_Union[EndedWork, _Mapping]] = ..., work_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., rounds: _Optional[int] = ..., rounds_last: _Optional[int] = ..., newest_rounds: _Optional[int] = ..., newest_rounds_last: _Optional[int] = ..., slowness: _Optional[float] = ...) -> None: ...
+    epsilon: float
+    delta: float
+    def __init__(self, assignments: _Optional[int] = ..., admitted: _Optional[int] = ..., refused: _Optional[int] = ..., failed: _Optional[int] = ..., lost: _Optional[int] = ..., newest: _Optional[_Mapping[str, int]] = ..., last_failure: _Optional[_Union[EndedWork, _Mapping]] = ..., last_refusal: _Optional[_Union[EndedWork, _Mapping]] = ..., work_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., rounds: _Optional[int] = ..., rounds_last: _Optional[int] = ..., newest_rounds: _Optional[int] = ..., newest_rounds_last: _Optional[int] = ..., slowness: _Optional[float] = ..., epsilon: _Optional[float] = ..., delta: _Optional[float] = ...) -> None: ...
 
 class EndedWork(_message.Message):
     __slots__ = ("run_id", "round", "cause", "message", "time")

@@ -57,6 +57,14 @@ def test_a_killed_run_has_the_simulated_bits_and_is_charged_for_all_that_it_sent
         assert account is not None
         sent = len(daemon.events("submitted", run="private"))
         assert account.spent == ({Mechanism(1.5, BATCH / EXAMPLES): sent * STEPS} if sent else {})
+    with fleet.server.admin() as admin:
+        shown = {client.client_id: client.work for client in admin.clients.list_clients()}
+    for daemon in fleet.daemons.values():
+        if daemon.events("submitted", run="private"):
+            spent = read_account(folder_of(daemon) / FILE)
+            assert spent is not None
+            assert 0 < shown[daemon.name].epsilon <= spent.epsilon(1e-5) * (1 + 1e-12)
+            assert shown[daemon.name].delta == 1e-5
     result = replay(fleet.server, "private")
     assert result.exit_code != 0
     assert "secrets that only the devices have" in json.dumps(result.output) + repr(result.exception)

@@ -268,3 +268,20 @@ def test_updates_of_one_client(store: Store) -> None:
     assert store.updates_of("r1", 0, [], "a") == []
     assert store.updates_of("r1", 2**32 - 1, [0], "a") == []
     assert store.update_of("r1", 2**32 - 1, 2**32 - 1, "a") is None
+
+
+def test_what_a_client_states_is_kept_until_it_is_not_shared(store: Store) -> None:
+    """The latest admitted update counts; one that was refused does not, nor does one without privacy."""
+    store.put_clients([a_client()])
+
+    def stated(round_: int, **changes: Any) -> tuple[float | None, float | None]:
+        store.record_update(replace(an_update(), round=round_, **changes))
+        work = store.work_of(["a"])["a"]
+        return work.epsilon, work.delta
+
+    assert stated(0, epsilon=0.5, delta=1e-5) == (0.5, 1e-5)
+    assert store.updates("r1", 0, 0)[0].epsilon == 0.5
+    assert stated(1, epsilon=9.0, delta=1e-5, admitted=False) == (0.5, 1e-5)
+    assert stated(2) == (0.5, 1e-5)
+    assert stated(3, epsilon=0.75, delta=1e-6) == (0.75, 1e-6)
+    assert stated(4, delta=1e-6) == (None, None)

@@ -1,6 +1,6 @@
 """The first version of the ledger: `schema.py` itself, which makes the tables of an empty database."""
 
-revision = "ledger_1_clip"
+revision = "ledger_1_stated"
 down_revision = None
 
 
