@@ -182,3 +182,28 @@ def _after_executable(node: ast.AST) -> Iterator[str]:
     parts = node.elts if isinstance(node, ast.List | ast.Tuple) else node.args if isinstance(node, ast.Call) else []
     texts = [ast.unparse(part) for part in parts]
     yield from (after for before, after in pairwise(texts) if before == "sys.executable")
+
+
+DIALS = """
+from fl_common.program import silence_grpc
+silence_grpc()
+import grpc
+credentials = grpc.ssl_channel_credentials(b"no certificate")
+with grpc.secure_channel("127.0.0.1:1", credentials) as channel:
+    try:
+        channel.unary_unary("/a/b")(b"", timeout=5)
+    except grpc.RpcError:
+        print("refused")
+"""
+
+
+@pytest.mark.parametrize("verbosity", [None, "ERROR"])
+def test_lines_of_grpc_are_on_stderr_only_if_somebody_asks_for_them(verbosity: str | None) -> None:
+    """A channel with an unusable certificate: grpc's core writes why, between our lines of JSON."""
+    chosen = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    chosen |= {"GRPC_VERBOSITY": verbosity} if verbosity else {}
+    done = subprocess.run(
+        [sys.executable, "-c", DIALS], capture_output=True, text=True, cwd=ROOT, env=chosen, check=True
+    )
+    assert done.stdout == "refused\n"
+    assert bool(done.stderr) == bool(verbosity), done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 
 import grpc
@@ -45,6 +46,13 @@ def test_recovery_is_alive_and_not_ready(server: Coordinator, workspace: Workspa
     hold.unlink()
     server.logged("serving", count=2)
     assert probed(address) == READY
+
+
+def test_the_first_line_of_the_log_is_the_start(server: Coordinator, workspace: Workspace) -> None:
+    """Not a warning about open files or ports. The whole output is lines of JSON."""
+    lines = [json.loads(line) for line in (workspace.folder / f"{server.name}.out").read_text().splitlines()]
+    assert lines[0]["event"] == "starting"
+    assert [line["event"] for line in lines].count("serving") == 1
 
 
 def test_a_signal_during_recovery_is_the_end_of_readiness(server: Coordinator, workspace: Workspace) -> None:
