@@ -143,7 +143,7 @@ Every file is TOML in UTF-8, with or without a byte order mark. An unknown key i
 value with what was expected and what came. A value has exactly the type that the table names: `"yes"` is not `true`,
 `2.0` is no integer.
 Relative paths start at the folder in which a program is started, in `fl.toml` at that file's own folder.
-The default "none" means that a missing key has a meaning that no value has. Numbers of a run have the limits of the
+Without a default a missing key has a meaning that no value has. Numbers of a run have the limits of the
 wire's types: integers 4,294,967,295, norms and rates 3e38."""
 
 SERVER_INTRO = """## The coordinator: server.toml

@@ -21,6 +21,8 @@ from fl_common.settings import Address
 
 ROOT = Path(__file__).parents[2]
 REQUIRED = "required"
+NONE = "none"
+"""A missing key has another meaning than any value."""
 _WORDS = {
     str: "text",
     int: "integer",
@@ -117,7 +119,7 @@ def default_of(field: FieldInfo) -> str:
 def shown(value: Any) -> str:
     """A value as TOML has it."""
     if value is None or value in ({}, ()):
-        return "none"
+        return NONE
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     return f'`"{value}"`' if isinstance(value, str | Path) else f"`{value}`"
@@ -156,8 +158,9 @@ def signature_rows(function: Any, meanings: dict[str, str]) -> list[Row]:
 
 
 def table(rows: list[Row]) -> str:
-    """Rows as Markdown."""
-    lines = ["| key | value | default | meaning |", "| --- | --- | --- | --- |"]
-    cells = ((f"`{row.name}`", row.values, row.default, row.meaning) for row in rows)
-    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
+    """Rows as Markdown. A key without a default that a file could have shows none."""
+    lines = ["| key | value, default | meaning |", "| --- | --- | --- |"]
+    for row in rows:
+        cells = f"`{row.name}`", row.values + (f", {row.default}" if row.default != NONE else ""), row.meaning
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)

@@ -101,9 +101,9 @@ _INTRO = """# Metrics
 `python -m docs.source.metrics` generates this page from the registries of coordinator and daemon; a test compares them.
 
 Both serve plain HTTP `/metrics` on `metrics_listen`, in a separate thread: a scrape delays neither rounds nor training.
-Values are in base units (`_seconds`, `_bytes`; a `_timestamp_seconds` is Unix time), and counters end in `_total`.
-No label has a client's name: 10,000 clients make as many series as ten. Names that begin with Fl are alerts of the
-[runbook](runbook.md).
+Values are in base units (`_seconds`, `_bytes`; a `_timestamp_seconds` is Unix time). Counters end in `_total`,
+histograms are named, all others are gauges. No label has a client's name: 10,000 clients make as many series as ten.
+Names that begin with Fl are alerts of the [runbook](runbook.md).
 
 Series with a label `run` exist from the creation of the run, with the value 0 before the first event, until 20 other
 runs have ended after it. Gauges have the same values after a restart; counters and histograms start at 0 again, which
@@ -138,11 +138,10 @@ def page() -> str:
 
 
 def _table(declared: Iterable[Declaration]) -> str:
-    lines = ["| name | type | labels | meaning | when to act |", "| --- | --- | --- | --- | --- |"]
+    lines = ["| name | labels | meaning | when to act |", "| --- | --- | --- | --- |"]
     for metric in declared:
         cells = (
-            f"`{metric.name}`",
-            metric.kind,
+            f"`{metric.name}`{', histogram' if metric.kind == 'histogram' else ''}",
             _labels(metric),
             metric.meaning,
             _worry(metric.name),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import product
 from statistics import fmean
+from typing import Any
 
 from fl_common.units import NOTHING
 from fl_ops.compare.cells import in_percent
@@ -88,7 +89,7 @@ def _columns(plan: Plan, group: Sequence[Row], metric: str) -> dict[str, Callabl
     columns: dict[str, Callable[[Row], str]] = {"rate": _rate}
     if decays_differ(group):
         columns["effective decay"] = lambda row: NOTHING if row.effective_decay is None else f"{row.effective_decay:g}"
-    columns["own parameters"] = lambda row: parameters_text(row.choice.own) if row.choice else ""
+    columns["own parameters"] = lambda row: _own(row.choice.own) if row.choice else ""
     if any(row.published is not None for row in group):
         columns["published"] = lambda row: NOTHING if row.published is None else f"{100 * row.published:.2f}"
     columns[f"last {report.last}"] = lambda row: _last(row, metric)
@@ -117,6 +118,11 @@ def _seeds_left(row: Row, seeds: int) -> str:
 
 def _rate(row: Row) -> str:
     return f"{row.choice.learning_rate:g}{' (edge)' if row.at_edge else ''}" if row.choice else ""
+
+
+def _own(own: Mapping[str, Any]) -> str:
+    """Without the rate, which has a column."""
+    return parameters_text({name: value for name, value in own.items() if name != "learning_rate"})
 
 
 def _last(row: Row, metric: str) -> str:
@@ -173,10 +179,8 @@ def _published(every_row: Sequence[Row], splits: Sequence[str]) -> str:
         if row.published is not None:
             numbers.setdefault(row.label, {})[row.split] = f"{100 * row.published:.2f}"
     lines = [[label, *(by_split.get(split, NOTHING) for split in splits)] for label, by_split in numbers.items()]
-    names = [label for label in dict.fromkeys(row.label for row in every_row) if label not in numbers]
-    without = f" Not run, and without a published number: {'; '.join(names)}." if names else ""
     table = f"{_table(['Method', *splits], lines)}\n\n" if lines else ""
-    return f"{table}No run yet{': the numbers are the published accuracies' if lines else ''}.{without}"
+    return f"{table}No run yet{': the numbers are the published accuracies' if lines else ''}."
 
 
 def _is_shown(row: Row) -> bool:
@@ -194,8 +198,8 @@ def _first(compared: Sequence[Row], criterion: Criterion) -> str:
     if difference is None or difference.standard_error is None:
         return ""
     return (
-        f"First is {first.label}, then {second.label}: the paired difference is "
-        f"{_difference(difference, criterion.metric)}, mean and standard error over {difference.count} seeds."
+        f"First is {first.label}, then {second.label}: {_difference(difference, criterion.metric)}, paired over "
+        f"{difference.count} seeds."
     )
 
 

@@ -39,10 +39,7 @@ def licence(package: Distribution) -> str:
 def page() -> str:
     """The whole page."""
     base = closure(wanted())
-    rows = [
-        f"| {name} | {licence(distribution(name))} | {'all' if name in base else 'an extra'} |"
-        for name in sorted(runtime())
-    ]
+    rows = [f"| {name}{'' if name in base else '+'} | {licence(distribution(name))} |" for name in sorted(runtime())]
     return "\n".join([_HEAD, *rows, _FOOT])
 
 
@@ -59,8 +56,10 @@ A test compares this page with the installed packages, and refuses a licence tha
 `make sbom` writes the same list as a bill of materials (CycloneDX), and every
 [image](../../k8s/images/README.md#bill-of-materials) contains its own.
 
-| package | licence | images |
-| --- | --- | --- |"""
+Only images with an extra have the packages with a plus.
+
+| package | licence |
+| --- | --- |"""
 _FOOT = f"""
 psycopg is under the LGPL.
 It is a package of its own, the server's image imports it unchanged, and it can be replaced in the image.

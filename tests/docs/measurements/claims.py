@@ -91,7 +91,8 @@ class PageTable:
         own = row, split, self.value(row, "rate").mean, self.rows[row]["own parameters"]
         found: dict[int, list[float]] = {}
         for line in _finals(self.results):
-            setting = line["method"], line["split"], float(line["learning_rate"]), line["parameters"]
+            parameters = [text for text in line["parameters"].split(", ") if not text.startswith("learning_rate ")]
+            setting = line["method"], line["split"], float(line["learning_rate"]), ", ".join(parameters)
             if setting == own and line[kind]:
                 found.setdefault(int(line["seed"]), []).append(float(line[kind]))
         scale = 100.0 if kind.endswith("accuracy") else 1.0
