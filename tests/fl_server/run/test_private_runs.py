@@ -16,8 +16,9 @@ from fl_common.privacy.accountant import Mechanism, epsilon_of
 from fl_server.errors import InvalidInput
 from fl_server.rpc.views import run_status
 from fl_server.store import run_secrets
+from tests.fl_server import harness
 from tests.fl_server.devices import Device
-from tests.fl_server.harness import World
+from tests.fl_server.harness import Journal, World, until
 from tests.fl_server.killed_runs import NAMES, complete_run, completed_after_kill
 from tests.marks import slow_except
 
@@ -94,6 +95,25 @@ async def test_a_kill_after_any_write_changes_no_bit_and_no_charge(
 ) -> None:
     """The same cohorts, noise and models, and no draw is charged twice or not at all."""
     assert await outcome(tmp_path, dies_at) == undisturbed
+
+
+@pytest.mark.parametrize("name", ["make", "counted"])
+async def test_a_kill_after_a_file_of_secrets_changes_no_bit_and_no_charge(
+    tmp_path: Path, undisturbed: tuple[list[str], Any, Charges], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The key is there and its run is not; or the charge is counted outside of the ledger, and no work was sent."""
+    here, journal, original = devices(), Journal(name), getattr(run_secrets.RunSecrets, name)
+    with monkeypatch.context() as patch:
+        patch.setattr(harness, "WRITES", harness.WRITES | {name})
+        patch.setattr(run_secrets.RunSecrets, name, lambda *args: journal.call(name, original, *args))
+        async with World(tmp_path, journal) as world:
+            world.spawn(complete_run(world, here, **PRIVATE))
+            await until(lambda: journal.dead, "the coordinator is killed")
+    here[0].kept.clear()
+    async with World(tmp_path) as world:
+        digests = await complete_run(world, here, **PRIVATE)
+        found = digests, [world.store.accepted("r", round_, 0) for round_ in range(ROUNDS)], charges(world)
+    assert found == undisturbed
 
 
 async def test_the_budget_ends_the_run_and_holds_for_the_account(tmp_path: Path) -> None:
