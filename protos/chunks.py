@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 import google_crc32c
-import numpy as np
 
 from protos.fl.v1 import coordinator_pb2, tensor_pb2
 
@@ -87,6 +86,8 @@ def is_chunk(message: bytes) -> bool:
 def crc32c(buffer: Buffer) -> int:
     """CRC-32C (Castagnoli) of the bytes, without a copy: the checksum of chunks on the wire and on disk."""
     # google_crc32c does not accept a memoryview, but an array over the same memory.
+    import numpy as np  # noqa: PLC0415 - takes longer to import than the rest of `fl --help`, which needs no chunks
+
     return int(google_crc32c.value(np.frombuffer(buffer, np.uint8)))
 
 
