@@ -12,6 +12,8 @@ from typing import Any, Literal, Self
 
 from fl_server.rounds.state import RoundState
 
+SECURE_STAGES = ("members", "sharers", "survivors", "signers", "threshold")
+"""What is counted of a round with secure aggregation: clients by the stage that they completed; shares for a secret."""
 MOST_STALE = 17
 """Updates staler than 16 rounds are counted together."""
 

@@ -17,11 +17,13 @@ from fl_common.metrics import ANY, Declaration, Values
 from fl_server.clients.draw_rules import RULES
 from fl_server.metrics import Metrics
 from fl_server.rounds.metrics import STATISTICS, spread
+from fl_server.run.round_statistics import SECURE_STAGES
 from fl_server.run.run import Run
 from fl_server.run.totals import SHARE_STATISTICS, criteria
 from fl_server.runs.table import RunTable
 
 STATES = ("waiting", "running", "paused", "completed", "stopped", "failed")
+
 NORMS = ("update", "update_smallest", "update_largest", "aggregate", "direction")
 
 GaugeValues = Mapping[Values, float]
@@ -169,6 +171,11 @@ RUN_GAUGES = (
     _plain(
         "fl_privacy_epsilon", "What the run's privacy account has spent; none without differential privacy.",
         lambda run: None if run.account is None else run.account.epsilon(run.state.draws),
+    ),
+    _labelled(
+        "fl_secure_clients",
+        "Clients of the last round by the stage of secure aggregation that they completed; the shares for a secret.",
+        lambda run: {(of,): count for of, count in run.rounds.latest_statistics.secure.items()}, of=SECURE_STAGES,
     ),
     _plain(
         "fl_update_direction_cosine", "Cosine between the last round's movement and minus its direction.",

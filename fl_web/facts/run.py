@@ -198,6 +198,7 @@ def figures(run: pb.RunStatus) -> list[Fact]:
         fact("time", _shares(account.seconds)),
         fact("client states", f"{states.members:,} members" if run.HasField("states") else ""),
         fact("privacy", _privacy(run)),
+        fact("secure aggregation", _secure(run)),
     ]
 
 
@@ -257,6 +258,10 @@ def _left_out(states: pb.StateMembers) -> str:
     return f"{names}, for lost client states: `fl clients release {states.first_left_out[0]}` admits it again"
 
 
+_SECURE = ("members", "sharers", "survivors", "signers", "threshold")
+"""What is told of the stages of a round, in order."""
+
+
 def _privacy(run: pb.RunStatus) -> str:
     if not run.HasField("privacy"):
         return ""
@@ -266,6 +271,19 @@ def _privacy(run: pb.RunStatus) -> str:
     draws = f"{spent.draws} of {spent.most_draws} draws"
     clip = f"; clip {spent.clip:.3g}" if wanted.HasField("clip_quantile") and spent.clip else ""
     return f"epsilon {spent.epsilon:.3g} {promised} ({seen}), account {spent.account}; {draws}{clip}"
+
+
+def _secure(run: pb.RunStatus) -> str:
+    """What the coordinator sees, whom it cannot invent, and the latest round's stages."""
+    if not run.spec.HasField("secure_aggregation"):
+        return ""
+    seen = f"sums of {run.spec.secure_aggregation.min_clients} clients or more"
+    held = {
+        "coordinator": "; the coordinator holds the authority of the clients' certificates: it could invent clients",
+        "outside": "; the authority of the clients' certificates is outside of the coordinator",
+    }.get(run.clients_authority, "")
+    secure = run.latest.account.secure
+    return seen + held + (f"; latest round: {counts(secure, _SECURE)}" if secure else "")
 
 
 def _below_due(run: pb.RunStatus) -> str:

@@ -325,7 +325,7 @@ class RunSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., task: _Optional[_Union[TaskSpec, _Mapping]] = ..., algorithm: _Optional[_Union[_training_pb2.AlgorithmSpec, _Mapping]] = ..., local: _Optional[_Union[LocalSpec, _Mapping]] = ..., round: _Optional[_Union[RoundSpec, _Mapping]] = ..., stop: _Optional[_Union[StopSpec, _Mapping]] = ..., evaluation: _Optional[_Union[EvaluationSpec, _Mapping]] = ..., seed: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., population: _Optional[int] = ..., initial_model: _Optional[str] = ..., keep_checkpoints: _Optional[int] = ..., population_examples: _Optional[int] = ..., planned_rounds: _Optional[int] = ..., owner: _Optional[str] = ..., personal: _Optional[_Iterable[str]] = ..., encodings: _Optional[_Union[EncodingsSpec, _Mapping]] = ..., averaging: _Optional[_Union[AveragingSpec, _Mapping]] = ..., privacy: _Optional[_Union[PrivacySpec, _Mapping]] = ..., secure_aggregation: _Optional[_Union[SecureAggregationSpec, _Mapping]] = ...) -> None: ...
 
 class RoundAccount(_message.Message):
-    __slots__ = ("norms", "cosine", "assignments", "refused", "staleness", "seconds", "quorum_missed", "short", "why_short")
+    __slots__ = ("norms", "cosine", "assignments", "refused", "staleness", "seconds", "quorum_missed", "short", "why_short", "secure")
     class NormsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -361,6 +361,13 @@ class RoundAccount(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class SecureEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     NORMS_FIELD_NUMBER: _ClassVar[int]
     COSINE_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENTS_FIELD_NUMBER: _ClassVar[int]
@@ -370,6 +377,7 @@ class RoundAccount(_message.Message):
     QUORUM_MISSED_FIELD_NUMBER: _ClassVar[int]
     SHORT_FIELD_NUMBER: _ClassVar[int]
     WHY_SHORT_FIELD_NUMBER: _ClassVar[int]
+    SECURE_FIELD_NUMBER: _ClassVar[int]
     norms: _containers.ScalarMap[str, float]
     cosine: float
     assignments: _containers.ScalarMap[str, int]
@@ -379,7 +387,8 @@ class RoundAccount(_message.Message):
     quorum_missed: int
     short: int
     why_short: str
-    def __init__(self, norms: _Optional[_Mapping[str, float]] = ..., cosine: _Optional[float] = ..., assignments: _Optional[_Mapping[str, int]] = ..., refused: _Optional[_Mapping[str, int]] = ..., staleness: _Optional[_Mapping[int, int]] = ..., seconds: _Optional[_Mapping[str, float]] = ..., quorum_missed: _Optional[int] = ..., short: _Optional[int] = ..., why_short: _Optional[str] = ...) -> None: ...
+    secure: _containers.ScalarMap[str, int]
+    def __init__(self, norms: _Optional[_Mapping[str, float]] = ..., cosine: _Optional[float] = ..., assignments: _Optional[_Mapping[str, int]] = ..., refused: _Optional[_Mapping[str, int]] = ..., staleness: _Optional[_Mapping[int, int]] = ..., seconds: _Optional[_Mapping[str, float]] = ..., quorum_missed: _Optional[int] = ..., short: _Optional[int] = ..., why_short: _Optional[str] = ..., secure: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class RoundSummary(_message.Message):
     __slots__ = ("round", "committed", "seconds", "attempts", "accepted", "dropped", "training_loss", "metrics", "bytes_down", "bytes_up", "model_digest", "state_epoch", "account", "local_epochs", "averaged_digest", "cohort_hidden")
@@ -425,7 +434,7 @@ class RoundSummary(_message.Message):
     def __init__(self, round: _Optional[int] = ..., committed: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., seconds: _Optional[float] = ..., attempts: _Optional[int] = ..., accepted: _Optional[int] = ..., dropped: _Optional[int] = ..., training_loss: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., bytes_down: _Optional[int] = ..., bytes_up: _Optional[int] = ..., model_digest: _Optional[str] = ..., state_epoch: _Optional[int] = ..., account: _Optional[_Union[RoundAccount, _Mapping]] = ..., local_epochs: _Optional[_Iterable[_Union[_training_pb2.EpochMetrics, _Mapping]]] = ..., averaged_digest: _Optional[str] = ..., cohort_hidden: _Optional[bool] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("run_id", "spec", "state", "reason", "rounds_done", "phase", "attempt", "cohort", "admitted", "created", "ended", "latest", "best", "bytes_down", "bytes_up", "eligible_clients", "over_selection", "account", "newest_metrics", "best_metrics", "awaited", "awaited_count", "deadline_left_s", "waiting_for", "policy_refusals", "states", "lower_is_better", "latest_failure", "below_due", "first_below_due", "cohort_size", "privacy", "cohorts_hidden")
+    __slots__ = ("run_id", "spec", "state", "reason", "rounds_done", "phase", "attempt", "cohort", "admitted", "created", "ended", "latest", "best", "bytes_down", "bytes_up", "eligible_clients", "over_selection", "account", "newest_metrics", "best_metrics", "awaited", "awaited_count", "deadline_left_s", "waiting_for", "policy_refusals", "states", "lower_is_better", "latest_failure", "below_due", "first_below_due", "cohort_size", "privacy", "cohorts_hidden", "clients_authority")
     class NewestMetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -487,6 +496,7 @@ class RunStatus(_message.Message):
     COHORT_SIZE_FIELD_NUMBER: _ClassVar[int]
     PRIVACY_FIELD_NUMBER: _ClassVar[int]
     COHORTS_HIDDEN_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_AUTHORITY_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     spec: RunSpec
     state: RunState
@@ -520,7 +530,8 @@ class RunStatus(_message.Message):
     cohort_size: int
     privacy: PrivacyStatus
     cohorts_hidden: bool
-    def __init__(self, run_id: _Optional[str] = ..., spec: _Optional[_Union[RunSpec, _Mapping]] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., rounds_done: _Optional[int] = ..., phase: _Optional[str] = ..., attempt: _Optional[int] = ..., cohort: _Optional[_Iterable[str]] = ..., admitted: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., latest: _Optional[_Union[RoundSummary, _Mapping]] = ..., best: _Optional[_Union[RoundSummary, _Mapping]] = ..., bytes_down: _Optional[int] = ..., bytes_up: _Optional[int] = ..., eligible_clients: _Optional[int] = ..., over_selection: _Optional[float] = ..., account: _Optional[_Union[RoundAccount, _Mapping]] = ..., newest_metrics: _Optional[_Mapping[str, float]] = ..., best_metrics: _Optional[_Mapping[str, float]] = ..., awaited: _Optional[_Iterable[str]] = ..., awaited_count: _Optional[int] = ..., deadline_left_s: _Optional[float] = ..., waiting_for: _Optional[str] = ..., policy_refusals: _Optional[_Mapping[str, int]] = ..., states: _Optional[_Union[StateMembers, _Mapping]] = ..., lower_is_better: _Optional[_Mapping[str, bool]] = ..., latest_failure: _Optional[_Union[FailedWork, _Mapping]] = ..., below_due: _Optional[int] = ..., first_below_due: _Optional[_Iterable[_Union[ClientShare, _Mapping]]] = ..., cohort_size: _Optional[int] = ..., privacy: _Optional[_Union[PrivacyStatus, _Mapping]] = ..., cohorts_hidden: _Optional[bool] = ...) -> None: ...
+    clients_authority: str
+    def __init__(self, run_id: _Optional[str] = ..., spec: _Optional[_Union[RunSpec, _Mapping]] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., rounds_done: _Optional[int] = ..., phase: _Optional[str] = ..., attempt: _Optional[int] = ..., cohort: _Optional[_Iterable[str]] = ..., admitted: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., latest: _Optional[_Union[RoundSummary, _Mapping]] = ..., best: _Optional[_Union[RoundSummary, _Mapping]] = ..., bytes_down: _Optional[int] = ..., bytes_up: _Optional[int] = ..., eligible_clients: _Optional[int] = ..., over_selection: _Optional[float] = ..., account: _Optional[_Union[RoundAccount, _Mapping]] = ..., newest_metrics: _Optional[_Mapping[str, float]] = ..., best_metrics: _Optional[_Mapping[str, float]] = ..., awaited: _Optional[_Iterable[str]] = ..., awaited_count: _Optional[int] = ..., deadline_left_s: _Optional[float] = ..., waiting_for: _Optional[str] = ..., policy_refusals: _Optional[_Mapping[str, int]] = ..., states: _Optional[_Union[StateMembers, _Mapping]] = ..., lower_is_better: _Optional[_Mapping[str, bool]] = ..., latest_failure: _Optional[_Union[FailedWork, _Mapping]] = ..., below_due: _Optional[int] = ..., first_below_due: _Optional[_Iterable[_Union[ClientShare, _Mapping]]] = ..., cohort_size: _Optional[int] = ..., privacy: _Optional[_Union[PrivacyStatus, _Mapping]] = ..., cohorts_hidden: _Optional[bool] = ..., clients_authority: _Optional[str] = ...) -> None: ...
 
 class PrivacyStatus(_message.Message):
     __slots__ = ("account", "epsilon", "epsilon_of_seen_cohorts", "draws", "most_draws", "clip")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fl_web.facts.run import figures
 from protos.fl.v1 import admin_pb2
 from tests.processes.certificates import Pki, section
 from tests.processes.federation import Daemon, SecureCoordinator
@@ -71,6 +72,11 @@ def test_a_run_completes(fleet: SecureFleet) -> None:
     assert fleet.server.digests(run) == simulated_digests("summed", clients=SIZE, **SECURE)
     assert [summary.accepted for summary in fleet.server.rounds(run)] == [SIZE, SIZE]
     check_replay(fleet.server, run, clients=SIZE)
+    status = fleet.server.run(run)
+    secure = dict(status.latest.account.secure)
+    assert (secure["members"], secure["sharers"], secure["survivors"], secure["threshold"]) == (SIZE, SIZE, SIZE, 4)
+    told = str(dict(figures(status))["secure aggregation"])
+    assert "sums of 3 clients or more; the authority of the clients' certificates is outside" in told
 
 
 STAGES = ("agreeing", "sharing", "collecting", "signing", "opening")
