@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from fl_server.rounds import events as e
 from fl_server.rounds.by_client import ByClient
@@ -20,6 +21,8 @@ from fl_server.rounds.state import Phase, RoundPolicy, RoundState, UnexpectedEve
 PAGE = Path(__file__).parents[1] / "development/round-states.md"
 Edge = tuple[Phase, str, Phase]
 
+_SECURE: tuple[tuple[int, Literal["repeat", "end"]], ...] = ((2, "repeat"), (1, "end"))
+"""The largest full graph, and what follows a drop-out."""
 _RUNS = (
     RoundState(RoundPolicy(seed=0, clients_per_round=2, quorum=2, most_processes=1), rounds=1),
     RoundState(RoundPolicy(seed=0, clients_per_round=2, exchanges=2, evaluate_every=0), rounds=1),
@@ -39,7 +42,7 @@ _RUNS = (
             ),
             rounds=1,
         )
-        for most, on_drop in ((2, "repeat"), (1, "end"))
+        for most, on_drop in _SECURE
     ),
     # Restored after a restart with all updates that it needs.
     *(

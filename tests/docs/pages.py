@@ -28,8 +28,8 @@ import typer
 import typer.main
 
 import fl_client.__main__ as fl_client_main
-import fl_server.__main__ as fl_server_main
 from fl_client.setup.commands import app as setup_app
+from fl_common.program import settings_files
 from fl_ops.commands.cli import app
 from tests.processes.scripts import Scripts
 
@@ -59,12 +59,12 @@ def check_fl_client_command(arguments: Sequence[str]) -> None:
     if arguments[:1] and arguments[0] in fl_client_main.SETUP:
         _check("fl-client", commands_of(setup_app), arguments)
     else:
-        fl_client_main._settings_files(list(arguments[1:] if arguments[:1] == ["run"] else arguments))
+        settings_files("fl-client", arguments[arguments[:1] == ["run"] :], (1, 1), "files")
 
 
 def check_fl_server_command(arguments: Sequence[str]) -> None:
     """As `check_fl_command`, for `fl-server`."""
-    fl_server_main._settings_files(list(arguments))
+    settings_files("fl-server", arguments[arguments[:1] == ["check"] :], (1, 1), "files")
 
 
 def _check(program: str, command: Any, arguments: Sequence[str]) -> None:
