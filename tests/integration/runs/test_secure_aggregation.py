@@ -169,3 +169,7 @@ def test_a_daemon_with_an_old_copy_of_its_state_refuses_a_round(fleet: SecureFle
     assert [summary.accepted for summary in fleet.server.rounds(run)] == [SIZE, SIZE, SIZE - 1, SIZE]
     daemon.logged("secure_aggregation_refused", run=run, reason="restored")
     check_replay(fleet.server, run, clients=SIZE)
+    daemon.terminate()
+    shutil.rmtree(folder)  # a restored device refuses the first round of every further run, too
+    daemon.start()
+    fleet.until_here()
