@@ -47,8 +47,10 @@ class Processes:
                 pass
 
     def start(self, name: str, program: str, config: Path) -> Child:
-        """Start `python -m program --config config`."""
-        return self.run(name, [sys.executable, "-P", __file__, program, "--config", str(config)])
+        """Start `python -m program --config config`, which finds the benchmarks' own tasks."""
+        found = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+        command = [sys.executable, "-P", __file__, program, "--config", str(config)]
+        return self.run(name, command, {"PYTHONPATH": found})
 
     def run(
         self, name: str, command: list[str], environment: Mapping[str, str] | None = None, folder: Path | None = None

@@ -87,7 +87,7 @@ class Ranks(Group):
         for rank in range(1, self.size):
             with self._log(rank).open("w") as output:
                 self._processes[rank] = started = subprocess.Popen(
-                    [sys.executable, "-m", "fl_client.ranks.member"],
+                    [sys.executable, "-P", "-m", "fl_client.ranks.member"],
                     stdin=subprocess.PIPE,
                     stdout=output,
                     stderr=subprocess.STDOUT,

@@ -301,7 +301,7 @@ async def test_a_changed_file_applies_to_the_next_assignment(
     async with fleet.daemon(policy=file.write(""), gates=QUICK):
         await coordinator.until_called("Attend")
         file.write("[algorithms]\nallow = []")
-        coordinator.push(assignment=coordinator.assignment())
+        coordinator.assign(coordinator.assignment())  # it may come while the daemon registers again
         await coordinator.until(lambda: failures(coordinator))
         await coordinator.until_called("Attend", 2)
     assert failures(coordinator)[0].reason == pb.FAILURE_REASON_POLICY
