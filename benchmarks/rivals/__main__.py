@@ -35,7 +35,7 @@ SYSTEMS: dict[str, Start] = {"impetus": impetus.start, "flare": flare.start, "fl
 NAMES = {
     "impetus": "Impetus, mTLS",
     "flare": f"NVIDIA FLARE {flare.REQUIREMENTS[0].split('==')[1]}, mTLS",
-    "flower": f"Flower {flower.REQUIREMENTS[0].split('==')[1]}, TLS and signed requests",
+    "flower": f"Flower {flower.REQUIREMENTS[0].split('==')[1]}, TLS",
 }
 
 
