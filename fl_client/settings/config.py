@@ -26,6 +26,9 @@ MemoryFormat = Literal["auto", "contiguous", "channels_last"]
 GateName = Literal["window", "gpu", "power", "temperature"]
 
 
+MOST_PROCESSES = 64
+
+
 def _client_id(value: str) -> str:
     return check_id("this device's name", value)
 
@@ -33,6 +36,12 @@ def _client_id(value: str) -> str:
 def _device(value: str) -> str:
     if re.fullmatch(r"auto|cpu|cuda(:\d+)?", value) is None:
         raise ValueError(f'expected "auto", "cpu", "cuda" or "cuda:1", got {value!r}')
+    return value
+
+
+def _processes(value: int | str) -> int | str:
+    if value != "auto" and not (isinstance(value, int) and 1 <= value <= MOST_PROCESSES):
+        raise ValueError(f'expected a whole number from 1 to {MOST_PROCESSES}, or "auto", got {value!r}')
     return value
 
 
@@ -225,7 +234,7 @@ class ClientConfig(Section):
     precision: Precision = "float32"
     """Number format of forward and backward passes. "float16" is for GPUs that lack bfloat16; the loss is scaled
     then. Parameters and updates stay float32."""
-    processes: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = 1
+    processes: Annotated[int | str, AfterValidator(_processes)] = 1
     """Processes that compute each batch together, each a part of it, on a CUDA device of its own or on the CPU. "auto":
     one for each CUDA device."""
     memory_format: MemoryFormat = "auto"

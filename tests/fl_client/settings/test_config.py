@@ -54,6 +54,7 @@ def test_a_whole_configuration_is_read(tmp_path: Path) -> None:
         ("insecure = true", "insecure = 7", "insecure: expected"),
         ('client_id = "edge-3"', "", "client_id: expected a name for this device"),
         ("edge-3", "edge 3", "client_id: this device's name: expected 1 to 64 of"),
+        ("[task]", "processes = 0\n[task]", 'processes: expected a whole number from 1 to 64, or "auto", got 0'),
         ("[task]", 'device = "gpu"\n[task]', 'device: expected "auto", "cpu", "cuda" or "cuda:1", got \'gpu\''),
         (
             "[task]",
