@@ -29,10 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a coordinator. Returns the exit code."""
     keep_working_directory_out()
     require_own_packages("fl-server")
-    if missing := server_packages_missing("fl-server"):
-        print(missing, file=sys.stderr)
-        return EXIT_UNUSABLE
     with quiet_interrupts():  # `serve` has its own handlers
+        if missing := server_packages_missing("fl-server"):
+            print(missing, file=sys.stderr)
+            return EXIT_UNUSABLE
         return _main(arguments)
 
 

@@ -61,8 +61,10 @@ def test_run_round_has_the_bits_of_a_simulation(table: MakeTable, name: str, tas
     parameters = {"I": {"option": "I"}, "examples": {"objective": "examples"}, "matrix": {"L": "matrix"}}.get(
         option, {}
     )
+    plain = {"optimizer": {"name": "sgd"}, "continue_data": False} if method == "diloco" else {}
+    changed = {**TABLE, "local": {**TABLE["local"], **plain}}
     config = parse_simulation(
-        table(**TABLE, task={"name": f"points:{task}"}, algorithm={"name": method, "parameters": parameters})
+        table(**changed, task={"name": f"points:{task}"}, algorithm={"name": method, "parameters": parameters})
     )
     run = prepare(config, 3)
     algorithm = fl.build(method, **parameters)
