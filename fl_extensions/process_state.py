@@ -100,16 +100,17 @@ def _set_directory(directory: str | None) -> None:
 
 
 def _handlers() -> dict[int, Any]:
+    # Only the main thread can change them: what changes during a call of another thread is not that call's.
+    if threading.current_thread() is not threading.main_thread():
+        return {}
     # signal.getsignal makes an enumeration's member of each number, for several times the time.
     return {number: _signal.getsignal(number) for number in _SIGNALS}
 
 
 def _set_handlers(handlers: dict[int, Any]) -> None:
-    # Only the main thread can change them, so only a call there has changed any.
-    if threading.current_thread() is threading.main_thread():
-        for number, handler in handlers.items():
-            if handler is not None and signal.getsignal(number) is not handler:
-                signal.signal(number, handler)
+    for number, handler in handlers.items():
+        if handler is not None and signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
 
 
 def _set_device(device: torch.device) -> None:
@@ -126,11 +127,11 @@ _DECISIVE = (_DTYPE, _DEVICE)
 _SHARED: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     _ARGUMENTS: (lambda: sys.argv, _set_arguments),
     "the working directory": (_directory, _set_directory),
-    "signal handlers": (_handlers, _set_handlers),
     "asyncio's event loop policy": (asyncio.get_event_loop_policy, asyncio.set_event_loop_policy),
     _DTYPE: (torch.get_default_dtype, torch.set_default_dtype),
 }
 _THREADS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     _DEVICE: (torch.get_default_device, _set_device),
     "torch's thread count": (torch.get_num_threads, torch.set_num_threads),
+    "signal handlers": (_handlers, _set_handlers),
 }

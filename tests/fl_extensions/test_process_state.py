@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,25 @@ def test_an_exception_of_the_call_goes_on_and_the_state_is_restored() -> None:
     with pytest.raises(KeyError), process_state_kept("model()", ValueError):
         fails()
     assert state() == before
+
+
+def test_a_call_of_another_thread_is_not_blamed_for_a_signal_handler() -> None:
+    """The main thread sets a handler during the call, which stays, and nobody is warned."""
+    entered, changed = threading.Event(), threading.Event()
+
+    def call() -> None:
+        with process_state_kept("it", ValueError):
+            entered.set()
+            assert changed.wait(60)
+
+    before = signal.getsignal(signal.SIGUSR2)
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(call)
+        assert entered.wait(60)
+        try:
+            signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+            changed.set()
+            done.result()  # a warning would be an error
+            assert signal.getsignal(signal.SIGUSR2) is signal.SIG_IGN
+        finally:
+            signal.signal(signal.SIGUSR2, before)
