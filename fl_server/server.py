@@ -8,6 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import grpc.aio
 import structlog
@@ -95,10 +96,7 @@ class Server:
         if still := restrict_permissions(state):
             log.warning("state_is_open_to_others", files=len(still), first=str(still[0]), todo="chmod -R go= state_dir")
         torch.set_num_threads(config.threads)
-        outside = OutsideCalls(state / "outside-calls")
-        with disk_errors("watch code from outside"):
-            outside.start()
-        self._open.callback(outside.close)
+        outside = self._outside(state / "outside-calls")
         ledger = self._ledger(lock)
         files = self._stored_files(ledger)
         audit = AuditLog(ledger, state, config.limits.refusals_per_minute, metrics.audit_rows)
@@ -128,6 +126,14 @@ class Server:
             traces=traces,
             web=WebSessions(revocations),
         )
+
+    def _outside(self, file: Path) -> OutsideCalls:
+        """The watch of code from outside, started."""
+        outside = OutsideCalls(file)
+        with disk_errors("watch code from outside"):
+            outside.start()
+        self._open.callback(outside.close)
+        return outside
 
     def _ledger(self, lock: DirectoryLock) -> Ledger:
         """The ledger, which belongs to the locked state directory from now on."""

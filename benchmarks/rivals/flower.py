@@ -36,13 +36,9 @@ def start(case: Case, place: Place) -> Running:
 
     pem = place.folder
     tls = [
-        "--ssl-ca-certfile",
-        f"{pem}/ca.pem",
-        "--ssl-certfile",
-        f"{pem}/server.pem",
-        "--ssl-keyfile",
-        f"{pem}/server.key",
-    ]
+        "--ssl-ca-certfile", f"{pem}/ca.pem", "--ssl-certfile", f"{pem}/server.pem",
+        "--ssl-keyfile", f"{pem}/server.key",
+    ]  # fmt: skip
     link = run(
         "superlink", "flower-superlink", "--host", HOST, "--port", str(port),
         "--disable-runtime-dependency-installation", *tls,
@@ -53,9 +49,7 @@ def start(case: Case, place: Place) -> Running:
             f"supernode-{index}", "flower-supernode", "--superlink", f"{HOST}:{port}", "--root-certificates",
             f"{pem}/ca.pem", "--host", HOST, "--port", str(own), *tls,
         )  # fmt: skip
-    (place.folder / "home").mkdir(exist_ok=True)
-    connection = f'[superlink.rivals]\naddress = "{HOST}:{port}"\nroot-certificates = "{pem}/ca.pem"\n'
-    (place.folder / "home" / "config.toml").write_text(connection, encoding="utf-8")
+    _connection(place.folder, port)
     submit = run("submit", "flwr", "run", str(_app(case, place.folder)), "rivals")
     if submit.process.wait(timeout=case.limit_s):
         raise Failed(f"flwr run ended with {submit.process.returncode}:\n{last_lines(submit.log)}")
@@ -65,6 +59,13 @@ def start(case: Case, place: Place) -> Running:
         return [float(line) for line in table.read_text().splitlines()] if table.exists() else []
 
     return Running(link, ends, link.log)
+
+
+def _connection(folder: Path, port: int) -> None:
+    """The SuperLink's address in the settings of `flwr`."""
+    (folder / "home").mkdir(exist_ok=True)
+    text = f'[superlink.rivals]\naddress = "{HOST}:{port}"\nroot-certificates = "{folder}/ca.pem"\n'
+    (folder / "home" / "config.toml").write_text(text, encoding="utf-8")
 
 
 def _certificates(folder: Path) -> None:

@@ -187,9 +187,7 @@ class Trainer:
         training = assignment.training
         self.check_task(assignment.task, assignment.fingerprint)
         if training.HasField("privacy") != (private is not None):
-            raise WorkFailed(
-                pb.FAILURE_REASON_UNSUPPORTED, "privacy: expected private steps exactly where they are asked"
-            )
+            raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, "privacy: expected private steps where they are asked")
         if private is not None:
             self.check_private(assignment)
         algorithm = self.method_of(training)

@@ -22,7 +22,7 @@ from fl_server.run.run import Run
 from fl_server.run.secure_stages import trust_of
 from fl_server.run_settings.config import RunConfig
 from fl_server.runs.deletion import Deletions
-from fl_server.runs.loading import RunLoading, not_loadable
+from fl_server.runs.loading import LoadedTask, RunLoading, not_loadable
 from fl_server.runs.table import Audit, RunTable
 from fl_server.services import Services
 from fl_server.store.records import HistoryRecord, RunRecord
@@ -87,16 +87,7 @@ class RunCreation:
                 config = config.model_copy(update={"initial_model": digest_text(digest)})
             record = RunRecord(run_id, config.model_dump(exclude_none=True), "waiting", "", time.time())
             await self._begin_account(run_id, config)
-            try:
-                run = await self._loading.build(record, config, task, self._model_room(run_id))
-                await run.model.load(config)
-                check_metric(config, await run.model.reported_metrics() if needs_metric(config) else None)
-                if config.secure_aggregation is not None:
-                    trust_of(run.context)
-            except (InvalidInput, TaskError, AlgorithmError):
-                await self._services.in_compute(checkpoints.remove_run, run_id)
-                await self._services.in_io(self._services.secrets.remove, run_id)
-                raise
+            run = await self._build(record, config, task)
         except TaskError as error:
             raise not_loadable(error) from error
         except AlgorithmError as error:
@@ -110,6 +101,21 @@ class RunCreation:
             run.eligible.notify(client_id)
         log.info("run_created", run=run_id, actor=actor, task=config.task.name, algorithm=config.algorithm.name)
         run.start()
+        return run
+
+    async def _build(self, record: RunRecord, config: RunConfig, task: LoadedTask) -> Run:
+        """The run with its first model. An error removes the files under its id."""
+        run_id = record.run_id
+        try:
+            run = await self._loading.build(record, config, task, self._model_room(run_id))
+            await run.model.load(config)
+            check_metric(config, await run.model.reported_metrics() if needs_metric(config) else None)
+            if config.secure_aggregation is not None:
+                trust_of(run.context)
+        except (InvalidInput, TaskError, AlgorithmError):
+            await self._services.in_compute(self._services.checkpoints.remove_run, run_id)
+            await self._services.in_io(self._services.secrets.remove, run_id)
+            raise
         return run
 
     async def _begin_account(self, run_id: str, config: RunConfig) -> None:

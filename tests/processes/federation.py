@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -218,6 +219,24 @@ class Fleet:
         self.server.until(run, lambda status: status.admitted == 1, "one has delivered")
         slow.logged("assignment", run=run, round=0)
         return quick, slow
+
+    def killed_in_mid_round(self, run: str, *lost: str) -> list[str]:
+        """Kill the coordinator with one of two updates admitted, and start it without these parts of its state.
+
+        The admitted update counts, and its client does not train again. Returns the digests of the run's models.
+        """
+        quick, slow = self.half_delivered(run)
+        server = self.server
+        server.kill()
+        for part in lost:
+            shutil.rmtree(server.folder / "server-state" / part)
+        server.serve()
+        status = server.run(run)
+        assert (status.rounds_done, status.admitted) == (0, 1)
+        slow.hold.unlink()
+        digests = server.digests(run)
+        assert len(quick.events("trained", run=run, round=0)) == 1
+        return digests
 
     def hold(self) -> None:
         """Make every training step of every daemon wait."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -40,17 +39,7 @@ def fleet(fleet_on_objects: Fleet) -> Iterator[Fleet]:
 
 def test_a_killed_coordinator_continues_with_a_new_disk(fleet: Fleet, undisturbed: list[str], store: Path) -> None:
     """Its checkpoints and the admitted update come from the store. The models are those of a directory."""
-    quick, slow = fleet.half_delivered("half-done")
-    server = fleet.server
-    server.kill()
-    for name in ("spool", "checkpoints"):
-        shutil.rmtree(server.folder / "server-state" / name)
-    server.serve()
-    status = server.run("half-done")
-    assert (status.rounds_done, status.admitted) == (0, 1)
-    slow.hold.unlink()
-    assert undisturbed == server.digests("half-done")
-    assert len(quick.events("trained", run="half-done", round=0)) == 1
+    assert undisturbed == fleet.killed_in_mid_round("half-done", "spool", "checkpoints")
     assert [path for path in store.rglob("*.safetensors/*") if path.is_file()]
 
 
@@ -78,16 +67,7 @@ def test_a_coordinator_continues_on_a_new_machine(
     store = {"storage": f"s3://{s3.new_bucket()}/impetus", "objects": {"endpoint": s3.endpoint}}
     with Workspace(tmp_path) as workspace:
         fleet = Fleet(workspace, 3, ledger=postgres.new_ledger(), **store)
-        quick, slow = fleet.half_delivered("moved")
-        server = fleet.server
-        server.kill()
-        shutil.rmtree(server.folder / "server-state")
-        server.serve()
-        status = server.run("moved")
-        assert (status.rounds_done, status.admitted) == (0, 1)
-        slow.hold.unlink()
-        assert undisturbed == server.digests("moved")
-        assert len(quick.events("trained", run="moved", round=0)) == 1
+        assert undisturbed == fleet.killed_in_mid_round("moved", "")
 
 
 @pytest.mark.slow

@@ -36,16 +36,8 @@ def pg_fleet(fleet_on_postgres: Fleet) -> Iterator[Fleet]:
 
 def test_a_killed_coordinator_continues_in_the_same_round(pg_fleet: Fleet, undisturbed: list[str]) -> None:
     """After SIGKILL with one update admitted and one held, the first still counts. The models are those of SQLite."""
-    quick, slow = pg_fleet.half_delivered("half-done")
-    server = pg_fleet.server
-    server.kill()
-    server.serve()
-    status = server.run("half-done")
-    assert (status.rounds_done, status.admitted) == (0, 1)
-    slow.hold.unlink()
-    assert undisturbed == server.digests("half-done")
-    assert len(quick.events("trained", run="half-done", round=0)) == 1
-    assert not (server.folder / "server-state" / "ledger.sqlite").exists()
+    assert undisturbed == pg_fleet.killed_in_mid_round("half-done")
+    assert not (pg_fleet.server.folder / "server-state" / "ledger.sqlite").exists()
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 from fl_web.facts.run import figures
 from protos.fl.v1 import admin_pb2
 from tests.processes.certificates import Pki, section
-from tests.processes.federation import Daemon, SecureCoordinator
+from tests.processes.federation import Daemon, Fleet, SecureCoordinator
 from tests.processes.process import HERE, Workspace
 from tests.processes.simulated import check_replay, simulated_digests
 
@@ -26,32 +26,20 @@ SECURE: dict[str, Any] = {
 }
 
 
-class SecureFleet:
+class SecureFleet(Fleet):
     """A coordinator that requires certificates, and daemons with certificates of its authority."""
 
     def __init__(self, workspace: Workspace, pki: Pki) -> None:
+        self.workspace, self._pki = workspace, pki
         self.server = SecureCoordinator(workspace, pki, {"limits": {"reattach_grace_s": 30.0}}).serve()
-        self.daemons = {f"edge-{number}": self._daemon(workspace, pki, number).start() for number in range(SIZE)}
-        self.until_here()
+        self.daemons = {f"edge-{number}": self.daemon(number, SIZE).start() for number in range(SIZE)}
+        self.until_all_present()
 
-    def _daemon(self, workspace: Workspace, pki: Pki, number: int) -> Daemon:
-        shard = {"partition": {"method": "iid", "clients": SIZE, "seed": 1}, "index": number}
-        files = section(pki.issue("client", f"edge-{number}"))
-        return Daemon(workspace, self.server, f"edge-{number}", shard=shard, insecure=False, tls=files)
-
-    def hold(self) -> None:
-        """Make every training step wait."""
-        for daemon in self.daemons.values():
-            daemon.hold.touch()
-
-    def release(self) -> None:
-        """Let training continue."""
-        for daemon in self.daemons.values():
-            daemon.hold.unlink(missing_ok=True)
-
-    def until_here(self) -> None:
-        """Wait until every daemon is connected."""
-        self.server.until_present(*self.daemons)
+    def daemon(self, index: int, size: int) -> Daemon:
+        """Create a daemon without starting it."""
+        daemon = super().daemon(index, size)
+        daemon.configure(insecure=False, tls=section(self._pki.issue("client", daemon.client_id)))
+        return daemon
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +92,7 @@ def test_a_coordinator_that_is_killed_in_any_stage_goes_on_in_it(fleet: SecureFl
         del phase
         fleet.server.kill()
         fleet.server.serve()
-        fleet.until_here()
+        fleet.until_all_present()
 
     at_phases(fleet, run, STAGES, kill)
     digests = fleet.server.digests(run)
@@ -162,7 +150,7 @@ def test_a_daemon_with_an_old_copy_of_its_state_refuses_a_round(fleet: SecureFle
     shutil.rmtree(folder)
     copy.rename(folder)
     daemon.start()
-    fleet.until_here()
+    fleet.until_all_present()
     with fleet.server.admin() as admin:
         admin.call(admin_pb2.ExtendRunRequest(run_id=run, rounds=2), admin_pb2.ExtendRunResponse)
     fleet.server.until(run, lambda status: status.rounds_done == 4 and status.HasField("ended"), "it has four rounds")
@@ -172,4 +160,4 @@ def test_a_daemon_with_an_old_copy_of_its_state_refuses_a_round(fleet: SecureFle
     daemon.terminate()
     shutil.rmtree(folder)  # a restored device refuses the first round of every further run, too
     daemon.start()
-    fleet.until_here()
+    fleet.until_all_present()
