@@ -151,7 +151,7 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
     services = Services(
         link=link,
         bundles=BundleCache(link, config.max_bundle_bytes, site.received),
-        trainer=instruments.trainer or Trainer(local, optimizers=load_optimizers_of(config.optimizers)),
+        trainer=instruments.trainer or _trainer(config, local, None),
         worker=worker,
         disk=disk,
         state=state_directory,
@@ -269,11 +269,11 @@ def _renewal(config: ClientConfig, certificates: Certificates | None, services: 
     return CertificateRenewal(means)
 
 
-def _trainer(config: ClientConfig, local: LocalTask, held: ExitStack) -> Trainer:
-    """held: ends the other ranks. Raises DeviceError if there are not enough devices for them."""
+def _trainer(config: ClientConfig, local: LocalTask, held: ExitStack | None) -> Trainer:
+    """held: ends the other ranks; None: there are none. Raises DeviceError if there are not enough devices for them."""
     compute = devices.Compute(config.precision, config.memory_format)
     optimizers, size = load_optimizers_of(config.optimizers), devices.count_ranks(config.processes, local.device)
-    if size == 1:
+    if size == 1 or held is None:
         return Trainer(local, compute=compute, optimizers=optimizers)
     ranks = Ranks(config, size, local.device)
     held.callback(ranks.close)

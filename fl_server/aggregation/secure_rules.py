@@ -15,6 +15,7 @@ from protos.layout import Layout
 MOST_CLIENTS = 500
 """Clients of a cohort, whose keys and certificates fit into one message."""
 _SINGLE = "the coordinator sees no single update"
+_STATELESS = "a client keeps no state in such a run, and sends its delta alone"
 _CLIP = f"secure_aggregation.clip takes its place, on the devices, for {_SINGLE}"
 
 
@@ -28,6 +29,7 @@ def check_secure_aggregation(config: RunConfig) -> None:
     section, round_ = config.secure_aggregation, config.round
     if section is None:
         return
+    optimizer_state = "fresh" if config.local.optimizer is None else config.local.optimizer.state
     wanted: list[tuple[str, object, object, str]] = [
         ("round.close", round_.close, "cohort", "masks are of one cohort, so the others would be lost"),
         ("round.reducer", round_.reducer, "mean", f"{_SINGLE}, which other reducers compare"),
@@ -38,7 +40,9 @@ def check_secure_aggregation(config: RunConfig) -> None:
         ("round.max_client_share", round_.max_client_share, 0.0, "secure_aggregation.max_examples limits weights"),
         ("encodings.update", config.encodings.update, "plain", "secure_aggregation.bits is their encoding"),
         ("encodings.reference", config.encodings.reference, "none", "secure_aggregation.bits is their encoding"),
-        ("personal", list(config.personal), [], "a client state is not kept in such a run"),
+        ("personal", list(config.personal), [], _STATELESS),
+        ("local.continue_data", config.local.continue_data, False, _STATELESS),
+        ("local.optimizer.state", optimizer_state, "fresh", _STATELESS),
     ]  # fmt: skip
     for field, came, right, why in wanted:
         if came != right:

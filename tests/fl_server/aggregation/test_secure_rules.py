@@ -1,0 +1,83 @@
+"""What a run with secure aggregation excludes: each setting is refused by its name, with the reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fl_server.aggregation.methods import build_algorithm
+from fl_server.errors import InvalidInput
+from fl_server.run_settings.config import RunConfig
+from fl_server.run_settings.spec import from_values
+
+RUN: dict[str, Any] = {
+    "name": "r",
+    "task": {"name": "digits"},
+    "algorithm": {"name": "fedavg", "parameters": {"weights": "uniform"}},
+    "local": {"steps": 3},
+    "round": {"clients_per_round": 5, "min_clients": 5},
+    "secure_aggregation": {"clip": 0.5},
+    "population": 10,
+}
+
+
+def config(**sections: Any) -> RunConfig:
+    """The run with some keys of some sections changed; an algorithm is changed whole."""
+    values = dict(RUN)
+    for name, value in sections.items():
+        merge = isinstance(value, dict) and name != "algorithm"
+        values[name] = {**RUN.get(name, {}), **value} if merge else value
+    return from_values(values)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedcm", "fedadam", "fedprox", "fedsam", "qg"])
+def test_methods_whose_sums_are_multiples_of_the_mean_are_allowed(name: str) -> None:
+    """With uniform weights and fixed steps; of others the tests of simulations have whole runs."""
+    build_algorithm(config(algorithm={"name": name, "parameters": {"weights": "uniform"}}))
+
+
+@pytest.mark.parametrize(
+    ("sections", "field", "reason"),
+    [
+        ({"round": {"close": "goal"}}, "round.close", "masks are of one cohort"),
+        ({"round": {"reducer": "median"}}, "round.reducer", "which other reducers compare"),
+        ({"round": {"max_update_norm": 1.0}}, "round.max_update_norm", "takes its place"),
+        ({"round": {"clip_update_norm": 1.0}}, "round.clip_update_norm", "takes its place"),
+        ({"round": {"max_relative_norm": 5.0}}, "round.max_relative_norm", "takes its place"),
+        ({"round": {"max_client_share": 0.5}}, "round.max_client_share", "max_examples limits weights"),
+        ({"encodings": {"update": "int8"}}, "encodings.update", "bits is their encoding"),
+        ({"personal": ["head.*"]}, "personal", "a client keeps no state"),
+        ({"local": {"continue_data": True}}, "local.continue_data", "a client keeps no state"),
+        (
+            {"local": {"optimizer": {"name": "adamw", "state": "device"}}},
+            "local.optimizer.state",
+            "a client keeps no state",
+        ),
+        ({"algorithm": {"name": "scaffold"}}, "algorithm.name", "the coordinator sees no single update"),
+        ({"algorithm": {"name": "mime"}}, "algorithm.name", "the coordinator sees no single update"),
+        ({"algorithm": {"name": "fedavg"}}, "secure_aggregation.max_examples", "fedavg weights by examples"),
+        (
+            {"algorithm": {"name": "fedcm"}, "local": {"steps": None, "epochs": 1}},
+            "local.steps",
+            "divides each update by its steps",
+        ),
+        ({"round": {"clients_per_round": 501, "min_clients": 501}}, "round.clients_per_round", "at most 500"),
+        ({"round": {"clients_per_round": 2, "min_clients": 2}}, "round.clients_per_round", "shares can be had with"),
+        ({"secure_aggregation": {"min_clients": 2}}, "secure_aggregation.min_clients", "greater than or equal to 3"),
+        ({"secure_aggregation": {"bits": 40}}, "secure_aggregation.bits", "less than or equal to 24"),
+    ],
+)
+def test_a_setting_is_refused_by_its_name(sections: dict[str, Any], field: str, reason: str) -> None:
+    """The message has the field and why it cannot be."""
+    with pytest.raises(InvalidInput) as refused:
+        build_algorithm(config(**sections))
+    assert str(refused.value).startswith(f"{field}: expected ")
+    assert reason in str(refused.value)
+
+
+def test_privacy_of_clients_is_refused() -> None:
+    """Its account needs to see each update."""
+    privacy = {"unit": "client", "noise_multiplier": 1.0, "clip": 0.5, "delta": 0.01, "max_epsilon": 5.0}
+    with pytest.raises(InvalidInput, match=r"^privacy\.unit: .*its account needs to see each update"):
+        build_algorithm(config(privacy=privacy, round={"sampling": "bernoulli", "rate": 0.5, "min_clients": None}))
