@@ -66,6 +66,7 @@ from algorithms.base import (
     Weights,
 )
 from algorithms.batches import Batch, Forward, examples_of, forward_pair, to_device
+from algorithms.buffered import Buffered, Version, apply_buffer
 from algorithms.client import LocalData, LoopReport, Work, answer
 from algorithms.compose import (
     ClientState,
@@ -98,14 +99,18 @@ from algorithms.reducers import Geometry, Reducer, add_reducer, build_reducer, r
 from algorithms.registry import add_method, build, is_known, names, parameters_of
 from algorithms.rounds import Participant, RoundResult, RunState, run_round, start_run
 from algorithms.schedules import Schedule, Schedules, at_round, check_schedules, values_in
+from algorithms.staleness import BUILT_IN as BUILT_IN_STALENESS
+from algorithms.staleness import Staleness, add_staleness, build_staleness
 
 __all__ = [
     "BASIC_PAYLOADS",
     "BUILT_IN_REDUCERS",
+    "BUILT_IN_STALENESS",
     "PER_ROUND",
     "Algorithm",
     "AlgorithmError",
     "Batch",
+    "Buffered",
     "ClientContext",
     "ClientState",
     "ClientUpdate",
@@ -149,20 +154,25 @@ __all__ = [
     "ServerState",
     "Share",
     "SharePerRound",
+    "Staleness",
     "Tensors",
     "Update",
     "UpdateInfo",
+    "Version",
     "WeightedSum",
     "Weights",
     "Work",
     "add_method",
     "add_reducer",
+    "add_staleness",
     "answer",
+    "apply_buffer",
     "apply_updates",
     "at_round",
     "average_buffers",
     "build",
     "build_reducer",
+    "build_staleness",
     "check_schedules",
     "compose",
     "example_weights",

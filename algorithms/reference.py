@@ -15,7 +15,7 @@ tensors that both have. Terms with mu and clipping of the step change how short 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple
 
@@ -56,12 +56,22 @@ def reference_of(
 
 def has_reference(algorithm: Algorithm) -> bool:
     """Whether deltas of the method can have a reference, in some exchange."""
+    return any(any_reference(algorithm, exchange) is not None for exchange in range(len(algorithm.exchanges)))
+
+
+def any_reference(algorithm: Algorithm, exchange: int = -1, *, any_steps: bool = False) -> Reference | None:
+    """The reference of an exchange's deltas for some direction; None if the method has no part that the server knows.
+
+    any_steps: as if the local steps were those of plain SGD.
+    """
     direction = {"any": torch.ones(1)}
-    references = (reference_of(algorithm, exchange, direction) for exchange in range(len(algorithm.exchanges)))
+    if not algorithm.exchanges[exchange].trains:
+        return None
+    rule = algorithm.client_rule(ClientContext(direction, algorithm.client_init(direction)))
+    reference = _of_rule(replace(rule, optimizer=None) if any_steps else rule)
     # A client state of zeros gives zeros: then the method has a constant part, which the server does not know.
-    return any(
-        reference is not None and any(bool(it.any()) for it in reference.tensors.values()) for reference in references
-    )
+    known = reference is not None and any(bool(it.any()) for it in reference.tensors.values())
+    return reference if known else None
 
 
 def _of_rule(rule: LocalRule) -> Reference | None:
