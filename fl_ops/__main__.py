@@ -5,7 +5,7 @@ import sys
 
 from fl_common.certificates.tls_version import set_oldest_tls
 from fl_common.program import keep_working_directory_out, quiet_interrupts, require_own_packages, silence_grpc
-from fl_ops.admin.settings import oldest_tls
+from fl_ops.admin.tls import oldest_tls
 from fl_ops.errors import UsageError
 
 

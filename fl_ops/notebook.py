@@ -17,6 +17,7 @@ from google.protobuf.json_format import MessageToDict
 from fl_common.certificates.tls_version import set_oldest_tls
 from fl_common.program import silence_grpc
 from fl_ops.admin import settings
+from fl_ops.admin.tls import oldest_tls
 from fl_ops.errors import UsageError
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def _set_up_grpc(*, plain_text: bool) -> None:
     """What grpc reads when it is imported. Raises UsageError if that was too early for a connection with TLS."""
     silence_grpc()
     try:
-        set_oldest_tls(settings.oldest_tls(os.environ))
+        set_oldest_tls(oldest_tls(os.environ))
     except RuntimeError as error:
         if not plain_text:
             raise UsageError(

@@ -118,7 +118,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "worker_process",
         "errors",
     ),
-    "fl_ops.commands": ("cli", "coordinator", "access", "local", "completion", "options"),
+    "fl_ops.commands": ("cli", "places", "coordinator", "access", "local", "completion", "options"),
     "fl_ops.render": ("watching", "top", "tables", "plot", "rounds", "text", "fitted", "output", "figures"),
 }
 """Sub-packages and modules of a package. Each imports only those behind it in the list."""
@@ -154,6 +154,7 @@ NO_EFFECTS = {"asyncio", "datetime", "grpc", "http", "io", "os", "pathlib", "pic
 IMPORT_BY_NAME = {
     "fl_client.gates.gpu",
     "fl_extensions.importing",
+    "fl_ops.commands.places",
 }
 """Modules that import a module by a computed name. Only `fl_extensions.importing` gets the name from outside."""
 

@@ -20,7 +20,8 @@ from fl_common.files import check_private_key
 from fl_common.proxies import channel_options
 from fl_common.settings import BYTE_ORDER_MARK, SettingsError
 from fl_ops.admin.failures import FailedCall, explain
-from fl_ops.admin.settings import Certificates, Connection, Token, oldest_tls
+from fl_ops.admin.settings import Certificates, Connection, Token
+from fl_ops.admin.tls import oldest_tls
 from fl_ops.errors import OpsError, UsageError
 from protos.fl.v1 import admin_pb2_grpc
 from protos.status import detail_of

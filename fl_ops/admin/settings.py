@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from fl_common import proxies
-from fl_common.certificates.tls_version import TlsVersion
 from fl_common.files import check_secret
 from fl_common.proxies import Proxy, checked_proxy, proxy_for
 from fl_common.settings import SettingsError, is_loopback, parse_toml
@@ -28,8 +27,6 @@ ENVIRONMENT = {
     "insecure_remote": "FL_INSECURE_REMOTE",
     "proxy": "FL_PROXY",
 }
-TLS_VARIABLE = "FL_TLS_MIN_VERSION"
-"""Names the oldest TLS version. Only a variable, because grpc is imported before options and the file are read."""
 _LONGEST_TOKEN = 8000
 _TOKEN = re.compile(rf"[A-Za-z0-9._~+/=-]{{1,{_LONGEST_TOKEN}}}")
 _BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
@@ -124,17 +121,6 @@ def from_environment(environ: Mapping[str, str]) -> Layer:
         is_text = key in {"server", "token", "proxy"}
         values[key] = Path(text) if key in _FILES else text if is_text else _boolean(variable, text)
     return Layer(**values)
-
-
-def oldest_tls(environ: Mapping[str, str]) -> TlsVersion:
-    """The oldest TLS version of this process: 1.3, or 1.2 if FL_TLS_MIN_VERSION has it. Raises UsageError."""
-    match environ.get(TLS_VARIABLE, ""):
-        case "" | "1.3":
-            return "1.3"
-        case "1.2":
-            return "1.2"
-        case other:
-            raise UsageError(f"{TLS_VARIABLE}: expected 1.3, or 1.2 for a server without it, got {other!r}")
 
 
 def from_file(path: Path) -> Layer:

@@ -23,6 +23,7 @@ from fl_common.proxies import ENVIRONMENT
 from fl_ops.admin import settings
 from fl_ops.commands.cli import app
 from fl_ops.commands.local.landscape import GridFlags
+from fl_ops.commands.places import COMMANDS
 from fl_ops.demo.settings import DemoSettings
 from fl_ops.simulate.engine_choice import EngineRequest
 from fl_ops.simulate.engines.batched import BatchedOptions
@@ -190,3 +191,22 @@ def test_the_daily_commands_come_first() -> None:
     lines = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).output.splitlines()
     shown = [line.split()[1] for line in lines[:24] if line.startswith("│ ") and line[2].isalpha()]
     assert shown[:2] == ["run", "clients"]
+
+
+def test_the_list_of_commands_has_their_own_sentences() -> None:
+    """The help of `fl` reads a table, in place of the commands: each has its name and the beginning of its own help."""
+    for name, place in COMMANDS.items():
+        own = " ".join(str(place.load(name).help).split("\n\n")[0].split())
+        assert place.help == own, name
+
+
+def test_the_help_loads_no_library_of_a_command() -> None:
+    """An answer without work stays quick: only typer and rich are needed for it."""
+    asked = "import sys; sys.argv = ['fl', '--help']\nfrom fl_ops.__main__ import main\n"
+    told = asked + "try: main()\nfinally: print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    assert "Create, watch and control training runs." in done.stdout
+    loaded = {name.partition(".")[0] for name in done.stdout.splitlines()[-1].split()}
+    assert {"typer", "rich"} <= loaded
+    heavy = {"torch", "numpy", "grpc", "google", "pydantic", "sqlalchemy", "cryptography", "structlog", "fl_server"}
+    assert not loaded & heavy

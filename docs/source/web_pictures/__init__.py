@@ -1,0 +1,1 @@
+"""Pictures of the web page, taken with a browser from a real federation."""

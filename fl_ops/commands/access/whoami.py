@@ -1,0 +1,40 @@
+"""`fl whoami`: the caller's identity and roles."""
+
+from __future__ import annotations
+
+from rich.table import Table
+from rich.text import Text
+
+from fl_common import units
+from fl_ops.commands.options import Context, admin_command
+from fl_ops.render import output
+from protos.fl.v1 import admin_pb2
+
+_SOURCES = {
+    "certificate": "your certificate",
+    "token": "your token (OIDC)",
+    "none": "none: this coordinator asks operators for no identity",
+}
+
+
+@admin_command
+def whoami(context: Context) -> None:
+    """Show your identity, your roles and the calls that they allow."""
+    with context.connect() as client:
+        identity = client.access.who_am_i()
+    output.show(identity, lambda: _table(identity), context.as_json)
+
+
+def _table(identity: admin_pb2.WhoAmIResponse) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    rows = {
+        "identity": identity.identity,
+        "roles": ", ".join(identity.roles),
+        "source": _SOURCES.get(identity.source, identity.source),
+        "until": units.moment(identity.ends) if identity.HasField("ends") else "",
+        "calls": ", ".join(identity.methods),
+    }
+    for name, value in rows.items():
+        if value:
+            grid.add_row(name, Text(units.plain(value)))
+    return grid
