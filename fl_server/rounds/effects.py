@@ -114,6 +114,9 @@ class RestartRound:
     """Whether the clients' states are reset too, in a new epoch."""
     state_epoch: int = 0
     """The epoch from now on."""
+    past_draws: int = 0
+    """With secure aggregation: the draws of the round that are over. The next one has this number, also after a
+    restart: a client that has answered a draw answers no other one with its number."""
 
 
 @dataclass(frozen=True, slots=True)

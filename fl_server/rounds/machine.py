@@ -55,13 +55,13 @@ from fl_server.rounds.collecting import (
     work_failed,
 )
 from fl_server.rounds.committing import committed, evaluated, go_on, stepped
-from fl_server.rounds.effects import RestartRound
 from fl_server.rounds.ending import diverged, end, time_used
 from fl_server.rounds.events import Extended, PauseRequested, ResumeRequested, RosterChanged
 from fl_server.rounds.restoring import carry_on
 from fl_server.rounds.sampling import by_id
 from fl_server.rounds.secure import round_spoiled, stage_answered, take_graph
 from fl_server.rounds.selecting import (
+    given_up,
     redraw,
     released,
     restart_states,
@@ -124,8 +124,9 @@ def _opened_again(state: RoundState) -> Result:
     state = replace(state, ending=None, failed_by="")
     if not state.goal:
         return go_on(state)
-    restart = RestartRound(state.round, "the run had ended in it", states=False, state_epoch=state.state_epoch)
-    state, effects = go_on(redraw(state))
+    state = redraw(state)
+    restart = given_up(state, "the run had ended in it")
+    state, effects = go_on(state)
     return state, (restart, *effects)
 
 

@@ -38,7 +38,8 @@ class SavedRound:
     """What the ledger has of the round under way. Without attempts it was not drawn yet."""
 
     attempts: Sequence[tuple[int, int, tuple[str, ...]]]
-    """(exchange, attempt, the clients that were new in it), in order."""
+    """(exchange, attempt, the clients that were new in it), in order. With secure aggregation one without clients
+    stands for the draws up to it, which are over."""
     admitted: Accepted = ()
     """The admitted updates of the last exchange whose bytes are whole, in order of arrival."""
     fixed: Accepted | None = None
@@ -66,14 +67,19 @@ def restored_round(state: RoundState, saved: SavedRound) -> RoundState:
     """The state in the round under way. state: before the first draw of that round."""
     if not saved.attempts:
         return state
-    exchange = saved.exchange
-    cohorts = [(attempt, cohort) for number, attempt, cohort in saved.attempts if number == exchange]
+    exchange, attempts = saved.exchange, saved.attempts
+    if state.policy.secure:
+        state = _after_past_draws(state, saved)
+        attempts = [entry for entry in attempts if entry[2]]
+        if not attempts:
+            return state
+    cohorts = [(attempt, cohort) for number, attempt, cohort in attempts if number == exchange]
     first = cohorts[0][1]
     delivered = {client for client, _ in saved.admitted} | saved.refused.keys()
     state = replace(
         state,
         phase=Phase.COLLECTING,
-        first_attempt=min(attempt for _, attempt, _ in saved.attempts),
+        first_attempt=min(attempt for _, attempt, _ in attempts),
         exchange=exchange,
         attempt=cohorts[-1][0],
         goal=len(first) if exchange else state.policy.goal_of(first),
@@ -92,6 +98,12 @@ def restored_round(state: RoundState, saved: SavedRound) -> RoundState:
         admitted = tuple(entry for entry in saved.fixed if entry in entries)
         state = replace(state, drawn=members, cancelled=state.drawn - members, fixed=saved.fixed, admitted=admitted)
     return state
+
+
+def _after_past_draws(state: RoundState, saved: SavedRound) -> RoundState:
+    """The state before the next draw. A round that was drawn again has its number of draws in the ledger."""
+    past = max((attempt + 1 for _, attempt, cohort in saved.attempts if not cohort), default=0)
+    return replace(state, attempt=past, first_attempt=past)
 
 
 def _in_stage(state: RoundState, saved: SavedRound) -> RoundState:

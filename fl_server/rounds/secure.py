@@ -15,11 +15,11 @@ training seeds, since two sums over nearly the same work would show what they do
 
 from __future__ import annotations
 
-from fl_server.rounds.effects import Cancel, ComputeStep, Effect, OpenStage, QuorumMissed, RestartRound, RetryLater
+from fl_server.rounds.effects import Cancel, ComputeStep, Effect, OpenStage, QuorumMissed, RetryLater
 from fl_server.rounds.ending import cancel, end_by_fault, end_now, same_failure
 from fl_server.rounds.events import EndRequested, GraphMade, RoundSpoiled, StageAnswered
 from fl_server.rounds.sampling import by_id
-from fl_server.rounds.selecting import redraw, select
+from fl_server.rounds.selecting import given_up, redraw, select
 from fl_server.rounds.state import AFTER_MASKS, Phase, Result, RoundState, UnexpectedEvent, replace
 
 _WANTED = {
@@ -117,7 +117,7 @@ def abandon(state: RoundState, why: str) -> Result:
         return state, (missed, *effects)
     cancelled, first = cancel(state), state.attempt == 0
     state = redraw(state)
-    restart = RestartRound(state.round, why, states=False, state_epoch=state.state_epoch)
+    restart = given_up(state, why)
     if first:
         state, effects = select(state)
     else:

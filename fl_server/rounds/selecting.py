@@ -95,9 +95,7 @@ def restart_round(state: RoundState, why: str = "", *, states: bool = False) -> 
     why = why or f"exchange {state.exchange} had {len(state.admitted)} of the {state.quorum} updates that it needs"
     cancelled = cancel(state) if state.goal else ()
     state = redraw(state) if state.goal else state
-    state, restart = (
-        reset_states(state, why) if states else (state, RestartRound(state.round, why, False, state.state_epoch))
-    )
+    state, restart = reset_states(state, why) if states else (state, given_up(state, why))
     state, effects = select(state)
     return state, (restart, *cancelled, *effects)
 
@@ -108,7 +106,13 @@ def reset_states(state: RoundState, why: str) -> tuple[RoundState, RestartRound]
     state = replace(
         state, members=frozenset(), state_epoch=epoch, epoch_rounds=0, lost=ByClient(), states_lost=""
     )  # fmt: skip
-    return state, RestartRound(state.round, why, states=True, state_epoch=epoch)
+    return state, given_up(state, why, states=True)
+
+
+def given_up(state: RoundState, why: str, *, states: bool = False) -> RestartRound:
+    """The effect that removes what the round had. state: the one before its next draw."""
+    past_draws = state.attempt if state.policy.secure else 0
+    return RestartRound(state.round, why, states, state.state_epoch, past_draws)
 
 
 def lost_states(state: RoundState) -> str:

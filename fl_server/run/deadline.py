@@ -31,8 +31,8 @@ class Deadline:
     def __init__(self, context: RunContext, control: RunControl) -> None:
         self._context, self._control = context, control
         self._ends = 0.0
-        self._attempt: tuple[int, int, int] | None = None
-        """The attempt that it was started for; that one may be over."""
+        self._attempt: tuple[int, int, int, Phase] | None = None
+        """The attempt and the stage that it was started for; they may be over."""
 
     @property
     def started(self) -> bool:
@@ -63,12 +63,18 @@ class Deadline:
             context = self._context
             with time_left_written(context):
                 method = context.store.set_seconds_left
-                await context.services.ledger.do(method, context.run_id, self._attempt, self.seconds_left)
+                await context.services.ledger.do(method, context.run_id, self._attempt[:3], self.seconds_left)
 
     @property
-    def _attempt_under_way(self) -> tuple[int, int, int]:
+    def _attempt_under_way(self) -> tuple[int, int, int, Phase]:
         state = self._control.state
-        return state.round, state.exchange, state.attempt
+        return state.round, state.exchange, state.attempt, state.phase
+
+
+def whole_time(control: RunControl) -> float:
+    """Seconds that the attempt under way has, or its stage of secure aggregation."""
+    state = control.state
+    return state.policy.stage_s if state.staged else control.config.round.deadline_s
 
 
 def time_after_restart(context: RunContext, whole: float, left: float | None) -> float:

@@ -23,7 +23,7 @@ from fl_server.run.client_warnings import warn_of_low_shares, warn_of_missing_me
 from fl_server.run.computation import RoundComputation
 from fl_server.run.context import RunContext
 from fl_server.run.control import RunControl, with_turns
-from fl_server.run.deadline import Deadline
+from fl_server.run.deadline import Deadline, whole_time
 from fl_server.run.failures import Reason
 from fl_server.run.lost_states import LostStates
 from fl_server.run.progress import Progress
@@ -100,8 +100,7 @@ class Effects:
     async def _open_attempt(self, command: effects.OpenAttempt) -> None:
         """Write the cohort, start the deadline, send the assignments."""
         context, control = self._context, self._control
-        policy = control.state.policy
-        deadline_s = policy.stage_s if policy.secure else control.config.round.deadline_s
+        deadline_s = whole_time(control)
         record = AttemptRecord(
             context.run_id, command.round, command.exchange, command.attempt, command.cohort, time.time(), deadline_s
         )
@@ -121,7 +120,7 @@ class Effects:
             "attempt_opened", run=context.run_id, round=command.round, exchange=command.exchange,
             attempt=command.attempt, clients=len(command.cohort),
         )  # fmt: skip
-        if policy.secure:
+        if control.state.policy.secure:
             self._parts.stages.begin(command.cohort)
         self._parts.deadline.start(deadline_s)
         # Clients of earlier attempts continue. Without a new assignment they would stop at their earlier deadline.
@@ -132,9 +131,7 @@ class Effects:
         """Write a stage of secure aggregation, start its deadline, send its messages."""
         control, parts = self._control, self._parts
         await parts.stages.open(command)
-        policy = control.state.policy
-        parts.deadline.start(control.config.round.deadline_s if command.stage == "collecting" else policy.stage_s)
-        await parts.deadline.save()
+        parts.deadline.start(whole_time(control))
         present = self._context.fleet.attendance.present()
         for client in command.members:
             if client in present:

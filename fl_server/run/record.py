@@ -88,7 +88,7 @@ class RunStatus:
     async def restart_round(self, effect: RestartRound, why: HistoryRecord) -> None:
         """Write that a round is redrawn, and the epoch of the client states."""
         record = replace(self.record, state_epoch=effect.state_epoch)
-        await self._run.write(self._context.store.restart_round, record, effect.round, why)
+        await self._run.write(self._context.store.restart_round, record, effect.round, why, effect.past_draws)
         self.record = record
 
     async def request(self, why: HistoryRecord, record: RunRecord | None = None) -> None:

@@ -14,6 +14,7 @@ from fl_server.rounds.by_client import Failed, Refused
 from fl_server.rounds.restoring import SavedRound, restored_round, without_absent
 from fl_server.rounds.state import Phase, replace
 from fl_server.run.computation import update_sources
+from fl_server.run.deadline import whole_time
 from fl_server.run.run import Run
 from fl_server.store.database.store import Store
 from fl_server.store.records import AttemptRecord, FailureRecord, HistoryRecord, UpdateRecord
@@ -157,7 +158,7 @@ def _seconds_before(run: Run, attempts: Sequence[AttemptRecord]) -> float:
 
     By its deadlines: the ledger has the time left of each attempt up to its last write.
     """
-    whole = run.config.round.deadline_s
+    whole = whole_time(run)
     return sum(
         max(0.0, whole - (whole if attempt.seconds_left is None else attempt.seconds_left)) for attempt in attempts
     )

@@ -31,6 +31,7 @@ from fl_server.rounds.sampling import by_id
 from fl_server.rounds.state import Phase, RoundState
 from fl_server.run.context import RunContext
 from fl_server.run.control import RunControl
+from fl_server.run.deadline import whole_time
 from fl_server.run.failures import Reason
 from fl_server.run.submissions import Submissions
 from fl_server.store.errors import StoreError, StoreFull
@@ -126,7 +127,7 @@ class SecureStages:
             f"round {effect.round}, attempt {effect.attempt}: {effect.stage}, {len(effect.closed)} clients answered"
         )
         why = HistoryRecord(record.opened_at, "coordinator", "stage_opened", context.run_id, detail)
-        await control.write(context.store.open_stage, record, why)
+        await control.write(context.store.open_stage, record, whole_time(control), why)
         log.info(
             "stage_opened", run=context.run_id, round=effect.round, attempt=effect.attempt, stage=effect.stage,
             members=len(effect.members), answered=len(effect.closed),
@@ -138,7 +139,7 @@ class SecureStages:
         """Make the stage under way of the ledger again. Returns the graph of its shares, once its keys are closed."""
         state, context = self._control.state, self._context
         attempts = await context.services.ledger.do(context.store.attempts, context.run_id, state.round)
-        if not attempts:
+        if not attempts or not attempts[-1].cohort:
             return None
         self.begin(attempts[-1].cohort)
         await self._make(restoring=True)

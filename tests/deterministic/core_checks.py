@@ -9,9 +9,10 @@ from collections.abc import Collection
 from typing import Any
 
 from fl_server.rounds.committing import awaited_evaluations
-from fl_server.rounds.state import Phase, RoundState
-from tests.deterministic.core_driver import DEADLINE_S, Driver
+from fl_server.rounds.state import BEFORE_MASKS, Phase, RoundState
+from tests.deterministic.core_driver import Driver
 from tests.deterministic.core_ledger import digest
+from tests.deterministic.core_stages import update_of
 
 _RESULTS = (Phase.REDUCING, Phase.STEPPING, Phase.COMMITTING)
 """Phases in which the accepted list is fixed."""
@@ -34,10 +35,12 @@ def check_state(driver: Driver) -> None:
     if state.policy.population:
         may_count = state.members | (state.drawn - state.out)
         assert len(may_count) <= state.policy.population, f"population has its limit: {may_count}"
-    if state.phase is Phase.COLLECTING:
-        assert state.working or state.fixed, "somebody works while a round collects: nobody"
+    if state.phase is Phase.COLLECTING or state.staged:
+        waits = state.unanswered or (state.phase is Phase.SHARING and state.graph is None)
+        works = waits if state.staged else state.working or state.fixed
+        assert works, f"somebody works while a round collects: nobody in {state.phase.value}"
         assert driver.deadline is not None, "a round that collects has a deadline: none"
-    if state.phase is Phase.SELECTING and state.goal and state.settled:
+    if state.phase is Phase.SELECTING and (state.goal or state.resting) and state.settled:
         assert driver.retries, "a round that waits is tried again: never"
     if state.policy.private and state.phase is not Phase.ENDED:
         charged, most = len(ledger.charged), state.policy.most_draws
@@ -45,7 +48,7 @@ def check_state(driver: Driver) -> None:
         assert charged <= most or not most, f"a budget ends the run: {charged} draws of {most}"
         opened = len(ledger.attempts.get(state.round, ()))
         assert opened <= 1, f"a private round is drawn once: {opened} attempts of round {state.round}"
-    if state.collects:
+    if state.under_way:
         rows = ledger.updates.get((state.round, state.exchange), {})
         assert rows == dict(state.admitted), f"admitted as in the ledger: {state.admitted}, not {rows}"
         assert rows.keys() <= state.drawn, f"only drawn clients count: {rows.keys()} of {state.drawn}"
@@ -55,12 +58,15 @@ def check_restored(before: RoundState, after: RoundState) -> None:
     """A restart at rest leaves all as it was that decides."""
     same: tuple[str, ...] = _ALWAYS
     if before.phase in _RESULTS:
-        assert after.fixed == before.accepted, f"a restart keeps the fixed list: {after.fixed}, not {before.accepted}"
+        fixed = after.accepted if before.policy.secure else after.fixed
+        assert fixed == before.accepted, f"a restart keeps the fixed list: {fixed}, not {before.accepted}"
     else:
         same += _OF_EPOCH
     if before.phase is Phase.COLLECTING and not before.fixed:
         same += _OF_ROUND
         same += () if before.repeated else _OF_UPDATES
+    if before.policy.secure and before.phase is not Phase.ENDED:
+        same += _check_stage(before, after)
     if before.policy.stop.uses_metrics:
         same += _OF_METRICS
     if before.policy.private:
@@ -76,10 +82,24 @@ def check_restored(before: RoundState, after: RoundState) -> None:
         assert was == now, f"a restart keeps {name}: in {before.phase.value} {now}, not {was}"
 
 
+def _check_stage(before: RoundState, after: RoundState) -> tuple[str, ...]:
+    """What a restart keeps of a stage and of the number of draws. An answer that is written may count again."""
+    if before.phase in _RESULTS:
+        return ()
+    graphs = (before.graph in (None, after.graph), after.graph)
+    assert graphs[0], f"a restart keeps the graph of shares: {graphs[1]}, not {before.graph}"
+    gone = before.answered - after.answered - after.out
+    assert not gone, f"a restart keeps answers: not those of {sorted(gone)} in {before.phase.value}"
+    # A failure after the masked update is not told from one before it: its client is asked once more.
+    kept = [name for name in _OF_ROUND if name != "failed" or before.phase in BEFORE_MASKS]
+    return ("attempt", "sharers", *((*kept, *_OF_UPDATES) if before.staged else ()))
+
+
 def check_deadline(driver: Driver) -> None:
     """When a deadline passes: the coordinator was up for the whole time that it gives."""
     used = driver.clock.up - driver.told.opened
-    assert used >= DEADLINE_S, f"a deadline gives its time while up: {used:g} of {DEADLINE_S:g} s"
+    gives = driver.told.gives
+    assert used >= gives, f"a deadline gives its time while up: {used:g} of {gives:g} s"
 
 
 def _plain(value: Any) -> Any:
@@ -89,7 +109,7 @@ def _plain(value: Any) -> Any:
 def check_end(driver: Driver, faults: Collection[str]) -> None:
     """At the end of the run. faults: the kinds that happened."""
     ledger, told = driver.ledger, driver.told
-    may_fail = {"refuse", "fail", "culprits"} & set(faults)
+    may_fail = {"refuse", "fail", "culprits"} & set(faults) or driver.state.policy.on_drop == "end"
     assert ledger.status == "completed" or may_fail, f"no run fails without a cause: {ledger.status}, {ledger.reason}"
     model = b"first"
     for round_ in range(len(ledger.commits)):
@@ -119,7 +139,7 @@ def _check_round(driver: Driver, round_: int, model: bytes) -> None:
     for client, made in accepted:
         rows = ledger.updates[round_, last]
         assert rows.get(client) == made, f"admitted updates are accepted: {client} in round {round_} was not admitted"
-        right = digest(client, round_, last, epoch, model)
+        right = update_of(driver.state, client, (round_, last), epoch, model, ledger.attempts[round_][-1][1])
         assert made == right, f"updates are of the round's model: {client} trained another in round {round_}"
     assert committed == digest(model, accepted), f"a model is that of its list: round {round_} has another"
 

@@ -18,7 +18,8 @@ from fl_server.rounds.committing import clients_due, evaluation_due
 from fl_server.rounds.restoring import SavedRound
 from fl_server.rounds.state import Phase, RoundState, replace
 from fl_server.rounds.stop_rules import Judged
-from tests.deterministic.core_ledger import Clock, Ledger, Place, Told, digest
+from tests.deterministic import core_stages
+from tests.deterministic.core_ledger import Asked, Clock, Ledger, Place, Told, digest
 
 DEADLINE_S = 500.0
 """Time of an attempt."""
@@ -77,7 +78,7 @@ class Driver:
             missing.add("clients")
             self.work.append(f"ask {done - 1}")
         self.state = restoring.with_evaluations(state, evaluations, Judged(), missing)
-        if self.state.phase is Phase.COLLECTING:
+        if self.state.phase is Phase.COLLECTING or self.state.staged:
             self.deadline = self.clock.now + self.time_left()
         yield "restored"
         yield from self.take(ev.RoundRestored())
@@ -97,8 +98,9 @@ class Driver:
         admitted = tuple(self.ledger.updates.get(place, {}).items())
         refused, failed = self.ledger.refused.get(place, {}), self.ledger.failed.get(place, {})
         processes = dict(self.ledger.processes.get(place, {}))
+        stages: Any = core_stages.saved_stages(self.ledger, self.state, round_)
         return SavedRound(
-            list(attempts), admitted, self.ledger.fixed.get(place), dict(refused), dict(failed), processes
+            list(attempts), admitted, self.ledger.fixed.get(place), dict(refused), dict(failed), processes, **stages
         )
 
     # Events.
@@ -109,7 +111,7 @@ class Driver:
             return
         before = self.state
         self.state, effects = machine.advance(self.state, event)
-        if before.phase is Phase.COLLECTING and self.state.phase is not Phase.COLLECTING:
+        if before.phase is not self.state.phase and not (self.state.phase is Phase.COLLECTING or self.state.staged):
             self.deadline = None
         if before.phase is Phase.SELECTING and self.state.phase is not Phase.SELECTING:
             self.retries = False
@@ -127,6 +129,12 @@ class Driver:
             yield from self.take(ev.UpdateAdmitted(client, made))
         elif known is not None and place[0] >= len(self.ledger.commits):
             self.told.acknowledged.setdefault((*place, client), known)
+
+    def answer(self, client: str, asked: Asked) -> Iterator[str]:
+        """An answer to a stage of secure aggregation: written, and then an event."""
+        if core_stages.answered(self.ledger, self.state, asked, client):
+            yield "answer written"
+            yield from self.take(ev.StageAnswered(client))
 
     def refuse(self, client: str, place: Place, fault: ev.Fault) -> Iterator[str]:
         """An upload that is refused."""
@@ -177,6 +185,12 @@ class Driver:
         kind, _, number = work.partition(" ")
         if kind == "reduce":
             yield from self.take(ev.ExchangeReduced())
+        elif kind == "graph":
+            if state.phase is Phase.SHARING:
+                members = self.ledger.stages[state.round][-1].members
+                yield from self.take(ev.GraphMade(core_stages.graph_of(state.policy, members)))
+        elif kind == "gone":
+            yield from self.take(ev.ClientDroppedOut(number))
         elif kind == "step":
             self.counted[state.round] = self.compute()
             yield from self.take(ev.StepComputed())
@@ -225,31 +239,47 @@ class Driver:
                 if (exchange, attempt) not in [row[:2] for row in rows]:
                     rows.append((exchange, attempt, cohort))
                     ledger.charged += [(round_, attempt)] * self.state.policy.private
-                self.deadline = None  # that of the attempt before: its time left is not written any more
-                ledger.seconds_left, self.told.opened = DEADLINE_S, self.clock.up
+                self._gives(core_stages.STAGE_S if self.state.policy.secure else DEADLINE_S)
+            case fx.OpenStage(stage=stage):
+                core_stages.open_stage(ledger, self.told, effect)
+                self._gives(DEADLINE_S if stage == Phase.COLLECTING.value else core_stages.STAGE_S)
             case fx.RecordFailure(client, why):
                 self._write_failure(client, why)
             case fx.ReduceExchange(accepted) | fx.ComputeStep(accepted):
                 known = ledger.fixed.get(place)
                 assert known in (None, accepted), f"one list is fixed: {accepted} after {known} in {place}"
+                core_stages.check_opened(ledger, self.told, self.state, accepted)
                 ledger.fixed[place] = accepted
-            case fx.DropCulprits(round_, exchange, culprits):
-                for client, why in culprits:
-                    ledger.updates[round_, exchange].pop(client)
-                    ledger.refused.setdefault((round_, exchange), {})[client] = Refused("not_finite", why)
-                    self.told.acknowledged.pop((round_, exchange, client), None)
-                ledger.fixed.pop((round_, exchange))
-            case fx.RestartRound(round_, _, states, epoch):
-                self._forget_round(round_)
-                assert epoch == ledger.epoch + states, f"epochs follow each other: {epoch} after {ledger.epoch}"
-                if states:
-                    ledger.epoch = epoch
-                    ledger.lost.clear()
+            case fx.DropCulprits():
+                self._drop(effect)
+            case fx.RestartRound():
+                self._restart(effect)
             case fx.EndRun(status, reason):
                 ledger.status, ledger.reason = status, reason
             case _:
                 return False
         return True
+
+    def _gives(self, seconds: float) -> None:
+        self.deadline = None  # that of the attempt or stage before: its time left is not written any more
+        self.ledger.seconds_left, self.told.opened, self.told.gives = seconds, self.clock.up, seconds
+
+    def _drop(self, effect: fx.DropCulprits) -> None:
+        ledger, place = self.ledger, (effect.round, effect.exchange)
+        for client, why in effect.culprits:
+            ledger.updates[place].pop(client)
+            ledger.refused.setdefault(place, {})[client] = Refused("not_finite", why)
+            self.told.acknowledged.pop((*place, client), None)
+        ledger.fixed.pop(place)
+
+    def _restart(self, effect: fx.RestartRound) -> None:
+        ledger, epoch = self.ledger, effect.state_epoch
+        self._forget_round(effect.round)
+        core_stages.forget(ledger, effect.round, effect.past_draws)
+        assert epoch == ledger.epoch + effect.states, f"epochs follow each other: {epoch} after {ledger.epoch}"
+        if effect.states:
+            ledger.epoch = epoch
+            ledger.lost.clear()
 
     def _forget_round(self, round_: int) -> None:
         ledger = self.ledger
@@ -264,8 +294,11 @@ class Driver:
     def act(self, effect: fx.Effect) -> bool:
         """What the process does."""
         match effect:
-            case fx.OpenAttempt():
-                self.deadline = self.clock.now + DEADLINE_S
+            case fx.OpenAttempt() | fx.OpenStage():
+                self.deadline = self.clock.now + self.told.gives
+                if isinstance(effect, fx.OpenStage):
+                    self.work.extend(core_stages.absent(effect, self.told))
+                    self.work.extend(["graph"] * (effect.stage == Phase.SHARING.value))
             case fx.RetryLater():
                 self.retries = True
             case fx.ReduceExchange():
@@ -290,13 +323,18 @@ class Driver:
                     self.assign(client)
             case fx.SendWork(client):
                 self.assign(client)
+            case fx.OpenStage(members=members):
+                for client in members:
+                    core_stages.ask(self.ledger, self.told, self.state, client)
             case fx.Cancel(clients):
                 for client in clients:
                     self.told.assigned.pop(client, None)
+                    self.told.asked.pop(client, None)
             case fx.Announce(round_):
                 assert round_ < len(self.ledger.commits), f"commits come before their news: not round {round_}"
             case fx.EndRun():
                 self.told.assigned.clear()
+                self.told.asked.clear()
             case _:
                 return False
         return True
@@ -304,8 +342,12 @@ class Driver:
     def assign(self, client: str) -> None:
         """Send a client its work."""
         state, ledger = self.state, self.ledger
-        if state.phase is not Phase.COLLECTING or not state.works(client):
+        if state.staged and state.works(client):
+            core_stages.ask(ledger, self.told, state, client)
+        if not core_stages.trains(state) or not state.works(client):
             return
         cohorts = [cohort for exchange, _, cohort in ledger.attempts.get(state.round, []) if exchange == state.exchange]
         assert any(client in cohort for cohort in cohorts), f"cohorts are written before their work: not {client}"
         self.told.assigned[client] = (state.round, state.exchange, state.state_epoch, ledger.model)
+        if state.phase is Phase.COLLECTING:
+            core_stages.ask(ledger, self.told, state, client)

@@ -4,13 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 from fl_server.rounds import events as ev
 from fl_server.rounds.by_client import Failed, Lost, Refused
 
 Place = tuple[int, int]
 """(round, exchange)."""
+
+
+class Asked(NamedTuple):
+    """A stage of secure aggregation, in one draw of a round."""
+
+    round: int
+    attempt: int
+    stage: str
+
+
+class Stage(NamedTuple):
+    """A stage that was opened."""
+
+    name: str
+    members: tuple[str, ...]
+    closed: tuple[str, ...]
+    """The clients whose answers ended the stage before."""
 
 
 def digest(*parts: object) -> bytes:
@@ -58,6 +75,10 @@ class Ledger:
     """States that wait for a reset."""
     charged: list[tuple[int, int]] = field(default_factory=list)
     """(round, attempt) of each draw of a private run. Nothing removes them."""
+    stages: dict[int, list[Stage]] = field(default_factory=dict)
+    """Round -> the stages of its draw that were opened, after the first."""
+    answers: dict[Asked, set[str]] = field(default_factory=dict)
+    """The clients whose answers are written."""
     judged_from: int = 0
     seconds_left: float = 0.0
     """Until the deadline of the attempt under way, as it was written last."""
@@ -78,4 +99,16 @@ class Told:
     """Client -> (round, exchange, epoch, model) of its work."""
     acknowledged: dict[tuple[int, int, str], bytes] = field(default_factory=dict)
     opened: float = 0.0
-    """`Clock.up` when the attempt under way was written."""
+    """`Clock.up` when the attempt or the stage under way was written."""
+    gives: float = 0.0
+    """Its time."""
+    present: frozenset[str] = frozenset()
+    """Clients with a session."""
+    asked: dict[str, Asked] = field(default_factory=dict)
+    """Client -> the stage that it has to answer."""
+    masks: dict[str, tuple[int, int, tuple[str, ...]]] = field(default_factory=dict)
+    """Client -> (round, attempt, those with whom its update is masked)."""
+    cohorts: dict[tuple[int, int], tuple[str, ...]] = field(default_factory=dict)
+    messages: dict[Asked, Stage] = field(default_factory=dict)
+    lists: dict[tuple[int, int], tuple[str, ...]] = field(default_factory=dict)
+    """(round, attempt) -> the survivors whose list was sent."""

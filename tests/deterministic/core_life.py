@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, chain
 
 from fl_server.rounds import events as ev
-from fl_server.rounds.metrics import BY_LOSS
-from fl_server.rounds.state import Phase, RoundPolicy, RoundState, UnexpectedEvent
-from fl_server.rounds.stop_rules import StopPolicy
+from fl_server.rounds.state import Phase, RoundState, UnexpectedEvent
 from tests.deterministic.core_checks import check_deadline, check_end, check_restored, check_state
 from tests.deterministic.core_driver import Driver
-from tests.deterministic.core_ledger import Clock, Ledger, Place, Told, digest
+from tests.deterministic.core_ledger import Asked, Clock, Ledger, Place, Told
+from tests.deterministic.core_policies import ROUNDS, policy_of
+from tests.deterministic.core_stages import update_of
 
 CLIENTS = tuple(f"c{number}" for number in range(8))
-ROUNDS = 10
 MOST_STEPS = 1500
 """Steps of a life with faults. Then they end."""
-MOST_AFTER = 1500
-"""Steps within which a run completes after the faults."""
+MOST_AFTER, MOST_AFTER_SECURE = 1500, 6000
+"""Steps within which a run completes after the faults; the second with secure aggregation."""
 
 SAVED_EVERY = 5
 """Steps between two writes of the time that an attempt has left."""
@@ -35,44 +34,13 @@ class CoreFault:
     what: str
 
 
-def policy_of(draw: random.Random) -> RoundPolicy:
-    """A run's policy."""
-    clients = draw.choice((1, 2, 3, 3, 4))
-    uses_metric = draw.random() < 0.3
-    policy = RoundPolicy(
-        seed=draw.randrange(1000),
-        sampling=draw.choice(("fixed", "fixed", "fixed", "bernoulli")),
-        clients_per_round=clients,
-        rate=0.4,
-        min_clients=draw.randint(clients, 5),
-        close=draw.choice(("cohort", "cohort", "goal")),
-        quorum=draw.randint(0, clients),
-        min_accepted=min(clients, draw.choice((1, 1, 2))),
-        over_selection=1.5,
-        exchanges=draw.choice((1, 1, 2)),
-        population=draw.choice((0, 0, 6)),
-        evaluate_every=draw.choice((0, 1, 1, 3)) if not uses_metric else 1,
-        await_evaluation=uses_metric,
-        ask_clients_every=draw.choice((0, 0, 2)),
-        stop=StopPolicy(BY_LOSS, 0.1 if uses_metric else None, draw.choice((0, 6)) if uses_metric else 0),
-        rounds_between_restarts=draw.choice((0, 2)),
-        most_processes=draw.choice((0, 2)),
-    )
-    if policy.sampling == "fixed" or policy.seed % 3:
-        return policy
-    most = policy.seed % 2 * (ROUNDS - 3)
-    return replace(
-        policy, private=True, most_draws=most, close="cohort", quorum=0, min_accepted=0, exchanges=1, population=0
-    )
-
-
 class CoreLife:
     """The world of one life."""
 
     def __init__(self, seed: int, faults: tuple[int, ...] | None = None) -> None:
         """faults: the steps in which faults may happen; None: all."""
         self.draw = random.Random(f"core {seed}")
-        self.policy = policy_of(self.draw)
+        self.policy = policy_of(seed, self.draw)
         self.new = RoundState(self.policy, ROUNDS)
         self.ledger, self.told, self.clock = Ledger(ROUNDS), Told(), Clock()
         self.faulty = self.draw.choice((0.0, 0.02, 0.05, 0.15))
@@ -81,17 +49,21 @@ class CoreLife:
         self.happened: list[CoreFault] = []
         self.step = 0
         self.healing = False
-        self.present = CLIENTS
-        self.made: dict[tuple[str, int, int, int], bytes] = {}
-        """Updates that clients have computed, by (client, round, exchange, epoch)."""
-        self.old: list[tuple[str, Place, bytes, int]] = []
+        self._attach(CLIENTS)
+        self.made: dict[tuple[str, int, int, int, int], bytes] = {}
+        """Updates that clients have computed, by (client, round, exchange, epoch, draw)."""
+        self.old: list[tuple[str, Place, bytes, int, int]] = []
         """Uploads that may be repeated, late."""
+        self.told_before: list[tuple[str, Asked]] = []
+        """Answers to stages that may be repeated, late."""
         self.begin()
 
     def begin(self) -> None:
         """A process starts."""
         self.driver = Driver(self.new, self.ledger, self.told, self.clock)
-        self.told.assigned.clear()  # sessions are gone, and what was under way with them
+        # Sessions are gone, and what was under way with them.
+        for under_way in (self.told.assigned, self.told.asked, self.told.masks):
+            under_way.clear()
         self.running: Iterator[str] | None = self.driver.restore(frozenset(self.present))
         self.settled = False
 
@@ -105,7 +77,8 @@ class CoreLife:
                 self.step += 1
                 if self.step == MOST_STEPS:
                     self._heal()
-                assert self.step < MOST_STEPS + MOST_AFTER, f"every run ends: not {self._describe()}"
+                most = MOST_AFTER_SECURE if self.policy.secure else MOST_AFTER
+                assert self.step < MOST_STEPS + most, f"every run ends: not {self._describe()}"
             check_end(self.driver, {fault.what for fault in self.happened})
         except UnexpectedEvent as error:
             raise AssertionError(f"every event has a rule: {error}") from error
@@ -121,9 +94,13 @@ class CoreLife:
     def _over(self) -> bool:
         return self.driver.state.phase is Phase.ENDED and not self.driver.work
 
+    def _attach(self, clients: tuple[str, ...]) -> None:
+        """Have a session with each of these clients, and with no other."""
+        self.present, self.told.present = clients, frozenset(clients)
+
     def _heal(self) -> None:
         self.healing = True
-        self.present = CLIENTS
+        self._attach(CLIENTS)
 
     def _fault(self, what: str, chance: float) -> bool:
         """Whether a fault happens in this step. The same numbers are drawn whether it may or not."""
@@ -164,30 +141,32 @@ class CoreLife:
 
     def _next(self) -> None:
         """Something happens: one of what is possible, by the seed."""
-        draw, driver, state = self.draw, self.driver, self.driver.state
-        if driver.deadline is not None and driver.deadline <= self.clock.now:
+        if self.driver.deadline is not None and self.driver.deadline <= self.clock.now:
             self._deadline()
-            return
-        if not self.settled or draw.random() < 0.03:
+        elif not self.settled or self.draw.random() < 0.03 or not (possible := self._possible()):
             self._roster()
-            return
-        possible: list[str] = []
+        else:
+            getattr(self, f"_{self.draw.choice(possible)}")()
+
+    def _possible(self) -> list[str]:
+        """What can happen now; the more often in the list, the more likely."""
+        draw, driver, state, possible = self.draw, self.driver, self.driver.state, list[str]()
         if driver.work:
             possible += ["work"] * 3
-        if self.told.assigned:
+        if self._ready():
             possible += ["deliver"] * 4
+        if self.told.asked:
+            possible += ["answer"] * 4
         if driver.retries:
             possible.append("retry")
-        if driver.deadline is not None and (not self.told.assigned or draw.random() < 0.05):
+        busy = self.told.asked if state.staged else self.told.assigned
+        if driver.deadline is not None and (not busy or draw.random() < 0.05):
             possible.append("deadline")
         if state.paused and (self.healing or draw.random() < 0.2):
             possible.append("resume")
         if state.phase is not Phase.ENDED and draw.random() < self.chance:
             possible += filter(self._happens, draw.choices(_NAMES, cum_weights=_WEIGHTS))
-        if not possible:
-            self._roster()
-            return
-        getattr(self, f"_{draw.choice(possible)}")()
+        return possible
 
     # What happens.
 
@@ -200,7 +179,7 @@ class CoreLife:
     def _rejoin(self, event: ev.RosterChanged) -> Iterator[str]:
         yield from self.driver.take(event)
         state = self.driver.state
-        if not state.collects:
+        if not state.under_way:
             return
         for client in self.present:
             if state.may_return(client) and self.driver.state.may_return(client) and self.draw.random() < 0.5:
@@ -214,7 +193,9 @@ class CoreLife:
         del self.driver.work[place]
         state = self.driver.state
         computing = work in ("reduce", "step")
-        if computing and state.accepted and self._fault("culprits", 2.0):
+        if self.policy.secure and work == "step" and self._fault("spoil", 3.0):
+            self._do(self.driver.take(ev.RoundSpoiled("its norm is over the clip")))
+        elif computing and state.accepted and not self.policy.secure and self._fault("culprits", 2.0):
             client = self.draw.choice(state.accepted)[0]
             self._do(self.driver.take(ev.CulpritsFound(((client, "it spoils the sum"),))))
         else:
@@ -222,9 +203,9 @@ class CoreLife:
 
     def _deliver(self) -> None:
         draw = self.draw
-        client = draw.choice(sorted(self.told.assigned))
+        client = draw.choice(self._ready())
         round_, exchange, epoch, model = self.told.assigned.pop(client)
-        place = (round_, exchange)
+        place, attempt = (round_, exchange), self.told.masks.pop(client, (0, 0))[1]
         if self._fault("refuse", 1.0):
             self._do(self.driver.refuse(client, place, draw.choice(("", "not_finite", "norm"))))
         elif self._fault("fail", 1.0):
@@ -234,11 +215,33 @@ class CoreLife:
         elif self._fault("lose state", 0.7):
             self._do(self.driver.lose_state(client, place))
         else:
-            made = digest(client, round_, exchange, epoch, model)
-            known = self.made.setdefault((client, round_, exchange, epoch), made)
+            made = update_of(self.driver.state, client, place, epoch, model, attempt)
+            known = self.made.setdefault((client, round_, exchange, epoch, attempt), made)
             assert known == made, f"repeated work is the same: not that of {client} for {place}"
-            self.old.append((client, place, made, epoch))
+            self.old.append((client, place, made, epoch, attempt))
             self._do(self.driver.admit(client, place, made))
+
+    def _ready(self) -> list[str]:
+        """The clients that can deliver: with secure aggregation after the shares of the others."""
+        assigned = self.told.assigned
+        if self.policy.secure:
+            return sorted(
+                client for client, mask in self.told.masks.items() if assigned.get(client, ())[:1] == mask[:1]
+            )
+        return sorted(assigned)
+
+    def _answer(self) -> None:
+        """A client answers a stage, or its work fails beside it."""
+        client = self.draw.choice(sorted(self.told.asked))
+        asked = self.told.asked.pop(client)
+        place = (asked.round, 0)
+        if self._fault("fail", 0.5):
+            self._do(self.driver.fail(client, place, not_finite=False))
+        elif self._fault("restart", 0.5):
+            self._do(self.driver.restart_client(client, place))
+        else:
+            self.told_before.append((client, asked))
+            self._do(self.driver.answer(client, asked))
 
     def _retry(self) -> None:
         self.driver.retries = False
@@ -261,19 +264,26 @@ class CoreLife:
 
     def _leave(self) -> None:
         client = self.draw.choice(CLIENTS)
-        self.present = tuple(each for each in self.present if each != client)
-        self.told.assigned.pop(client, None)
+        self._attach(tuple(each for each in self.present if each != client))
+        for under_way in (self.told.assigned, self.told.asked, self.told.masks):
+            under_way.pop(client, None)
         if self.driver.state.works(client):
             self._do(self.driver.take(ev.ClientDroppedOut(client)))
 
     def _come(self) -> None:
-        self.present = tuple(sorted({*self.present, self.draw.choice(CLIENTS)}))
+        self._attach(tuple(sorted({*self.present, self.draw.choice(CLIENTS)})))
         self._roster()
 
     def _repeat(self) -> None:
         if self.old:
-            client, place, made, epoch = self.draw.choice(self.old[-12:])
-            if epoch == self.driver.state.state_epoch:  # admission refuses an update of another epoch
+            client, place, made, epoch, attempt = self.draw.choice(self.old[-12:])
+            state = self.driver.state
+            late = (
+                self.policy.secure and attempt < state.first_attempt
+            )  # admission refuses these, and those of another epoch
+            if self.told_before and self.draw.random() < 0.5:
+                self._do(self.driver.answer(*self.draw.choice(self.told_before[-20:])))
+            elif epoch == state.state_epoch and not late:
                 self._do(self.driver.admit(client, place, made))
 
     def _extend(self) -> None:

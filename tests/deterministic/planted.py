@@ -15,6 +15,7 @@ from fl_server.rounds.machine import RULES
 from fl_server.rounds.state import Phase, RoundPolicy, RoundState
 from tests.deterministic.core_driver import DEADLINE_S, Driver
 from tests.deterministic.core_ledger import digest
+from tests.deterministic.planted_stages import STAGES
 
 Patch = tuple[Any, Any, Any]
 """(module, class or dictionary, name or key, what stands in its place)."""
@@ -424,6 +425,9 @@ PLANTED: dict[str, Callable[[], Patch]] = {
     "a restart lowers the goal": _restored_from(lambda after: {"goal": max(0, after.goal - 1)}),
     "a deadline goes on while the coordinator is down": _deadline_goes_on,
 }
+
+
+PLANTED |= STAGES
 
 
 @contextmanager

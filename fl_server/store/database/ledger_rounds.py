@@ -223,10 +223,12 @@ class RoundLedger(Transactions):
         updates = self.updates(run_id, round, exchange)
         return [update for update in updates if (update.client_id, update.digest) in accepted]
 
-    def restart_round(self, run: RunRecord, round: int, why: HistoryRecord) -> None:
+    def restart_round(self, run: RunRecord, round: int, why: HistoryRecord, past_draws: int = 0) -> None:
         """Remove the attempts, updates and accepted lists of an uncommitted round, and replace the run's record.
 
         All in one transaction. A committed round is a StoreError.
+
+        past_draws: the draws that are over. An attempt without clients keeps their number; 0: it is not kept.
         """
         key = {"run_id": run.run_id, "round": round}
         with self._transaction(f"restart round {round} of run {run.run_id!r}") as db:
@@ -234,6 +236,9 @@ class RoundLedger(Transactions):
                 raise StoreError(f"round {round} of run {run.run_id!r} is committed: it cannot be restarted")
             for table in (*_OF_ROUND, schema.secure_stages, schema.secure_answers):
                 db.execute(delete(table).filter_by(**key))
+            if past_draws:
+                past = AttemptRecord(run.run_id, round, 0, past_draws - 1, (), why.time, 0.0)
+                db.execute(insert(schema.attempts), rows.to_row(past))
             replace_run(db, run)
             write_history(db, why)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sqlalchemy import insert
+from sqlalchemy import update as change
 
 from fl_server.store.database import rows, schema
 from fl_server.store.database.rows import find, write_history
@@ -18,11 +19,13 @@ _KEY = ("run_id", "round", "exchange", "attempt", "stage")
 class StageLedger(Transactions):
     """The part of the `Store` for rounds with secure aggregation."""
 
-    def open_stage(self, stage: StageRecord, why: HistoryRecord | None = None) -> None:
-        """Write that a stage is open, with its members. The same key again changes nothing."""
+    def open_stage(self, stage: StageRecord, seconds: float, why: HistoryRecord | None = None) -> None:
+        """Write that a stage is open, with its members and its time. The same key again changes nothing."""
         with self._transaction(f"open the stage {stage.stage} of run {stage.run_id!r} round {stage.round}") as db:
             if find(db, schema.secure_stages, **{name: getattr(stage, name) for name in _KEY}) is None:
                 db.execute(insert(schema.secure_stages), rows.to_row(stage))
+                attempt = {name: getattr(stage, name) for name in _KEY[:-1]}
+                db.execute(change(schema.attempts).filter_by(**attempt).values(seconds_left=seconds))
                 write_history(db, why)
 
     def stages(self, run_id: str, round: int) -> list[StageRecord]:

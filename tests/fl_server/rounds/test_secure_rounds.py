@@ -157,6 +157,18 @@ def _play(state: RoundState, events: list[ev.Event], restart_after: int = -1) ->
     return state
 
 
+def test_the_number_of_draws_survives_a_restart_between_two_draws() -> None:
+    """An abandoned round is never drawn again under a number that clients have answered."""
+    _, effects = play(agreeing(), *leave("ab"), *answer("c"))
+    restart = next(effect for effect in effects if isinstance(effect, fx.RestartRound))
+    fresh = replace(next_round(replace(agreeing(), round=-1)), eligible=tuple("abc"), settled=True)
+    past = (0, restart.past_draws - 1, ())
+    state, effects = advance(restored_round(fresh, SavedRound([past])), ev.RoundRestored())
+    assert (state.attempt, state.first_attempt, effects) == (1, 1, (fx.OpenAttempt(0, 0, 1, tuple("abc")),))
+    drawn = restored_round(fresh, SavedRound([past, (0, 1, tuple("abc"))]))
+    assert (drawn.attempt, drawn.first_attempt, drawn.phase, drawn.drawn) == (1, 1, Phase.AGREEING, set("abc"))
+
+
 def test_torn_bytes_after_the_list_of_survivors_end_the_round() -> None:
     """The masked update of a survivor is gone after a power cut: its mask may be open, so nobody sends it again."""
     stages = {"sharing": tuple("abc"), "collecting": tuple("abc"), "signing": tuple("abc")}
