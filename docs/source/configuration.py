@@ -119,15 +119,15 @@ def _methods() -> list[str]:
     if unexplained := [parameter for parameter in used if parameter not in texts.METHOD]:
         raise LookupError(f"expected a meaning in METHOD for {', '.join(unexplained)}, found none")
     usual = _usual(algorithms)
-    methods = ["| method | needs | parameters and their defaults |", "| --- | --- | --- |"]
-    methods += [_method(algorithm, usual) for algorithm in algorithms]
-    meanings = ["| parameter | meaning |", "| --- | --- |"]
-    meanings += [f"| `{parameter}` | {texts.METHOD[parameter]} |" for parameter in used]
+    methods = [_method(algorithm, usual) for algorithm in algorithms]
+    meanings = [f"- `{parameter}`: {texts.METHOD[parameter]}" for parameter in used]
     shared = [f"- `{name} = {default}`: {_these(having)}" for (name, default), having in usual.items()]
     return [
         texts.METHODS_INTRO,
         "\n".join(shared).replace("= `", "= ").replace("``", "`"),
+        "The methods:",
         "\n".join(methods),
+        "The parameters:",
         "\n".join(meanings),
         *_schedules(),
     ]
@@ -180,7 +180,9 @@ def _method(algorithm: fl.Algorithm, usual: Collection[tuple[str, str]]) -> str:
     declared = fl.parameters_of(algorithm.name)
     values = {name: shown(algorithm.parameters.get(name)) for name in declared}
     parameters = ", ".join(f"`{name} = {value}`" for name, value in values.items() if (name, value) not in usual)
-    return f"| `{algorithm.name}` | {', '.join(needs)} | {parameters.replace('= `', '= ').replace('``', '`')} |"
+    told = [*([f"needs {', '.join(needs)}"] if needs else []), *([parameters] if parameters else [])]
+    text = "; ".join(told).replace("= `", "= ").replace("``", "`")
+    return f"- `{algorithm.name}`" + (f": {text}" if text else "")
 
 
 def _task_options() -> list[str]:
@@ -216,10 +218,10 @@ def _compare() -> list[str]:
 
 
 def _fl() -> str:
-    lines = ["| key | environment | flag | value | meaning |", "| --- | --- | --- | --- | --- |"]
+    lines = []
     for key, (values, meaning) in texts.FL.items():
         option = f"--{key.replace('_', '-')}"
-        lines.append(f"| `{key}` | `{ENVIRONMENT[key]}` | `{option}` | {values} | {meaning} |")
+        lines.append(f"- `{key}`, `{ENVIRONMENT[key]}`, `{option}` ({values}): {meaning}")
     return "\n".join(lines)
 
 

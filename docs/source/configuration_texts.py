@@ -140,7 +140,7 @@ INTRO = """# Configuration
 `python -m docs.source.configuration` generates this page from the code that reads the files; a test compares them.
 
 Every file is TOML in UTF-8, with or without a byte order mark. An unknown key is refused, with a suggestion; a wrong
-value with what was expected and what came. A value has exactly the type that the table names: `"yes"` is not `true`,
+value with what was expected and what came. A value has exactly the type that is named: `"yes"` is not `true`,
 `2.0` is no integer.
 Relative paths start at the folder in which a program is started, in `fl.toml` at that file's own folder.
 Without a default a missing key has a meaning that no value has. Numbers of a run have the limits of the

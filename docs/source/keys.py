@@ -158,9 +158,9 @@ def signature_rows(function: Any, meanings: dict[str, str]) -> list[Row]:
 
 
 def table(rows: list[Row]) -> str:
-    """Rows as Markdown. A key without a default that a file could have shows none."""
-    lines = ["| key | value, default | meaning |", "| --- | --- | --- |"]
-    for row in rows:
-        cells = f"`{row.name}`", row.values + (f", {row.default}" if row.default != NONE else ""), row.meaning
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines)
+    """Rows as a Markdown list, so that a meaning has the whole width. A key without a default shows none."""
+    return "\n".join(f"- `{row.name}` ({_shape(row)}): {row.meaning}" for row in rows)
+
+
+def _shape(row: Row) -> str:
+    return row.values + (f", {row.default}" if row.default != NONE else "")

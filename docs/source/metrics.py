@@ -103,7 +103,7 @@ _INTRO = """# Metrics
 Both serve plain HTTP `/metrics` on `metrics_listen`, in a separate thread: a scrape delays neither rounds nor training.
 Values are in base units (`_seconds`, `_bytes`; a `_timestamp_seconds` is Unix time). Counters end in `_total`,
 histograms are named, all others are gauges. No label has a client's name: 10,000 clients make as many series as ten.
-Names that begin with Fl are alerts of the [runbook](runbook.md).
+What to act on is in italics. Names that begin with Fl are alerts of the [runbook](runbook.md).
 
 Series with a label `run` exist from the creation of the run, with the value 0 before the first event, until 20 other
 runs have ended after it. Gauges have the same values after a restart; counters and histograms start at 0 again, which
@@ -138,22 +138,18 @@ def page() -> str:
 
 
 def _table(declared: Iterable[Declaration]) -> str:
-    lines = ["| name | labels | meaning | when to act |", "| --- | --- | --- | --- |"]
-    for metric in declared:
-        cells = (
-            f"`{metric.name}`{', histogram' if metric.kind == 'histogram' else ''}",
-            _labels(metric),
-            metric.meaning,
-            _worry(metric.name),
-        )
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    return "\n".join(
+        f"- `{metric.name}`{', histogram' if metric.kind == 'histogram' else ''}{_labels(metric)}: {metric.meaning}"
+        + (f" *{worry}*" if (worry := _worry(metric.name)) else "")
+        for metric in declared
+    )
 
 
 def _labels(declared: Declaration) -> str:
-    return ", ".join(
+    values = ", ".join(
         f"`{name}`" + (f" ({', '.join(values)})" if values else "") for name, values in declared.labels.items()
     )
+    return f" by {values}" if values else ""
 
 
 def _worry(name: str) -> str:

@@ -131,7 +131,7 @@ def federation(folder: Path, rounds: int, tell: Callable[[str], object]) -> Iter
         _ended_runs(server, rounds)
         tell("a run that goes on; a device exaggerates until it is quarantined")
         fedcm = {"name": "fedcm", "parameters": {"alpha": 0.3}}
-        _run(server, NEWEST, 20 * rounds, algorithm=fedcm, round={"max_update_norm": 20.0})
+        _run(server, NEWEST, 20 * rounds, algorithm=fedcm, round={"max_update_norm": 4.0})
         _until(server, NEWEST, lambda run: run.rounds_done >= 6, "it has norms to compare with")
         (workspace.folder / SICK).touch()
         _until(server, NEWEST, lambda run: server.client(SICK).HasField("quarantine"), "the device is quarantined")

@@ -9,7 +9,6 @@ import pytest
 from algorithms import build
 from algorithms.registry import METHODS
 from fl_ops.compare.plan import Plan
-from fl_ops.compare.report import insert_tables
 from fl_ops.compare.table import Table, read_table
 from fl_ops.simulate.clients import prepare
 from fl_ops.simulate.settings import SimulationConfig, SimulationSection
@@ -177,16 +176,3 @@ def test_demons_files_run_on_leafs_files(name: str, tmp_path: Path) -> None:
     prepared = prepare(SimulationConfig(run.model_copy(update={"task": task}), section), 1)
     sizes = (WRITERS if name == "demon-femnist" else PERSONS).values()
     assert [(len(local.train), len(local.held_out)) for local in prepared.clients.values()] == [*sizes]
-
-
-@pytest.mark.parametrize("name", [*FULL, *DEMON])
-def test_the_page_has_the_table_of_the_file(name: str) -> None:
-    """A file that changed without its page shows here: until runs fill the page, it has the table without runs."""
-    page = (DOCS / "measurements/papers.md").read_text(encoding="utf-8")
-    table = read_table(FILES[name])
-    begin, end = (f"<!-- fl compare {name}: {word} -->" for word in ("begin", "end"))
-    shown = page.split(begin)[1].split(end)[0]
-    for row in insert_tables(begin + end, Plan(table, lambda cell: None)).splitlines():
-        if row.startswith("| "):
-            label = row.split("|")[1].strip()
-            assert f"| {label} " in shown

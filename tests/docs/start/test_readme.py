@@ -93,7 +93,7 @@ def test_the_index_has_every_page_once() -> None:
         for section in sections
         for link in re.findall(r"^\| \[[^]]+\]\((\w[^)]+)\) \| ", section, re.MULTILINE)
     ]
-    decisions = re.findall(r"^\| \[[^]]+\]\(([^)]+)\) \| ", read_page("docs/development/decisions.md"), re.MULTILINE)
+    decisions = re.findall(r"^- \[[^]]+\]\(([^)]+)\): ", read_page("docs/development/decisions.md"), re.MULTILINE)
     listed = [f"docs/{link}" for _, link in rows] + [f"docs/development/{link}" for link in decisions]
     assert sorted([*listed, "docs/README.md", "docs/configuration.md"]) == DOCS
     assert [(heading, link) for heading, link in rows if not link.startswith(f"{heading}/")] == []
