@@ -38,6 +38,7 @@ from fl_server.rpc.health import Health
 from fl_server.rpc.listening import Callers, Certificates, Listeners
 from fl_server.rpc.ports import Connections, ports
 from fl_server.runs.coordinator import Coordinator
+from fl_server.second_accountant import SecondAccountant
 from fl_server.services import EvaluationSlots, Services
 from fl_server.settings.config import ServerConfig
 from fl_server.store.checkpoints import Checkpoints
@@ -125,6 +126,7 @@ class Server:
             audit=audit,
             traces=traces,
             web=WebSessions(revocations),
+            second=SecondAccountant(self._pool("privacy", 1)),
         )
 
     def _outside(self, file: Path) -> OutsideCalls:

@@ -22,6 +22,7 @@ from fl_server.enrollment.grants import Revocations
 from fl_server.enrollment.issuing import Issuer
 from fl_server.metrics import Metrics
 from fl_server.outside_calls import OutsideCalls, OutsideCode, guarded
+from fl_server.second_accountant import SecondAccountant
 from fl_server.settings.config import ServerConfig
 from fl_server.store.checkpoints import Checkpoints
 from fl_server.store.errors import StoreError
@@ -141,6 +142,8 @@ class Services:
     """The object store that has checkpoints and updates; None: the state directory has them."""
     processes: TaskProcesses | None = None
     """Where tasks from outside run; None: in this process."""
+    second: SecondAccountant = field(default_factory=SecondAccountant)
+    """Epsilon of private runs by another accountant, for who reads it."""
 
     @property
     def secrets(self) -> RunSecrets:

@@ -47,6 +47,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "admission",
         "services",
         "outside_calls",
+        "second_accountant",
         "clients",
         "web",
         "enrollment",

@@ -15,6 +15,7 @@ from fl_client.settings.config import load_config
 from fl_client.setup.units import CONFIG
 from fl_client.storage.state import StateDir
 from fl_common.command_help import Group, examples
+from fl_common.privacy.loss_distributions import FIRST_NAME, NAME, tight_epsilon_of
 
 app = typer.Typer()
 _ConfigFile = Annotated[Path, typer.Option(metavar="FILE", help="The daemon's settings.")]
@@ -44,18 +45,23 @@ def show(
     spent = {} if account is None else account.spent
     wanted = delta or (None if account is None or not spent else account.delta)
     epsilon = 0.0 if account is None else account.epsilon(wanted)
+    tight = None if wanted is None else tight_epsilon_of(spent, wanted)
     limit, resets = policy.privacy.max_epsilon, 0 if witness is None else witness.resets
     if as_json:
         steps = [
             {"noise_multiplier": mechanism.noise_multiplier, "rate": mechanism.rate, "steps": count}
             for mechanism, count in sorted(spent.items())
         ]
-        print(json.dumps({"epsilon": epsilon, "delta": wanted, "max_epsilon": limit, "spent": steps, "resets": resets}))
+        facts = {"epsilon": epsilon, "tight_epsilon": tight, "delta": wanted, "max_epsilon": limit}
+        print(json.dumps({**facts, "spent": steps, "resets": resets}))
         return
     for mechanism, count in sorted(spent.items()):
         print(f"{count} steps with noise_multiplier {mechanism.noise_multiplier:g} at rate {mechanism.rate:g}")
     of = "without a limit of the site" if limit is None else f"of {limit:g} that the site allows (privacy.max_epsilon)"
-    print(f"epsilon {epsilon:.4g}{'' if wanted is None else f' at delta {wanted:g}'}, {of}")
+    at = "" if wanted is None else f" at delta {wanted:g} by {FIRST_NAME}"
+    print(f"epsilon {epsilon:.4g}{at}, {of}")
+    if tight is not None:
+        print(f"epsilon {tight:.4g} by {NAME}")
     if resets:
         print(f"the account was reset {resets} times: what was spent before is not in it")
 

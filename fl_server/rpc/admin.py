@@ -62,6 +62,8 @@ class AdminService(ListCalls, HistoryCalls, ClientCalls, OverviewCalls, admin_pb
         rounds: list[pb.RoundSummary] = []
         if request.with_rounds:
             rounds = await self._all_rounds(run)
+        if run.account is not None:
+            await self._services.second.settled(run.id, run.account.question(run.state.draws))
         return pb.GetRunResponse(run=run_status(run), rounds=rounds)
 
     async def WatchRun(self, request: pb.WatchRunRequest, context: Context) -> AsyncIterator[pb.WatchRunResponse]:

@@ -103,6 +103,7 @@ def _privacy(run: Run) -> pb.PrivacyStatus | None:
     if (account := run.account) is None:
         return None
     draws = run.state.draws
+    tight = run.context.services.second.exact(run.id, account.question(draws))
     return pb.PrivacyStatus(
         account=account.name,
         epsilon=account.epsilon(draws),
@@ -110,6 +111,8 @@ def _privacy(run: Run) -> pb.PrivacyStatus | None:
         draws=draws,
         most_draws=account.most,
         clip=_clip(run),
+        tight_epsilon=None if tight is None else tight.epsilon,
+        tight_epsilon_of_seen_cohorts=None if tight is None else tight.of_seen_cohorts,
     )
 
 

@@ -8,12 +8,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from fl_common.privacy.accountant import Mechanism, epsilon_of
+from fl_common.privacy.accountant import Mechanism, Spent, epsilon_of
 from fl_server.errors import InvalidInput
 from fl_server.rounds.effects import OpenAttempt
 from fl_server.run_settings.config import RunConfig
 from fl_server.run_settings.privacy import PrivacySection
 from fl_server.run_settings.sections import MAX_COUNT
+from fl_server.second_accountant import Question
 from fl_server.store.records import ChargeRecord
 
 
@@ -77,12 +78,21 @@ class Account:
 
     def epsilon(self, draws: int, *, seen: bool = False) -> float:
         """What the account has spent after so many draws of this run. seen: for who sees the cohorts."""
+        return epsilon_of(self.spent(draws, seen=seen), self.privacy.delta)
+
+    def spent(self, draws: int, *, seen: bool = False) -> Spent:
+        """All that the account was charged for, as `epsilon`."""
         spent = self.others + Counter({Mechanism(self.privacy.noise_multiplier, self.rate): draws})
-        if seen:
-            spent = Counter[Mechanism]()
-            for mechanism, count in [*self.others.items(), (Mechanism(self.privacy.noise_multiplier, 1.0), draws)]:
-                spent[Mechanism(mechanism.noise_multiplier, 1.0)] += count
-        return epsilon_of(spent, self.privacy.delta)
+        if not seen:
+            return spent
+        without = Counter[Mechanism]()
+        for mechanism, count in spent.items():
+            without[Mechanism(mechanism.noise_multiplier, 1.0)] += count
+        return without
+
+    def question(self, draws: int) -> Question:
+        """What the second accountant is asked after so many draws of this run."""
+        return Question(self.spent(draws), self.spent(draws, seen=True), self.privacy.delta)
 
     def with_noise(self, noise_multiplier: float) -> Account:
         """The account if the run had this noise."""

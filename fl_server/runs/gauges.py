@@ -26,6 +26,9 @@ STATES = ("waiting", "running", "paused", "completed", "stopped", "failed")
 
 NORMS = ("update", "update_smallest", "update_largest", "aggregate", "direction")
 
+ACCOUNTANTS = ("renyi", "loss_distributions")
+"""The first one holds the budget. The second one is tighter, and needs dp-accounting."""
+
 GaugeValues = Mapping[Values, float]
 """Values by the labels after `run`; empty if the run has no value."""
 
@@ -72,6 +75,15 @@ def _state(run: Run) -> GaugeValues:
 def _norms(run: Run) -> GaugeValues:
     norms = run.rounds.latest_statistics.norms
     return {(of,): norms[of] for of in NORMS if of in norms}
+
+
+def _epsilon(run: Run) -> GaugeValues:
+    if run.account is None:
+        return {}
+    draws = run.state.draws
+    tight = run.context.services.second.newest(run.id, run.account.question(draws))
+    values = (run.account.epsilon(draws), None if tight is None else tight.epsilon)
+    return {(name,): value for name, value in zip(ACCOUNTANTS, values, strict=True) if value is not None}
 
 
 def _best(run: Run) -> GaugeValues:
@@ -168,9 +180,10 @@ RUN_GAUGES = (
         "fl_clients_below_due", "Clients with less than half of the counted updates that they are due.",
         lambda run: len(run.rounds.shares.too_low),
     ),
-    _plain(
-        "fl_privacy_epsilon", "What the run's privacy account has spent; none without differential privacy.",
-        lambda run: None if run.account is None else run.account.epsilon(run.state.draws),
+    _labelled(
+        "fl_privacy_epsilon",
+        "What the run's privacy account has spent, by accountant; the second one's number comes some seconds later.",
+        _epsilon, accountant=ACCOUNTANTS,
     ),
     _labelled(
         "fl_secure_clients",

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from fl_common import units
+from fl_common.privacy.loss_distributions import FIRST_NAME, NAME
 from fl_common.units import ACCURACY, LOSS, base_metric, counted, measured, metric_title
 from fl_web.facts.rounds import Round, evaluation, metric_of, norms, on_clients
 from fl_web.facts.words import PHASES, Fact, about, counts, fact, first_of
@@ -197,7 +198,7 @@ def figures(run: pb.RunStatus) -> list[Fact]:
         fact("late updates", _late(account.staleness)),
         fact("time", _shares(account.seconds)),
         fact("client states", f"{states.members:,} members" if run.HasField("states") else ""),
-        fact("privacy", _privacy(run)),
+        fact("privacy", privacy_text(run)),
         fact("secure aggregation", _secure(run)),
     ]
 
@@ -262,15 +263,24 @@ _SECURE = ("members", "sharers", "survivors", "signers", "threshold")
 """What is told of the stages of a round, in order."""
 
 
-def _privacy(run: pb.RunStatus) -> str:
+def privacy_text(run: pb.RunStatus) -> str:
+    """What a private run has spent, by which accountant; empty for another run."""
     if not run.HasField("privacy"):
         return ""
     spent, wanted = run.privacy, run.spec.privacy
-    promised = f"of at most {wanted.max_epsilon:g} at delta {wanted.delta:g} for each {wanted.unit}"
-    seen = f"{spent.epsilon_of_seen_cohorts:.3g} for who sees the cohorts"
-    draws = f"{spent.draws} of {spent.most_draws} draws"
+    held = f"{FIRST_NAME}, of at most {wanted.max_epsilon:g}"
+    first = f"{_epsilon(spent.epsilon, spent.epsilon_of_seen_cohorts)} by {held}"
+    if spent.HasField("tight_epsilon"):
+        seen = spent.tight_epsilon_of_seen_cohorts if spent.HasField("tight_epsilon_of_seen_cohorts") else None
+        first = f"{_epsilon(spent.tight_epsilon, seen)} by {NAME}; {first}"
+    promised = f"at delta {wanted.delta:g} for each {wanted.unit}"
+    draws = f"account {spent.account}; {spent.draws} of {spent.most_draws} draws"
     clip = f"; clip {spent.clip:.3g}" if wanted.HasField("clip_quantile") and spent.clip else ""
-    return f"epsilon {spent.epsilon:.3g} {promised} ({seen}), account {spent.account}; {draws}{clip}"
+    return f"epsilon {promised}: {first}; {draws}{clip}"
+
+
+def _epsilon(hidden: float, seen: float | None) -> str:
+    return f"{hidden:.3g}" + ("" if seen is None else f" ({seen:.3g} for who sees the cohorts)")
 
 
 def _secure(run: pb.RunStatus) -> str:

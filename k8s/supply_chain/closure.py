@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = ("digits", "gates", "objects", "otel", "postgres", "server", "web")
+EXTRAS = ("digits", "gates", "objects", "otel", "postgres", "privacy", "server", "web")
 """Extras of pyproject.toml for images. The others are for workstations."""
 TORCH = ("torch", "torchvision")
 """The packages with other files for CPUs than for GPUs."""

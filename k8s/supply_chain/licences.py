@@ -14,6 +14,7 @@ from k8s.supply_chain.closure import ROOT, TORCH, closure, runtime, wanted
 PAGE = ROOT / "docs/development/licences.md"
 _IDENTIFIERS = {
     "3-Clause BSD License": "BSD-3-Clause",
+    "Apache 2.0": "Apache-2.0",
     "Apache Software License": "Apache-2.0",
     "BSD License": "BSD",
     "ISC License (ISCL)": "ISC",

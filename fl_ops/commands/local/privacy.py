@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fl_common.privacy.loss_distributions import FIRST_NAME, NAME, tight_epsilon_of
 from fl_ops.commands.options import Context, command
 from fl_ops.errors import UsageError
 from fl_ops.render import output
@@ -49,6 +50,8 @@ def privacy(
         "max_epsilon": account.privacy.limit,
         "epsilon": account.epsilon(rounds),
         "epsilon_of_seen_cohorts": account.epsilon(rounds, seen=True),
+        "tight_epsilon": tight_epsilon_of(account.spent(rounds), account.privacy.delta),
+        "tight_epsilon_of_seen_cohorts": tight_epsilon_of(account.spent(rounds, seen=True), account.privacy.delta),
         "most_rounds": account.most,
         "least_noise_multiplier": _least_noise(account, rounds),
     }
@@ -56,12 +59,16 @@ def privacy(
 
 
 def _text(facts: dict[str, Any]) -> str:
+    tight = ""
+    if facts["tight_epsilon"] is not None:
+        tight = f"By {NAME} it is {facts['tight_epsilon']:.3g}.\n"
     return (
         "{rounds} rounds at rate {rate:g} with noise {noise_multiplier:g}: epsilon {epsilon:.3g} at delta {delta:g}"
-        " ({epsilon_of_seen_cohorts:.3g} for who sees the cohorts).\n"
+        " ({epsilon_of_seen_cohorts:.3g} for who sees the cohorts), by {first}.\n"
+        "{tight}"
         "The budget of {max_epsilon:g} lasts for {most_rounds:,} rounds. The least noise for {rounds} rounds within it"
         " is {least_noise_multiplier:.3g}."
-    ).format(**facts)
+    ).format(**facts, tight=tight, first=FIRST_NAME)
 
 
 def _least_noise(account: Account, rounds: int) -> float:

@@ -534,20 +534,24 @@ class RunStatus(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., spec: _Optional[_Union[RunSpec, _Mapping]] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., rounds_done: _Optional[int] = ..., phase: _Optional[str] = ..., attempt: _Optional[int] = ..., cohort: _Optional[_Iterable[str]] = ..., admitted: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., latest: _Optional[_Union[RoundSummary, _Mapping]] = ..., best: _Optional[_Union[RoundSummary, _Mapping]] = ..., bytes_down: _Optional[int] = ..., bytes_up: _Optional[int] = ..., eligible_clients: _Optional[int] = ..., over_selection: _Optional[float] = ..., account: _Optional[_Union[RoundAccount, _Mapping]] = ..., newest_metrics: _Optional[_Mapping[str, float]] = ..., best_metrics: _Optional[_Mapping[str, float]] = ..., awaited: _Optional[_Iterable[str]] = ..., awaited_count: _Optional[int] = ..., deadline_left_s: _Optional[float] = ..., waiting_for: _Optional[str] = ..., policy_refusals: _Optional[_Mapping[str, int]] = ..., states: _Optional[_Union[StateMembers, _Mapping]] = ..., lower_is_better: _Optional[_Mapping[str, bool]] = ..., latest_failure: _Optional[_Union[FailedWork, _Mapping]] = ..., below_due: _Optional[int] = ..., first_below_due: _Optional[_Iterable[_Union[ClientShare, _Mapping]]] = ..., cohort_size: _Optional[int] = ..., privacy: _Optional[_Union[PrivacyStatus, _Mapping]] = ..., cohorts_hidden: _Optional[bool] = ..., clients_authority: _Optional[str] = ...) -> None: ...
 
 class PrivacyStatus(_message.Message):
-    __slots__ = ("account", "epsilon", "epsilon_of_seen_cohorts", "draws", "most_draws", "clip")
+    __slots__ = ("account", "epsilon", "epsilon_of_seen_cohorts", "draws", "most_draws", "clip", "tight_epsilon", "tight_epsilon_of_seen_cohorts")
     ACCOUNT_FIELD_NUMBER: _ClassVar[int]
     EPSILON_FIELD_NUMBER: _ClassVar[int]
     EPSILON_OF_SEEN_COHORTS_FIELD_NUMBER: _ClassVar[int]
     DRAWS_FIELD_NUMBER: _ClassVar[int]
     MOST_DRAWS_FIELD_NUMBER: _ClassVar[int]
     CLIP_FIELD_NUMBER: _ClassVar[int]
+    TIGHT_EPSILON_FIELD_NUMBER: _ClassVar[int]
+    TIGHT_EPSILON_OF_SEEN_COHORTS_FIELD_NUMBER: _ClassVar[int]
     account: str
     epsilon: float
     epsilon_of_seen_cohorts: float
     draws: int
     most_draws: int
     clip: float
-    def __init__(self, account: _Optional[str] = ..., epsilon: _Optional[float] = ..., epsilon_of_seen_cohorts: _Optional[float] = ..., draws: _Optional[int] = ..., most_draws: _Optional[int] = ..., clip: _Optional[float] = ...) -> None: ...
+    tight_epsilon: float
+    tight_epsilon_of_seen_cohorts: float
+    def __init__(self, account: _Optional[str] = ..., epsilon: _Optional[float] = ..., epsilon_of_seen_cohorts: _Optional[float] = ..., draws: _Optional[int] = ..., most_draws: _Optional[int] = ..., clip: _Optional[float] = ..., tight_epsilon: _Optional[float] = ..., tight_epsilon_of_seen_cohorts: _Optional[float] = ...) -> None: ...
 
 class ClientShare(_message.Message):
     __slots__ = ("client_id", "counted", "due")

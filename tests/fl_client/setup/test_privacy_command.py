@@ -13,6 +13,7 @@ from fl_client.privacy.files import AccountFiles
 from fl_client.setup import commands
 from fl_client.storage.state import StateDir
 from fl_common.privacy.accountant import Mechanism
+from fl_common.privacy.loss_distributions import tight_epsilon_of
 
 
 def test_the_account_and_the_limit_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,12 +30,14 @@ def test_the_account_and_the_limit_are_shown(tmp_path: Path, capsys: pytest.Capt
     AccountFiles(tmp_path).write(account)
     assert commands.main(["privacy", "--config", str(config)]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("40 steps with noise_multiplier 1 at rate 0.1\nepsilon 5.435 at delta 1e-05, of 8 ")
+    assert shown.startswith("40 steps with noise_multiplier 1 at rate 0.1\nepsilon 5.435 at delta 1e-05 by Renyi ")
+    assert f"epsilon {tight_epsilon_of(account.spent, 1e-5):.4g} by dp-accounting's privacy loss" in shown
     assert account.secret.hex() not in shown
     assert commands.main(["privacy", "--config", str(config), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["max_epsilon"], found["spent"][0]["steps"]) == (8.0, 40)
     assert found["epsilon"] == account.epsilon()
+    assert found["tight_epsilon"] == tight_epsilon_of(account.spent, 1e-5)
     assert commands.main(["privacy", "--config", str(config), "--delta", "2"]) == 2
     (tmp_path / FILE).write_text("{}")
     assert commands.main(["privacy", "--config", str(config)]) == 2

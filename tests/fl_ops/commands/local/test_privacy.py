@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fl_common.privacy.accountant import Mechanism, epsilon_of
+from fl_common.privacy.loss_distributions import tight_epsilon_of
 from tests.fl_ops.conftest import Fl
 
 RUN = """
@@ -35,11 +36,14 @@ def test_costs_and_least_noise(fl: Fl, tmp_path: Path, noise: float, budget: flo
     (tmp_path / "run.toml").write_text(RUN.format(noise=noise, budget=budget))
     facts = json.loads(fl("privacy", "run.toml", "--json").stdout)
     assert facts["epsilon"] == pytest.approx(epsilon(noise, 60))
+    tight = tight_epsilon_of({Mechanism(noise, 0.05): 60}, 1e-4)
+    assert facts["tight_epsilon"] == tight < facts["epsilon"]
     least, most = facts["least_noise_multiplier"], facts["most_rounds"]
     assert epsilon(least, 60) <= budget < epsilon(0.99 * least, 60)
     assert epsilon(noise, most) <= budget < epsilon(noise, most + 1)
     text = fl("privacy", "run.toml").stdout
     assert f"60 rounds at rate 0.05 with noise {noise:g}: epsilon" in text
+    assert f"By dp-accounting's privacy loss distributions it is {tight:.3g}." in text
     assert f"The least noise for 60 rounds within it is {least:.3g}." in text
 
 
