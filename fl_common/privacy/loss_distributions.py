@@ -18,7 +18,7 @@ FIRST_NAME = "Renyi divergences"
 MOST = 100.0
 """Above this epsilon by the first accountant there is no answer: it would need gigabytes, and nothing is private."""
 _INTERVAL = 3e-4
-"""Of the discrete losses; every value is an upper bound. A third of the library's default takes three times as long."""
+"""The interval of the discrete losses. Every value is an upper bound; a third of it takes three times as long."""
 
 
 def is_installed() -> bool:
