@@ -1,7 +1,7 @@
 """A task that learns nothing: every step adds the same small constant to every parameter.
 
 With it, the cost of a round is that of the system: bytes, disk, sums. Options: `parameters` is the size of the model,
-`tensors` the number of its parameter tensors.
+`tensors` the number of its parameter tensors, `largest` the size of the first one; 0: all have about the same.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ STEP = 2.0**-10
 class Constant(nn.Module):
     """`tensors` tensors with `parameters` numbers together, initially zero."""
 
-    def __init__(self, parameters: int, tensors: int) -> None:
+    def __init__(self, parameters: int, tensors: int, largest: int = 0) -> None:
         super().__init__()
-        sizes = [parameters // tensors + (index < parameters % tensors) for index in range(tensors)]
+        rest, count = parameters - largest, tensors - bool(largest)
+        sizes = [largest] * bool(largest) + [rest // count + (index < rest % count) for index in range(count)]
         self.pieces = nn.ParameterList([nn.Parameter(torch.zeros(size)) for size in sizes])
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -33,8 +34,8 @@ class ConstantTask:
 
     version = "1"
 
-    def __init__(self, parameters: int = 10_000, tensors: int = 62) -> None:
-        self._size = (parameters, tensors)
+    def __init__(self, parameters: int = 10_000, tensors: int = 62, largest: int = 0) -> None:
+        self._size = (parameters, tensors, largest)
 
     def model(self) -> nn.Module:
         """The model above."""

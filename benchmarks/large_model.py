@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     case = parser.parse_args(
         arguments,
         namespace=argparse.Namespace(
-            algorithm="fedavg", averaging="none", tls=False, ahead_mib=1, storage="", endpoint=""
+            algorithm="fedavg", averaging="none", tls=False, secure=False, ahead_mib=1, storage="", endpoint=""
         ),
     )
     with tempfile.TemporaryDirectory(prefix="large-model-") as folder, Processes(Path(folder)) as processes:
@@ -58,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--clients", type=int, default=2)
     parser.add_argument("--params", type=int, default=250_000_000)
     parser.add_argument("--tensors", type=int, default=62)
+    parser.add_argument("--largest", type=int, default=0, help="numbers of the largest tensor; 0: all are alike")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--no-floors", dest="floors", action="store_false", help="do not measure the lower bounds")
     return parser

@@ -49,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--params", type=int, default=10_000)
     parser.add_argument("--tensors", type=int, default=62)
+    parser.add_argument("--largest", type=int, default=0, help="numbers of the largest tensor; 0: all are alike")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--algorithm", choices=("fedavg", "fedcm"), default="fedavg")
     parser.add_argument("--averaging", choices=("none", "ema", "window"), default="none")
@@ -65,10 +66,11 @@ def _parser() -> argparse.ArgumentParser:
 def measure(case: argparse.Namespace, deployment: Deployment, during: DuringRounds = nullcontext) -> dict[str, Any]:
     """Start all processes, run and measure; the caller stops the processes. during: entered while rounds run."""
     began = time.monotonic()
-    task = f'name = "{TASK}"\noptions = {{parameters = {case.params}, tensors = {case.tensors}}}\n'
+    options = ", ".join(f"{name} = {value}" for name, value in _options(case).items())
+    task = f'name = "{TASK}"\noptions = {{{options}}}\n'
     objects = f'[objects]\nendpoint = "{case.endpoint}"\n' if case.endpoint else ""
     server = deployment.serve(
-        extra=f"[transfers]\nahead_mib = {case.ahead_mib}\n{objects}",
+        extra=f"[transfers]\nahead_mib = {case.ahead_mib}\n{_limits(case)}{objects}",
         first=f'storage = "{case.storage}"\n' if case.storage else "",
     )
     idle_mb, start_s = resident_mb(server.child), cpu_s(server.child)
@@ -118,10 +120,23 @@ def floors(case: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _limits(case: argparse.Namespace) -> str:
+    """TOML that allows the model, if it is larger than the usual limit."""
+    mib = case.params * 4 // 2**20 + 1
+    limits = {"max_update_mib": mib, "max_model_mib": mib, "max_models_mib": 2 * mib}
+    return "[limits]\n" + "".join(f"{name} = {value}\n" for name, value in limits.items()) if mib > 1024 else ""
+
+
+def _options(case: argparse.Namespace) -> dict[str, int]:
+    """The options of the task."""
+    sizes = {"parameters": case.params, "tensors": case.tensors}
+    return {**sizes, "largest": case.largest} if case.largest else sizes
+
+
 def _spec(case: argparse.Namespace) -> admin_pb2.RunSpec:
     spec = admin_pb2.RunSpec(name="overhead", seed=0)
     spec.task.name = TASK
-    spec.task.options.update({"parameters": case.params, "tensors": case.tensors})
+    spec.task.options.update(_options(case))
     spec.algorithm.name = case.algorithm
     if case.algorithm == "fedcm":
         spec.algorithm.parameters.update({"alpha": ALPHA})

@@ -1,7 +1,8 @@
-"""Loads methods, reducers and optimizers from outside by name, makes them known in this process, identifies their code.
+"""Loads methods, reducers, rules and optimizers from outside by name, and identifies their code.
 
-A method is a function that returns an `algorithms.Method`, a reducer one that returns an `algorithms.Reducer`. A
-function without that annotation is refused and never called. Optimizers are classes of torch.optim.Optimizer, by the
+A method is a function that returns an `algorithms.Method`, a reducer one that returns an `algorithms.Reducer`, a rule
+for stale updates one that returns an `algorithms.Staleness`. A function without that annotation is refused and never
+called. Optimizers are classes of torch.optim.Optimizer, by the
 settings of this machine.
 """
 
@@ -42,6 +43,14 @@ REDUCERS = Kind(
     not_listed=NotListed,
     built_in=dict.fromkeys(fl.BUILT_IN_REDUCERS, ""),
 )
+STALENESS = Kind(
+    "staleness",
+    "impetus.staleness",
+    example="my_rules:halving",
+    error=fl.AlgorithmError,
+    not_listed=NotListed,
+    built_in=dict.fromkeys(fl.BUILT_IN_STALENESS, ""),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +87,11 @@ def load_method(name: str, listed: Collection[str] | None = None) -> Code | None
 def load_reducer(name: str, listed: Collection[str] | None = None) -> Code | None:
     """Load a reducer, so that `algorithms.build_reducer` knows it. Like `load_method`, with "impetus.reducers"."""
     return _load(REDUCERS, name, listed, fl.add_reducer)
+
+
+def load_staleness(name: str, listed: Collection[str] | None = None) -> Code | None:
+    """Load a rule for stale updates, so that `algorithms.build_staleness` knows it. Like `load_method`."""
+    return _load(STALENESS, name, listed, fl.add_staleness)
 
 
 def _load(

@@ -28,7 +28,9 @@ from protos.status import detail_of
 from protos.wire import client_options
 
 CALL_SECONDS = 60
-"""Timeout of a call that is no stream. Creating a run takes long: it builds the model."""
+"""Timeout of a call that is no stream."""
+CREATE_SECONDS = 600
+"""Timeout of a call that creates a run: the coordinator builds the model and writes it to its disk."""
 _PAGE_SIZE = 1000
 """The most entries that a coordinator puts into a page."""
 _CONNECT_MILLISECONDS = 5_000
@@ -67,13 +69,17 @@ class AdminCalls:
                 return
             request.page_token = page.next_page_token
 
-    def call(self, request: Message, response: type[Response]) -> Response:
-        """The response to a request. response: its type, which no code at run time needs."""
+    def call(self, request: Message, response: type[Response], seconds: float = 0.0) -> Response:
+        """The response to a request.
+
+        response: its type, which no code at run time needs. seconds: the timeout; 0: the usual one.
+        """
         del response
+        seconds = seconds or self._call_seconds
         try:
             return cast(
                 Response,
-                self._method(request)(request, timeout=self._call_seconds, metadata=call_metadata(self._connection)),
+                self._method(request)(request, timeout=seconds, metadata=call_metadata(self._connection)),
             )
         except grpc.RpcError as exc:
             raise self._explained(exc) from exc

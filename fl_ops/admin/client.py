@@ -7,7 +7,7 @@ from typing import BinaryIO, Self
 
 from blake3 import blake3
 
-from fl_ops.admin.calls import CALL_SECONDS, AdminCalls
+from fl_ops.admin.calls import CALL_SECONDS, CREATE_SECONDS, AdminCalls
 from fl_ops.admin.settings import Connection
 from protos.chunks import make_chunk
 from protos.digests import digest_message
@@ -47,7 +47,7 @@ class RunCalls:
 
     def create_run(self, spec: admin_pb2.RunSpec) -> admin_pb2.CreateRunResponse:
         """Create a run; with what its creator should know of it."""
-        return self._calls.call(admin_pb2.CreateRunRequest(spec=spec), admin_pb2.CreateRunResponse)
+        return self._calls.call(admin_pb2.CreateRunRequest(spec=spec), admin_pb2.CreateRunResponse, CREATE_SECONDS)
 
     def list_runs(self) -> list[admin_pb2.RunStatus]:
         """All runs, in the coordinator's order."""

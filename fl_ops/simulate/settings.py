@@ -19,7 +19,7 @@ from pydantic import (
 from algorithms import AlgorithmError
 from fl_common.names import check_id
 from fl_common.settings import Section, describe_error, validated
-from fl_extensions.methods import Code, load_method, load_reducer
+from fl_extensions.methods import Code, load_method, load_reducer, load_staleness
 from fl_ops.errors import UsageError
 from fl_ops.files import read_toml
 from fl_ops.simulate.measures.section import MeasureSection
@@ -154,17 +154,21 @@ def parse_simulation(content: Mapping[str, Any]) -> SimulationConfig:
 
 
 def with_code(run: RunConfig) -> RunConfig:
-    """Load the run's method and reducer. Returns the run with the fingerprints of their code.
+    """Load the code from outside that the run names. Returns the run with the fingerprints of that code.
 
     Raises AlgorithmError if one cannot be loaded, and if a run of a ledger was made with other code.
     """
     algorithm, round_ = run.algorithm, run.round
     method = _checked(load_method(algorithm.name), algorithm.name, algorithm.fingerprint)
     reducer = _checked(load_reducer(round_.reducer), round_.reducer, round_.reducer_fingerprint)
+    staleness = round_.staleness
+    if staleness is not None:
+        rule = _checked(load_staleness(staleness.kind), staleness.kind, staleness.fingerprint)
+        staleness = staleness.model_copy(update={"fingerprint": rule})
     return run.model_copy(
         update={
             "algorithm": algorithm.model_copy(update={"fingerprint": method}),
-            "round": round_.model_copy(update={"reducer_fingerprint": reducer}),
+            "round": round_.model_copy(update={"reducer_fingerprint": reducer, "staleness": staleness}),
         }
     )
 

@@ -6,7 +6,7 @@ A Snapshot holds everything that passes from round to round; the engine itself k
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -16,9 +16,12 @@ import torch
 
 import algorithms as fl
 from algorithms import tree
+from algorithms.buffered import buffered_sums, in_order, shares
 from algorithms.compose import SENT
 from fl_common.secure_aggregation.rounding import rounding_key
 from fl_server.aggregation.adaptive_clip import clip_rule
+from fl_server.aggregation.buffered_rules import staleness_rule
+from fl_server.aggregation.buffered_step import BufferSum, Told
 from fl_server.aggregation.bundles import CPU
 from fl_server.aggregation.encoded_update import Decoding, UpdateKeys, opened
 from fl_server.aggregation.evaluation import EvaluatedModel
@@ -37,6 +40,7 @@ from fl_server.aggregation.private_rules import check_private_model, has_centre
 from fl_server.aggregation.private_sum import Mechanism, PrivateSum, key_of_round
 from fl_server.aggregation.record_rules import check_record_model
 from fl_server.aggregation.reduction import (
+    OtherSum,
     Reduction,
     SumUpdates,
     capped,
@@ -48,7 +52,7 @@ from fl_server.aggregation.reduction import (
 )
 from fl_server.aggregation.secure_rules import check_secure_model
 from fl_server.aggregation.secure_sum import SecureMeans, SecureSum, Total
-from fl_server.aggregation.server_update import ServerUpdateStats, apply_server_update, check_finite
+from fl_server.aggregation.server_update import ServerUpdateStats, apply_server_update, check_finite, part_of
 from fl_server.aggregation.snapshot import Snapshot, Snapshots
 from fl_server.aggregation.task_model import initial_path
 from fl_server.aggregation.updates import AcceptedUpdates, Source, UpdateShape
@@ -91,6 +95,8 @@ class Engine:
         """The algorithm with its parameters of round 0. What does not depend on them is the same in all rounds."""
         self.sum_updates: SumUpdates = sum_updates
         """Another function here may share the sums among processes."""
+        self.sum_buffer = buffered_sums
+        """Another function here may compare other forms of a step over a buffer."""
         self.release: Callable[[], object] = lambda: None
         """Called as `Reduction.release` is."""
         self.own_loop = task.facts.own_loop if isinstance(task, RemoteTask) else own_loop(task) is not None
@@ -204,6 +210,42 @@ class Engine:
             largest=max(zip(weights, (info.client_id for info in accepted.cohort), strict=True))[::-1],
         )
 
+    def buffered_update(
+        self,
+        snapshot: Snapshot,
+        entries: Sequence[fl.Buffered],
+        sources: Sequence[Source],
+        versions: Mapping[int, Snapshot],
+    ) -> tuple[Snapshot, ServerUpdateStats]:
+        """The same for a buffer of updates, one for each client and version, in any order. Raises Diverged.
+
+        versions: the snapshots that the entries' clients began from, by the number of the round after each.
+        """
+        order, current = in_order(entries), snapshot.round + 1
+        entries, sources = [entries[number] for number in order], [sources[number] for number in order]
+        weights = staleness_rule(self.config).weights(entry.staleness for entry in entries)
+        told = {number: self._told(of, len(entries)) for number, of in {**versions, current: snapshot}.items()}
+        known = {number: each.version for number, each in told.items()}
+        wanted = self.sum_buffer(known, current, entries, weights)
+        updates = self._accepted(snapshot, 0, [entry.info for entry in entries], sources, [e.version for e in entries])
+        made, stats = self._stepped(snapshot, updates, _NONE, BufferSum(wanted, told))
+        parts = shares(known[current], entries, weights)
+        if made.buffers:
+            tree.copy_(made.buffers, reduce_buffers(self.config.round, updates, parts))
+        largest = max(zip(parts, (entry.info.client_id for entry in entries), strict=True))[::-1]
+        return self._finished(snapshot, made), replace(stats, largest=largest)
+
+    def _told(self, snapshot: Snapshot, size: int) -> Told:
+        """What the clients that begin from a snapshot are told. size: of the buffer of the step."""
+        algorithm, round_ = self._algorithm_after(snapshot), snapshot.round + 1
+
+        def direction(names: Collection[str]) -> fl.Tensors:
+            sent = self._bundles(snapshot).received_direction(snapshot, 0, _NONE).get(SENT)
+            sent = sent or algorithm.exchanges[0].direction(part_of(snapshot.state, names), {}) or {}
+            return {name: sent[name] for name in names}
+
+        return Told(fl.Version(algorithm, round_info(self.config, round_, size)), direction)
+
     def private_update(
         self, snapshot: Snapshot, cohort: Sequence[PrivateInfo], sources: Sequence[Source], attempt: int
     ) -> tuple[Snapshot, ServerUpdateStats]:
@@ -274,13 +316,13 @@ class Engine:
         snapshot: Snapshot,
         updates: AcceptedUpdates,
         earlier_sums: Mapping[str, fl.Tensors],
-        private: PrivateSum | SecureSum | None = None,
+        special: OtherSum | None = None,
     ) -> tuple[Snapshot, ServerUpdateStats]:
         """The next snapshot without buffers. Raises Diverged."""
         last, made = len(self.algorithm.exchanges) - 1, self.snapshots.blank_after(snapshot)
         given = {**earlier_sums, **self._bundles(snapshot).received_direction(snapshot, last, earlier_sums)}
         given = {name: tree.to(tensors, self.snapshots.device) for name, tensors in given.items()}
-        reduction = replace(self._reduction(snapshot, last, updates), earlier_sums=given, private=private)
+        reduction = replace(self._reduction(snapshot, last, updates), earlier_sums=given, special=special)
         stats = apply_server_update(reduction, snapshot.state, made.state, self._trainable_layout)
         if made.rounded:
             tree.copy_(made.rounded, made.state.x)
@@ -291,13 +333,19 @@ class Engine:
         self._bundles(made).check(made, 0, _NONE)
         return made.measured().with_average(self.config.averaging, snapshot.averaged)
 
-    def _accepted(
-        self, snapshot: Snapshot, exchange: int, cohort: Sequence[fl.UpdateInfo], sources: Sequence[Source]
+    def _accepted(  # noqa: PLR0913, PLR0917 - what is read, and where it began
+        self,
+        snapshot: Snapshot,
+        exchange: int,
+        cohort: Sequence[fl.UpdateInfo],
+        sources: Sequence[Source],
+        versions: Sequence[int] = (),
     ) -> AcceptedUpdates:
-        """The updates of an exchange, whose values can be read."""
+        """The updates of an exchange, whose values can be read. versions: of the updates; empty: all are current."""
 
         def decoding(number: int) -> Decoding:
-            return self.decoding(snapshot.round + 1, exchange, cohort[number].client_id, cohort[number].num_steps)
+            version = versions[number] if versions else snapshot.round + 1
+            return self.decoding(version, exchange, cohort[number].client_id, cohort[number].num_steps)
 
         shape = self.shape(exchange)
         return AcceptedUpdates(self._capped(cohort), opened(sources, shape, decoding), shape)

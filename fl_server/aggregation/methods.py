@@ -10,6 +10,7 @@ from algorithms.optimizers.classes import check_optimizer
 from algorithms.optimizers.federated import check_combination, with_optimizer
 from algorithms.optimizers.spec import OptimizerSpec, RateSchedule
 from algorithms.reference import KnownPart, Reference, has_reference, reference_of
+from fl_server.aggregation.buffered_rules import check_buffered
 from fl_server.aggregation.private_rules import check_one_release, check_privacy
 from fl_server.aggregation.record_rules import check_record_privacy
 from fl_server.aggregation.reduction import check_reducer
@@ -52,6 +53,7 @@ def build_algorithm(config: RunConfig) -> fl.Algorithm:
         check_record_privacy(config, algorithm)
     check_secure_aggregation(config)
     check_summed(config, algorithm)
+    check_buffered(config, algorithm)
     if algorithm.objective == "examples" and config.round.max_client_share:
         raise InvalidInput(
             "round.max_client_share",

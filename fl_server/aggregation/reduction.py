@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from typing import Protocol
 
 import torch
 
@@ -18,9 +19,7 @@ import algorithms as fl
 from algorithms import UpdateInfo, tree
 from algorithms.aggregate import mean_of_buffers
 from fl_server.aggregation import robust
-from fl_server.aggregation.private_sum import PrivateSum
 from fl_server.aggregation.robust import check_outside_reducer
-from fl_server.aggregation.secure_sum import SecureSum
 from fl_server.aggregation.updates import AcceptedUpdates, Source, by_block, device_of, joined, neighbours
 from fl_server.errors import InvalidInput
 from fl_server.run_settings.sections import RoundSection
@@ -126,6 +125,14 @@ def left_out(cohort: Sequence[UpdateInfo], taken: Sequence[UpdateInfo]) -> tuple
     return tuple(info.client_id for info in cohort if info.client_id not in ids)
 
 
+class OtherSum(Protocol):
+    """A noisy mean of a run with client-level privacy, the mean of masked updates, or sums over a buffer."""
+
+    def sums(self, exchange: fl.Exchange, info: fl.RoundInfo, updates: AcceptedUpdates) -> dict[str, fl.Tensors]:
+        """The method's sums by name, of the tensors that `updates` has."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Reduction:
     """One exchange's updates, and the sums that the method makes of them."""
@@ -142,16 +149,16 @@ class Reduction:
     earlier_sums: Mapping[str, fl.Tensors] = field(default_factory=dict)
     """The sums of the round's earlier exchanges."""
     sum_updates: SumUpdates = sum_updates
-    private: PrivateSum | SecureSum | None = None
-    """The noisy mean of a run with client-level privacy, or that of masked updates, in place of the others."""
+    special: OtherSum | None = None
+    """What makes the sums in place of the reducer: a noisy mean, masked updates, a buffer."""
     release: Callable[[], object] = lambda: None
     """Called several times during the server update of a large model; it may return freed memory to the kernel."""
 
     def sums(self, names: Collection[str] | None = None) -> dict[str, fl.Tensors]:
         """The method's sums by name, with the run's reducer in place of the mean. names: only these tensors."""
         updates = self.updates if names is None else self.updates.only(names)
-        if self.private is not None:
-            made = self.private.sums(self.algorithm.exchanges[self.exchange], self.info, updates)
+        if self.special is not None:
+            made = self.special.sums(self.algorithm.exchanges[self.exchange], self.info, updates)
             return {name: tree.to(tensors, self.device) for name, tensors in made.items()}
         wanted = self.algorithm.exchanges[self.exchange].sums(updates.cohort, self.info)
         if self.section.reducer == "mean" or robust.selects(self.section):  # a selection, then a mean

@@ -69,7 +69,7 @@ def apply_server_update(
     """
     lengths, exchange, unreleased = _Lengths(), reduction.algorithm.exchanges[reduction.exchange], 0
     for names in groups(layout, GROUP_BYTES):
-        part = _part(state, names)
+        part = part_of(state, names)
         earlier = {name: _of(sums, names) for name, sums in reduction.earlier_sums.items()}
         after = _server_step(reduction, part, {**earlier, **reduction.sums(names)})
         tree.copy_(_of(into.x, names), after.x)
@@ -151,7 +151,8 @@ def _products(a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
     return [torch.dot(one.double(), other.double()) for one, other in blocks]
 
 
-def _part(state: fl.ServerState, names: Collection[str]) -> fl.ServerState:
+def part_of(state: fl.ServerState, names: Collection[str]) -> fl.ServerState:
+    """The state of these tensors."""
     memory = {symbol: _of(tensors, names) for symbol, tensors in state.memory.items()}
     return fl.ServerState(
         _of(state.x, names), memory, {name: dtype for name, dtype in state.dtypes.items() if name in names}

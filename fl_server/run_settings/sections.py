@@ -24,6 +24,8 @@ MAX_SECONDS = 1_000_000_000
 """Longest time, about 31 years, which timers and durations can represent."""
 MAX_NUMBER = 3e38
 """Largest learning rate, decay or norm: a float32 on a device can represent it."""
+MAX_STALENESS = 1000
+"""Most versions between the model that an update began from and the one that it is added to."""
 MAX_DEPTH = 16
 """Deepest nesting of tables and lists."""
 MAX_VALUES = 4096
@@ -200,6 +202,22 @@ class LocalSection(_Section):
         return self.model_copy(update={"learning_rate_changes": (*earlier, change)})
 
 
+class StalenessSection(_Section):
+    """How much an update counts that is some versions old. `algorithms.staleness` checks the values."""
+
+    kind: Word = Field(default="polynomial", min_length=1)
+    exponent: float | None = Field(default=None, gt=0, le=MAX_NUMBER)
+    slope: float | None = Field(default=None, gt=0, le=MAX_NUMBER)
+    after: int | None = Field(default=None, ge=0, le=MAX_COUNT)
+    fingerprint: Fingerprint | None = None
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The values of the rule that are given."""
+        given = {"exponent": self.exponent, "slope": self.slope, "after": self.after}
+        return {name: value for name, value in given.items() if value is not None}
+
+
 class RoundSection(_Section):
     """Which clients take part in a round, and when it closes."""
 
@@ -207,7 +225,11 @@ class RoundSection(_Section):
     clients_per_round: int = Field(default=2, ge=1, le=MAX_COUNT)
     rate: float = Field(default=0.1, gt=0, le=1)
     min_clients: int | None = Field(default=None, ge=1, le=MAX_COUNT)
-    close: Literal["cohort", "goal"] = "cohort"
+    close: Literal["cohort", "goal", "buffer"] = "cohort"
+    goal: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    concurrency: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    max_staleness: int | None = Field(default=None, ge=0, le=MAX_STALENESS)
+    staleness: StalenessSection | None = None
     quorum: int | None = Field(default=None, ge=1, le=MAX_COUNT)
     min_accepted: int | None = Field(default=None, ge=1, le=MAX_COUNT)
     deadline_s: float = Field(default=600.0, gt=0, le=MAX_SECONDS)
@@ -225,13 +247,36 @@ class RoundSection(_Section):
     krum_byzantine: int = Field(default=1, ge=1, le=MAX_COUNT)
     krum_keep: int = Field(default=0, ge=0, le=MAX_COUNT)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_buffer(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Defaults of what only a run with a buffer has."""
+        own: dict[str, Any] = {"concurrency": values.get("goal"), "max_staleness": 20, "staleness": {}}
+        if values.get("close") != "buffer":
+            if given := sorted(name for name in ("goal", *own) if values.get(name) is not None):
+                raise ValueError(f'expected {given[0]} only with close = "buffer"')
+            return values
+        if values.get("goal") is None:
+            raise ValueError('expected goal, the updates of a step, with close = "buffer"')
+        return {**values, **{name: value for name, value in own.items() if values.get(name) is None}}
+
+    @model_validator(mode="after")
+    def _without_cohorts(self) -> Self:
+        """Raises ValueError for a setting of cohorts in a run with a buffer."""
+        if self.close == "buffer":
+            for name in ("sampling", "rate", "clients_per_round", "quorum", "over_selection"):
+                if (came := getattr(self, name)) != RoundSection.model_fields[name].default:
+                    raise ValueError(f'expected no {name} with close = "buffer", which draws no cohorts; got {came!r}')
+        return self
+
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.quorum is not None and self.sampling == "fixed" and self.quorum > self.clients_per_round:
             raise ValueError(
                 f"expected quorum to be at most clients_per_round ({self.clients_per_round}), got {self.quorum}"
             )
-        if self.min_clients is not None and self.sampling == "fixed" and self.min_clients < self.clients_per_round:
+        cohorts = self.sampling == "fixed" and self.close != "buffer"
+        if self.min_clients is not None and cohorts and self.min_clients < self.clients_per_round:
             raise ValueError(
                 f"expected min_clients to be at least clients_per_round ({self.clients_per_round}), "
                 f"got {self.min_clients}"
@@ -248,7 +293,9 @@ class RoundSection(_Section):
     def _check_least(self) -> None:
         """Raises ValueError if a round could not have min_accepted updates, or could close with fewer."""
         sizes = {"min_clients": self.min_clients, "quorum": self.quorum}
-        if self.sampling == "fixed":
+        if self.close == "buffer":
+            sizes["goal"] = self.goal
+        elif self.sampling == "fixed":
             sizes["clients_per_round"] = self.clients_per_round
         for key, size in sizes.items():
             if size is not None and size < self.least:
@@ -302,6 +349,8 @@ class RoundSection(_Section):
 
     @property
     def fewest(self) -> int:
-        """Fewest updates that may close a round; with "bernoulli" at least half of its goal too."""
+        """Fewest updates that may close a round: with "bernoulli" also half of its goal, with a buffer its goal."""
+        if self.goal is not None:
+            return self.goal
         half = (self.clients_per_round + 1) // 2 if self.sampling == "fixed" else 1
         return max(self.quorum or half, self.least)

@@ -13,7 +13,16 @@ from dataclasses import dataclass
 from functools import partial
 
 from algorithms import AlgorithmError
-from fl_extensions.methods import METHODS, REDUCERS, Code, NotListed, load_method, load_reducer
+from fl_extensions.methods import (
+    METHODS,
+    REDUCERS,
+    STALENESS,
+    Code,
+    NotListed,
+    load_method,
+    load_reducer,
+    load_staleness,
+)
 from fl_extensions.naming import Kind, comma_separated, installed, is_known, unknown
 from fl_server.aggregation.methods import build_algorithm, outside_names
 from fl_server.aggregation.outside_task.remote_task import RemoteTask, TaskProcesses
@@ -92,7 +101,7 @@ def not_loadable(error: TaskError) -> InvalidInput:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The method or the reducer in a run's configuration."""
+    """The method, the reducer or the rule for stale updates in a run's configuration."""
 
     kind: Kind
     load: Callable[[str, Collection[str]], Code | None]
@@ -104,10 +113,11 @@ class _Part:
 
 _METHOD = _Part(METHODS, load_method, "algorithm.name", "algorithms")
 _REDUCER = _Part(REDUCERS, load_reducer, "round.reducer", "reducers")
+_STALENESS = _Part(STALENESS, load_staleness, "round.staleness.kind", "staleness")
 
 
 def load_code(config: RunConfig, settings: ServerConfig, *, ended: bool = False) -> RunConfig:
-    """Load the method and the reducer of a run. Returns its configuration with the fingerprints of their code.
+    """Load the code from outside that a run names. Returns its configuration with the fingerprints of that code.
 
     ended: the run is over and is only shown, so other code is no obstacle, and the fingerprints stay.
 
@@ -117,10 +127,15 @@ def load_code(config: RunConfig, settings: ServerConfig, *, ended: bool = False)
     algorithm, round_ = config.algorithm, config.round
     method = _loaded(_METHOD, algorithm.name, settings.algorithms)
     reducer = _loaded(_REDUCER, round_.reducer, settings.reducers)
+    staleness = round_.staleness
+    rule = None if staleness is None else _loaded(_STALENESS, staleness.kind, settings.staleness)
     if ended:
         return config
     algorithm = algorithm.model_copy(update={"fingerprint": _checked(_METHOD, method, algorithm.fingerprint)})
     round_ = round_.model_copy(update={"reducer_fingerprint": _checked(_REDUCER, reducer, round_.reducer_fingerprint)})
+    if staleness is not None:
+        checked = _checked(_STALENESS, rule, staleness.fingerprint)
+        round_ = round_.model_copy(update={"staleness": staleness.model_copy(update={"fingerprint": checked})})
     return config.model_copy(update={"algorithm": algorithm, "round": round_})
 
 

@@ -53,6 +53,7 @@ def _path_of(kind: str, example: str) -> AfterValidator:
 TaskPath = Annotated[str, _path_of("tasks", "my_task:Wine")]
 MethodPath = Annotated[str, _path_of("methods", "my_methods:sign_momentum")]
 ReducerPath = Annotated[str, _path_of("reducers", "my_reducers:geometric_median")]
+StalenessPath = Annotated[str, _path_of("staleness", "my_rules:halving")]
 """module:attribute."""
 
 LedgerUrl = Annotated[SecretStr, AfterValidator(_postgres_url)]
@@ -197,6 +198,8 @@ class ServerConfig(Section):
     """Methods that runs may name, likewise: ["my_methods:sign_momentum"]."""
     reducers: list[ReducerPath] = Field(default_factory=list)
     """Reducers that runs may name, likewise: ["my_reducers:geometric_median"]."""
+    staleness: list[StalenessPath] = Field(default_factory=list)
+    """Rules for stale updates that runs may name, likewise: ["my_rules:halving"]."""
     reflection: bool = False
     """Offer gRPC server reflection to callers, which grpcurl uses."""
     objects: ObjectsConfig = ObjectsConfig()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import algorithms as fl
-from fl_extensions.methods import Code, NotListed, load_method, load_reducer
+from fl_extensions.methods import Code, NotListed, load_method, load_reducer, load_staleness
 
 METHOD = """
 import algorithms as fl
@@ -24,6 +24,10 @@ def half(alpha: fl.SharePerRound = 0.5) -> fl.Method:
 
 def first() -> fl.Reducer:
     return fl.Reducer(reduce=lambda values, weights: values[0])
+
+
+def halving() -> fl.Staleness:
+    return fl.Staleness(lambda staleness: 0.5**staleness)
 """
 Write = Callable[[str], str]
 NUMBERS = itertools.count()
@@ -59,6 +63,17 @@ def test_a_listed_method_is_built_with_its_parameters(module: Write) -> None:
     assert fl.at_round(fl.build(name), {"alpha": fl.Schedule("linear", end=1.0)}, 9, 10).parameters["alpha"] == 1.0
 
 
+def test_a_listed_rule_weighs_stale_updates(module: Write) -> None:
+    """A function that returns a Staleness; one that returns a Method is no rule."""
+    name = module(METHOD)
+    code = load_staleness(f"{name}:halving", [f"{name}:halving"])
+    assert code is not None
+    assert code.version == "3"
+    assert fl.build_staleness(f"{name}:halving").weights([0, 1, 3]) == (1.0, 0.5, 0.125)
+    with pytest.raises(fl.AlgorithmError, match="not annotated to return Staleness"):
+        load_staleness(f"{name}:half", [f"{name}:half"])
+
+
 def test_the_text_of_the_module_is_the_fingerprint(module: Write) -> None:
     """Two modules with one text have one source; a comment makes another."""
     same, again, other = module(METHOD), module(METHOD), module(f"{METHOD}# More.\n")
@@ -70,7 +85,7 @@ def test_the_text_of_the_module_is_the_fingerprint(module: Write) -> None:
 def test_an_unlisted_module_is_not_imported(module: Write, tmp_path: Path) -> None:
     """Its code would leave a file."""
     name = module(f"from pathlib import Path\nPath({str(tmp_path / 'marker')!r}).touch()\n")
-    for load in (load_method, load_reducer):
+    for load in (load_method, load_reducer, load_staleness):
         with pytest.raises(NotListed, match="or a listed one \\(none\\), got"):
             load(f"{name}:half", [])
     assert not (tmp_path / "marker").exists()

@@ -112,7 +112,7 @@ def test_defaults() -> None:
         ({"local": {"steps": 0}}, "local.steps: expected greater than or equal to 1, got 0"),
         ({"local": {"batch_size": 1.5}}, "local.batch_size: expected a whole number, got"),
         ({"round": {"sampling": "all"}}, "round.sampling: expected 'fixed' or 'bernoulli', got 'all'"),
-        ({"round": {"close": "late"}}, "round.close: expected 'cohort' or 'goal', got 'late'"),
+        ({"round": {"close": "late"}}, "round.close: expected 'cohort', 'goal' or 'buffer', got 'late'"),
         ({"round": {"rate": 0}}, "round.rate: expected greater than 0, got 0"),
         ({"round": {"over_selection": 0.9}}, "round.over_selection: expected greater than or equal to 1, got 0.9"),
         ({"round": {"quorum": 3}}, "round: expected quorum to be at most clients_per_round .2., got 3"),

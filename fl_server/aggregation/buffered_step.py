@@ -1,0 +1,88 @@
+"""Sums over a buffer of updates from several versions of the model, block by block (`algorithms.buffered`).
+
+The directions of the versions are read as if they were further updates, so each entry of a sum is accumulated in
+float64 and rounded once. Memory is one block of each update and of each direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+import algorithms as fl
+from algorithms.buffered import BufferedSum, known_of
+from fl_server.aggregation.reduction import sum_updates
+from fl_server.aggregation.updates import AcceptedUpdates, HeldUpdate, Source
+from protos.codec import Entry
+
+
+class Told(NamedTuple):
+    """What the clients of a version were told."""
+
+    version: fl.Version
+    direction: Callable[[Collection[str]], fl.Tensors]
+    """Names -> these tensors of the direction, as the clients received it. Called if a sum needs them."""
+
+
+@dataclass(frozen=True, slots=True)
+class BufferSum:
+    """Takes the place of the sums over a cohort in a server step."""
+
+    wanted: Mapping[str, BufferedSum]
+    told: Mapping[int, Told]
+    """The versions whose directions the sums need."""
+
+    def sums(self, exchange: fl.Exchange, info: fl.RoundInfo, updates: AcceptedUpdates) -> dict[str, fl.Tensors]:
+        """The sums by name, of the tensors that `updates` has."""
+        del exchange, info
+        totals: dict[str, fl.Tensors] = {}
+        for payload in {row.payload: None for row in self.wanted.values()}:
+            rows = {name: row for name, row in self.wanted.items() if row.payload == payload}
+            layout = updates.shape.layout_of(payload)
+            entries = tuple(entry for entry in layout.entries if entry.trainable)
+            versions = sorted({number for row in rows.values() for number in row.known})
+            directions = [_Along.of(self.told[number], entries) for number in versions]
+            sources: list[Source] = [*updates.sources, *directions]
+            coefficients = [
+                [*row.coefficients, *(row.known.get(number, 0.0) for number in versions)] for row in rows.values()
+            ]
+            totals.update(zip(rows, sum_updates(sources, layout, coefficients), strict=True))
+        return totals
+
+
+@dataclass(frozen=True, slots=True)
+class _Along(HeldUpdate):
+    """U of a version with the offsets of an update's payload, computed block by block."""
+
+    version: fl.Version
+    entries: Sequence[Entry]
+    """The payload's trainable tensors, by rising offset."""
+    direction: fl.Tensors
+
+    @classmethod
+    def of(cls, told: Told, entries: Sequence[Entry]) -> _Along:
+        """Only the tensors of these entries."""
+        return cls(told.version, entries, told.direction([entry.name for entry in entries]))
+
+    @property
+    def device(self) -> torch.device:
+        """See `HeldUpdate.device`."""
+        return next(iter(self.direction.values())).device
+
+    def read(self, entry: Entry, start: int, count: int) -> torch.Tensor:
+        """See `HeldUpdate.read`. The entry may be a group of neighbours."""
+        size = entry.dtype.itemsize
+        first, last = entry.offset + start * size, entry.offset + (start + count) * size
+        parts = {
+            own.name: self.direction[own.name].flatten()[
+                max(first - own.offset, 0) // size : (last - own.offset) // size
+            ]
+            for own in self.entries
+            if own.offset < last and own.end > first
+        }
+        if not parts:
+            return torch.empty(0, dtype=entry.dtype, device=self.device)
+        return torch.cat(list(known_of(self.version, parts).values()))
