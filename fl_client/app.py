@@ -203,7 +203,7 @@ class DaemonEndpoint(Endpoint):
 
     def __init__(self, config: ClientConfig, local: LocalTask, services: Services, instruments: Instruments) -> None:
         """Raises ConfigError at the start, not at the first connection, for unusable TLS files."""
-        super().__init__(config.server)
+        super().__init__(config.server, *config.standbys)
         self._config, self._services, self._transport = config, services, instruments.transport
         self._constant = _registration(config, local)
         self.certificates: Certificates | None = None

@@ -98,9 +98,9 @@ def _serve(config: ServerConfig) -> int:
     # Imported here: torch takes seconds, and an error in the settings should appear at once.
     from fl_common.settings import SettingsError
     from fl_server.aggregation.outside_task.forking import ForkServer, default_memory
-    from fl_server.app import serve
+    from fl_server.app import EXIT_REPLACED, serve
     from fl_server.runs.loading import outside_tasks
-    from fl_server.store.errors import StoreError
+    from fl_server.store.errors import StoreError, StoreTakenOver
 
     # The quarter of a million objects so far live as long as the process. Without this, each full garbage collection
     # stops everything for a third of a second.
@@ -115,7 +115,7 @@ def _serve(config: ServerConfig) -> int:
         asyncio.run(serve(config, repeats, forks))
     except (SettingsError, StoreError) as error:
         print(f"fl-server: {error}", file=sys.stderr)
-        return EXIT_UNUSABLE
+        return EXIT_REPLACED if isinstance(error, StoreTakenOver) else EXIT_UNUSABLE
     finally:
         if forks is not None:
             forks.close()

@@ -8,24 +8,36 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 
 import structlog
+from prometheus_client import CollectorRegistry
 
 from fl_common.logs import RepeatFilter, write_repeat_counts
+from fl_common.metrics import serve_metrics
+from fl_common.metrics_server import ServerLimits
+from fl_common.settings import SettingsError, split_address
 from fl_server.aggregation.outside_task.forking import ForkServer
+from fl_server.leadership.opening import may_stand_by
+from fl_server.leadership.standby import Standby
+from fl_server.metrics import Metrics
 from fl_server.rpc import admin, service
 from fl_server.rpc.health import Health
-from fl_server.rpc.ports import allow_open_files, ports, warn_of_few_files
-from fl_server.server import Server
+from fl_server.rpc.ports import Connections, allow_open_files, ports, warn_of_few_files
+from fl_server.server import Begun, Server
 from fl_server.settings.config import ServerConfig
+from fl_server.store.state_directory import lock_directory
 
 log = structlog.get_logger()
 
 STOP_S = 2.0
 """Time for closing everything after the grace. A step or a disk that hangs ends with the process."""
 EXIT_AT_ONCE = 130
+EXIT_REPLACED = 3
+"""Another coordinator leads: a restart waits as a standby."""
 
 
 def warn_of_open_ports(config: ServerConfig) -> None:
@@ -54,12 +66,64 @@ async def serve(config: ServerConfig, repeats: RepeatFilter | None = None, forks
     warn_of_few_files(config.limits, connections)
     ending = asyncio.create_task(end_in_time(leaving, config.drain_grace_s + STOP_S, probes))
     try:
-        server = await asyncio.to_thread(Server, config, probes, connections, forks)
-        await _serve(server, leaving, repeats or RepeatFilter(0))
+        with ExitStack() as held:
+            begun = await begin(config, connections, leaving, held)
+            if begun is not None:
+                server = await asyncio.to_thread(Server, config, probes, connections, replace(begun, forks=forks))
+                await _serve(server, leaving, repeats or RepeatFilter(0))
     finally:
         ending.cancel()
         await probes.close()
     log.info("stopped")
+
+
+async def begin(
+    config: ServerConfig, connections: Connections, leaving: asyncio.Event, held: ExitStack
+) -> Begun | None:
+    """Serve the metrics, and wait until this coordinator leads if it may stand by; None: `leaving` was set before.
+
+    held: closes the page of metrics.
+    """
+    metrics = Metrics(CollectorRegistry())
+    address = _serve_metrics(config, connections, metrics, held)
+    if not may_stand_by(config):
+        return Begun(metrics, address)
+    check_addresses(config)
+    lock = await asyncio.to_thread(lock_directory, config.state_dir)
+    opened = await Standby(config, lock, metrics).lead(leaving)
+    if opened is None:
+        lock.release()
+        return None
+    return Begun(metrics, address, opened)
+
+
+def check_addresses(config: ServerConfig) -> None:
+    """Raises SettingsError for a port that a standby could not use once it leads."""
+    for setting in ("listen", "admin_listen", "enroll_listen", "token_listen", "web_listen"):
+        if (address := getattr(config, setting)) is None:
+            continue
+        host, port = split_address(address)
+        try:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            with socket.create_server((host, port), family=family):
+                pass
+        except OSError as error:
+            raise SettingsError(f"{setting}: cannot listen on {address}: {error.strerror}; choose another") from error
+
+
+def _serve_metrics(config: ServerConfig, connections: Connections, metrics: Metrics, held: ExitStack) -> str:
+    """The address of the page of metrics; "" without one."""
+    if config.metrics_listen is None:
+        return ""
+    host, port = split_address(config.metrics_listen)
+    try:
+        limits = ServerLimits(connections.metrics, config.connections.handshake_s)
+        port = held.enter_context(serve_metrics(metrics.registry, (host, port), limits))
+    except OSError as error:
+        raise SettingsError(
+            f"metrics_listen: cannot listen on {config.metrics_listen}: {error.strerror}; choose another"
+        ) from error
+    return f"{host}:{port}"
 
 
 async def _serve(server: Server, leaving: asyncio.Event, repeats: RepeatFilter) -> None:
@@ -76,6 +140,7 @@ async def _serve(server: Server, leaving: asyncio.Event, repeats: RepeatFilter) 
         for task in watching:
             task.cancel()
         if server.ledger.taken is not None:
+            _in_time(STOP_S, "another coordinator leads", EXIT_REPLACED)
             raise server.ledger.taken
         await server.drain()
     finally:
@@ -102,9 +167,7 @@ async def end_in_time(leaving: asyncio.Event, grace_s: float, probes: Health) ->
     Cancel it when everything is closed.
     """
     await leaving.wait()
-    in_time = threading.Timer(grace_s, leave_at_once, ["the grace is over"])
-    in_time.daemon = True
-    in_time.start()
+    in_time = _in_time(grace_s, "the grace is over", EXIT_AT_ONCE)
     try:
         await probes.leave()
         await asyncio.get_running_loop().create_future()
@@ -112,8 +175,16 @@ async def end_in_time(leaving: asyncio.Event, grace_s: float, probes: Health) ->
         in_time.cancel()
 
 
-def leave_at_once(why: str) -> None:
+def _in_time(seconds: float, why: str, code: int) -> threading.Timer:
+    """End the process after so many seconds, unless the timer is cancelled."""
+    in_time = threading.Timer(seconds, leave_at_once, [why, code])
+    in_time.daemon = True
+    in_time.start()
+    return in_time
+
+
+def leave_at_once(why: str, code: int = EXIT_AT_ONCE) -> None:
     """End the process like a crash. Nothing acknowledged is lost."""
     with suppress(RuntimeError):  # the signal may have come in the middle of another line
         log.warning("leaving_at_once", why=why)
-    os._exit(EXIT_AT_ONCE)
+    os._exit(code)

@@ -165,9 +165,28 @@ class Metrics:
             "fl_draining", "1 while the coordinator finishes its current work before it stops, else 0."
         )
         self.space = factory.disk_space("fl_state_dir")
+        self._about_leadership(factory)
         self._about_certificates(factory)
         factory.build_info("fl_build_info", PROTOCOL_MAX)
         factory.process_metrics()
+
+    def _about_leadership(self, factory: MetricFactory) -> None:
+        self.leading = factory.gauge("fl_leading", "1 while this coordinator leads, 0 while it waits as a standby.")
+        self.ledger_epoch = factory.gauge("fl_ledger_epoch", "How often the ledger was opened: once by each leader.")
+        self.standbys = factory.gauge("fl_standbys", "Standbys that the leader has heard of in the last 5 s.")
+        self.standby_behind = factory.gauge(
+            "fl_standby_behind_bytes", "Bytes of the newest checkpoints that this standby has not copied yet."
+        )
+        self.lease_age = factory.gauge(
+            "fl_lease_age_seconds", "Seconds since a leader renewed its lease, or a standby read it."
+        )
+        self.object_seconds = factory.histogram(
+            "fl_object_request_seconds",
+            "Requests to the object store, with their repetitions, by kind and result.",
+            _SECONDS,
+            request=("put", "get", "list", "delete"),
+            result=("ok", "missing", "failed"),
+        )
 
     def _about_certificates(self, factory: MetricFactory) -> None:
         self.certificates = factory.certificates(

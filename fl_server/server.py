@@ -7,7 +7,7 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc.aio
@@ -16,9 +16,6 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from fl_common.files import restrict_permissions
-from fl_common.metrics import serve_metrics
-from fl_common.metrics_server import ServerLimits
-from fl_common.settings import SettingsError, split_address
 from fl_common.tracing.opening import open_traces
 from fl_server.aggregation.outside_task.forking import ForkServer
 from fl_server.aggregation.outside_task.remote_task import TaskProcesses
@@ -28,6 +25,8 @@ from fl_server.enrollment.authority import Authority
 from fl_server.enrollment.calls import CertificatesService, EnrollmentService
 from fl_server.enrollment.grants import Revocations
 from fl_server.enrollment.issuing import Checks, Issuer
+from fl_server.leadership.leading import Leading
+from fl_server.leadership.opening import Opened, ledger_url, open_state
 from fl_server.metrics import Metrics
 from fl_server.oidc.keys import SigningKeys
 from fl_server.oidc.tokens import TokenVerifier
@@ -42,14 +41,12 @@ from fl_server.second_accountant import SecondAccountant
 from fl_server.services import EvaluationSlots, Services
 from fl_server.settings.config import ServerConfig
 from fl_server.store.checkpoints import Checkpoints
-from fl_server.store.database.store import open_ledger
 from fl_server.store.files import disk_errors
 from fl_server.store.ledger import Ledger
 from fl_server.store.objects.bucket import Bucket, check_access
 from fl_server.store.objects.cache import LocalCache
 from fl_server.store.objects.files import StoredFiles
 from fl_server.store.spool.spool import Spool, UnfinishedLimit
-from fl_server.store.state_directory import DirectoryLock, lock_directory
 from fl_server.store.uploaded_models import UploadedModels
 from fl_server.uploads.receiver import UploadReceiver
 from fl_server.web.page import WebPage, WebSessions
@@ -62,21 +59,40 @@ EVALUATIONS = 2
 """Evaluations on the server at a time."""
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What a process has before its coordinator is built."""
+
+    metrics: Metrics
+    metrics_address: str = ""
+    """The address of the page of metrics; "": there is none."""
+    opened: Opened | None = None
+    """The state of a standby that leads now; None: it is still to be opened."""
+    forks: ForkServer | None = None
+    """Starts processes of tasks from outside."""
+
+
 class Server:
     """One coordinator process. Built in any thread, because that takes a while; then it lives on the event loop."""
 
     def __init__(
-        self, config: ServerConfig, probes: Health, connections: Connections, forks: ForkServer | None = None
+        self,
+        config: ServerConfig,
+        probes: Health,
+        connections: Connections,
+        begun: Begun | None = None,
     ) -> None:
-        """connections: the connections that each port may have. forks: starts processes of tasks from outside."""
+        """connections: the connections that each port may have. begun: what the process has before; None: nothing."""
+        begun = begun or Begun(Metrics(CollectorRegistry()))
+        forks = begun.forks
         self._processes = None if forks is None else TaskProcesses(forks, config.limits)
         self.config = config
         self._health = probes
         self._connections, self._ports = connections, ports(config, connections)
         self._open = AsyncExitStack()
-        metrics = Metrics(CollectorRegistry())
+        metrics, self._metrics_address = begun.metrics, begun.metrics_address
         self._certificates = None if config.tls is None else Certificates(config.tls, metrics)
-        self._services = self._build(metrics)
+        self._services = self._build(metrics, begun.opened or open_state(config))
         if forks is not None:
             # Closed before the thread pools, whose threads may wait for the process of a task.
             self._open.callback(forks.close)
@@ -87,19 +103,20 @@ class Server:
         files = None if self._certificates is None else self._certificates.files
         self._web = WebPage(config, self._services.web, files)
 
-    def _build(self, metrics: Metrics) -> Services:
-        """Lock the state directory, and open ledger, files and thread pools."""
+    def _build(self, metrics: Metrics, opened: Opened) -> Services:
+        """Open files and thread pools."""
         config, state = self.config, self.config.state_dir
         traces = open_traces("fl-server")
         self._open.push_async_callback(asyncio.to_thread, traces.close)
-        lock = lock_directory(state)
-        self._open.callback(lock.release)
+        self._open.callback(opened.lock.release)
+        ledger = Ledger(opened.store)
+        self._open.callback(ledger.close)
+        leading = self._leading(ledger, metrics)
         if still := restrict_permissions(state):
             log.warning("state_is_open_to_others", files=len(still), first=str(still[0]), todo="chmod -R go= state_dir")
         torch.set_num_threads(config.threads)
         outside = self._outside(state / "outside-calls")
-        ledger = self._ledger(lock)
-        files = self._stored_files(ledger)
+        files = self._stored_files(ledger, metrics)
         audit = AuditLog(ledger, state, config.limits.refusals_per_minute, metrics.audit_rows)
         self._open.push_async_callback(audit.close)
         most_held = UnfinishedLimit(config.transfers.kept_files, config.transfers.kept_mib << 20)
@@ -124,6 +141,7 @@ class Server:
             revocations=revocations,
             issuer=self._issuer(ledger, Checks(revocations, fleet.records.refuse_holder, fleet.records.find), reads),
             audit=audit,
+            leading=leading,
             traces=traces,
             web=WebSessions(revocations),
             second=SecondAccountant(self._pool("privacy", 1)),
@@ -137,22 +155,21 @@ class Server:
         self._open.callback(outside.close)
         return outside
 
-    def _ledger(self, lock: DirectoryLock) -> Ledger:
-        """The ledger, which belongs to the locked state directory from now on."""
-        config = self.config
-        url = None if config.ledger is None else config.ledger.get_secret_value()
-        home = replace(lock.home, storage=config.storage or "")
-        ledger = Ledger(open_ledger(url, config.state_dir, config.durability, home))
-        self._open.callback(ledger.close)
-        lock.keep_ledger(ledger.store.coordinator_id)
-        return ledger
+    def _leading(self, ledger: Ledger, metrics: Metrics) -> Leading | None:
+        """The lease; None with SQLite."""
+        if (url := ledger_url(self.config)) is None:
+            metrics.leading.set(1)
+            return None
+        leading = Leading(url, ledger, self.config.lease_s, metrics)
+        self._open.push_async_callback(leading.close)
+        return leading
 
-    def _stored_files(self, ledger: Ledger) -> StoredFiles | None:
+    def _stored_files(self, ledger: Ledger, metrics: Metrics) -> StoredFiles | None:
         """The files in the object store; None without one. Raises StoreError if it cannot be used."""
         config = self.config
         if config.storage is None:
             return None
-        bucket = Bucket(config.storage, config.objects)
+        bucket = Bucket(config.storage, config.objects, metrics.object_seconds)
         check_access(bucket)
         files = StoredFiles(bucket, ledger, config.state_dir, LocalCache(config.objects.cache_mib << 20))
         self._open.callback(files.close)
@@ -184,6 +201,8 @@ class Server:
 
     async def start(self) -> None:
         """Restore the state, then listen. Raises SettingsError for a port or a certificate that cannot be used."""
+        if self._services.leading is not None:
+            self._services.leading.start()
         clients = self._listeners.open(self.config.listen, "listen")
         clients.add_generic_rpc_handlers(
             (service.handlers(service.CoordinatorService(self._services, self._coordinator, self._uploads)),)
@@ -193,7 +212,8 @@ class Server:
         operators = await self._operators()
         self._services.metrics.watch(asyncio.get_running_loop(), self.config.state_dir)
         self._health.count(self._services.metrics)
-        self._serve_metrics()
+        if self._metrics_address:
+            self._listeners.addresses["metrics_listen"] = self._metrics_address
         await self._services.revocations.load()
         await self._services.audit.start()
         await self._services.fleet.start()
@@ -239,28 +259,20 @@ class Server:
             admin_pb2_grpc.add_AdminServicer_to_server(admin.AdminService(self._services, self._coordinator), server)
         return opened
 
-    def _serve_metrics(self) -> None:
-        if self.config.metrics_listen is None:
-            return
-        host, port = split_address(self.config.metrics_listen)
-        try:
-            limits = ServerLimits(self._connections.metrics, self.config.connections.handshake_s)
-            port = self._open.enter_context(serve_metrics(self._services.metrics.registry, (host, port), limits))
-        except OSError as error:
-            raise SettingsError(
-                f"metrics_listen: cannot listen on {self.config.metrics_listen}: {error.strerror}; choose another"
-            ) from error
-        self._listeners.addresses["metrics_listen"] = f"{host}:{port}"
-
     async def drain(self) -> None:
-        """Start nothing new. Work under way may finish within the grace; the rest is on disk for the next start."""
-        log.info("draining", grace_s=self.config.drain_grace_s)
+        """Start nothing new. Work under way may finish within the grace; the rest is on disk for the next start.
+
+        With a standby there is no grace: it continues all work at once.
+        """
+        leading = self._services.leading
+        grace_s = 0.0 if leading is not None and leading.has_standby else self.config.drain_grace_s
+        log.info("draining", grace_s=grace_s)
         self._services.metrics.draining.set(1)
         self._coordinator.drain()
         self._services.fleet.streams.push_all(
             pb.AttendResponse(drain=pb.Drain(coordinator_leaving=True, reason="shutting down"))
         )
-        ends = time.monotonic() + self.config.drain_grace_s
+        ends = time.monotonic() + grace_s
         while time.monotonic() < ends and self._busy():  # noqa: ASYNC110 - two kinds of work, polled for some seconds
             await asyncio.sleep(0.05)
 

@@ -20,6 +20,7 @@ from fl_server.audit.log import AuditLog
 from fl_server.clients.fleet import Fleet
 from fl_server.enrollment.grants import Revocations
 from fl_server.enrollment.issuing import Issuer
+from fl_server.leadership.leading import Leading
 from fl_server.metrics import Metrics
 from fl_server.outside_calls import OutsideCalls, OutsideCode, guarded
 from fl_server.second_accountant import SecondAccountant
@@ -140,6 +141,8 @@ class Services:
     """The open ports, host:port, by the setting's name."""
     files: StoredFiles | None = None
     """The object store that has checkpoints and updates; None: the state directory has them."""
+    leading: Leading | None = None
+    """The lease of a ledger in PostgreSQL; None: SQLite."""
     processes: TaskProcesses | None = None
     """Where tasks from outside run; None: in this process."""
     second: SecondAccountant = field(default_factory=SecondAccountant)

@@ -51,6 +51,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "clients",
         "web",
         "enrollment",
+        "leadership",
         "metrics",
         "audit",
         "aggregation",

@@ -64,6 +64,12 @@ WORRY = {
     # The process.
     "fl_rpc_seconds": "Codes `INTERNAL` or `UNKNOWN`: a fault; see the log. `UNAVAILABLE`: busy, or a full"
     " disk. `CANCELLED`: the caller hung up or its deadline passed, as at the end of every `Attend`.",
+    "fl_leading": "No coordinator has 1: FlNoLeader.",
+    "fl_ledger_epoch": "It grows often: leaders are killed, or cut off from the database.",
+    "fl_standbys": "0 where there should be one: FlNoStandby.",
+    "fl_standby_behind_bytes": "Above 0 for minutes: FlStandbyBehind.",
+    "fl_lease_age_seconds": "Near `lease_s`: the database does not answer.",
+    "fl_object_request_seconds": "It rises, or `failed` grows: FlStoreSlow.",
     "fl_commit_write_seconds": "It rises: a slow disk or database.",
     "fl_event_loop_lag_seconds": "It rises: FlEventLoopLag.",
     "fl_event_loop_tasks": "It only grows while sessions do not.",

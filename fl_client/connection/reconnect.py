@@ -29,10 +29,22 @@ from protos.fl.v1 import coordinator_pb2 as pb
 
 
 class Endpoint(ABC):
-    """The coordinator's address, how to connect to it, and what a registration there says."""
+    """The coordinator's addresses, how to connect to it, and what a registration there says."""
 
-    def __init__(self, server: str) -> None:
-        self.server = server
+    def __init__(self, server: str, *standbys: str) -> None:
+        """standbys: addresses of coordinators that may lead in place of the first one."""
+        self._addresses = (server, *standbys)
+        self._failures = 0
+
+    @property
+    def server(self) -> str:
+        """The address that is tried now, or that has answered."""
+        return self._addresses[self._failures % len(self._addresses)]
+
+    def try_next(self) -> bool:
+        """The address did not answer. Returns whether another one is to be tried before a wait."""
+        self._failures += 1
+        return self._failures % len(self._addresses) > 0
 
     @abstractmethod
     def connect(self) -> Connection:

@@ -101,6 +101,8 @@ class SessionManager:
             self._is_refused = isinstance(error, NotAllowed)
             if isinstance(error, (SessionLost, Fenced, *NEEDS_A_PERSON)):
                 self._session = None
+            if isinstance(error, Unreachable) and self._endpoint.try_next():
+                return 0.0, str(error)
             return self._reconnect.after(error, time.monotonic() - began, was_registered=known), str(error)
         except Exception as error:  # a fault of the daemon must not end it; the next connection may work
             self._session = None

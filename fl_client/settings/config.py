@@ -222,6 +222,9 @@ class ClientConfig(Section):
     """Identity. None: the certificate's name."""
     server: Annotated[Address, AfterValidator(_reachable)]
     """Coordinator's host:port."""
+    standbys: list[Annotated[Address, AfterValidator(_reachable)]] = Field(default_factory=list)
+    """host:port of other coordinators of the same ledger: whichever of all answers leads. One name for all of them,
+    such as a Service of Kubernetes, needs no list."""
     state_dir: Path
     """Directory of identity, shard, pending updates and client states, for one daemon at a time."""
     task: TaskConfig
@@ -278,11 +281,12 @@ class ClientConfig(Section):
             return self
         if not self.insecure:
             raise ValueError("expected a [tls] section with ca, cert and key; for plain text set insecure = true")
-        if not is_loopback(split_address(self.server)[0]) and not self.insecure_remote:
-            raise ValueError(
-                f"server: plain text to {self.server}, which is not this machine, is refused: add [tls], or set"
-                " insecure_remote = true where everyone on the network may read and change what is sent"
-            )
+        for address in (self.server, *self.standbys):
+            if not is_loopback(split_address(address)[0]) and not self.insecure_remote:
+                raise ValueError(
+                    f"server: plain text to {address}, which is not this machine, is refused: add [tls], or set"
+                    " insecure_remote = true where everyone on the network may read and change what is sent"
+                )
         if self.client_id is None:
             raise ValueError(
                 "client_id: expected a name for this device (without [tls] there is no certificate with a name)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ ENVIRONMENT = {
     "insecure_remote": "FL_INSECURE_REMOTE",
     "proxy": "FL_PROXY",
 }
+_PROBE_S = 3.0
+"""Wait for one of several addresses."""
 _LONGEST_TOKEN = 8000
 _TOKEN = re.compile(rf"[A-Za-z0-9._~+/=-]{{1,{_LONGEST_TOKEN}}}")
 _BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
@@ -146,12 +149,13 @@ def resolve(layers: Sequence[Layer]) -> Connection:
     Raises:
         UsageError: none or several are set, a file is missing, or plain text would go to another machine.
     """
-    server = _first(layers, "server") or DEFAULT_SERVER
-    host, proxy = _host(server), _first(layers, "proxy") or proxies.ENVIRONMENT
+    proxy = _first(layers, "proxy") or proxies.ENVIRONMENT
     try:
         checked_proxy(proxy)
     except ValueError as error:
         raise UsageError(f"--proxy, FL_PROXY or proxy in the settings: {error}") from None
+    server = leading(_first(layers, "server") or DEFAULT_SERVER, proxy)
+    host = _host(server)
     if _plain_text(layers):
         if not is_loopback(host) and not _first(layers, "insecure_remote"):
             raise UsageError(
@@ -170,6 +174,18 @@ def resolve(layers: Sequence[Layer]) -> Connection:
             "uses plain text to a coordinator on this machine"
         )
     return Connection(server, Certificates(**paths), proxy)
+
+
+def leading(servers: str, proxy_setting: str) -> str:
+    """The first of the addresses, separated by commas, whose port is open: a standby has closed it. Else the first."""
+    addresses = [address.strip() for address in servers.split(",")]
+    for address in addresses:
+        _host(address)
+    for address in addresses if len(addresses) > 1 else ():
+        with suppress(OSError):
+            proxies.connect(address, proxy_for(address, proxy_setting), _PROBE_S).close()
+            return address
+    return addresses[0]
 
 
 def load(flags: Layer) -> Connection:

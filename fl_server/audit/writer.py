@@ -249,6 +249,18 @@ class AuditWriter:
         return ""
 
 
+def keep_head(state_dir: Path, head: Head) -> None:
+    """Remember the newest row while another coordinator writes, unless a newer one is known: then rows were removed."""
+    file = state_dir / HEAD_FILE
+    try:
+        known = Head.parse(file.read_text(encoding="utf-8")).number
+    except (OSError, ValueError):
+        known = -1
+    if head.number > known:
+        with suppress(OSError), atomic_writer(file, durable=False) as kept:
+            kept.write(f"{head}\n".encode())
+
+
 def _linked(head: Head, batch: Sequence[_Waiting]) -> list[AuditRow]:
     rows, previous = [], head
     for waiting in batch:

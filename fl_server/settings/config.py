@@ -153,6 +153,8 @@ class ServerConfig(Section):
     storage: StorageUrl | None = None
     """URL of an object store that has checkpoints and updates, s3://bucket/prefix (also gs://, az://, file:///folder);
     `state_dir` then has copies. It belongs to the ledger for good. Needs the extra `objects`. None: `state_dir`."""
+    lease_s: float = Field(default=10.0, ge=2, le=300)
+    """With a ledger in PostgreSQL: how long a leader that is cut off keeps the lease before a standby takes it."""
     listen: Address = "127.0.0.1:7070"
     """The address for clients. Port 0: any free one, which is in the log."""
     admin_listen: Address = "127.0.0.1:7071"

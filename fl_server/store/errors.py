@@ -26,5 +26,9 @@ class StoreUnavailable(StoreFull):
     """
 
 
+class LedgerHeld(StoreUnavailable):
+    """Another coordinator has the lease of the ledger."""
+
+
 class StoreTakenOver(StoreError):
     """Another coordinator opened the ledger later. The state of this coordinator is stale, and it must end."""

@@ -292,9 +292,13 @@ class Ledger:
         try:
             return await asyncio.shield(queued)
         except StoreTakenOver as error:
-            self.taken = error
-            self.on_taken()
+            self.take_away(error)
             raise
+
+    def take_away(self, error: StoreTakenOver) -> None:
+        """Another coordinator leads."""
+        self.taken = self.taken or error
+        self.on_taken()
 
     def close(self) -> None:
         """Finish all queued calls and close the store."""

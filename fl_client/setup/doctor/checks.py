@@ -71,6 +71,10 @@ def _connection(config: ClientConfig) -> Iterator[Finding]:
     set_oldest_tls("1.3" if config.tls is None else config.tls.min_version)
     from fl_client.setup.doctor import coordinator
 
+    if config.standbys:
+        leading, found = network.find_leader(config)
+        yield found
+        config = config.model_copy(update={"server": leading})
     for check in (network.check_proxy, network.look_up, network.connect, network.check_tls, coordinator.check):
         findings = list(check(config))
         yield from findings

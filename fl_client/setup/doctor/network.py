@@ -27,6 +27,19 @@ SECONDS = 5.0
 """Timeout of one connection."""
 
 
+def find_leader(config: ClientConfig) -> tuple[str, Finding]:
+    """The first address whose port is open, which the later checks use: a coordinator that waits has closed it."""
+    addresses = (config.server, *config.standbys)
+    for address in addresses:
+        try:
+            proxies.connect(address, proxy_for(address, config.proxy), SECONDS).close()
+        except OSError:
+            continue
+        return address, ok("addresses", f"{address} leads, of {', '.join(addresses)}")
+    message = f"expected an open port at one of {', '.join(addresses)}, got none"
+    return config.server, warn("addresses", message, "does a coordinator run, and lead?")
+
+
 def check_proxy(config: ClientConfig) -> Iterator[Finding]:
     """Name the proxy of the connection and what chose it, or why there is none."""
     choice = choice_for(config.server, config.proxy)

@@ -50,7 +50,7 @@ class AuditLedger(Transactions):
         Nothing is added if another row is the newest; the caller compares. The same rows again change nothing.
         """
         with self._transaction("write the audit log", fsynced=fsynced) as db:
-            head = _head(db)
+            head = newest_head(db)
             if head != after or not rows:
                 return head
             db.execute(insert(audit), [{name: getattr(row, name) for name in _COLUMNS} for row in rows])
@@ -83,7 +83,8 @@ class AuditLedger(Transactions):
         return [_row(row) for row in reversed(self._read("the audit log", query))]
 
 
-def _head(db: Connection) -> Head:
+def newest_head(db: Connection) -> Head:
+    """The newest row."""
     newest = db.execute(select(audit.c.number, audit.c.hash).order_by(audit.c.number.desc()).limit(1)).first()
     return START if newest is None else Head(newest.number, bytes(newest.hash))
 

@@ -1,8 +1,8 @@
-"""The specifics of a ledger in PostgreSQL: its URL, its single connection, and its lock.
+"""The specifics of a ledger in PostgreSQL: its URL, its single connection, and the mark of the leader's connections.
 
-Every connection that can write takes an advisory lock of the database and schema before it is used, and there is one
-connection at a time. So each writer holds the lock, also after a lost connection was replaced. The lock ends with the
-connection: a pooler that shares connections among transactions cannot be used.
+The mark is a shared advisory lock of database and schema with the number of the leader's epoch. Nobody waits for it: it
+tells a standby that the leader's process has a connection, and which one. It ends with the connection, so a pooler that
+shares connections among transactions cannot be used.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import os
 import socket
 from typing import Any, Protocol
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlalchemy.pool import QueuePool
 
-from fl_server.store.errors import StoreError, StoreUnavailable
+from fl_server.store.errors import StoreError
 
 DRIVER = "postgresql+psycopg"
-LOCK_WAIT_S = 5.0
-"""Wait of a connection for the lock: PostgreSQL needs a moment to notice that a killed coordinator is gone."""
-
-_LOCK_SPACE = 0x1EDE  # the first half of the lock's key; the second is the schema's name
-_LOCKED = "55P03"  # lock_not_available
-_AWAY = frozenset({"57P01", "57P02", "57P03", "53300"})
-"""admin_shutdown, crash_shutdown, cannot_connect_now, too_many_connections. Class 08 is all of connections."""
+IDLE_IN_TRANSACTION_S = 30
+"""PostgreSQL ends a connection that hangs in a transaction for so long: its process was stopped, or is cut off."""
+_LOCK_WAIT_S = 5
+"""Longest wait for a lock of the database. Transactions take milliseconds."""
+_AWAY = frozenset({"57P01", "57P02", "57P03", "53300", "55P03", "25P03"})
+"""admin_shutdown, crash_shutdown, cannot_connect_now, too_many_connections, lock_not_available,
+idle_in_transaction_session_timeout. Class 08 is all of connections."""
 _CONNECT = {
     "connect_timeout": "10",
     "keepalives_idle": "10",
@@ -34,7 +34,12 @@ _CONNECT = {
     "tcp_user_timeout": "25000",
 }
 """A silently lost peer is noticed within half a minute. Values in the URL take precedence."""
-_LOCK = "SELECT pg_advisory_lock(%s, hashtext(coalesce(current_schema(), '')))"
+_KEY = "hashtext('impetus ' || coalesce(current_schema(), ''))"
+_MARK = f"SELECT pg_advisory_lock_shared({_KEY}, %s)"
+_OPENING = f"SELECT pg_advisory_xact_lock({_KEY}, 0)"
+_MARKED = f"""FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid <> pg_backend_pid()
+AND classid = ({_KEY}::bigint & 4294967295)::oid AND objid = :epoch AND objsubid = 2
+AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""  # noqa: S608 - constants
 _OURS = (
     # The same for the server: otherwise a machine that lost its power would keep the lock for hours.
     "SET tcp_keepalives_idle = 10",
@@ -42,12 +47,9 @@ _OURS = (
     "SET tcp_keepalives_count = 3",
     # Durability must not depend on defaults of the database or the role.
     "SET synchronous_commit = off",
+    f"SET idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION_S}s'",
+    f"SET lock_timeout = '{_LOCK_WAIT_S}s'",
 )
-_HOLDER = """
-SELECT application_name, backend_start::timestamptz(0)::text FROM pg_locks JOIN pg_stat_activity USING (pid)
-WHERE locktype = 'advisory' AND granted AND objid = (hashtext(coalesce(current_schema(), ''))::bigint & 4294967295)::oid
-AND classid = %s::oid AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-"""
 
 
 class _Raw(Protocol):
@@ -55,21 +57,17 @@ class _Raw(Protocol):
 
     def execute(self, query: str, params: list[int] | None = None) -> Any: ...
     def commit(self) -> None: ...
-    def rollback(self) -> None: ...
-    def close(self) -> None: ...
 
 
 def postgres_engine(address: str, *, read_only: bool = False) -> Engine:
     """An engine on a PostgreSQL database, with one connection. It is tested before each use and replaced if lost.
 
     Transactions run with synchronous_commit off, those with the execution option `fsynced` with on: that one flush of
-    the server's log carries all transactions before it. With `read_only` there is no lock, and every write is an error.
-    Raises StoreError for another kind of URL, and when the driver is not installed. Connecting raises
-    StoreUnavailable while
-    another coordinator has the ledger.
+    the server's log carries all transactions before it. With `read_only` every write is an error.
+    Raises StoreError for another kind of URL, and when the driver is not installed.
     """
     url = _parse(address)
-    about = {"application_name": f"impetus process {os.getpid()} on host {socket.gethostname()}", **_CONNECT}
+    about = {"application_name": process_name(), **_CONNECT}
     try:
         engine = create_engine(
             url.set(drivername=DRIVER),
@@ -83,7 +81,7 @@ def postgres_engine(address: str, *, read_only: bool = False) -> Engine:
         raise StoreError(
             f"a ledger in PostgreSQL needs the driver psycopg ({error}): install it with pip install '.[postgres]'"
         ) from error
-    event.listen(engine, "connect", _configure_reader if read_only else _lock)
+    event.listen(engine, "connect", _configure_reader if read_only else _configure_writer)
     event.listen(engine, "begin", _begin)
     return engine
 
@@ -122,28 +120,39 @@ def _configure_reader(connection: _Raw, _: Any) -> None:
     connection.commit()
 
 
-def _lock(connection: _Raw, _: Any) -> None:
-    """Take the lock on a new connection that may write; the connection is closed if that fails."""
-    try:
-        for setting in _OURS:
-            connection.execute(setting)
-        connection.execute(f"SET LOCAL lock_timeout = {round(LOCK_WAIT_S * 1000)}")
-        connection.execute(_LOCK, [_LOCK_SPACE])
+def _configure_writer(connection: _Raw, _: Any) -> None:
+    """Prepare a new connection that may write."""
+    for setting in _OURS:
+        connection.execute(setting)
+    connection.commit()
+
+
+def process_name() -> str:
+    """This process, as operators see it."""
+    return f"impetus process {os.getpid()} on host {socket.gethostname()}"
+
+
+def lock_opening(db: Connection) -> None:
+    """Keep others from opening the ledger, or from making its tables, until the transaction ends."""
+    db.exec_driver_sql(_OPENING)
+
+
+def mark_connections(engine: Engine, db: Connection | None, epoch: int) -> None:
+    """Mark a connection and all later ones of the engine as those of the leader with this epoch."""
+    if db is not None:
+        db.exec_driver_sql(_MARK, (epoch,))
+
+    @event.listens_for(engine, "connect")
+    def mark(connection: _Raw, _: Any) -> None:
+        connection.execute(_MARK, [epoch])
         connection.commit()
-    except Exception as error:  # the driver, and so its error class, may not be installed
-        locked = getattr(error, "sqlstate", None) == _LOCKED
-        holder = _holder(connection) if locked else ""
-        connection.close()
-        if locked:
-            raise StoreUnavailable(
-                f"another coordinator has the ledger: {holder}; stop it first, or give this one a database or schema "
-                "of its own"
-            ) from error
-        raise
 
 
-def _holder(connection: _Raw) -> str:
-    """A description of the process that holds the lock."""
-    connection.rollback()  # the transaction that waited for the lock has failed
-    holder = connection.execute(_HOLDER, [_LOCK_SPACE]).fetchone()
-    return f"{holder[0]}, connected since {holder[1]}" if holder else "it has just gone"
+def is_marked(db: Connection, epoch: int) -> bool:
+    """Whether the leader with this epoch has a connection."""
+    return bool(db.execute(text(f"SELECT count(*) {_MARKED}"), {"epoch": epoch}).scalar())
+
+
+def end_marked(db: Connection, epoch: int) -> None:
+    """End the connections of the leader with this epoch, which are of the same user."""
+    db.execute(text(f"SELECT pg_terminate_backend(pid) {_MARKED}"), {"epoch": epoch})

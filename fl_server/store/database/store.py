@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 from sqlalchemy import create_engine
 
+from fl_server.store.database.lease import LeaseTerms
 from fl_server.store.database.ledger_audit import AuditLedger
 from fl_server.store.database.ledger_certificates import CertificateLedger
 from fl_server.store.database.ledger_clients import ClientLedger
@@ -14,8 +15,9 @@ from fl_server.store.database.ledger_objects import ObjectLedger
 from fl_server.store.database.ledger_rounds import RoundLedger
 from fl_server.store.database.ledger_runs import CommitLedger, Removal, RunLedger
 from fl_server.store.database.ledger_stages import StageLedger
+from fl_server.store.database.ownership import ANYWHERE, Home
 from fl_server.store.database.postgres import postgres_engine
-from fl_server.store.database.transactions import ANYWHERE, Home, prepare_file
+from fl_server.store.database.transactions import prepare_file
 from fl_server.store.errors import StoreError
 from fl_server.store.files import Durability
 
@@ -68,11 +70,18 @@ def open_read_only(place: Path | str) -> Store:
     return Store(create_engine(f"sqlite:///file:{quote(str(path))}?mode=ro&uri=true"), home=None)
 
 
-def open_ledger(url: str | None, state_dir: Path, durability: Durability = "process", home: Home = ANYWHERE) -> Store:
+def open_ledger(
+    url: str | None,
+    state_dir: Path,
+    durability: Durability = "process",
+    home: Home = ANYWHERE,
+    terms: LeaseTerms | None = None,
+) -> Store:
     """The ledger at a PostgreSQL URL, or without one the SQLite file in the state directory.
 
-    Raises StoreUnavailable while another coordinator owns it or it cannot be reached, and StoreError when the directory
-    (`home`) belongs to another ledger or the ledger to another directory: checkpoints belong to one ledger.
+    Raises LedgerHeld while another coordinator leads, StoreUnavailable while it cannot be reached, and StoreError when
+    the directory (`home`) belongs to another ledger or the ledger to another directory: checkpoints belong to one
+    ledger.
     """
     own = (state_dir / LEDGER).exists()
     if url is None and home.ledger and not own:
@@ -87,4 +96,4 @@ def open_ledger(url: str | None, state_dir: Path, durability: Durability = "proc
             f"{state_dir} has a ledger of its own, {LEDGER}, and `ledger` names another: the checkpoints belong to the "
             "first one, so remove the setting, or name a new state directory"
         )
-    return Store(postgres_engine(url), durability, home)
+    return Store(postgres_engine(url), durability, home, terms)

@@ -2,19 +2,15 @@
 
 `sqlite_engine` has the specifics of SQLite and `postgres` those of PostgreSQL; everything else is the same for both.
 
-Checkpoints and ledger only make sense together, so the state directory and the ledger store each other's id. A lock
-usually keeps a second coordinator out, but a lock can be lost: with the connection that holds it, behind a pooler, on a
-network disk. Therefore the ledger counts its openings, and each write checks that its own opening is still the last: a
-coordinator that was replaced cannot change anything.
+Each write checks that its own opening of the ledger is still the last (`ownership`): a coordinator that was replaced
+cannot change anything.
 """
 
 from __future__ import annotations
 
 import sqlite3
-import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,18 +19,20 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, RowMapping, Select, Table, create_engine, event, insert, inspect, select
+from sqlalchemy import Connection, Engine, RowMapping, Select, Table, create_engine, event, inspect
 from sqlalchemy import update as change
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
 from fl_common.files import fsync_path
-from fl_server.store.database import schema
-from fl_server.store.database.postgres import is_away, postgres_engine
+from fl_server.store.database import lease, schema
+from fl_server.store.database.lease import LeaseTerms
+from fl_server.store.database.ownership import ANYWHERE, Claim, Home, claim, identify, require_claim
+from fl_server.store.database.postgres import is_away, lock_opening, mark_connections, postgres_engine
 from fl_server.store.database.rows import HISTORY, rows_with
 from fl_server.store.database.schema import metadata
-from fl_server.store.errors import StoreError, StoreFull, StoreTakenOver, StoreUnavailable
+from fl_server.store.errors import StoreError, StoreFull, StoreUnavailable
 from fl_server.store.files import Durability, disk_errors
 
 _SQLITE_FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN})
@@ -170,83 +168,6 @@ def database_errors(doing: str) -> Iterator[None]:
         raise StoreError(f"could not {doing}: {error}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class Home:
-    """The state directory of a ledger."""
-
-    id: str
-    """Id of the directory; "" without a directory, and then any ledger fits."""
-    ledger: str = ""
-    """Id of its ledger; "" before the first ledger."""
-    storage: str = ""
-    """URL of the object store that has the files of the ledger; "": the directory has them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """The right to write, until another coordinator opens the ledger."""
-
-    coordinator_id: str
-    epoch: int
-    """How often the ledger was opened until then."""
-    moves: bool = False
-    """Whether the files of the ledger are still in the directory, and go into the object store now."""
-
-
-def identify(db: Connection) -> str:
-    """The ledger's own id."""
-    return str(db.execute(select(schema.identity.c.coordinator_id)).scalar())
-
-
-def claim(db: Connection, home: Home) -> Claim:
-    """Take the right to write from earlier openings. Raises StoreError if the ledger belongs to another directory."""
-    table = schema.identity
-    identity = db.execute(select(table)).first()
-    if identity is None:
-        new = {"coordinator_id": uuid.uuid4().hex, "directory": "", "epoch": 0, "storage": home.storage}
-        db.execute(insert(table).values(**new))
-        identity = db.execute(select(table)).one()
-    if identity.storage and home.storage != identity.storage:
-        raise StoreError(
-            f"the files of the ledger are in {identity.storage}, and `storage` names {home.storage or 'none'}: set it "
-            "to the first one, or begin with a new ledger and state directory"
-        )
-    # With an object store any directory will do: it has copies only.
-    _require_together(home, identity.coordinator_id, "" if identity.storage else identity.directory)
-    epoch = identity.epoch + 1
-    db.execute(change(table).values(epoch=epoch, directory=identity.directory or home.id))
-    return Claim(identity.coordinator_id, epoch, moves=home.storage != identity.storage)
-
-
-_EPOCH = select(schema.identity.c.epoch).with_for_update(read=True)
-
-
-def require_claim(db: Connection, mine: Claim) -> None:
-    """Raises StoreTakenOver if the ledger was opened since. Until the transaction ends, it cannot be opened."""
-    if db.execute(_EPOCH).scalar() != mine.epoch:
-        raise StoreTakenOver(
-            "another coordinator has opened the ledger since this one did, and continues its runs: make sure that only "
-            "one coordinator is started on a ledger; this one has changed nothing since"
-        )
-
-
-def _require_together(home: Home, ledger: str, directory: str) -> None:
-    if home.ledger and home.ledger != ledger:
-        raise StoreError(
-            f"the state directory belongs to the ledger {home.ledger}, and this one is {ledger}: its checkpoints "
-            "belong to the first one, so let `ledger` name that one again, or name a new state directory"
-        )
-    if home.id and directory and home.id != directory:
-        raise StoreError(
-            f"the ledger belongs to the state directory with the id {directory}, and this one has {home.id}: its "
-            "checkpoints are there, so name that directory, or an empty database or schema for this one"
-        )
-
-
-ANYWHERE = Home("")
-"""The home of a ledger that belongs to no state directory."""
-
-
 class Transactions:
     """A SQLAlchemy engine or database URL, opened as a ledger and brought to the schema of this version.
 
@@ -255,10 +176,18 @@ class Transactions:
     """
 
     def __init__(
-        self, url_or_engine: str | Engine, durability: Durability = "process", home: Home | None = ANYWHERE
+        self,
+        url_or_engine: str | Engine,
+        durability: Durability = "process",
+        home: Home | None = ANYWHERE,
+        terms: LeaseTerms | None = None,
     ) -> None:
-        """home: the state directory that the ledger must belong to; None for a reader."""
+        """home: the state directory that the ledger must belong to; None for a reader. terms: of a lease.
+
+        Raises LedgerHeld if another coordinator has the lease.
+        """
         self._after_history: Callable[[], object] | None = None
+        self._claim: Claim | None = None
         with database_errors("open the ledger"):
             self._engine = engine_for(url_or_engine)
         self._reads = self._engine.execution_options(reads=True)
@@ -266,13 +195,25 @@ class Transactions:
         self._writes = self._fsynced if durability == "power" else self._engine
         try:
             with database_errors("open the ledger"), self._fsynced.begin() as db:
+                if home is not None and self._is_postgres:
+                    lock_opening(db)
                 migrate(db)
-                self._claim = None if home is None else claim(db, home)
+                self._claim = None if home is None else self._claimed(db, home, terms or LeaseTerms())
                 self.coordinator_id = identify(db)
                 """Random id of this ledger, made once with it."""
         except StoreError:
             self.close()
             raise
+
+    def _claimed(self, db: Connection, home: Home, terms: LeaseTerms) -> Claim:
+        """The right to write, with the lease in PostgreSQL. SQLite has the lock of its directory."""
+        if not self._is_postgres:
+            return claim(db, home)
+        before = lease.require_free(db, home, terms)
+        mine = claim(db, home)
+        lease.take(db, home, mine.epoch, terms, before)
+        mark_connections(self._engine, db, mine.epoch)
+        return mine
 
     @property
     def claim(self) -> Claim:
@@ -289,10 +230,18 @@ class Transactions:
     @property
     def _byte_order(self) -> str:
         """The collation that orders text by its bytes."""
-        return "BINARY" if self._engine.dialect.name == "sqlite" else "C"
+        return "C" if self._is_postgres else "BINARY"
+
+    @property
+    def _is_postgres(self) -> bool:
+        return self._engine.dialect.name == "postgresql"
 
     def close(self) -> None:
-        """Release files and connections."""
+        """Give the lease back, and release files and connections."""
+        if self._claim is not None and self._is_postgres:
+            # A ledger that cannot be reached now gives its lease back by time.
+            with suppress(StoreError), self._transaction("give the lease back") as db:
+                lease.release(db, self._claim.epoch)
         self._engine.dispose()
 
     @contextmanager

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from prometheus_client import Histogram
+
 from fl_common.extras import install_hint
 from fl_common.files import fsync_path
 from fl_server.settings.objects import ObjectsConfig, storage_parts
@@ -60,8 +62,12 @@ class Bucket:
     of that can be repaired while the coordinator waits.
     """
 
-    def __init__(self, url: str, settings: ObjectsConfig) -> None:
-        """Open the store without a request to it. Raises StoreError for a missing extra or a missing folder."""
+    def __init__(self, url: str, settings: ObjectsConfig, seconds: Histogram | None = None) -> None:
+        """Open the store without a request to it. Raises StoreError for a missing extra or a missing folder.
+
+        seconds: of requests, by kind and result.
+        """
+        self._seconds = seconds
         self.url = url
         self._scheme, self._bucket, self._prefix = storage_parts(url)
         self._settings = settings
@@ -157,6 +163,20 @@ class Bucket:
                 self._delete([key])
 
     def _tried(self, doing: str, request: Callable[[], R]) -> R:
+        """The result of a request, measured."""
+        began, result = time.monotonic(), "failed"
+        try:
+            answer = self._repeated(doing, request)
+            result = "ok"
+        except NoObject:
+            result = "missing"
+            raise
+        finally:
+            if self._seconds is not None:
+                self._seconds.labels(doing.partition(" ")[0], result).observe(time.monotonic() - began)
+        return answer
+
+    def _repeated(self, doing: str, request: Callable[[], R]) -> R:
         """The result of a request, which is repeated within `retry_s` seconds while the store fails or is busy."""
         until = time.monotonic() + self._settings.retry_s
         for wait in _waits():

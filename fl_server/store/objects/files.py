@@ -14,8 +14,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from concurrent.futures import Future
 from itertools import count, takewhile
 from pathlib import Path
 
@@ -24,32 +23,24 @@ from blake3 import blake3
 
 from fl_common.files import make_folders
 from fl_server.store.database.ledger_objects import StoredFile
-from fl_server.store.errors import StoreError, StoreTakenOver, StoreUnavailable
+from fl_server.store.errors import StoreError, StoreTakenOver
 from fl_server.store.files import disk_errors, file_digest
 from fl_server.store.ledger import Ledger
-from fl_server.store.objects.bucket import Bucket, NoObject
+from fl_server.store.objects.bucket import Bucket
 from fl_server.store.objects.cache import LocalCache
+from fl_server.store.objects.reading import ObjectReader
 
 log = structlog.get_logger(__name__)
 
 PART_BYTES = 5 << 20
 """Bytes of a part: what an upload may have to send again after the loss of the local disk."""
-REQUESTS = 8
-"""Requests at a time, and so the parts in memory."""
 CACHED_PARTS = "cached-parts"
 """The folder of parts that were read, in the state directory."""
 REMOVALS_EVERY_S = 5.0
-_FETCHED = ".fetched-"
 _LOOKED_AT = 3
-_TRIES = 2
-"""Reads of a part with a wrong digest: the first one may have been damaged on its way."""
 
 
-class DamagedObject(StoreUnavailable):
-    """An object that counts is gone or has other bytes than were written. It may be restored while a run waits."""
-
-
-class StoredFiles:
+class StoredFiles(ObjectReader):
     """The files of one coordinator in an object store. Blocking and thread-safe.
 
     Raises StoreUnavailable while the store fails, and StoreTakenOver.
@@ -57,15 +48,14 @@ class StoredFiles:
 
     def __init__(self, bucket: Bucket, ledger: Ledger, state_dir: Path, cache: LocalCache) -> None:
         """Read what the ledger counts, and find the loose parts of uploads."""
-        self.bucket, self.cache = bucket, cache
-        self._ledger, self._state_dir = ledger, state_dir
-        self._root, self._epoch = ledger.store.claim.coordinator_id, ledger.store.claim.epoch
+        super().__init__(bucket, ledger.store.claim.coordinator_id)
+        self.cache, self._ledger, self._state_dir = cache, ledger, state_dir
+        self._epoch = ledger.store.claim.epoch
         self.part_bytes = PART_BYTES
         self._cached = state_dir / CACHED_PARTS
         cache.empty(self._cached)
         self._counts = count()
         self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(REQUESTS, thread_name_prefix="objects")
         self._files = {file.name: file for file in ledger.call(ledger.store.stored_files)}
         self._loose: dict[str, dict[str, int]] = {}
         """The sizes of the loose parts, by the name of the file and the end of the key."""
@@ -167,37 +157,6 @@ class StoredFiles:
             start, size = start + length, size - length
         return bytes(read)
 
-    def fetch(self, file: StoredFile, path: Path) -> None:
-        """Make a local file from its parts. Raises DamagedObject."""
-        make_folders(path.parent, durable=False)
-        temporary, hasher = path.with_name(_FETCHED + path.name), blake3()
-        with disk_errors(f"write {path}"):
-            try:
-                with temporary.open("wb") as made:
-                    for first in range(0, len(file.parts), REQUESTS):
-                        for data in self._pool.map(partial(self.part, file.name), file.parts[first : first + REQUESTS]):
-                            made.write(data)
-                            hasher.update(data)
-                if hasher.digest() != file.digest:
-                    raise self._damaged(file.name, "it has another digest as a whole")
-                temporary.replace(path)
-            finally:
-                temporary.unlink(missing_ok=True)
-
-    def part(self, name: str, part: str) -> bytes:
-        """A part from the store, with its digest checked. Raises DamagedObject."""
-        why = ""
-        for _ in range(_TRIES):
-            try:
-                data = self.bucket.get(self._key(f"{name}/{part}"))
-            except NoObject as error:
-                why = str(error)
-                continue
-            if part.endswith(f".{blake3(data).hexdigest()}"):
-                return data
-            why = f"part {part} has another digest than its name"
-        raise self._damaged(name, why)
-
     def _part_range(self, file: StoredFile, number: int, offset: int, length: int) -> bytes:
         copy = self._cached / blake3(file.keys[number].encode()).hexdigest()
         try:
@@ -213,9 +172,6 @@ class StoredFiles:
             self.cache.add(copy, len(part))
             return part[offset : offset + length]
         return data
-
-    def _damaged(self, name: str, why: str) -> DamagedObject:
-        return DamagedObject(f"{name} in {self.bucket.url} is damaged: {why}; restore it from the store's own versions")
 
     # Removal.
 
@@ -277,10 +233,6 @@ class StoredFiles:
         self._removed([], keys)
         return False
 
-    def close(self) -> None:
-        """End the threads. What they have not put is put again later."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
-
     # At the start.
 
     def _keys(self, folder: str) -> list[tuple[str, int]]:
@@ -313,9 +265,6 @@ class StoredFiles:
             self.put_files([path for path in paths if path.suffix not in {".part", ".kept"}])
         self._ledger.call(self._ledger.store.moved_to, self.bucket.url)
         log.info("files_moved", storage=self.bucket.url, files=len(self._files))
-
-    def _key(self, key: str) -> str:
-        return f"{self._root}/{key}"
 
 
 class PartSender:

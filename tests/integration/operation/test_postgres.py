@@ -86,7 +86,7 @@ def test_a_coordinator_that_was_replaced_ends(
     schema = url.rpartition("%3D")[2]
     postgres.execute(f"UPDATE {schema}.identity SET epoch = epoch + 1")  # noqa: S608 - a constant of the test
     slow.hold.unlink()
-    assert server.wait() == 2
+    assert server.wait() == 3
     assert "another coordinator has opened the ledger since this one did" in server.errors()
     server.serve()
     assert undisturbed == server.digests("replaced")

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, event
 
-from fl_server.store.database import postgres as backend
+from fl_server.store.database.lease import LeaseTerms
 from fl_server.store.database.store import Store, open_ledger, open_read_only
-from fl_server.store.errors import StoreError, StoreFull, StoreTakenOver, StoreUnavailable
+from fl_server.store.errors import LedgerHeld, StoreError, StoreFull, StoreUnavailable
 from tests.fl_server.store.records import a_client, a_commit, a_run, an_attempt, an_update, why
 from tests.postgres_server import PostgresServer
 
@@ -49,12 +49,6 @@ def store(url: str, tmp_path: Path) -> Iterator[Store]:
     store.close()
 
 
-@pytest.fixture
-def short_lock_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait only 50 ms for the lock."""
-    monkeypatch.setattr(backend, "LOCK_WAIT_S", 0.05)
-
-
 def synchronous_levels(store: Store) -> list[str]:
     """Record the level at the end of each transaction from now on."""
     levels: list[str] = []
@@ -67,18 +61,18 @@ def synchronous_levels(store: Store) -> list[str]:
 
 
 def test_a_killed_process_loses_nothing_it_acknowledged(url: str, tmp_path: Path) -> None:
-    """SIGKILL in a transaction: everything before it is stored, the unfinished one is not, and the lock is free."""
+    """SIGKILL in a transaction: everything before it is stored, and the unfinished one is not."""
     command = [sys.executable, "-c", KILLED_WRITER, url]
     writer = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (writer.returncode, writer.stdout.split()) == (-signal.SIGKILL, ["a", "b", "c", "d"]), writer.stderr
-    store = open_ledger(url, tmp_path)
+    store = open_ledger(url, tmp_path, terms=LeaseTerms(gone=1))
     assert store.runs() == [a_run()]
     assert store.updates("r1", 0, 0) == [an_update(client_id) for client_id in "abcd"]
     store.close()
 
 
 def test_reopening_keeps_the_ledger(url: str, store: Store, tmp_path: Path) -> None:
-    """Its id, by which clients recognise the coordinator, and its records. Closing released the lock."""
+    """Its id, by which clients recognise the coordinator, and its records. Closing gave the lease back."""
     store.close()
     again = open_ledger(url, tmp_path)
     assert again.coordinator_id == store.coordinator_id
@@ -112,15 +106,13 @@ def test_another_programs_database_is_refused(url: str, postgres: PostgresServer
         open_ledger(url, tmp_path)
 
 
-@pytest.mark.usefixtures("short_lock_wait", "store")
+@pytest.mark.usefixtures("store")
 def test_a_second_coordinator_is_refused(url: str, tmp_path: Path) -> None:
-    """The error names process, host and start of the coordinator that has the ledger."""
-    message = r"another coordinator has the ledger: impetus process \d+ on host .+, connected since 2.*; stop it first"
-    with pytest.raises(StoreUnavailable, match=message):
+    """The error names process and host of the coordinator that leads."""
+    with pytest.raises(LedgerHeld, match=r"another coordinator has the ledger: impetus process \d+ on host .+; stop"):
         open_ledger(url, tmp_path)
 
 
-@pytest.mark.usefixtures("short_lock_wait")
 def test_ledgers_in_different_schemas_are_separate(postgres: PostgresServer, store: Store, tmp_path: Path) -> None:
     """Two coordinators may share a database, each in its own schema."""
     with closing(open_ledger(postgres.new_ledger(), tmp_path)) as other:
@@ -128,7 +120,7 @@ def test_ledgers_in_different_schemas_are_separate(postgres: PostgresServer, sto
 
 
 def test_a_lost_connection_is_replaced(postgres: PostgresServer, store: Store) -> None:
-    """After a restart of the server the next call works, with the same lock and settings."""
+    """After a restart of the server the next call works, with the same settings."""
     postgres.cut_connections()
     levels = synchronous_levels(store)
     store.add_history(why("after"))
@@ -144,35 +136,6 @@ def test_an_unreachable_database_is_store_unavailable(postgres: PostgresServer, 
         with pytest.raises(StoreUnavailable, match="could not write history: "):
             store.add_history(why())
     assert store.runs() == [a_run()]
-
-
-@pytest.mark.usefixtures("short_lock_wait")
-def test_a_store_that_lost_its_lock_never_writes_again(
-    postgres: PostgresServer, url: str, store: Store, tmp_path: Path
-) -> None:
-    """Another process took the lock during a lost connection: the first cannot write, also after the other ended."""
-    postgres.cut_connections()
-    other = open_ledger(url, tmp_path)
-    with pytest.raises(StoreUnavailable, match="another coordinator has the ledger"):
-        store.add_history(why("mine"))
-    other.add_history(why("the other's"))
-    other.close()
-    with pytest.raises(StoreTakenOver, match="another coordinator has opened the ledger since"):
-        store.add_history(why("mine"))
-    assert [entry.event for entry in store.history()] == ["created", "the other's"]
-
-
-def test_there_is_one_writer_without_the_lock_too(
-    url: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A pooler that shares connections makes the lock useless: only the later process can write."""
-    monkeypatch.setattr(backend, "_LOCK", "SELECT %s::int")
-    other = open_ledger(url, tmp_path)
-    with pytest.raises(StoreTakenOver):
-        store.create_run(a_run("r2"), why())
-    assert other.runs() == [a_run()]
-    other.create_run(a_run("r2"), why())
-    other.close()
 
 
 def test_a_connection_lost_in_a_transaction_keeps_none_of_it(postgres: PostgresServer, store: Store) -> None:

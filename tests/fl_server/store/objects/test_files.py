@@ -12,14 +12,15 @@ import torch
 from blake3 import blake3
 
 from fl_server.store.checkpoints import Checkpoint, Checkpoints
+from fl_server.store.database.ownership import Home
 from fl_server.store.database.store import open_sqlite
-from fl_server.store.database.transactions import Home
 from fl_server.store.errors import StoreError, StoreTakenOver, StoreUnavailable
 from fl_server.store.ledger import Ledger
 from fl_server.store.objects import files as files_module
 from fl_server.store.objects.bucket import Bucket
 from fl_server.store.objects.cache import LocalCache
-from fl_server.store.objects.files import DamagedObject, StoredFiles
+from fl_server.store.objects.files import StoredFiles
+from fl_server.store.objects.reading import DamagedObject
 from fl_server.store.spool.part_file import StoredUpdate
 from fl_server.store.spool.spool import Leftover, Spool, SpoolKey
 
