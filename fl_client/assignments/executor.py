@@ -144,7 +144,8 @@ class AssignmentExecutor:
                 result = await self._train(assignment, amount)
             if secure:
                 self._show(key, "waiting for the shares of the other clients")
-                result = TrainingResult(await services.secure.masked(assignment, result.update), None)
+                masked = await services.secure.masked(assignment, result.update)
+                result = TrainingResult(masked, result.next_state)
             update = await self._save(result)
             del result  # its tensors are not needed during the upload
         # An update made for an earlier attempt answers this one too: the work is the same.

@@ -36,6 +36,8 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 PROTOCOL = "secagg+"
+TOLD = 1
+"""Examples and steps in the header of a masked update, in place of the client's: their sums are masked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +136,14 @@ class Participant:
         draw = self._begun[assignment.key.run_id]
         delivery = await asyncio.shield(self._deliveries[draw])
         terms = _terms_of(assignment.secure_aggregation.terms)
-        [numbers] = rounded.pieces
-        values = np.frombuffer(numbers, np.int32)
+        values = np.frombuffer(b"".join(rounded.pieces), np.int32)
         counted = Rounding.from_text(terms.quantizer).counted(rounded.header.num_examples)
         pieces = await self._change(
             assignment.key.run_id, lambda member: tuple(member.mask(delivery, values, [counted]))
         )
         header = training_pb2.UpdateHeader()
         header.CopyFrom(rounded.header)
+        header.num_examples = header.num_steps = TOLD
         header.digest.CopyFrom(digest_message(digest_of(*pieces)))
         return Update(rounded.work_digest, header, pieces)
 

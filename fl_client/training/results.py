@@ -18,7 +18,7 @@ from fl_client.errors import Raised, WorkFailed
 from fl_client.storage.client_state_store import NextState
 from fl_client.storage.pending_updates import Update
 from fl_client.training import client_states, payloads
-from fl_client.training.rounded import rounded_update
+from fl_client.training.rounded import as_summed, rounded_update
 from fl_tasks.metrics import AVERAGED_PREFIX
 from fl_tasks.summed_metrics import PlainSum, of_averaged_model
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -106,13 +106,15 @@ def result_of(  # noqa: PLR0913, PLR0917 - what a header has
     """
     payloads.check_finite(computed, ready.buffers)
     if assignment.HasField("secure_aggregation"):
-        return TrainingResult(rounded_update(assignment, computed, examples), None)
+        update, summed = rounded_update(assignment, computed, examples)
+        return TrainingResult(update, next_state_of(ready, summed))
     known = _known_part(assignment, ready.work, computed.steps)
     sparse = "delta" in computed.payloads and payloads.encoding_of(assignment).sparse
     sent = client_states.with_unsent(computed, ready.unsent)
     update = payloads.pack_update(assignment, sent, examples, seconds, known)
     keeps = sparse or _keeps_state(ready)
     counted = payloads.as_counted(assignment, sent, update, known) if keeps else computed
+    counted = as_summed(assignment, counted, examples)
     next_state = next_state_of(ready, counted)
     return TrainingResult(update, client_states.with_next_unsent(next_state, sent, counted) if sparse else next_state)
 

@@ -1,9 +1,13 @@
-"""Updates as whole numbers, for secure aggregation: the header and the numbers that are masked."""
+"""Updates as whole numbers, for secure aggregation: the numbers that are masked, and the values that they stand for."""
 
 from __future__ import annotations
 
-from algorithms.base import ClientUpdate
-from algorithms.quantization import Quantizer
+from collections.abc import Iterator
+from dataclasses import replace
+
+from algorithms import tree
+from algorithms.base import ClientUpdate, Tensors
+from algorithms.quantization import Numbers, Quantizer
 from fl_client.errors import WorkFailed
 from fl_client.storage.pending_updates import Update, work_digest
 from fl_common.privacy.secret_stream import SecretStream
@@ -13,27 +17,27 @@ from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
 
 
-def rounded_update(assignment: training_pb2.Assignment, computed: ClientUpdate, examples: int) -> Update:
-    """The update's header without its digest, and its numbers as int32. Raises WorkFailed.
+def rounded_update(
+    assignment: training_pb2.Assignment, computed: ClientUpdate, examples: int
+) -> tuple[Update, ClientUpdate]:
+    """The update's header without its digest, with its numbers as int32; and the update as it is summed.
 
-    examples: n_i.
+    The header stays on the device as it is: what is sent tells neither examples nor steps. examples: n_i.
+    Raises WorkFailed.
     """
     try:
         terms = Terms.from_bytes(assignment.secure_aggregation.terms)
         rounding = Rounding.from_text(terms.quantizer)
-        if list(computed.payloads) != ["delta"]:
-            raise ValueError(f"expected a method that sends its delta alone, got {', '.join(computed.payloads)}")
-        quantizer = Quantizer.like(computed.payloads["delta"], rounding.clip, rounding.bits)
-        bits = value_bits_for(rounding.bits, len(terms.cohort))
-        wanted, came = (quantizer.values, bits, 1), (terms.values, terms.value_bits, terms.scalars)
-        if came != wanted:
-            raise ValueError(f"expected terms of {wanted} values, bits and scalars for this model, got {came}")
-        numbers = quantizer.quantize(
-            computed.payloads["delta"],
-            rounding.weight(examples),
-            SecretStream(rounding.rotation_key),
-            SecretStream(rounding_key(assignment.training.seed, assignment.key.exchange)),
-        )
+        wanted, came = list(dict.fromkeys(it.payload for it in rounding.payloads)), list(computed.payloads)
+        if sorted(wanted) != sorted(came):
+            raise ValueError(f"expected terms with the payloads {', '.join(came)}, got {', '.join(wanted)}")
+        pieces, counted = [], dict[str, Tensors]()
+        for payload, numbers, values in _rounded(rounding, assignment, computed, examples):
+            pieces.append(numbers)
+            counted[payload] = values
+        shape = sum(map(len, pieces)), value_bits_for(rounding.bits, len(terms.cohort)), 1
+        if (has := (terms.values, terms.value_bits, terms.scalars)) != shape:
+            raise ValueError(f"expected terms of {shape} values, bits and scalars for this model, got {has}")
     except ValueError as error:
         raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"secure aggregation: {error}") from error
     manifest = tensor_pb2.Manifest(size_bytes=terms.size_bytes, encoding=tensor_pb2.ENCODING_PLAIN)
@@ -46,4 +50,30 @@ def rounded_update(assignment: training_pb2.Assignment, computed: ClientUpdate, 
         num_steps=computed.steps,
         state_epoch=assignment.state_epoch,
     )
-    return Update(work_digest(assignment), header, (numbers.tobytes(),))
+    update = Update(work_digest(assignment), header, tuple(numbers.tobytes() for numbers in pieces))
+    return update, replace(computed, payloads={name: counted[name] for name in came})
+
+
+def as_summed(assignment: training_pb2.Assignment, computed: ClientUpdate, examples: int) -> ClientUpdate:
+    """The update with the values that its numbers would stand for, in a simulation, where nothing is masked."""
+    if not assignment.rounding:
+        return computed
+    rounding = Rounding.from_text(assignment.rounding)
+    counted = {payload: values for payload, _, values in _rounded(rounding, assignment, computed, examples)}
+    return replace(computed, payloads={**computed.payloads, **counted})
+
+
+def _rounded(
+    rounding: Rounding, assignment: training_pb2.Assignment, computed: ClientUpdate, examples: int
+) -> Iterator[tuple[str, Numbers, Tensors]]:
+    """For each payload of the rounding: its name, numbers, and the values that they stand for. Raises ValueError."""
+    seed, exchange = assignment.training.seed, assignment.key.exchange
+    for number, rule in enumerate(rounding.payloads):
+        payload = computed.payloads[rule.payload]
+        quantizer = Quantizer.like(payload, rule.clip, rounding.bits)
+        weight = rounding.weight(number, examples, computed.steps)
+        rotation = SecretStream(rounding.rotation_key(number))
+        own = SecretStream(rounding_key(seed, exchange, number))
+        numbers = quantizer.quantize(payload, weight, rotation, own)
+        values = quantizer.mean(numbers, weight, rotation)
+        yield rule.payload, numbers, tree.map(lambda at, made: made.to(at.device), payload, values)

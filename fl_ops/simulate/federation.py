@@ -151,9 +151,15 @@ class Federation:
         """The assignment without what is the client's own. Each client has the task that the server has."""
         work = RoundWork(
             self.config.name, self.config, self.engine.algorithm, ("", ""), (), 0, self.state_epoch,
-            local_frozen=self.engine.local_frozen, clip=self.snapshot.clip,
+            local_frozen=self.engine.local_frozen, clip=self.snapshot.clip, rounding=self._rounding(place),
         )  # fmt: skip
         return common_assignment(work, place)
+
+    def _rounding(self, place: RoundPosition) -> str:
+        """How clients round what they make their states of, with secure aggregation."""
+        if self.config.secure_aggregation is None or not self.engine.algorithm.keeps_client_state:
+            return ""
+        return self.engine.secure_means.rounding(place.round, place.attempt, place.exchange).to_text()
 
     def evaluate(
         self, clients: Sequence[str], on: ExamplesOf = "held_out"

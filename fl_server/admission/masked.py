@@ -29,10 +29,11 @@ class MaskedGate:
             raise UpdateRefused(
                 RefusalReason.REFUSAL_REASON_SIZE, f"expected {self.size_bytes} bytes, got {header.size_bytes}"
             )
-        if header.HasField("training_loss") or header.epochs or not header.num_steps or not header.num_examples:
+        if header.HasField("training_loss") or header.epochs or (header.num_steps, header.num_examples) != (1, 1):
             raise UpdateRefused(
                 RefusalReason.REFUSAL_REASON_HEADER,
-                "expected examples, steps and no metrics of the training with secure aggregation",
+                "expected 1 for the examples and the steps, and no metrics, with secure aggregation: they are summed"
+                " under the masks",
             )
         try:
             digest_bytes(header.digest)

@@ -18,7 +18,6 @@ import algorithms as fl
 from algorithms import tree
 from algorithms.buffered import buffered_sums, in_order, shares
 from algorithms.compose import SENT
-from fl_common.secure_aggregation.rounding import rounding_key
 from fl_server.aggregation.adaptive_clip import clip_rule
 from fl_server.aggregation.buffered_rules import staleness_rule
 from fl_server.aggregation.buffered_step import BufferSum, Told
@@ -288,9 +287,9 @@ class Engine:
 
         draw: which draw of the round this is. Raises SpoiledSum, too.
         """
-        rounding = self.secure_means.rounding(snapshot.round + 1, draw)
-        mean = self.secure_means.mean(total, len(cohort), rounding)
-        secure = SecureSum(mean, self.config.local.steps or 1)
+        round_, means = snapshot.round + 1, self._secure_means(self._algorithm_after(snapshot))
+        info = round_info(self.config, round_, len(cohort))
+        secure = means.sums(total, len(cohort), means.rounding(round_, draw), info)
         made, stats = self._stepped(snapshot, self._accepted(snapshot, 0, cohort, ()), _NONE, secure)
         if made.buffers:
             tree.copy_(made.buffers, snapshot.buffers)
@@ -303,13 +302,15 @@ class Engine:
         round_ = snapshot.round + 1
         seeds = training_seeds(self.config.seed, round_, [info.client_id for info in cohort], draw)
         updates = self._accepted(snapshot, 0, cohort, sources)
-        keys = [rounding_key(seed, 0) for seed in seeds]
-        return self.secure_means.total(updates, self.secure_means.rounding(round_, draw), keys)
+        return self.secure_means.total(updates, self.secure_means.rounding(round_, draw), seeds)
 
     @property
     def secure_means(self) -> SecureMeans:
         """How updates of a run with secure aggregation are rounded and summed."""
-        return SecureMeans(self.config, self._trainable_layout)
+        return self._secure_means(self.algorithm)
+
+    def _secure_means(self, algorithm: fl.Algorithm) -> SecureMeans:
+        return SecureMeans(self.config, algorithm, self.shape(0))
 
     def _stepped(
         self,

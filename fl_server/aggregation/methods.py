@@ -52,7 +52,7 @@ def build_algorithm(config: RunConfig) -> fl.Algorithm:
     if config.record_privacy is not None:
         check_record_privacy(config, algorithm)
     check_secure_aggregation(config)
-    check_summed(config, algorithm)
+    check_summed(config, algorithm, rate_schedule(config.local.schedule))
     check_buffered(config, algorithm)
     if algorithm.objective == "examples" and config.round.max_client_share:
         raise InvalidInput(

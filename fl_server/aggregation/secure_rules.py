@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import algorithms as fl
+from algorithms.masked_sums import Summand
+from algorithms.optimizers.spec import RateSchedule
 from fl_common.secure_aggregation.errors import PlanError
 from fl_common.secure_aggregation.plan import plan_of
 from fl_common.secure_aggregation.terms import Settings
-from fl_server.aggregation.private_rules import shares_of
+from fl_server.aggregation.secure_sum import summands_in
 from fl_server.errors import InvalidInput
 from fl_server.run_settings.config import RunConfig
 from fl_server.run_settings.secure_aggregation import SecureAggregationSection
@@ -15,7 +17,6 @@ from protos.layout import Layout
 MOST_CLIENTS = 500
 """Clients of a cohort, whose keys and certificates fit into one message."""
 _SINGLE = "the coordinator sees no single update"
-_STATELESS = "a client keeps no state in such a run, and sends its delta alone"
 _CLIP = f"secure_aggregation.clip takes its place, on the devices, for {_SINGLE}"
 
 
@@ -29,7 +30,6 @@ def check_secure_aggregation(config: RunConfig) -> None:
     section, round_ = config.secure_aggregation, config.round
     if section is None:
         return
-    optimizer_state = "fresh" if config.local.optimizer is None else config.local.optimizer.state
     wanted: list[tuple[str, object, object, str]] = [
         ("round.close", round_.close, "cohort", "masks are of one cohort, so the others would be lost"),
         ("round.reducer", round_.reducer, "mean", f"{_SINGLE}, which other reducers compare"),
@@ -40,13 +40,13 @@ def check_secure_aggregation(config: RunConfig) -> None:
         ("round.max_client_share", round_.max_client_share, 0.0, "secure_aggregation.max_examples limits weights"),
         ("encodings.update", config.encodings.update, "plain", "secure_aggregation.bits is their encoding"),
         ("encodings.reference", config.encodings.reference, "none", "secure_aggregation.bits is their encoding"),
-        ("personal", list(config.personal), [], _STATELESS),
-        ("local.continue_data", config.local.continue_data, False, _STATELESS),
-        ("local.optimizer.state", optimizer_state, "fresh", _STATELESS),
     ]  # fmt: skip
     for field, came, right, why in wanted:
         if came != right:
             raise InvalidInput(field, f"{right!r} with [secure_aggregation]: {why}", came)
+    if config.local.optimizer is not None and config.local.optimizer.state == "server":
+        expected = '"fresh" or "device" with [secure_aggregation]: a rounded second moment may be negative'
+        raise InvalidInput("local.optimizer.state", expected, "server")
     if config.client_privacy is not None:
         expected = 'unit = "record" with [secure_aggregation]: its account needs to see each update'
         raise InvalidInput("privacy.unit", expected, "client")
@@ -61,31 +61,58 @@ def check_secure_aggregation(config: RunConfig) -> None:
         raise InvalidInput(where, f"a cohort that the shares can be had with: {error}", cohort) from error
 
 
-def check_summed(config: RunConfig, algorithm: fl.Algorithm) -> None:
-    """Raises InvalidInput unless all sums of the method are multiples of the clients' mean delta."""
-    section, name, [first, *more] = config.secure_aggregation, algorithm.name, algorithm.exchanges
+def check_summed(config: RunConfig, algorithm: fl.Algorithm, schedule: RateSchedule) -> None:
+    """Raises InvalidInput unless all sums of the method are made of sums that clients can contribute to alone.
+
+    schedule: of the learning rate over the local steps.
+    """
+    section, name = config.secure_aggregation, algorithm.name
     if section is None:
         return
-    if more or first.payloads != ("delta",) or algorithm.keeps_client_state:
-        expected = f"a method whose clients send their delta alone, with [secure_aggregation]: {_SINGLE}"
+    if len(algorithm.exchanges) > 1:
+        expected = "a method with one exchange, with [secure_aggregation]: a second one would need keys of its own"
         raise InvalidInput("algorithm.name", expected, name)
-    if len({shares_of(algorithm, examples, 1) for examples in (1, 7)}) > 1 or algorithm.objective != "uniform":
-        if algorithm.objective != "uniform" or not _by_examples_alone(algorithm):
-            expected = 'a method with objective = "uniform" with [secure_aggregation]'
-            raise InvalidInput("algorithm.parameters", expected, name)
-        if section.max_examples is None:
-            expected = f'the examples of the heaviest client, or weights = "uniform": {name} weights by examples'
-            raise InvalidInput("secure_aggregation.max_examples", expected, "none")
-    if config.local.steps is None and len({shares_of(algorithm, 1, steps) for steps in (1, 7)}) > 1:
-        expected = f"a number of steps with [secure_aggregation]: {name} divides each update by its steps"
+    if algorithm.objective != "uniform":
+        expected = 'a method with objective = "uniform" with [secure_aggregation]'
+        raise InvalidInput("algorithm.parameters", expected, name)
+    parts = _parts_of(config, algorithm, schedule)
+    if section.max_examples is None and any(part.by_examples for part in parts):
+        expected = f'the examples of the heaviest client, or weights = "uniform": {name} weights by examples'
+        raise InvalidInput("secure_aggregation.max_examples", expected, "none")
+    if section.min_steps is None and any(part.per_step for part in parts):
+        expected = (
+            f"the steps of the client with the fewest, or a number of local.steps: {name} divides updates by steps"
+        )
+        raise InvalidInput("secure_aggregation.min_steps", expected, "none")
+    others = {part.payload for part in parts} - {"delta"}
+    for payload in sorted(others ^ section.clips.keys()):
+        expected = f"the largest L2 norm of the payload, which {name} sums" if payload in others else "no such payload"
+        raise InvalidInput(f"secure_aggregation.clips.{payload}", expected, section.clips.get(payload, "none"))
+    if algorithm.keeps_client_state and len(parts) > len({part.payload for part in parts}):
+        expected = (
+            f"a number of steps, and uniform weights, with [secure_aggregation]: a client's state in {name} has to be"
+            " made of the numbers in the sum, and two sums of its delta are rounded apart"
+        )
         raise InvalidInput("local.steps", expected, "none")
 
 
-def _by_examples_alone(algorithm: fl.Algorithm) -> bool:
-    """Whether a client's coefficients are proportional to its examples."""
-    # Of one or three examples beside a client with one: shares of 1/2 and 3/4.
-    shares = zip(shares_of(algorithm, 1, 1), shares_of(algorithm, 3, 1), strict=True)
-    return all(abs(3 * one - 2 * three) <= 1e-9 * abs(three) for (_, _, one), (_, _, three) in shares)
+def _parts_of(config: RunConfig, algorithm: fl.Algorithm, schedule: RateSchedule) -> set[Summand]:
+    """What the clients contribute to the method's sums. Raises InvalidInput if a sum is not made of such parts."""
+    name, parts, equal = algorithm.name, set[Summand](), summands_in(1, algorithm, schedule)
+    for symbol, part in summands_in(config.local.steps, algorithm, schedule).items():
+        if part is None and equal[symbol] is not None:
+            expected = (
+                f"a number of steps with [secure_aggregation]: {name} needs the steps of each client, or their mean"
+            )
+            raise InvalidInput("local.steps", expected, "none")
+        if part is None:
+            expected = (
+                f"a method whose coefficients are one number for all clients, by examples or by steps, with"
+                f" [secure_aggregation]: {_SINGLE}"
+            )
+            raise InvalidInput("algorithm.name", expected, name)
+        parts.add(part)
+    return parts
 
 
 def check_secure_model(config: RunConfig, layout: Layout) -> None:

@@ -1,15 +1,16 @@
-"""The mean of a round with secure aggregation, from the exact sum of its clients' whole numbers, and what it says.
+"""The sums of a round with secure aggregation, from the exact sums of its clients' whole numbers, and what they say.
 
-    Dhat = R^-1 (g sum_i q_i) / sum_i w_i      `algorithms.quantization`; the method's sums are multiples of it
+    V_j = R_j^-1 (g_j sum_i q_ij)       of each payload; `algorithms.quantization`
+    S   = A sum_i w_ij v_ij             each of the method's sums is a multiple of one V_j: `algorithms.masked_sums`
 
 A client that lies about its update spoils the sum, and nobody can tell which one it was. What can be checked is whether
-honest clients could have made it: each clips its update to C, so their mean is no longer than C but for rounding.
+honest clients could have made it: each clips its payload to C, so their mean is no longer than C but for rounding.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,18 +18,20 @@ import torch
 
 import algorithms as fl
 from algorithms import tree
+from algorithms.masked_sums import PROBED, Summand, factors_of, summands_of
+from algorithms.optimizers.spec import RateSchedule
 from algorithms.quantization import Numbers, Quantizer
 from fl_common.privacy.secret_stream import SecretStream
-from fl_common.secure_aggregation.rounding import Rounding, rotation_key
+from fl_common.secure_aggregation.rounding import RoundedPayload, Rounding, rotation_key, rounding_key
 from fl_common.secure_aggregation.terms import value_bits_for
-from fl_server.aggregation.private_sum import multiples
-from fl_server.aggregation.updates import AcceptedUpdates, read_block
+from fl_server.aggregation.updates import AcceptedUpdates, UpdateShape, read_block
 from fl_server.run_settings.config import RunConfig
-from protos.layout import Layout
+from fl_server.run_settings.secure_aggregation import SecureAggregationSection
 
 SCALARS = 1
 """Numbers of an update besides its values: that of its weight."""
 _SLACK = 1e-4
+_CONSTANT = RateSchedule()
 
 
 class SpoiledSum(Exception):
@@ -40,94 +43,160 @@ class Total:
     """The sums of a round's masked updates, without the masks."""
 
     numbers: Numbers
-    """[values], signed."""
+    """[values of all payloads], signed."""
     counted: int
     """The sum of `Rounding.counted`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SecureSum:
-    """A round's mean, in place of its updates."""
+    """A round's sums of payloads, in place of its updates."""
 
-    mean: fl.Tensors
-    steps: int
-    """K of every client; 1 if the method's sums do not divide by it."""
+    parts: Mapping[Summand, fl.Tensors]
+    """sum_i w_i v_i of each summand, divided by the largest sum that the weights could have."""
+    factors: Mapping[str, float]
+    """The method's sums as multiples of these."""
+    summands: Mapping[str, Summand]
+    """That of each of the method's sums."""
 
     def sums(self, exchange: fl.Exchange, info: fl.RoundInfo, updates: AcceptedUpdates) -> dict[str, fl.Tensors]:
-        """The method's sums over the tensors of `updates`, as over one client whose delta is the mean."""
+        """The method's sums over the tensors of `updates`."""
+        del exchange, info
         names = [entry.name for entry in updates.shape.layout_of("delta").entries if entry.trainable]
-        wanted = exchange.sums([fl.UpdateInfo("mean", 1, self.steps)], info)
-        return multiples(wanted, {name: self.mean[name] for name in names})
+        return {
+            symbol: {name: self.factors[symbol] * self.parts[summand][name] for name in names}
+            for symbol, summand in self.summands.items()
+        }
+
+
+def summands_in(
+    steps: int | None, algorithm: fl.Algorithm, schedule: RateSchedule = _CONSTANT
+) -> dict[str, Summand | None]:
+    """The summand of each of a method's sums; None where there is none.
+
+    steps: K of every client; None: each has its own. schedule: of the rate over the steps.
+    """
+    info = fl.RoundInfo(0, 0.1, rounds=1, population=PROBED, cohort_size=PROBED, schedule=schedule)
+    return summands_of(algorithm.exchanges[0], info, 1 if algorithm.skipping else steps)
 
 
 @dataclass(frozen=True, slots=True)
 class SecureMeans:
-    """How the updates of a run are rounded, and how a mean is made of their sum."""
+    """How the updates of a run are rounded, and how its sums are made of theirs."""
 
     config: RunConfig
-    layout: Layout
-    """That of the trainable tensors."""
+    algorithm: fl.Algorithm
+    shape: UpdateShape
+    """The plain update."""
 
     @property
-    def quantizer(self) -> Quantizer:
-        """The quantizer of an update."""
-        if (section := self.config.secure_aggregation) is None:
+    def _section(self) -> SecureAggregationSection:
+        if self.config.secure_aggregation is None:
             raise RuntimeError("expected a run with the section secure_aggregation")
+        return self.config.secure_aggregation
+
+    @property
+    def summands(self) -> dict[str, Summand]:
+        """The summand of each of the method's sums."""
+        return {name: it for name, it in summands_in(self.config.local.steps, self.algorithm).items() if it is not None}
+
+    @property
+    def parts(self) -> list[Summand]:
+        """What is summed, in the order of the numbers of an update."""
+        return sorted(set(self.summands.values()))
+
+    def quantizer(self, number: int, rounding: Rounding) -> Quantizer:
+        """The quantizer of a payload of an update, by its number in the rounding."""
+        rule = rounding.payloads[number]
         blank = {
             entry.name: torch.empty(entry.shape, dtype=entry.dtype, device="meta")
-            for entry in self.layout.entries
+            for entry in self.shape.layout_of(rule.payload).entries
             if entry.trainable
         }
-        return Quantizer.like(blank, section.clip, section.bits)
+        return Quantizer.like(blank, rule.clip, rounding.bits)
 
     def rounding(self, round_: int, draw: int, exchange: int = 0) -> Rounding:
         """The rounding of a draw of a round."""
-        if (section := self.config.secure_aggregation) is None:
-            raise RuntimeError("expected a run with the section secure_aggregation")
+        section = self._section
         key = rotation_key(self.config.seed, round_, draw, exchange)
-        return Rounding(section.clip, section.bits, key.hex(), section.max_examples or 0)
+        clips = {"delta": section.clip, **section.clips}
+        payloads = [RoundedPayload(it.payload, clips[it.payload], it.by_examples, it.per_step) for it in self.parts]
+        fewest = section.min_steps or 0
+        return Rounding(section.bits, key.hex(), tuple(payloads), section.max_examples or 0, fewest)
+
+    @property
+    def values(self) -> int:
+        """Numbers of an update."""
+        rounding = self.rounding(0, 0)
+        return sum(self.quantizer(number, rounding).values for number in range(len(rounding.payloads)))
 
     def value_bits(self, clients: int) -> int:
         """Bits of a number of a masked update."""
-        return value_bits_for(self.quantizer.bits, clients)
-
-    def total(self, updates: AcceptedUpdates, rounding: Rounding, keys: Sequence[bytes]) -> Total:
-        """The sum of updates that are not masked: the same numbers as that of masked ones. One is read at a time.
-
-        keys: `rounding_key` of each client.
-        """
-        quantizer, shape = self.quantizer, updates.shape.layout_of("delta")
-        numbers, counted = np.zeros(quantizer.values, np.int64), 0
-        entries = {entry.name: entry for entry in shape.entries if entry.trainable}
-        for info, source, key in zip(updates.cohort, updates.sources, keys, strict=True):
-            delta = {
-                name: read_block(source, entry, 0, entry.numel).view(entry.shape) for name, entry in entries.items()
-            }
-            weight, rotation = rounding.weight(info.num_examples), SecretStream(rounding.rotation_key)
-            numbers += quantizer.quantize(delta, weight, rotation, SecretStream(key))
-            counted += rounding.counted(info.num_examples)
-        return Total(numbers, counted)
+        return value_bits_for(self._section.bits, clients)
 
     @property
     def largest_update(self) -> int:
         """Bytes of a masked update of the largest cohort, as far as the run's settings bound it."""
-        bits = self.value_bits(self.config.round.clients_per_round if self.config.round.sampling == "fixed" else 2**16)
-        return self.quantizer.values * bits // 8 + 8 * SCALARS
+        round_ = self.config.round
+        bits = self.value_bits(round_.clients_per_round if round_.sampling == "fixed" else 2**16)
+        return self.values * bits // 8 + 8 * SCALARS
 
-    def mean(self, total: Total, clients: int, rounding: Rounding) -> fl.Tensors:
-        """Dhat of so many clients. Raises SpoiledSum."""
+    def total(self, updates: AcceptedUpdates, rounding: Rounding, seeds: Sequence[int]) -> Total:
+        """The sum of updates that are not masked: the same numbers as that of masked ones. One is read at a time.
+
+        seeds: the training seed of each client.
+        """
+        sums, counted = [], sum(rounding.counted(info.num_examples) for info in updates.cohort)
+        for number, rule in enumerate(rounding.payloads):
+            quantizer = self.quantizer(number, rounding)
+            entries = [entry for entry in updates.shape.layout_of(rule.payload).entries if entry.trainable]
+            numbers = np.zeros(quantizer.values, np.int64)
+            for info, source, seed in zip(updates.cohort, updates.sources, seeds, strict=True):
+                payload = {e.name: read_block(source, e, 0, e.numel).view(e.shape) for e in entries}
+                weight = rounding.weight(number, info.num_examples, info.num_steps)
+                key, rotation = rounding_key(seed, 0, number), SecretStream(rounding.rotation_key(number))
+                numbers += quantizer.quantize(payload, weight, rotation, SecretStream(key))
+            sums.append(numbers)
+        return Total(np.concatenate(sums), counted)
+
+    def sums(self, total: Total, clients: int, rounding: Rounding, info: fl.RoundInfo) -> SecureSum:
+        """The method's sums over so many clients. Raises SpoiledSum."""
         most = rounding.max_examples or 1
         if not clients <= total.counted <= clients * most:
             raise SpoiledSum(
                 f"the weights of its {clients} updates add up to {total.counted}, not to {clients} up to"
                 f" {clients * most}: a client lied"
             )
-        quantizer, weight = self.quantizer, total.counted / most
-        mean = quantizer.mean(total.numbers, weight, SecretStream(rounding.rotation_key))
-        norm = float(tree.norm(mean))
-        rounded = quantizer.step * math.sqrt(quantizer.values) * clients / weight
-        if not norm <= rounding.clip * (1 + _SLACK) + rounded:
-            raise SpoiledSum(
-                f"the mean of its updates has the norm {norm:.3g}, over the clip of {rounding.clip:g}: a client lied"
+        parts, at = dict[Summand, fl.Tensors](), 0
+        largest = {part: total.counted / most if part.by_examples else float(clients) for part in self.parts}
+        for number, part in enumerate(self.parts):
+            quantizer = self.quantizer(number, rounding)
+            mean = quantizer.mean(
+                total.numbers[at : at + quantizer.values], largest[part], SecretStream(rounding.rotation_key(number))
             )
-        return mean
+            rounded = quantizer.step * math.sqrt(quantizer.values) * clients / largest[part]
+            _check_norm(rounding.payloads[number], mean, rounded)
+            parts[part] = mean
+            at += quantizer.values
+        steps = rounding.min_steps or self.config.local.steps or 1
+        factors = factors_of(self.algorithm.exchanges[0], info, self.summands, (clients, total.counted, steps))
+        return SecureSum(
+            parts,
+            {name: factors[name] * largest[part] * _unit(part, rounding) for name, part in self.summands.items()},
+            self.summands,
+        )
+
+
+def _unit(part: Summand, rounding: Rounding) -> float:
+    """w_i of the method / the weight with which numbers are made."""
+    return part.share(rounding.max_examples, rounding.min_steps)
+
+
+def _check_norm(rule: RoundedPayload, mean: fl.Tensors, rounded: float) -> None:
+    """Raises SpoiledSum if a mean is too long for honest clients. rounded: what rounding may add to its norm."""
+    norm = float(tree.norm(mean))
+    if not norm <= rule.clip * (1 + _SLACK) + rounded:
+        which = "" if rule.payload == "delta" else f" of the payload {rule.payload}"
+        raise SpoiledSum(
+            f"the mean{which} of its updates has the norm {norm:.3g}, over the clip of {rule.clip:g}: a client lied"
+        )

@@ -56,6 +56,8 @@ class RoundWork:
     """The frozen parameters that clients have themselves. None if they are among the broadcasts, or there are none."""
     clip: float = 0.0
     """C of a round with client-level privacy."""
+    rounding: str = ""
+    """The rounding of what clients make their states of, in a simulation of secure aggregation; empty: they keep none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ def common_assignment(work: RoundWork, position: RoundPosition) -> pb.Assignment
         local_frozen=work.local_frozen,
         min_accepted=work.config.least,
         clip=work.clip,
+        rounding=work.rounding,
     )
     message.deadline.FromMilliseconds(max(0, round(position.seconds_left * 1000)))
     if work.config.secure_aggregation is not None and work.terms:  # in a simulation nothing is masked

@@ -247,7 +247,7 @@ def terms_of(context: RunContext, control: RunControl, state: RoundState, cohort
         raise RuntimeError("expected a run with the section secure_aggregation")
     place = Place(context.run_id, state.round, state.attempt, state.exchange)
     return Terms(
-        place, 0, by_id(cohort), means.quantizer.values, means.value_bits(len(cohort)), SCALARS,
+        place, 0, by_id(cohort), means.values, means.value_bits(len(cohort)), SCALARS,
         settings_of(section), means.rounding(state.round, state.attempt, state.exchange).to_text(),
     )  # fmt: skip
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from fl_server.run_settings.sections import CHECKS, MAX_COUNT, MAX_NUMBER, MAX_SECONDS
+from fl_server.run_settings.sections import CHECKS, MAX_COUNT, MAX_NUMBER, MAX_SECONDS, Word
 
 LEAST_CLIENTS = 3
 """A sum of two updates shows each of the two clients the other's."""
+
+
+MAX_PAYLOADS = 32
 
 
 class SecureAggregationSection(BaseModel):
@@ -28,6 +31,8 @@ class SecureAggregationSection(BaseModel):
     stage_s: float = Field(default=60.0, gt=0, le=MAX_SECONDS)
     suite: Literal["aes-256-ctr", "chacha20"] = "aes-256-ctr"
     max_examples: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    clips: dict[Word, Annotated[float, Field(gt=0, le=MAX_NUMBER)]] = Field(default={}, max_length=MAX_PAYLOADS)
+    min_steps: int | None = Field(default=None, ge=1, le=MAX_COUNT)
 
 
 def with_secure_defaults(values: Mapping[str, Any]) -> dict[str, Any]:

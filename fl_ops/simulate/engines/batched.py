@@ -118,8 +118,10 @@ class BatchedEngine(LocalEngine):
             WrongStrategy: the wanted strategy cannot compute the model.
         """
         private = common.training.HasField("privacy")
-        if private or common.training.continue_data:
-            why = "private steps clip each example" if private else "each reads its examples on from its own place"
+        why = "private steps clip each example" if private else ""
+        why = why or (common.training.continue_data and "each reads its examples on from its own place") or ""
+        why = why or (common.rounding and "its state is made of rounded numbers")
+        if why:
             yield from self._one_by_one(common, [*zip(clients, seeds, strict=True)], why)
             return
         # By size, so that the clients of a group have about as many steps; by id, so that arrival changes no group.

@@ -272,7 +272,14 @@ class PrivacySpec(_message.Message):
     def __init__(self, unit: _Optional[str] = ..., noise_multiplier: _Optional[float] = ..., clip: _Optional[float] = ..., delta: _Optional[float] = ..., max_epsilon: _Optional[float] = ..., account: _Optional[str] = ..., clip_quantile: _Optional[float] = ..., clip_rate: _Optional[float] = ..., clip_noise: _Optional[float] = ...) -> None: ...
 
 class SecureAggregationSpec(_message.Message):
-    __slots__ = ("protocol", "bits", "clip", "min_clients", "max_corrupt", "max_dropped", "on_drop", "stage_s", "suite", "max_examples")
+    __slots__ = ("protocol", "bits", "clip", "min_clients", "max_corrupt", "max_dropped", "on_drop", "stage_s", "suite", "max_examples", "clips", "min_steps")
+    class ClipsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     BITS_FIELD_NUMBER: _ClassVar[int]
     CLIP_FIELD_NUMBER: _ClassVar[int]
@@ -283,6 +290,8 @@ class SecureAggregationSpec(_message.Message):
     STAGE_S_FIELD_NUMBER: _ClassVar[int]
     SUITE_FIELD_NUMBER: _ClassVar[int]
     MAX_EXAMPLES_FIELD_NUMBER: _ClassVar[int]
+    CLIPS_FIELD_NUMBER: _ClassVar[int]
+    MIN_STEPS_FIELD_NUMBER: _ClassVar[int]
     protocol: str
     bits: int
     clip: float
@@ -293,7 +302,9 @@ class SecureAggregationSpec(_message.Message):
     stage_s: float
     suite: str
     max_examples: int
-    def __init__(self, protocol: _Optional[str] = ..., bits: _Optional[int] = ..., clip: _Optional[float] = ..., min_clients: _Optional[int] = ..., max_corrupt: _Optional[float] = ..., max_dropped: _Optional[float] = ..., on_drop: _Optional[str] = ..., stage_s: _Optional[float] = ..., suite: _Optional[str] = ..., max_examples: _Optional[int] = ...) -> None: ...
+    clips: _containers.ScalarMap[str, float]
+    min_steps: int
+    def __init__(self, protocol: _Optional[str] = ..., bits: _Optional[int] = ..., clip: _Optional[float] = ..., min_clients: _Optional[int] = ..., max_corrupt: _Optional[float] = ..., max_dropped: _Optional[float] = ..., on_drop: _Optional[str] = ..., stage_s: _Optional[float] = ..., suite: _Optional[str] = ..., max_examples: _Optional[int] = ..., clips: _Optional[_Mapping[str, float]] = ..., min_steps: _Optional[int] = ...) -> None: ...
 
 class RunSpec(_message.Message):
     __slots__ = ("name", "task", "algorithm", "local", "round", "stop", "evaluation", "seed", "labels", "population", "initial_model", "keep_checkpoints", "population_examples", "planned_rounds", "owner", "personal", "encodings", "averaging", "privacy", "secure_aggregation")

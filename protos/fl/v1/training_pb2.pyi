@@ -221,7 +221,7 @@ class SecureAggregation(_message.Message):
     def __init__(self, protocol: _Optional[str] = ..., terms: _Optional[bytes] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("key", "attempt", "task", "fingerprint", "resources", "training", "payloads", "deadline", "state_epoch", "upload_encodings", "max_update_bytes", "counted", "traceparent", "payload_names", "personal", "local_frozen", "upload_fraction", "min_accepted", "without_direction", "clip", "secure_aggregation")
+    __slots__ = ("key", "attempt", "task", "fingerprint", "resources", "training", "payloads", "deadline", "state_epoch", "upload_encodings", "max_update_bytes", "counted", "traceparent", "payload_names", "personal", "local_frozen", "upload_fraction", "min_accepted", "without_direction", "clip", "secure_aggregation", "rounding")
     KEY_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
@@ -243,6 +243,7 @@ class Assignment(_message.Message):
     WITHOUT_DIRECTION_FIELD_NUMBER: _ClassVar[int]
     CLIP_FIELD_NUMBER: _ClassVar[int]
     SECURE_AGGREGATION_FIELD_NUMBER: _ClassVar[int]
+    ROUNDING_FIELD_NUMBER: _ClassVar[int]
     key: ExchangeKey
     attempt: int
     task: str
@@ -264,7 +265,8 @@ class Assignment(_message.Message):
     without_direction: bool
     clip: float
     secure_aggregation: SecureAggregation
-    def __init__(self, key: _Optional[_Union[ExchangeKey, _Mapping]] = ..., attempt: _Optional[int] = ..., task: _Optional[str] = ..., fingerprint: _Optional[_Union[TaskFingerprint, _Mapping]] = ..., resources: _Optional[_Iterable[_Union[_tensor_pb2.Resource, _Mapping]]] = ..., training: _Optional[_Union[LocalTraining, _Mapping]] = ..., payloads: _Optional[_Iterable[_Union[PayloadKind, str]]] = ..., deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., state_epoch: _Optional[int] = ..., upload_encodings: _Optional[_Iterable[_Union[_tensor_pb2.Encoding, str]]] = ..., max_update_bytes: _Optional[int] = ..., counted: _Optional[_Union[Outcome, _Mapping]] = ..., traceparent: _Optional[str] = ..., payload_names: _Optional[_Iterable[str]] = ..., personal: _Optional[_Iterable[str]] = ..., local_frozen: _Optional[_Union[_tensor_pb2.Resource, _Mapping]] = ..., upload_fraction: _Optional[float] = ..., min_accepted: _Optional[int] = ..., without_direction: _Optional[bool] = ..., clip: _Optional[float] = ..., secure_aggregation: _Optional[_Union[SecureAggregation, _Mapping]] = ...) -> None: ...
+    rounding: str
+    def __init__(self, key: _Optional[_Union[ExchangeKey, _Mapping]] = ..., attempt: _Optional[int] = ..., task: _Optional[str] = ..., fingerprint: _Optional[_Union[TaskFingerprint, _Mapping]] = ..., resources: _Optional[_Iterable[_Union[_tensor_pb2.Resource, _Mapping]]] = ..., training: _Optional[_Union[LocalTraining, _Mapping]] = ..., payloads: _Optional[_Iterable[_Union[PayloadKind, str]]] = ..., deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., state_epoch: _Optional[int] = ..., upload_encodings: _Optional[_Iterable[_Union[_tensor_pb2.Encoding, str]]] = ..., max_update_bytes: _Optional[int] = ..., counted: _Optional[_Union[Outcome, _Mapping]] = ..., traceparent: _Optional[str] = ..., payload_names: _Optional[_Iterable[str]] = ..., personal: _Optional[_Iterable[str]] = ..., local_frozen: _Optional[_Union[_tensor_pb2.Resource, _Mapping]] = ..., upload_fraction: _Optional[float] = ..., min_accepted: _Optional[int] = ..., without_direction: _Optional[bool] = ..., clip: _Optional[float] = ..., secure_aggregation: _Optional[_Union[SecureAggregation, _Mapping]] = ..., rounding: _Optional[str] = ...) -> None: ...
 
 class EvaluationAssignment(_message.Message):
     __slots__ = ("key", "task", "fingerprint", "resources", "deadline", "personal", "local_frozen")

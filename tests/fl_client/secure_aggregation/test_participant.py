@@ -19,7 +19,7 @@ from fl_client.policy.config import Policy
 from fl_client.secure_aggregation.members import Members
 from fl_client.secure_aggregation.participant import PROTOCOL, Certified, Participant
 from fl_client.storage.pending_updates import Update
-from fl_common.secure_aggregation.rounding import Rounding
+from fl_common.secure_aggregation.rounding import RoundedPayload, Rounding
 from fl_common.secure_aggregation.signatures import Trust
 from fl_common.secure_aggregation.terms import Place, Settings, Terms
 from fl_ops.certificates import ca
@@ -28,12 +28,12 @@ from protos.fl.v1.training_pb2 import SecureStage, StageMessage
 from tests.fl_common.secure_aggregation.federation import NOW, Federation, authority, names, signer
 
 CLIENT, RUN = "c000", "run"
-CLIP = Rounding(1.0, 8, "00" * 32).to_text()
+ROUNDING = Rounding(8, "00" * 32, (RoundedPayload("delta", 1.0),)).to_text()
 
 
 def terms_of(round_: int = 0, draw: int = 0, settings: Settings | None = None) -> Terms:
     """Terms for three clients."""
-    return Terms(Place(RUN, round_, draw), 0, names(3), 4, 16, 1, settings or Settings(), CLIP)
+    return Terms(Place(RUN, round_, draw), 0, names(3), 4, 16, 1, settings or Settings(), ROUNDING)
 
 
 def assignment_of(terms: Terms, seed: int = 1) -> training_pb2.Assignment:
@@ -87,8 +87,9 @@ class Device:
         collector.add_shares(CLIENT, self.answers[-1].content)
         federation._shares(others)
         await self.told(terms, SecureStage.SECURE_STAGE_MASKED, federation.deliveries[CLIENT])
-        header = training_pb2.UpdateHeader(num_examples=3)
+        header = training_pb2.UpdateHeader(num_examples=3, num_steps=8)
         update = await self.part.masked(assignment, Update(b"", header, (np.arange(4, dtype=np.int32).tobytes(),)))
+        assert (update.header.num_examples, update.header.num_steps) == (1, 1)
         return b"".join(bytes(piece) for piece in update.pieces)
 
     async def told(self, terms: Terms, stage: SecureStage, content: bytes) -> None:

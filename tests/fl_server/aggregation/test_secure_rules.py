@@ -21,6 +21,8 @@ RUN: dict[str, Any] = {
     "population": 10,
 }
 
+MIN_STEPS: dict[str, Any] = {"secure_aggregation": {"min_steps": 2}}
+
 
 def config(**sections: Any) -> RunConfig:
     """The run with some keys of some sections changed; an algorithm is changed whole."""
@@ -31,10 +33,25 @@ def config(**sections: Any) -> RunConfig:
     return from_values(values)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedcm", "fedadam", "fedprox", "fedsam", "qg"])
+@pytest.mark.parametrize("name", ["fedavg", "fedcm", "fedadam", "fednova", "fedprox", "fedsam", "qg"])
 def test_methods_whose_sums_are_multiples_of_the_mean_are_allowed(name: str) -> None:
     """With uniform weights and fixed steps; of others the tests of simulations have whole runs."""
     build_algorithm(config(algorithm={"name": name, "parameters": {"weights": "uniform"}}))
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"algorithm": {"name": "scaffold"}},
+        {"algorithm": {"name": "feddyn"}, "local": {"steps": None, "epochs": 1}},
+        {"personal": ["head.*"]},
+        {"local": {"continue_data": True}},
+        {"local": {"optimizer": {"name": "adamw", "state": "device"}}},
+    ],
+)
+def test_states_that_stay_on_the_devices_are_allowed(sections: dict[str, Any]) -> None:
+    """They are made of the numbers in the sum, or are no part of an update."""
+    build_algorithm(config(**sections))
 
 
 @pytest.mark.parametrize(
@@ -47,20 +64,51 @@ def test_methods_whose_sums_are_multiples_of_the_mean_are_allowed(name: str) -> 
         ({"round": {"max_relative_norm": 5.0}}, "round.max_relative_norm", "takes its place"),
         ({"round": {"max_client_share": 0.5}}, "round.max_client_share", "max_examples limits weights"),
         ({"encodings": {"update": "int8"}}, "encodings.update", "bits is their encoding"),
-        ({"personal": ["head.*"]}, "personal", "a client keeps no state"),
-        ({"local": {"continue_data": True}}, "local.continue_data", "a client keeps no state"),
         (
-            {"local": {"optimizer": {"name": "adamw", "state": "device"}}},
+            {"local": {"optimizer": {"name": "adamw", "state": "server"}}},
             "local.optimizer.state",
-            "a client keeps no state",
+            "a rounded second moment may be negative",
         ),
-        ({"algorithm": {"name": "scaffold"}}, "algorithm.name", "the coordinator sees no single update"),
-        ({"algorithm": {"name": "mime"}}, "algorithm.name", "the coordinator sees no single update"),
+        ({"algorithm": {"name": "mime"}}, "algorithm.name", "a second one would need keys of its own"),
+        (
+            {"algorithm": {"name": "scaffold"}, "local": {"steps": None, "epochs": 1}, **MIN_STEPS},
+            "local.steps",
+            "two sums of its delta are rounded apart",
+        ),
+        (
+            {"algorithm": {"name": "scaffold", "parameters": {"objective": "examples"}}, "population_examples": 9},
+            "algorithm.parameters",
+            'objective = "uniform"',
+        ),
+        (
+            {"algorithm": {"name": "fednova"}, "local": {"steps": None, "epochs": 1}},
+            "local.steps",
+            "fednova needs the steps of each client, or their mean",
+        ),
+        (
+            {"algorithm": {"name": "mimelite"}},
+            "secure_aggregation.clips.full_gradient",
+            "the largest L2 norm of the payload, which mimelite sums",
+        ),
+        (
+            {"secure_aggregation": {"clips": {"full_gradient": 1.0}}},
+            "secure_aggregation.clips.full_gradient",
+            "no such payload",
+        ),
         ({"algorithm": {"name": "fedavg"}}, "secure_aggregation.max_examples", "fedavg weights by examples"),
         (
             {"algorithm": {"name": "fedcm"}, "local": {"steps": None, "epochs": 1}},
+            "secure_aggregation.min_steps",
+            "fedcm divides updates by steps",
+        ),
+        (
+            {
+                "algorithm": {"name": "fedcm"},
+                "local": {"steps": None, "epochs": 1, "schedule": {"kind": "cosine"}},
+                **MIN_STEPS,
+            },
             "local.steps",
-            "divides each update by its steps",
+            "fedcm needs the steps of each client",
         ),
         ({"round": {"clients_per_round": 501, "min_clients": 501}}, "round.clients_per_round", "at most 500"),
         ({"round": {"clients_per_round": 2, "min_clients": 2}}, "round.clients_per_round", "shares can be had with"),

@@ -26,6 +26,10 @@ SECURE: dict[str, Any] = {
 }
 
 
+UNEQUAL: dict[str, Any] = {"epochs": 1, "batch_size": 19}
+"""Shards of 38 examples have two batches, those of 39 have three."""
+
+
 class SecureFleet(Fleet):
     """A coordinator that requires certificates, and daemons with certificates of its authority."""
 
@@ -65,6 +69,27 @@ def test_a_run_completes(fleet: SecureFleet) -> None:
     assert (secure["members"], secure["sharers"], secure["survivors"], secure["threshold"]) == (SIZE, SIZE, SIZE, 4)
     told = str(dict(figures(status))["secure aggregation"])
     assert "sums of 3 clients or more; the authority of the clients' certificates is outside" in told
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "local", "section"),
+    [
+        ({"name": "fedcm", "parameters": {"weights": "examples"}}, UNEQUAL, {"min_steps": 2, "max_examples": 40}),
+        ({"name": "scaffold", "parameters": {"option": "I"}}, UNEQUAL, {"clips": {"variate_change": 5.0}}),
+    ],
+    ids=["fedcm", "scaffold"],
+)
+def test_several_payloads_in_one_masked_update(
+    fleet: SecureFleet, algorithm: dict[str, Any], local: dict[str, Any], section: dict[str, Any]
+) -> None:
+    """Of clients with unequal steps, and with states that they make of what was summed. Bits as without masks."""
+    run, secure = f"several-{algorithm['name']}", {**SECURE["secure_aggregation"], **section}
+    sections = {**SECURE, "algorithm": algorithm, "local": local, "secure_aggregation": secure, "population": SIZE}
+    fleet.server.create(run, **{**sections, "stop": {"rounds": 3}})
+    digests = fleet.server.digests(run)
+    assert digests == simulated_digests(run, clients=SIZE, **{**sections, "stop": {"rounds": 3}})
+    assert [summary.accepted for summary in fleet.server.rounds(run)] == [SIZE] * 3
+    check_replay(fleet.server, run, clients=SIZE)
 
 
 STAGES = ("agreeing", "sharing", "collecting", "signing", "opening")
@@ -115,6 +140,31 @@ def test_a_daemon_that_is_killed_in_any_stage_answers_the_same(fleet: SecureFlee
     at_phases(fleet, run, STAGES, kill)
     assert fleet.server.digests(run) == simulated_digests("killed-daemon", clients=SIZE, **sections)
     assert [summary.accepted for summary in fleet.server.rounds(run)] == [SIZE] * len(STAGES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", ["coordinator", "daemon"])
+def test_client_states_survive_kills_in_any_stage(fleet: SecureFleet, killed: str) -> None:
+    """SIGKILL in another stage of each round of SCAFFOLD: each device keeps the state of the update that counted."""
+    run, sections = f"states-{killed}", {**SECURE, "algorithm": {"name": "scaffold"}, "population": SIZE}
+    sections["stop"] = {"rounds": len(STAGES) + 1}
+    fleet.hold()
+    fleet.server.create(run, **sections)
+
+    def kill(phase: str) -> None:
+        del phase
+        if killed == "daemon":
+            fleet.daemons["edge-2"].kill()
+            fleet.daemons["edge-2"].start()
+            return
+        fleet.server.kill()
+        fleet.server.serve()
+        fleet.until_all_present()
+
+    at_phases(fleet, run, STAGES, kill)
+    assert fleet.server.digests(run) == simulated_digests(run, clients=SIZE, **sections)
+    assert [summary.accepted for summary in fleet.server.rounds(run)] == [SIZE] * (len(STAGES) + 1)
+    check_replay(fleet.server, run, clients=SIZE)
 
 
 @pytest.mark.slow
