@@ -16,7 +16,8 @@ from fl_server.rounds import events as e
 from fl_server.rounds.by_client import ByClient
 from fl_server.rounds.graph import Graph
 from fl_server.rounds.machine import advance
-from fl_server.rounds.state import Phase, RoundPolicy, RoundState, UnexpectedEvent
+from fl_server.rounds.policy import RoundPolicy
+from fl_server.rounds.state import Phase, RoundState, UnexpectedEvent
 
 PAGE = Path(__file__).parents[1] / "development/round-states.md"
 Edge = tuple[Phase, str, Phase]

@@ -31,8 +31,9 @@ from fl_server.rounds import effects
 from fl_server.rounds import events as ev
 from fl_server.rounds.graph import Graph
 from fl_server.rounds.machine import advance
+from fl_server.rounds.policy import RoundPolicy
 from fl_server.rounds.sampling import by_id
-from fl_server.rounds.state import STAGES, Phase, RoundPolicy, RoundState
+from fl_server.rounds.state import STAGES, Phase, RoundState
 from fl_server.run.privacy import Account
 from fl_server.run_settings.config import RunConfig
 from fl_tasks import Task

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import islice
-from typing import Self, TypeVar, overload
+from typing import NamedTuple, Self, TypeVar, overload
 
 from fl_server.rounds.events import Fault
 
@@ -106,6 +106,27 @@ class Refused:
 
     fault: Fault
     why: str
+
+
+class BufferedUpdate(NamedTuple):
+    """An admitted update in a buffer."""
+
+    client: str
+    version: int
+    """The model that it began from."""
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a client of a run with a buffer has to do."""
+
+    version: int
+    """The model that it begins from, which is the number of the round in which it was drawn."""
+    attempt: int
+    """The draw of that round, whose deadline it has."""
+    late: bool = False
+    """Whether that deadline has passed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from fl_server.rounds.buffer import collect
 from fl_server.rounds.by_client import ByClient, Failed, Lost, Refused
 from fl_server.rounds.effects import (
     ComputeStep,
@@ -53,7 +54,7 @@ def admit(state: RoundState, event: UpdateAdmitted) -> Result:
 def refuse(state: RoundState, event: UpdateRefused) -> Result:
     """An update that does not count, and none of its client will in this round."""
     client = event.client
-    if not state.undecided((state.round, state.exchange), client) or client not in state.drawn:
+    if not state.undecided(state.place_of(client), client) or client not in state.drawn:
         raise UnexpectedEvent(event, state, f"no update of {client} is expected")
     worked = state.works(client)
     state = replace(
@@ -155,6 +156,8 @@ def client_returns(state: RoundState, event: ClientReturned) -> Result:
 
 def close_if_done(state: RoundState) -> Result:
     """Close at the goal, or with a quorum when no client can deliver; below the quorum start the next attempt."""
+    if state.policy.buffered:
+        return collect(state)
     if state.staged:
         return close_stage_if_done(state)
     if state.fixed:
@@ -232,15 +235,17 @@ def retry(state: RoundState, event: RetryDue) -> Result:
         return restart_round(
             state, f"{len(state.refused)} of its clients were refused, and no other is left; {client}: {refused.why}"
         )
+    if state.policy.buffered:
+        return collect(state, drawn_again(state))
     state = replace(state, attempt=state.attempt + 1)
     return draw_replacements(state, drawn_again(state)) if state.settled else (state, ())
 
 
 def only_refused_are_left(state: RoundState) -> bool:
     """Whether each client of the round has delivered or is not drawn again for it, and there is no other."""
-    if not state.settled or not state.refused or set(state.candidates) - state.drawn:
+    if not state.settled or not state.refused or set(state.candidates) - state.drawn - state.delivered:
         return False
-    return all(state.barred(client) or state.arrivals.has(client) for client in state.drawn)
+    return all(state.barred(client) or client in state.delivered for client in state.drawn)
 
 
 def next_attempt(state: RoundState, again: frozenset[str] = frozenset()) -> Result:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from fl_server.rounds.effects import Announce, Commit, EndRun
-from fl_server.rounds.ending import end
-from fl_server.rounds.events import EndRequested, EndStatus, Evaluated, ModelCommitted, Source, StepComputed
+from fl_server.rounds.ending import cancel, cancelled, end, ended
+from fl_server.rounds.events import EndRequested, Evaluated, ModelCommitted, Source, StepComputed
 from fl_server.rounds.metrics import has_evaluation
+from fl_server.rounds.sampling import by_id
 from fl_server.rounds.selecting import lost_states, next_round, restart_round, select
 from fl_server.rounds.state import Phase, Result, RoundState, replace
 from fl_server.rounds.stop_rules import missing_metric, stop_reason
@@ -30,15 +31,17 @@ def committed(state: RoundState, event: ModelCommitted) -> Result:
         state, members=members, epoch_rounds=state.epoch_rounds + 1, lost=state.lost.without(counted)
     )  # fmt: skip
     announce = Announce(state.round, evaluate, ask_clients)
+    following = next_round(state)
+    withdrawn = cancelled(state, by_id(state.outstanding - following.drawn)) if state.policy.buffered else ()
     awaited = awaited_evaluations(state, state.round)
     if evaluate and event.evaluating:
         awaited |= {"earlier"}
     if state.ending is not None and state.ending[0] != "completed":
         awaited = frozenset()  # the run ends at once; an evaluation goes on after its end
     if awaited:
-        return replace(next_round(state), phase=Phase.EVALUATING, awaited=awaited), (announce,)
-    state, effects = go_on(next_round(state))
-    return state, (announce, *effects)
+        return replace(following, phase=Phase.EVALUATING, awaited=awaited), (announce, *withdrawn)
+    state, effects = go_on(following)
+    return state, (announce, *withdrawn, *effects)
 
 
 def evaluation_due(state: RoundState, round: int) -> bool:
@@ -111,11 +114,11 @@ def _judged(state: RoundState, event: Evaluated, round: int) -> RoundState:
 
 def go_on(state: RoundState) -> Result:
     """Between two rounds: end the run if that is due, else select."""
-    if state.ending is not None:
-        return replace(state, phase=Phase.ENDED), (EndRun(*state.ending),)
-    if state.round >= state.rounds:
-        ending: tuple[EndStatus, str] = ("completed", f"{state.rounds} rounds are done")
-        return replace(state, phase=Phase.ENDED, ending=ending), (EndRun(*ending),)
+    ending = state.ending
+    if ending is None and state.round >= state.rounds:
+        ending = ("completed", f"{state.rounds} rounds are done")
+    if ending is not None:
+        return ended(state, ending), (*cancel(state), EndRun(*ending))
     state = replace(state, phase=Phase.SELECTING)
     if why := state.states_lost or (lost_states(state) if state.lost and state.may_restart_states else ""):
         return restart_round(state, why, states=True)

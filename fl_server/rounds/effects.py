@@ -102,6 +102,8 @@ class Cancel:
 
     clients: tuple[str, ...]
     exchange: int
+    rounds: tuple[int, ...] = ()
+    """The round of each client's work; empty if it is the round under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,8 @@ class ComputeStep:
     """Write the accepted list; reduce its updates, and compute the server step."""
 
     accepted: Accepted
+    versions: tuple[int, ...] = ()
+    """With a buffer: the version of each update. The list is in the order of the buffer then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +149,8 @@ class DropCulprits:
     culprits: tuple[tuple[str, str], ...]
     relative: bool = False
     """Its meaning is that of `CulpritsFound.relative`."""
+    versions: tuple[int, ...] = ()
+    """With a buffer: the version of each update that is refused."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Literal
 
+from fl_server.rounds.by_client import ByClient
 from fl_server.rounds.effects import Cancel, Effect, EndRun
-from fl_server.rounds.events import EndRequested, ModelDiverged, TimeUsed
+from fl_server.rounds.events import EndRequested, EndStatus, ModelDiverged, TimeUsed
 from fl_server.rounds.sampling import by_id
 from fl_server.rounds.state import Phase, Result, RoundState, replace
 
@@ -26,7 +27,13 @@ RunFault = tuple[Literal["not_finite", "norm", "layout", "task"], str]
 
 def cancel(state: RoundState) -> tuple[Effect, ...]:
     """The effect that cancels the outstanding clients, if there are any."""
-    return (Cancel(by_id(state.outstanding), state.exchange),) if state.working else ()
+    return cancelled(state, by_id(state.outstanding)) if state.working else ()
+
+
+def cancelled(state: RoundState, clients: tuple[str, ...]) -> tuple[Effect, ...]:
+    """The effect that cancels the work of some clients, if there are any."""
+    rounds = tuple(state.work[client].version for client in clients) if state.policy.buffered else ()
+    return (Cancel(clients, state.exchange, rounds),) if clients else ()
 
 
 def end(state: RoundState, event: EndRequested) -> Result:
@@ -41,8 +48,15 @@ def end(state: RoundState, event: EndRequested) -> Result:
 def end_now(state: RoundState, event: EndRequested) -> Result:
     """End the run at once, and give up the current round."""
     ending = (event.status, event.reason)
-    ended = replace(state, phase=Phase.ENDED, ending=ending, out=state.out | state.outstanding)
-    return ended, (*cancel(state), EndRun(*ending))
+    return ended(state, ending), (*cancel(state), EndRun(*ending))
+
+
+def ended(state: RoundState, ending: tuple[EndStatus, str]) -> RoundState:
+    """The state after the end, in which no client works. Updates in a buffer do not count any more."""
+    state = replace(state, phase=Phase.ENDED, ending=ending, out=state.out | state.outstanding)
+    if not state.policy.buffered:
+        return state
+    return replace(state, drawn=frozenset(), out=frozenset(), work=ByClient(), buffer=())
 
 
 def end_by_fault(state: RoundState, fault: RunFault) -> Result:
@@ -88,7 +102,7 @@ def _several(state: RoundState) -> int:
 
 def training_diverges(state: RoundState) -> RunFault | None:
     """Enough clients got values that are not finite, and no other update is there."""
-    if state.admitted or len(state.failed) + len(state.refused) < _several(state):
+    if state.collected or len(state.failed) + len(state.refused) < _several(state):
         return None
     without = _without_finite_values(state)
     return _diverged(state, without) if len(without) >= _several(state) else None
@@ -104,7 +118,7 @@ def _diverged(state: RoundState, without: dict[str, str]) -> RunFault:
 
 def no_client_delivers(state: RoundState) -> RunFault | None:
     """All clients that were drawn have one fault, no update is there, and no other client is left to draw."""
-    if state.admitted or not state.drawn:
+    if state.collected or not state.drawn:
         return None
     without, norms, layouts = _without_finite_values(state), _refused_for(state, "norm"), _refused_for(state, "layout")
     if state.drawn <= without.keys():
@@ -147,11 +161,11 @@ def same_failure(state: RoundState, again: frozenset[str] = frozenset()) -> RunF
         return None
     cause = min(counts, key=lambda cause: (-counts[cause], cause))
     left = not state.settled or set(state.candidates) - (state.drawn - again)
-    if counts[cause] < (SAME_FAILURE if left else LAST_SAME_FAILURE) or counts[cause] <= len(state.admitted):
+    if counts[cause] < (SAME_FAILURE if left else LAST_SAME_FAILURE) or counts[cause] <= state.collected:
         return None
     first = min((client for client, failed in state.failed.items() if failed.cause == cause), key=str.encode)
     return "task", (
         f"{counts[cause]} clients failed in round {state.round} with the same error in the task's code, and"
-        f" {len(state.admitted)} delivered; first {first}: {state.failed[first].why}. Correct the code and its"
+        f" {state.collected} delivered; first {first}: {state.failed[first].why}. Correct the code and its"
         " fingerprint on both sides, or the devices' data, and resume the run"
     )

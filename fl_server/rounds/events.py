@@ -137,7 +137,11 @@ class ClientReturned:
 
 @dataclass(frozen=True, slots=True)
 class DeadlinePassed:
-    """The deadline of the attempt has passed."""
+    """The deadline of an attempt has passed."""
+
+    round: int = 0
+    """With a buffer, where each draw has a deadline of its own: the draw's round and attempt."""
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,9 @@ with RetryDue; an open attempt ends with DeadlinePassed after `policy.deadline_s
 turn comes, for it waited: `applies` tells, and the driver drops it. A synchronous driver (`fl simulate`)
 never needs that.
 
+With `close = "buffer"` clients deliver in all phases, and a commit ends nobody's work: see `buffer.py`. Its rules are
+in the same table, in place of some others.
+
 A round closes at its goal; or when no outstanding client can deliver and there is a quorum; or at the deadline with a
 quorum. Below the quorum the next attempt keeps the admitted updates (x_t is unchanged, so they are still exact), lets
 outstanding clients continue, and draws only replacements. docs/development/round-states.md shows all transitions.
@@ -38,6 +41,9 @@ outstanding clients continue, and draws only replacements. docs/development/roun
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from fl_server.rounds import buffer
 from fl_server.rounds import events as ev
 from fl_server.rounds.collecting import (
     admit,
@@ -57,6 +63,7 @@ from fl_server.rounds.collecting import (
 from fl_server.rounds.committing import committed, evaluated, go_on, stepped
 from fl_server.rounds.ending import diverged, end, time_used
 from fl_server.rounds.events import Extended, PauseRequested, ResumeRequested, RosterChanged
+from fl_server.rounds.policy import RoundPolicy
 from fl_server.rounds.restoring import carry_on
 from fl_server.rounds.sampling import by_id
 from fl_server.rounds.secure import round_spoiled, stage_answered, take_graph
@@ -132,23 +139,30 @@ def _opened_again(state: RoundState) -> Result:
 
 def advance(state: RoundState, event: ev.Event) -> Result:
     """Apply one event. Raises UnexpectedEvent, and changes nothing, if the phase has no rule for it."""
-    rule = RULES.get((state.phase, type(event)))
+    rule = rules(state.policy).get((state.phase, type(event)))
     if rule is None:
         raise UnexpectedEvent(event, state)
     return rule(state, event)
 
 
+def rules(policy: RoundPolicy) -> Mapping[tuple[Phase, type], Rule]:
+    """The rules of a run."""
+    return BUFFERED_RULES if policy.buffered else RULES
+
+
 def applies(event: ev.Event, state: RoundState) -> bool:  # noqa: PLR0911 - a table
     """Whether an event that has waited for its turn still means something: the round may have moved on since."""
     match event:
-        case _ if (state.phase, type(event)) not in RULES or state.phase is Phase.ENDED:
+        case _ if (state.phase, type(event)) not in rules(state.policy) or state.phase is Phase.ENDED:
             return False
+        case ev.UpdateAdmitted() if state.policy.buffered:
+            return all(state.undecided(state.place_of(client), client) for client, _ in event.updates)
         case ev.UpdateAdmitted():
             return state.collects and all(
                 client in state.drawn and not state.arrivals.has(client) for client, _ in event.updates
             )
         case ev.UpdateRefused(client):
-            return client in state.drawn and state.undecided((state.round, state.exchange), client)
+            return client in state.drawn and state.undecided(state.place_of(client), client)
         case ev.ClientDroppedOut(client) | ev.WorkFailed(client) | ev.StateLost(client) | ev.ClientRestarted(client):
             return state.works(client)
         case ev.ClientReturned(client):
@@ -164,6 +178,7 @@ def applies(event: ev.Event, state: RoundState) -> bool:  # noqa: PLR0911 - a ta
 
 _OPEN = [phase for phase in Phase if phase is not Phase.ENDED]
 _COLLECTING = (Phase.SELECTING, Phase.COLLECTING, *STAGES)
+_BUFFERED = (Phase.SELECTING, Phase.COLLECTING, Phase.STEPPING, Phase.COMMITTING, Phase.EVALUATING)
 
 RULES: dict[tuple[Phase, type], Rule] = {
     (Phase.SELECTING, ev.RetryDue): retry,
@@ -207,3 +222,18 @@ RULES: dict[tuple[Phase, type], Rule] = {
     **{(phase, ev.EndRequested): end for phase in _OPEN},
 }
 """The rule of each phase for each event. A pair that is not in the table is refused."""
+
+_IN_BUFFER: dict[tuple[Phase, type], Rule] = {
+    **{(phase, ev.UpdateAdmitted): buffer.admit for phase in _BUFFERED},
+    **{(phase, ev.UpdateRefused): refuse for phase in _BUFFERED},
+    **{(phase, ev.ClientDroppedOut): client_out for phase in _BUFFERED},
+    **{(phase, ev.WorkFailed): work_failed for phase in _BUFFERED},
+    **{(phase, ev.StateLost): state_lost for phase in _BUFFERED},
+    **{(phase, ev.ClientRestarted): client_restarted for phase in _BUFFERED},
+    **{(phase, ev.ClientReturned): buffer.client_back for phase in _BUFFERED},
+    **{(phase, ev.DeadlinePassed): buffer.deadline for phase in _BUFFERED},
+    (Phase.COLLECTING, ev.RosterChanged): buffer.roster,
+    (Phase.STEPPING, ev.CulpritsFound): buffer.drop_culprits,
+}
+BUFFERED_RULES: dict[tuple[Phase, type], Rule] = RULES | _IN_BUFFER
+"""The same for a run with a buffer, whose clients work on in all phases."""

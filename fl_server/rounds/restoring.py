@@ -5,6 +5,7 @@
 | round, over_selection, epoch_rounds | the committed rounds |
 | attempt, exchange, goal, drawn | the attempts of the round under way |
 | admitted, refused, out | its updates with whole bytes, its refusals, and the clients that are present |
+| work, buffer | with a buffer: the attempts and updates of all versions in use, without those that a step has taken |
 | failed, restarts | the failures of its work, with how often and whether a value was not finite, and its restarts |
 | fixed, cancelled | the accepted list, if the computation had begun, and the others of the attempts |
 | answered, graph, sharers | the stages of secure aggregation and their answers |
@@ -19,11 +20,11 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from fl_server.rounds.by_client import ByClient, Failed, Refused
+from fl_server.rounds.by_client import BufferedUpdate, ByClient, Failed, Refused, Work
 from fl_server.rounds.collecting import close_if_done
 from fl_server.rounds.committing import awaited_evaluations, go_on
 from fl_server.rounds.effects import EndRun
-from fl_server.rounds.ending import end_by_fault, training_diverges
+from fl_server.rounds.ending import cancel, end_by_fault, ended, training_diverges
 from fl_server.rounds.events import Accepted, RoundRestored, Source
 from fl_server.rounds.graph import Graph
 from fl_server.rounds.sampling import by_id
@@ -56,6 +57,10 @@ class SavedRound:
     """The clients whose answers to the last stage are in the ledger."""
     graph: Graph | None = None
     """The graph of the round's shares, if its keys and coins are there."""
+    work: Mapping[str, Work] = field(default_factory=dict)
+    """With a buffer: the latest work of each client without an admitted update, also of earlier versions."""
+    buffer: tuple[BufferedUpdate, ...] = ()
+    """With a buffer: the admitted updates that no committed step has taken: a fixed list first, then by arrival."""
 
     @property
     def exchange(self) -> int:
@@ -65,6 +70,8 @@ class SavedRound:
 
 def restored_round(state: RoundState, saved: SavedRound) -> RoundState:
     """The state in the round under way. state: before the first draw of that round."""
+    if state.policy.buffered:
+        return _with_buffer(state, saved)
     if not saved.attempts:
         return state
     exchange, attempts = saved.exchange, saved.attempts
@@ -104,6 +111,25 @@ def _after_past_draws(state: RoundState, saved: SavedRound) -> RoundState:
     """The state before the next draw. A round that was drawn again has its number of draws in the ledger."""
     past = max((attempt + 1 for _, attempt, cohort in saved.attempts if not cohort), default=0)
     return replace(state, attempt=past, first_attempt=past)
+
+
+def _with_buffer(state: RoundState, saved: SavedRound) -> RoundState:
+    """The state with a buffer. A fixed list is its beginning, so the same step follows.
+
+    Work whose update would be too stale was withdrawn at the last commit.
+    """
+    state = replace(state, buffer=saved.buffer)
+    work = ByClient({client: work for client, work in saved.work.items() if not state.too_stale(work.version)})
+    state = replace(
+        state, work=work, drawn=frozenset(work), refused=ByClient(saved.refused), failed=ByClient(saved.failed),
+        restarts=ByClient({client: times for client, times in saved.restarts.items() if client in work}),
+    )  # fmt: skip
+    if not saved.attempts:
+        return state
+    attempts = [attempt for _, attempt, _ in saved.attempts]
+    return replace(
+        state, phase=Phase.COLLECTING, goal=state.policy.goal, attempt=max(attempts), first_attempt=min(attempts)
+    )  # fmt: skip
 
 
 def _in_stage(state: RoundState, saved: SavedRound) -> RoundState:
@@ -164,7 +190,7 @@ def carry_on(state: RoundState, event: RoundRestored) -> Result:  # noqa: PLR091
     if state.phase is Phase.EVALUATING:
         if state.ending is None:
             return state, ()
-        return replace(state, phase=Phase.ENDED), (EndRun(*state.ending),)
+        return ended(state, state.ending), (*cancel(state), EndRun(*state.ending))
     if state.phase is Phase.SELECTING:
         return go_on(state)
     if fault := training_diverges(state):

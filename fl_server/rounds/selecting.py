@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from fl_server.rounds.buffer import carried_over, collect, open_round, without_version
 from fl_server.rounds.by_client import ByClient, Lost
 from fl_server.rounds.effects import AwaitClients, ComputeStep, OpenAttempt, RestartRound, RetryLater
 from fl_server.rounds.ending import cancel, end_by_fault, end_now, no_client_delivers
@@ -16,15 +17,15 @@ def select(state: RoundState) -> Result:
     """Draw a cohort if possible; else stay in SELECTING and report what is missing. A pause stops no open round."""
     if not state.settled or state.resting or (state.paused and not state.goal):
         return state, ()
+    if state.policy.buffered:
+        return collect(state) if state.goal else open_round(state)
     if state.goal:
         return draw_replacements(state)
     policy, candidates = state.policy, state.candidates
     if not state.enough:
         waits = AwaitClients(policy.min_clients, len(candidates))
-        if restart_helps(state):
-            state, effects = restart_round(state, lost_states(state), states=True)
-            return state, (waits, *effects)
-        return state, (waits,)
+        state, effects = restart_round(state, lost_states(state), states=True) if restart_helps(state) else (state, ())
+        return state, (waits, *effects)
     if 0 < policy.most_draws <= state.draws:
         return end_now(state, EndRequested("completed", f"its privacy budget allows {policy.most_draws} draws"))
     return _draw(state)
@@ -76,23 +77,25 @@ def wait_for_clients(state: RoundState, waits: AwaitClients) -> Result:
 
 def next_round(state: RoundState) -> RoundState:
     """The state before the first draw of the next round."""
-    return replace(
+    fresh = replace(
         state, round=state.round + 1, attempt=0, first_attempt=0, exchange=0, phase=Phase.SELECTING, goal=0,
         drawn=frozenset(), out=frozenset(), failed=ByClient(), restarts=ByClient(), refused=ByClient(), admitted=(),
         accepted=(), fixed=(), cancelled=frozenset(), repeated=False, answered=frozenset(), graph=None,
-        sharers=frozenset(), resting=False,
+        sharers=frozenset(), resting=False, work=ByClient(), versions=(),
     )  # fmt: skip
+    return carried_over(state, fresh) if state.policy.buffered else fresh
 
 
 def redraw(state: RoundState) -> RoundState:
     """The state before another first draw of the same round, as a new attempt."""
     attempt = state.attempt + 1
-    return replace(next_round(state), round=state.round, attempt=attempt, first_attempt=attempt)
+    again = replace(next_round(state), round=state.round, attempt=attempt, first_attempt=attempt)
+    return without_version(again) if state.policy.buffered else again
 
 
 def restart_round(state: RoundState, why: str = "", *, states: bool = False) -> Result:
     """Discard what the round has collected, and redraw it. states: the client states are reset too."""
-    why = why or f"exchange {state.exchange} had {len(state.admitted)} of the {state.quorum} updates that it needs"
+    why = why or f"exchange {state.exchange} had {state.collected} of the {state.quorum} updates that it needs"
     cancelled = cancel(state) if state.goal else ()
     state = redraw(state) if state.goal else state
     state, restart = reset_states(state, why) if states else (state, given_up(state, why))

@@ -1,22 +1,23 @@
-"""The state of a run's rounds, and the policy that is fixed for the life of the run. Values only."""
+"""The state of a run's rounds. Values only."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal
 
-from fl_server.rounds.by_client import Arrivals, ByClient, Failed, Lost, Refused
+from fl_server.rounds.by_client import Arrivals, BufferedUpdate, ByClient, Failed, Lost, Refused, Work
 from fl_server.rounds.effects import Effect
 from fl_server.rounds.events import Accepted, EndStatus, Event, Source
 from fl_server.rounds.graph import Graph
-from fl_server.rounds.sampling import Draw, Sampling, draw_bernoulli, draw_fixed, within_population
-from fl_server.rounds.stop_rules import Judged, StopPolicy
+from fl_server.rounds.policy import RoundPolicy
+from fl_server.rounds.sampling import within_population
+from fl_server.rounds.stop_rules import Judged
 
-_NEVER_STOPS, _NOT_JUDGED = StopPolicy(), Judged()
+_NOT_JUDGED = Judged()
 
 MOST_COMEBACKS = 3
 """Failures of a client in one exchange after which it is not asked again when it returns: each time would start the
@@ -46,74 +47,6 @@ AFTER_MASKS = frozenset({Phase.SIGNING, Phase.OPENING})
 """Stages in which the masked updates are here."""
 STAGES = BEFORE_MASKS | AFTER_MASKS
 """Phases of a round with secure aggregation in which each client gets one message and gives one answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class RoundPolicy:
-    """How a run's rounds are filled and closed. It is fixed for the life of the run."""
-
-    seed: int
-    sampling: Sampling = "fixed"
-    clients_per_round: int = 1
-    """m of fixed-size sampling."""
-    rate: float = 0.0
-    """p of Bernoulli sampling."""
-    min_clients: int = 1
-    """Clients that must be eligible before the first draw of a round."""
-    close: Literal["cohort", "goal"] = "cohort"
-    quorum: int = 1
-    """Fewest updates that may close a round; a smaller cohort needs all of itself. 0: half of the goal."""
-    min_accepted: int = 1
-    """Fewest updates that a model may be made of: no cohort is smaller, and no round closes with fewer."""
-    deadline_s: float = 600.0
-    over_selection: float = 1.3
-    """Clients drawn for each update wanted, with close = "goal", before any drop-out was observed."""
-    exchanges: int = 1
-    """Collections in a round."""
-    population: int = 0
-    """N, the most clients that may ever take part; 0: no limit."""
-    evaluate_every: int = 1
-    """Rounds between evaluations; 0: never."""
-    await_evaluation: bool = False
-    """The next round waits for the evaluation, because a stop rule uses its metric."""
-    ask_clients_every: int = 0
-    """Rounds between evaluations by clients; 0: never."""
-    await_clients: bool = False
-    """The next round waits for the clients' evaluation, because a stop rule uses its metric."""
-    stop: StopPolicy = _NEVER_STOPS
-    """When an evaluation ends the run."""
-    most_processes: int = 0
-    """Processes of one client's daemon that are sent the work of an exchange without an answer; 0: no limit."""
-    rounds_between_restarts: int = 0
-    """Rounds that are committed between two restarts of the client states because of lost ones."""
-    private: bool = False
-    """Client-level privacy: each client is drawn by itself, and a round closes with what came, even nothing. There are
-    no replacements, because who takes part must not depend on the others."""
-    most_draws: int = 0
-    """Draws of cohorts that the run's privacy budget allows; 0: no limit."""
-    secure: bool = False
-    """Secure aggregation: updates are masked, so a cohort has no replacements, and a round that loses too many of its
-    clients is abandoned with all that it has."""
-    on_drop: Literal["repeat", "end"] = "repeat"
-    """What follows an abandoned round: another draw for it, or the end of the run."""
-    most_full: int = 20
-    """Clients up to which everybody holds shares of everybody's secrets, so that no coins are tossed for the graph."""
-    stage_s: float = 60.0
-    """Deadline of each stage of secure aggregation, but for the masked updates, which have `deadline_s`."""
-
-    def cohort(self, candidates: Iterable[str], size: int, draw: Draw) -> tuple[str, ...]:
-        """The first cohort of a round. size: that of a fixed cohort."""
-        if self.sampling == "bernoulli":
-            return draw_bernoulli(candidates, self.rate, draw, 0 if self.private else self.min_accepted)
-        return draw_fixed(candidates, size, draw)
-
-    def goal_of(self, cohort: tuple[str, ...]) -> int:
-        """The goal of a round whose first attempt drew this cohort: 1 for an empty one, since 0 is before the draw."""
-        return max(1, len(cohort)) if self.sampling == "bernoulli" else min(self.clients_per_round, len(cohort))
-
-    def drawn_of(self, clients: int) -> float:
-        """How many of so many clients a round draws, in the mean."""
-        return self.rate * clients if self.sampling == "bernoulli" else self.clients_per_round
 
 
 _NONE: ByClient[Any] = ByClient()
@@ -158,7 +91,13 @@ class RoundState:
     admitted: Sequence[tuple[str, bytes]] = ()
     """(client, digest) in order of arrival; any sequence becomes `Arrivals`."""
     accepted: Accepted = ()
-    """The accepted list of the last exchange, in the order of id bytes."""
+    """The accepted list of the last exchange, in the order of id bytes; with a buffer, in the order of arrival."""
+    versions: tuple[int, ...] = ()
+    """With a buffer: the version of each accepted update."""
+    work: ByClient[Work] = _NONE
+    """With a buffer: what each drawn client has to do."""
+    buffer: tuple[BufferedUpdate, ...] = ()
+    """With a buffer: the admitted updates that no step has taken, in the order of arrival. `admitted` is empty."""
     fixed: Accepted = ()
     """The accepted list in the ledger, after a restart. Only these updates can close the exchange."""
     cancelled: frozenset[str] = frozenset()
@@ -229,6 +168,8 @@ class RoundState:
         """Whether a client of the cohort that has dropped out is asked once more when it is available again."""
         if not self.under_way or client not in self.out or self.barred(client) or self.restarts_too_often(client):
             return False
+        if self.policy.buffered and (self.work[client].late or self.working >= self.policy.concurrency):
+            return False
         at = bisect_left(self.eligible, client.encode(), key=str.encode)
         if self.eligible[at : at + 1] != (client,):
             return False
@@ -248,14 +189,52 @@ class RoundState:
         """Whether enough rounds were committed in this epoch for another restart because of a lost state."""
         return not self.state_epoch or self.epoch_rounds >= self.policy.rounds_between_restarts
 
-    def not_wanted(self, place: tuple[int, int], client: str) -> Literal["", "late", "not assigned"]:
+    @property
+    def collected(self) -> int:
+        """Updates that are here for the step of this round."""
+        return len(self.buffer) if self.policy.buffered else len(self.admitted)
+
+    @property
+    def delivered(self) -> AbstractSet[str]:
+        """Clients whose updates of the current model are here."""
+        if not self.policy.buffered:
+            return set(self.arrivals.clients())
+        return {client for client, version, _ in self.buffer if version == self.round}
+
+    def too_stale(self, version: int) -> bool:
+        """Whether an update of this version that comes now would count in a step that is too many versions later.
+
+        Updates count in the order of arrival, so those in the buffer say which step that is. It is not later for an
+        update that is in the buffer: a refused one before it brings it forward.
+        """
+        first = self.round + 1 if self.computing else self.round
+        return first + len(self.buffer) // self.policy.goal - version > self.policy.max_staleness
+
+    def not_wanted(self, place: tuple[int, int], client: str) -> Literal["", "late", "stale", "not assigned"]:
         """Why no update and no failure of the client counts for (round, exchange); empty if it would."""
+        if self.policy.buffered:
+            return self._not_in_buffer(place, client)
         if not self.collects or place != (self.round, self.exchange):
             return "late"
         return "" if client in self.drawn else "not assigned"
 
+    def _not_in_buffer(self, place: tuple[int, int], client: str) -> Literal["", "late", "stale", "not assigned"]:
+        if not self.collects:
+            return "late"
+        if place[0] <= self.round and self.too_stale(place[0]):
+            return "stale"
+        if client in self.work and place == (self.work[client].version, 0):
+            return ""
+        return "late" if place < (self.round, 0) or client in self.delivered else "not assigned"
+
+    def place_of(self, client: str) -> tuple[int, int]:
+        """The (round, exchange) of the client's work."""
+        return (self.work[client].version, 0) if client in self.work else (self.round, self.exchange)
+
     def undecided(self, place: tuple[int, int], client: str) -> bool:
         """Whether no update of the client for (round, exchange) has its verdict yet."""
+        if self.policy.buffered:
+            return not self._not_in_buffer(place, client) and client not in self.refused
         if not self.collects or place != (self.round, self.exchange):
             return False
         return client not in self.refused and not self.arrivals.has(client)
@@ -274,7 +253,9 @@ class RoundState:
 
     @property
     def collects(self) -> bool:
-        """Whether updates of the round count: x_t was sent and is unchanged."""
+        """Whether updates count: x_t was sent and is unchanged, or the run has a buffer."""
+        if self.policy.buffered:
+            return self.phase is not Phase.ENDED
         return self.phase is Phase.COLLECTING or (self.phase is Phase.SELECTING and self.goal > 0)
 
     @property

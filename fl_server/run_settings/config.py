@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, Field, field_validator, model_va
 
 from fl_server.errors import InvalidInput
 from fl_server.rounds.metrics import LOSS, Criterion, Directions, by_clients, of_averaged
-from fl_server.rounds.state import RoundPolicy
+from fl_server.rounds.policy import RoundPolicy
 from fl_server.rounds.stop_rules import StopPolicy
 from fl_server.run_settings.privacy import PrivacySection, with_private_defaults
 from fl_server.run_settings.sections import (

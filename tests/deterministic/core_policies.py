@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 from fl_server.rounds.metrics import BY_LOSS
-from fl_server.rounds.state import RoundPolicy
+from fl_server.rounds.policy import RoundPolicy
 from fl_server.rounds.stop_rules import StopPolicy
 from tests.deterministic.core_stages import STAGE_S
 

@@ -14,7 +14,8 @@ from fl_common.secure_aggregation.terms import Settings
 from fl_server.rounds import effects as fx
 from fl_server.rounds.events import Accepted
 from fl_server.rounds.graph import Graph
-from fl_server.rounds.state import BEFORE_MASKS, Phase, RoundPolicy, RoundState
+from fl_server.rounds.policy import RoundPolicy
+from fl_server.rounds.state import BEFORE_MASKS, Phase, RoundState
 from tests.deterministic.core_ledger import Asked, Ledger, Place, Stage, Told, digest
 
 STAGE_S = 200.0

@@ -12,7 +12,8 @@ from fl_server.rounds import collecting, committing, effects, ending, events, ma
 from fl_server.rounds import state as states
 from fl_server.rounds.by_client import ByClient
 from fl_server.rounds.machine import RULES
-from fl_server.rounds.state import Phase, RoundPolicy, RoundState
+from fl_server.rounds.policy import RoundPolicy
+from fl_server.rounds.state import Phase, RoundState
 from tests.deterministic.core_driver import DEADLINE_S, Driver
 from tests.deterministic.core_ledger import digest
 from tests.deterministic.planted_stages import STAGES

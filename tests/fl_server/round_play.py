@@ -19,7 +19,8 @@ from fl_server.rounds.events import (
 )
 from fl_server.rounds.graph import Graph
 from fl_server.rounds.machine import advance
-from fl_server.rounds.state import Phase, RoundPolicy, RoundState
+from fl_server.rounds.policy import RoundPolicy
+from fl_server.rounds.state import Phase, RoundState
 
 ALL = tuple("abcdefgh")
 STOP = EndRequested("stopped", "stopped by an operator")

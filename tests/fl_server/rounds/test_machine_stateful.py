@@ -42,8 +42,9 @@ from fl_server.rounds.events import (
     UpdateAdmitted,
 )
 from fl_server.rounds.machine import RULES, advance
+from fl_server.rounds.policy import RoundPolicy
 from fl_server.rounds.sampling import bounds, by_id
-from fl_server.rounds.state import Phase, RoundPolicy, RoundState, UnexpectedEvent
+from fl_server.rounds.state import Phase, RoundState, UnexpectedEvent
 
 CLIENTS = ("a", "B", "c", "é", "z", "10")
 P = Phase
