@@ -54,6 +54,7 @@ def environment() -> Environment:
     made.filters["path"] = _path
     made.globals.update(
         ago=ago, alike_words=words.alike_words, axis_value=axis_value, by_phase=run.by_phase,
+        epsilon=client_work.epsilon,
         came_last=client_work.came_last, client_marks=client.marks, client_note=client.note,
         client_state=words.client_state, coded=coded, count=units.count, delivered=run.delivered, duration=duration,
         elapsed=elapsed, evaluated_metrics=rounds.evaluated_metrics, evaluated_summary=rounds.evaluated_summary,

@@ -128,6 +128,7 @@ CLIENT_COLUMNS: dict[str, Callable[[admin_pb2.ClientStatus], Cell]] = {
     ">Work": lambda client: client_work.work_seconds(client.work),
     ">Transfer": lambda client: client_work.transfer_seconds(client.work),
     ">Came last": lambda client: client_work.came_last(client.work),
+    ">Epsilon": lambda client: client_work.epsilon(client.work),
     "Last seen": lambda client: units.moment(client.last_seen),
     "Labels": lambda client: plain(
         " ".join(f"{name}={of}{'' if own else '?'}" for name, of, own in client_facts.label_texts(client))
@@ -135,15 +136,18 @@ CLIENT_COLUMNS: dict[str, Callable[[admin_pb2.ClientStatus], Cell]] = {
     "Note": lambda client: plain(client_facts.note(client)),
 }
 _CLIENT_OPTIONAL = (
-    "Labels", "Device", "Last seen", "Tasks", "Run", "Transfer", "Came last", "Work", "Refused", "Counted", "Note",
-    "Failed",
+    "Labels", "Device", "Last seen", "Tasks", "Run", "Transfer", "Came last", "Epsilon", "Work", "Refused",
+    "Counted", "Note", "Failed",
 )  # fmt: skip
 """Columns that a narrow terminal leaves out, the first of them first."""
 
 
 def clients_table(clients: Sequence[admin_pb2.ClientStatus]) -> RenderableType:
-    """A row for each client."""
-    table = FittedTable.of(clients, CLIENT_COLUMNS, optional=_CLIENT_OPTIONAL, wraps=("State", "Note"))
+    """A row for each client. Epsilon has a column if a client states one."""
+    stated = any(client.work.HasField("epsilon") for client in clients)
+    columns = {name: cell for name, cell in CLIENT_COLUMNS.items() if stated or name != ">Epsilon"}
+    optional = [name for name in _CLIENT_OPTIONAL if stated or name != "Epsilon"]
+    table = FittedTable.of(clients, columns, optional=optional, wraps=("State", "Note"))
     return table if clients else Text("no clients yet: `fl-client --config client.toml` starts one")
 
 

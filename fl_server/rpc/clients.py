@@ -48,6 +48,7 @@ _BY_WORK: dict[int, Callable[[ClientWork], float]] = {
     pb.CLIENT_ORDER_WORK_SECONDS: lambda work: _UNKNOWN if (s := work.usual("work_s")) is None else s,
     pb.CLIENT_ORDER_TRANSFER_SECONDS: lambda work: _UNKNOWN if (s := work.usual("transfer_s")) is None else s,
     pb.CLIENT_ORDER_LAST_SHARE: lambda work: work.last_share,
+    pb.CLIENT_ORDER_EPSILON: lambda work: _UNKNOWN if work.epsilon is None else work.epsilon,
 }
 
 

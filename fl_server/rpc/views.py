@@ -75,6 +75,7 @@ def run_status(run: Run) -> pb.RunStatus:
         latest_failure=_latest_failure(run.submissions.failures),
         states=_states(run) if run.context.keeps_client_state else None,
         privacy=_privacy(run),
+        stated_privacy=None if rounds.stated is None else pb.StatedPrivacy(**rounds.stated._asdict()),
         clients_authority=run.stages.trust.holder if run.config.secure_aggregation is not None else "",
     )
     add_waiting(run, status)

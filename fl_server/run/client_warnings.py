@@ -16,6 +16,7 @@ import structlog
 
 from fl_server.run.context import RunContext
 from fl_server.run.control import RunControl
+from fl_server.run.privacy import Stated
 from fl_server.run.totals import Share
 from fl_server.store.records import ClientEvaluation, HistoryRecord
 
@@ -26,6 +27,9 @@ async def warn_of_low_shares(context: RunContext, control: RunControl) -> None:
     """Warn, after a commit and a restart, of clients that have too few of the counted updates."""
     shares, event = context.rounds.shares, "client_below_due"
     shares.look()
+    if control.config.record_privacy is not None:
+        counted = (client for client, share in shares.by_client.items() if share.counted)
+        context.rounds.stated = Stated.of(map(context.fleet.work.of, counted))
     if shares.too_low:
         if shares.told is None:
             shares.told = await _told_of(context, control, event)

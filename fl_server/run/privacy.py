@@ -1,4 +1,4 @@
-"""The privacy account of a run: what its draws cost, and how many more its budget allows."""
+"""What runs cost in privacy: the account of a run's draws and its budget, and what devices state of their records."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from statistics import median
+from typing import NamedTuple, Self
 
 from fl_common.privacy.accountant import Mechanism, Spent, epsilon_of
 from fl_server.errors import InvalidInput
@@ -15,6 +17,7 @@ from fl_server.run_settings.config import RunConfig
 from fl_server.run_settings.privacy import PrivacySection
 from fl_server.run_settings.sections import MAX_COUNT
 from fl_server.second_accountant import Question
+from fl_server.store.client_work import ClientWork
 from fl_server.store.records import ChargeRecord
 
 
@@ -103,3 +106,20 @@ class Account:
         number = self.others.total() + draws
         z = self.privacy.noise_multiplier
         return ChargeRecord(self.name, number, run_id, opened.round, opened.attempt, z, self.rate, time.time(), clip)
+
+
+class Stated(NamedTuple):
+    """What devices state that their data has spent, each over all runs with privacy of records."""
+
+    clients: int
+    """Those that state it."""
+    median: float
+    largest: float
+    delta: float
+    """That of the largest epsilon."""
+
+    @classmethod
+    def of(cls, works: Iterable[ClientWork]) -> Self | None:
+        """None if no device states it."""
+        known = [(work.epsilon, work.delta) for work in works if work.epsilon is not None and work.delta is not None]
+        return cls(len(known), median(epsilon for epsilon, _ in known), *max(known)) if known else None

@@ -12,6 +12,7 @@ from fl_server.metrics import Metrics
 from fl_server.rounds.metrics import Criterion, has_evaluation
 from fl_server.rounds.state import Phase
 from fl_server.rounds.stop_rules import Best, Evaluation, Judged, best_round
+from fl_server.run.privacy import Stated
 from fl_server.run.round_statistics import MOST_STALE, ClientTransfers, RoundStatistics, RunBytes
 from fl_server.run.totals import ClientShares, Draw, RoundSums, SettledRounds, criteria
 from fl_server.store.records import CommitRecord, TotalsRecord
@@ -43,6 +44,8 @@ class RunRounds:
     """The bytes of all rounds and of the one under way."""
     shares: ClientShares = field(default_factory=ClientShares)
     """Counted updates by client."""
+    stated: Stated | None = None
+    """What the devices of its counted updates state, as of the newest commit; None without privacy of records."""
     changes: int = 0
     """Increases with each commit and each evaluation."""
     _sums: RoundSums = field(default_factory=RoundSums)

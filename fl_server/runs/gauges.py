@@ -28,6 +28,7 @@ NORMS = ("update", "update_smallest", "update_largest", "aggregate", "direction"
 
 ACCOUNTANTS = ("renyi", "loss_distributions")
 """The first one holds the budget. The second one is tighter, and needs dp-accounting."""
+STATED = ("median", "largest")
 
 GaugeValues = Mapping[Values, float]
 """Values by the labels after `run`; empty if the run has no value."""
@@ -84,6 +85,11 @@ def _epsilon(run: Run) -> GaugeValues:
     tight = run.context.services.second.newest(run.id, run.account.question(draws))
     values = (run.account.epsilon(draws), None if tight is None else tight.epsilon)
     return {(name,): value for name, value in zip(ACCOUNTANTS, values, strict=True) if value is not None}
+
+
+def _stated(run: Run) -> GaugeValues:
+    stated = run.rounds.stated
+    return {} if stated is None else {(name,): getattr(stated, name) for name in STATED}
 
 
 def _best(run: Run) -> GaugeValues:
@@ -184,6 +190,11 @@ RUN_GAUGES = (
         "fl_privacy_epsilon",
         "What the run's privacy account has spent, by accountant; the second one's number comes some seconds later.",
         _epsilon, accountant=ACCOUNTANTS,
+    ),
+    _labelled(
+        "fl_privacy_stated_epsilon",
+        "What devices of the run's counted updates state that their data has spent, with privacy of records.",
+        _stated, statistic=STATED,
     ),
     _labelled(
         "fl_secure_clients",

@@ -35,6 +35,11 @@ def transfer_seconds(work: pb.ClientWork) -> str:
     return units.duration(work.transfer_s) if work.HasField("transfer_s") else NOTHING
 
 
+def epsilon(work: pb.ClientWork) -> str:
+    """What its data has spent, as the device states it: 1.2 at 1e-05. A dash if it does not."""
+    return f"{work.epsilon:.3g} at {work.delta:g}" if work.HasField("epsilon") else NOTHING
+
+
 def needs(client: pb.ClientStatus) -> str:
     """Why it needs attention first of all; empty if it needs none."""
     return client.attention[0].why if client.attention else ""

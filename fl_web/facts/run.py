@@ -265,6 +265,11 @@ _SECURE = ("members", "sharers", "survivors", "signers", "threshold")
 
 def privacy_text(run: pb.RunStatus) -> str:
     """What a private run has spent, by which accountant; empty for another run."""
+    if run.HasField("stated_privacy"):
+        stated = run.stated_privacy
+        largest = f"{stated.largest:.3g} (largest, at delta {stated.delta:g})"
+        devices = f"{stated.clients:,} of the run's devices state what their data has spent over all runs"
+        return f"{devices}: epsilon {stated.median:.3g} (median), {largest}, by {FIRST_NAME}"
     if not run.HasField("privacy"):
         return ""
     spent, wanted = run.privacy, run.spec.privacy

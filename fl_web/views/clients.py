@@ -20,6 +20,7 @@ ORDERS = {
     "work": pb.CLIENT_ORDER_WORK_SECONDS,
     "transfer": pb.CLIENT_ORDER_TRANSFER_SECONDS,
     "last": pb.CLIENT_ORDER_LAST_SHARE,
+    "epsilon": pb.CLIENT_ORDER_EPSILON,
 }
 """Columns by which the list can be ordered."""
 

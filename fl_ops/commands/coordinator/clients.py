@@ -30,11 +30,11 @@ ORDERS: dict[str, admin_pb2.ClientOrder] = {
     "refused": admin_pb2.CLIENT_ORDER_UPDATES_REFUSED, "failed": admin_pb2.CLIENT_ORDER_FAILED,
     "failed-share": admin_pb2.CLIENT_ORDER_FAILED_SHARE, "work": admin_pb2.CLIENT_ORDER_WORK_SECONDS,
     "transfer": admin_pb2.CLIENT_ORDER_TRANSFER_SECONDS, "last-share": admin_pb2.CLIENT_ORDER_LAST_SHARE,
-    "attention": admin_pb2.CLIENT_ORDER_ATTENTION,
+    "epsilon": admin_pb2.CLIENT_ORDER_EPSILON, "attention": admin_pb2.CLIENT_ORDER_ATTENTION,
 }  # fmt: skip
 Sort = Literal[
     "id", "state", "last-seen", "counted", "refused", "failed", "failed-share", "work", "transfer", "last-share",
-    "attention",
+    "epsilon", "attention",
 ]  # fmt: skip
 
 

@@ -57,6 +57,16 @@ def test_each_value_is_a_line(name: str, expected: str) -> None:
     assert rows[name] == (expected,)
 
 
+def test_what_devices_state_of_their_records_is_a_line() -> None:
+    """Number, median and largest, without a name."""
+    stated = admin_pb2.StatedPrivacy(clients=12, median=1.25, largest=3.5, delta=1e-6)
+    (text,) = dict(figures(a_run(stated_privacy=stated)))["privacy"]
+    assert text == (
+        "12 of the run's devices state what their data has spent over all runs: epsilon 1.25 (median), 3.5 (largest, at"
+        " delta 1e-06), by Renyi divergences"
+    )
+
+
 def test_missing_values_have_no_line() -> None:
     """A new run has no figures."""
     assert not any(row.known for row in figures(admin_pb2.RunStatus(run_id="r")))

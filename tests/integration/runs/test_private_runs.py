@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import median
 
 import pytest
 
 from fl_client.privacy.account import FILE, Account, read_account, write_account
 from fl_common.privacy.accountant import Mechanism
 from fl_ops.simulate.engines.client_work import simulated_secret
+from protos.fl.v1 import admin_pb2
 from tests.processes.federation import Daemon, Fleet
 from tests.processes.process import HERE, Workspace
 from tests.processes.simulated import replay, simulated_digests
@@ -58,7 +60,13 @@ def test_a_killed_run_has_the_simulated_bits_and_is_charged_for_all_that_it_sent
         sent = len(daemon.events("submitted", run="private"))
         assert account.spent == ({Mechanism(1.5, BATCH / EXAMPLES): sent * STEPS} if sent else {})
     with fleet.server.admin() as admin:
-        shown = {client.client_id: client.work for client in admin.clients.list_clients()}
+        order = admin_pb2.CLIENT_ORDER_EPSILON
+        shown = {client.client_id: client.work for client in admin.clients.list_clients(order=order)}
+        stated = admin.runs.get_run("private", newest=0).run.stated_privacy
+    all_stated = [work.epsilon for work in shown.values() if work.HasField("epsilon")]
+    assert all_stated == sorted(all_stated, reverse=True)
+    assert (stated.clients, stated.largest, stated.delta) == (len(all_stated), all_stated[0], 1e-5)
+    assert stated.median == median(all_stated)
     for daemon in fleet.daemons.values():
         if daemon.events("submitted", run="private"):
             spent = read_account(folder_of(daemon) / FILE)
