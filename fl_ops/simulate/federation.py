@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Self
 
 import torch
@@ -22,6 +23,7 @@ from fl_ops.simulate.clients import examples_of
 from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions, make_engine
 from fl_ops.simulate.engines.client_work import one_thread
 from fl_ops.simulate.engines.engine import EngineContext, ExamplesOf, Failed, Trained
+from fl_ops.simulate.engines.held import TrainedTogether
 from fl_ops.simulate.places import Folders, place_held_out
 from fl_ops.simulate.reports import Profile
 from fl_ops.simulate.run_files import UpdateFiles
@@ -118,6 +120,11 @@ class Federation:
         self._engine.close()
         self._folders.cleanup()
 
+    @property
+    def folder(self) -> Path:
+        """The folder for files of the run, until its end."""
+        return self._folders.path
+
     def work(self, place: RoundPosition, clients: Sequence[str]) -> Iterator[Contribution | NotDelivered]:
         """Train clients for an exchange and admit their updates. Yields a result for each client, in any order."""
         return chain.from_iterable(self.work_together(place, clients))
@@ -127,25 +134,36 @@ class Federation:
     ) -> Generator[list[Contribution | NotDelivered], None, None]:
         """The same; results that are there at the same time come together."""
         self.traffic.download_by(clients, self.bundles.names)
-        draw = place.attempt if self.config.secure_aggregation is not None else 0
-        seeds = training_seeds(self.config.seed, place.round, clients, draw)
-        collecting = Collecting(self.snapshot, place.exchange, self.state_epoch, self._norms)
-        for done in self.profile.waiting("clients", self._engine.train(self._assignment(place), clients, seeds)):
-            if isinstance(done, Failed):
-                yield [NotDelivered.of(done)]
-                continue
-            with self.profile.part("admission"), one_thread():
-                results = (
-                    [admit(self.engine, collecting, done)]
-                    if isinstance(done, Trained)
-                    else admit_together(self.engine, collecting, done)
-                )
+        for done in self.trained(place, clients):
+            results = self.admitted(done, self.snapshot, place.exchange)
             for admitted in results:
                 if isinstance(admitted, Contribution):
                     self._contributions[place.exchange, admitted.client] = admitted
-                if isinstance(admitted, Contribution) or admitted.sent:
-                    self.traffic.upload(done.header.size_bytes)
             yield results
+
+    def trained(self, place: RoundPosition, clients: Sequence[str]) -> Iterator[Trained | TrainedTogether | Failed]:
+        """What clients make of the latest bundles, in any order; nothing is admitted yet."""
+        draw = place.attempt if self.config.secure_aggregation is not None else 0
+        seeds = training_seeds(self.config.seed, place.round, clients, draw)
+        return self.profile.waiting("clients", self._engine.train(self._assignment(place), clients, seeds))
+
+    def admitted(
+        self, done: Trained | TrainedTogether | Failed, snapshot: Snapshot, exchange: int = 0
+    ) -> list[Contribution | NotDelivered]:
+        """The results of clients whose work is done. snapshot: the model that they began from."""
+        if isinstance(done, Failed):
+            return [NotDelivered.of(done)]
+        collecting = Collecting(snapshot, exchange, self.state_epoch, self._norms)
+        with self.profile.part("admission"), one_thread():
+            results = (
+                [admit(self.engine, collecting, done)]
+                if isinstance(done, Trained)
+                else admit_together(self.engine, collecting, done)
+            )
+        for one in results:
+            if isinstance(one, Contribution) or one.sent:
+                self.traffic.upload(done.header.size_bytes)
+        return results
 
     def _assignment(self, place: RoundPosition) -> Assignment:
         """The assignment without what is the client's own. Each client has the task that the server has."""
@@ -196,7 +214,7 @@ class Federation:
 
     def reduce(self, exchange: int, accepted: Iterable[str]) -> None:
         """Reduce an exchange that is not the last, and prepare the next one. Raises Diverged."""
-        done = self._accepted(exchange, accepted)
+        done = self.accepted(exchange, accepted)
         with self.profile.part("aggregation"), one_thread():
             sums = self.engine.reduce(self.snapshot, exchange, [one.info for one in done], [one.update for one in done])
         self._sums |= sums
@@ -205,7 +223,7 @@ class Federation:
 
     def step(self, accepted: Iterable[str], attempt: int = 0) -> None:
         """Compute the next model from the last exchange. attempt: of the round. Raises Diverged."""
-        done = self._accepted(len(self.engine.algorithm.exchanges) - 1, accepted)
+        done = self.accepted(len(self.engine.algorithm.exchanges) - 1, accepted)
         infos, updates = [one.info for one in done], [one.update for one in done]
         with self.profile.part("aggregation"), one_thread():
             if self.config.client_privacy is not None:
@@ -217,17 +235,31 @@ class Federation:
             else:
                 self._stepped, _ = self.engine.server_update(self.snapshot, infos, updates, self._sums)
 
+    def step_over(
+        self, buffer: Sequence[Contribution], versions: Sequence[int], snapshots: Mapping[int, Snapshot]
+    ) -> None:
+        """Compute the next model from a buffer. Raises Diverged. snapshots: the models that its updates began from."""
+        current = self.snapshot.round + 1
+        entries = [fl.Buffered(one.info, v, current - v) for one, v in zip(buffer, versions, strict=True)]
+        with self.profile.part("aggregation"), one_thread():
+            updates = [one.update for one in buffer]
+            self._stepped, _ = self.engine.buffered_update(self.snapshot, entries, updates, snapshots)
+
     def commit(self, accepted: Iterable[str]) -> list[Contribution]:
         """Commit the model that `step` computed and the accepted clients' next states. Returns the accepted updates."""
-        if self._stepped is None:
-            raise RuntimeError("commit() was called without a step()")
-        done = self._accepted(len(self.engine.algorithm.exchanges) - 1, accepted)
+        done = self.accepted(len(self.engine.algorithm.exchanges) - 1, accepted)
         self.states.promote((one.info.client_id, one.info.clip_factor) for one in done)
+        self.commit_over(done)
+        return done
+
+    def commit_over(self, done: Sequence[Contribution]) -> None:
+        """Commit the model that was computed from these updates."""
+        if self._stepped is None:
+            raise RuntimeError("expected a step before its commit")
         self.snapshot, self._stepped = self._with_sums(self._stepped), None
-        counted = [self._contributions[key] for key in self._reduced] + done
+        counted = [*(self._contributions[key] for key in self._reduced), *done]
         self._norms = self._norms.after(one.norms for one in counted)
         self.discard_round()
-        return done
 
     def _with_sums(self, made: Snapshot) -> Snapshot:
         """The snapshot with the sums of its averaged model, if it has one, in memory."""
@@ -246,9 +278,9 @@ class Federation:
         self._reduced.clear()
         self._prepare_bundles(0)
 
-    def culprits(self, exchange: int, accepted: Iterable[str], *, overflow: bool = False) -> Culprits:
-        """Accepted updates that spoil the exchange. overflow: its sum was not finite; else, it is not reduced yet."""
-        measured = [one.measured for one in self._accepted(exchange, accepted)]
+    def culprits(self, updates: Sequence[Contribution], *, overflow: bool = False) -> Culprits:
+        """Those of the updates that spoil the exchange. overflow: its sum was not finite; else, it is not made yet."""
+        measured = [one.measured for one in updates]
         if overflow:
             return overflow_culprit(measured)
         return outliers(self.config.round, self._norms, measured, self.snapshot.norm)
@@ -308,7 +340,8 @@ class Federation:
             return dict(self.engine.whole_model(averaged, estimate=self.engine.estimates_statistics))
         return dict(self.engine.snapshots.checkpoint(averaged, {}).state_dict)
 
-    def _accepted(self, exchange: int, accepted: Iterable[str]) -> list[Contribution]:
+    def accepted(self, exchange: int, accepted: Iterable[str]) -> list[Contribution]:
+        """The updates of these clients in an exchange of the round under way."""
         return [self._contributions[exchange, client] for client in accepted]
 
     def _prepare_bundles(self, exchange: int) -> None:

@@ -17,10 +17,11 @@ class RoundResult:
 
     round: int
     accepted: tuple[str, ...]
-    """Clients whose updates are in the model, in the order of id bytes."""
+    """Clients whose updates are in the model, in the order of id bytes; with a buffer, in that of their arrival."""
     dropped: int
-    """Number of clients that were drawn but not accepted."""
+    """Number of clients that were drawn but not accepted; with a buffer, that delivered nothing since the last step."""
     attempts: int
+    """Number of draws."""
     training_loss: float | None
     """Mean over the accepted clients of their mean loss over local steps."""
     metrics: Mapping[str, float]
@@ -42,10 +43,15 @@ class RoundResult:
     """Why the round has fewer updates than it wants, as a coordinator says it; empty if it has all."""
     measured: Mapping[str, float] = field(default_factory=dict)
     """What the run measured beyond its evaluations; empty if nothing was due. Its time is not in `seconds`."""
+    versions: tuple[int, ...] = ()
+    """With a buffer: the round whose model each accepted update began from."""
 
     def as_json(self) -> dict[str, Any]:
-        """All fields as JSON values; `measured` only if there is any."""
-        return {name: value for name, value in asdict(self).items() if name != "measured" or value}
+        """All fields as JSON values; `measured` and `versions` only if there are any."""
+        return {name: value for name, value in asdict(self).items() if name not in _IF_ANY or value}
+
+
+_IF_ANY = ("measured", "versions")
 
 
 @dataclass(frozen=True, slots=True)

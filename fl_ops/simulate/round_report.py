@@ -49,7 +49,7 @@ class RoundReport:
         result = RoundResult(
             round=federation.snapshot.round,
             accepted=tuple(one.info.client_id for one in counted),
-            dropped=len(closed.drawn) - len(closed.accepted),
+            dropped=self._undelivered.count if closed.versions else len(closed.drawn) - len(closed.accepted),
             attempts=closed.attempt + 1,
             training_loss=sum(losses) / len(losses) if losses else None,
             metrics=metrics,
@@ -61,6 +61,7 @@ class RoundReport:
             simulated_s=None if clock is None else clock.now - self._began_at,
             simulated_total_s=None if clock is None else clock.now,
             why_short=self._undelivered.why_short(closed),
+            versions=closed.versions,
         )
         self._undelivered.forget()
         return result
@@ -78,6 +79,11 @@ class Undelivered:
         self.latest: list[str] = []
         """Why clients delivered no update, the latest last; at most FAILURES_KEPT."""
         self._notify, self._transfers = notify, ClientTransfers()
+
+    @property
+    def count(self) -> int:
+        """Clients that delivered nothing since the last round."""
+        return len(self._transfers.outs)
 
     def begin(self, attempt: effects.OpenAttempt) -> None:
         """An attempt begins."""

@@ -12,6 +12,7 @@ import torch
 from fl_client.training.data import LocalTask
 from fl_common.secure_aggregation.errors import PlanError
 from fl_common.secure_aggregation.plan import plan_of
+from fl_ops.simulate.buffered_run import BufferedRun
 from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions
 from fl_ops.simulate.evaluations import Collection, Evaluations
 from fl_ops.simulate.federation import Federation
@@ -21,12 +22,13 @@ from fl_ops.simulate.round_report import RoundReport, Undelivered
 from fl_ops.simulate.saving.point import RunPoint, before_draw, judged
 from fl_ops.simulate.system.devices import Devices
 from fl_ops.simulate.system.simulated_time import SimulatedTime
-from fl_ops.simulate.updates import Contribution
+from fl_ops.simulate.updates import Contribution, NotDelivered
 from fl_server.aggregation.private_sum import seed_of_draws
 from fl_server.aggregation.secure_rules import settings_of
 from fl_server.aggregation.secure_sum import SpoiledSum
 from fl_server.aggregation.server_update import Diverged
 from fl_server.aggregation.snapshot import Snapshot
+from fl_server.errors import InvalidInput
 from fl_server.rounds import effects
 from fl_server.rounds import events as ev
 from fl_server.rounds.graph import Graph
@@ -77,10 +79,14 @@ class Simulation:
         self._members = by_id(clients)
         task = task or clients[self._members[0]].task
         self._digests = engine.device.type == "cpu" if digests is None else digests
+        if self.config.round.close == "buffer" and (engine.batched is not None or engine.ranks is not None):
+            expected = 'one at a time, in this process or in workers, for close = "buffer"'
+            raise InvalidInput("round.close", f"clients that train {expected}", "clients in lockstep or in ranks")
         self.federation = Federation(self.config, task, clients, engine, digests=self._digests, secret=secret)
         self.config = self.federation.config  # with the direction of its metric
         self._time = None if devices is None else SimulatedTime(devices, self.federation)
         self._collection = Collection(self.federation, self._time)
+        self._buffered = BufferedRun(self.federation, self._time) if self.config.round.close == "buffer" else None
         self.account = None if self.config.client_privacy is None else Account.of("", self.config, ()).check()
         """The privacy account of a private run, to which nothing else was charged."""
         self._state = RoundState(self._policy(), self.config.stop.rounds, wall_time_s=self.config.stop.wall_time_s)
@@ -152,7 +158,8 @@ class Simulation:
             self._apply(self._do_phase())
             self._count_time()
             if self._finished:
-                self.point = self._point()
+                # A run with a buffer has work under way between two rounds, which no point has.
+                self.point = self._point() if self._buffered is None else None
                 yield self._finished.pop()
                 self._report.begin()
         self.point = self._point()
@@ -208,12 +215,12 @@ class Simulation:
                     self._announce(command)
                 case effects.OpenAttempt():
                     self._undelivered.begin(command)
-                    if self._time is not None:
-                        self._time.open(command)
                 case effects.DeadlineMissed():
                     self._undelivered.late(command.clients, self._state)
-                case effects.Cancel() if self._time is not None:
-                    self._time.cancel(command.clients)
+            if self._buffered is not None:
+                self._buffered.carry_out(command)
+            elif self._time is not None:
+                self._time.carry_out(command)
         if self._roster_changed:
             self._roster_changed = False
             self._update_roster()
@@ -221,17 +228,21 @@ class Simulation:
     def _do_phase(self) -> ev.Event:  # noqa: PLR0911 - a table
         """Do the work of the current phase. Returns the event that it leads to."""
         state, accepted = self._state, [client for client, _ in self._state.accepted]
+        if self._buffered is not None and (event := self._go_on(self._buffered, accepted)) is not None:
+            return event
         match state.phase:
             case Phase.COLLECTING:
                 return self._collect()
             case phase if phase in STAGES:
                 return self._answer_stage()
             case Phase.REDUCING:
-                return self._compute(accepted, lambda: self.federation.reduce(state.exchange, accepted))
+                updates = self.federation.accepted(state.exchange, accepted)
+                return self._compute(updates, lambda: self.federation.reduce(state.exchange, accepted))
             case Phase.STEPPING:
-                return self._compute(accepted, lambda: self.federation.step(accepted, state.attempt))
+                updates = self.federation.accepted(state.exchange, accepted)
+                return self._compute(updates, lambda: self.federation.step(accepted, state.attempt))
             case Phase.COMMITTING:
-                self._commit(accepted)
+                self._committed(self.federation.commit(accepted))
                 return ev.ModelCommitted()
             case Phase.EVALUATING:
                 return ev.Evaluated(min(state.awaited), metrics=self._metrics)
@@ -256,6 +267,27 @@ class Simulation:
             return ev.GraphMade(Graph(holders, plan.threshold, plan.quorum, plan.fewest))
         return ev.StageAnswered(min(state.unanswered, key=str.encode))
 
+    def _go_on(self, run: BufferedRun, accepted: list[str]) -> ev.Event | None:
+        """What happens next in a run with a buffer, as far as it is not as in others."""
+        state = self._state
+        match state.phase:
+            case Phase.SELECTING | Phase.COLLECTING:
+                happens = run.go_on(state)
+                self._roster_changed = self._time is not None and happens is not None
+                if isinstance(happens, str):
+                    return self._result(run.updates.arrive(happens))
+                if isinstance(happens, ev.ClientDroppedOut):
+                    self._undelivered.gone(happens.client)
+                return happens
+            case Phase.STEPPING:
+                updates = run.updates.of(accepted, state.versions)
+                return self._compute(updates, lambda: run.updates.step(accepted, state.versions))
+            case Phase.COMMITTING:
+                self._committed(run.updates.commit(accepted, state.versions))
+                return ev.ModelCommitted()
+            case _:
+                return None
+
     def _collect(self) -> ev.Event:
         """What happens next in an open attempt; without simulated time, the results of clients' work."""
         if self._time is None:
@@ -265,7 +297,7 @@ class Simulation:
             self._update_roster()  # other clients may be drawn now
         if isinstance(happens, ev.ClientDroppedOut):
             self._undelivered.gone(happens.client)
-        return self._event_of(happens) if isinstance(happens, str) else happens or ev.TimeUsed(self._time.now)
+        return self._event_of(happens) if isinstance(happens, str) else happens or ev.DeadlinePassed()
 
     def _event_of(self, client: str, *, alone: bool = True) -> ev.Event:
         """The result of the work of a client; not alone: the updates that follow its own, too."""
@@ -275,10 +307,14 @@ class Simulation:
         if (report := self.federation.engine_report) != self._engine_report:
             self._engine_report = report
             self._notify(Note(report))
+        others = self._collection.following(state) if isinstance(result, Contribution) and not alone else []
+        return self._result(result, others)
+
+    def _result(self, result: Contribution | NotDelivered, others: Sequence[Contribution] = ()) -> ev.Event:
+        """The event of a client's result. others: updates that come with its own."""
         if isinstance(result, Contribution):
-            others = [] if alone else self._collection.following(state)
-            return ev.UpdateAdmitted(client, result.digest, tuple((one.client, one.digest) for one in others))
-        return self._undelivered.failed(state, result)
+            return ev.UpdateAdmitted(result.client, result.digest, tuple((one.client, one.digest) for one in others))
+        return self._undelivered.failed(self._state, result)
 
     def _usable(self) -> tuple[str, ...]:
         """The clients that may be drawn for this round."""
@@ -288,24 +324,23 @@ class Simulation:
         eligible = self._members if self._time is None else self._time.eligible(self._members)
         self._apply(ev.RosterChanged(eligible, settled=True))
 
-    def _compute(self, accepted: list[str], compute: Callable[[], None]) -> ev.Event:
+    def _compute(self, updates: Sequence[Contribution], compute: Callable[[], None]) -> ev.Event:
         """Reduce or step, unless an update spoils it."""
-        exchange = self._state.exchange
         secure = self.config.secure_aggregation is not None  # nobody sees a single norm then
-        if not secure and (culprits := self.federation.culprits(exchange, accepted)):
+        if not secure and (culprits := self.federation.culprits(updates)):
             return ev.CulpritsFound(culprits, relative=True)
         try:
             compute()
         except SpoiledSum as error:
             return ev.RoundSpoiled(str(error))
         except Diverged as error:
-            culprits = self.federation.culprits(exchange, accepted, overflow=True)
+            culprits = self.federation.culprits(updates, overflow=True)
             return ev.CulpritsFound(culprits) if culprits else ev.ModelDiverged(str(error))
         return ev.ExchangeReduced() if self._state.phase is Phase.REDUCING else ev.StepComputed()
 
-    def _commit(self, accepted: list[str]) -> None:
+    def _committed(self, counted: Sequence[Contribution]) -> None:
         self.point = None
-        self._report.committed(self._state, self.federation.commit(accepted))
+        self._report.committed(self._state, counted)
         if self._time is not None:
             self._time.commit()
             self._update_roster()

@@ -82,6 +82,11 @@ class TrafficCounter:
         self._bytes_down += total
         return total
 
+    def delivered(self, client: str, bundles: Names, down: int) -> None:
+        """Count `down` bytes that the client fetched for the bundles of an earlier assignment, which it holds now."""
+        self._held[client] = bundles
+        self._bytes_down += down
+
     def upload(self, size: int) -> None:
         """Count an update of `size` bytes."""
         self._bytes_up += size

@@ -50,7 +50,7 @@ from fl_server.aggregation.reduction import (
     sum_updates,
 )
 from fl_server.aggregation.secure_rules import check_secure_model
-from fl_server.aggregation.secure_sum import SecureMeans, SecureSum, Total
+from fl_server.aggregation.secure_sum import SecureMeans, Total
 from fl_server.aggregation.server_update import ServerUpdateStats, apply_server_update, check_finite, part_of
 from fl_server.aggregation.snapshot import Snapshot, Snapshots
 from fl_server.aggregation.task_model import initial_path

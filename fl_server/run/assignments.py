@@ -57,7 +57,7 @@ class RoundWork:
     clip: float = 0.0
     """C of a round with client-level privacy."""
     rounding: str = ""
-    """The rounding of what clients make their states of, in a simulation of secure aggregation; empty: they keep none."""
+    """The rounding of what clients make their states of, in a simulated secure run; empty: they keep none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 
-from fl_server.errors import InvalidInput
 from fl_server.rounds.metrics import LOSS, Criterion, Directions, by_clients, of_averaged
 from fl_server.rounds.policy import RoundPolicy
 from fl_server.rounds.stop_rules import StopPolicy
@@ -321,8 +320,6 @@ class RunConfig(_Section):
         """The policy of the round state machine. The algorithm determines `exchanges` and `population`."""
         section = self.round
         fixed = section.sampling == "fixed"
-        if section.close == "buffer" and "concurrency" not in _OF_ROUNDS:
-            raise InvalidInput("round.close", '"cohort" or "goal"', "buffer")
         own = {name: getattr(section, name) for name in _OF_ROUNDS}
         given: dict[str, Any] = {name: value for name, value in own.items() if value is not None} | {
             "min_clients": section.min_clients or (section.clients_per_round if fixed else section.least),

@@ -68,18 +68,20 @@ def _share(size: int, begin: float, end: float, now: float) -> int:
     return int(size * (now - begin) / (end - begin)) if now > begin else 0
 
 
-Names = tuple[object, ...]
+Names = tuple[int, ...]
 """What identifies an assignment of a client, such as round, exchange and attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """The next thing that happens: a client delivers or is gone, or the attempt's deadline passes."""
+    """The next thing that happens: a client delivers or is gone, or a deadline passes."""
 
     kind: Literal["delivery", "drop-out", "deadline"]
     at: float
     course: Course | None = None
     """The client's; None for the deadline."""
+    names: Names = ()
+    """What identifies the assignment that the deadline is of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +100,20 @@ class Clock:
     notices at once. A client works for one assignment at a time.
     """
 
-    def __init__(self, devices: Devices) -> None:
+    def __init__(self, devices: Devices, *, each_draw: bool = False) -> None:
+        """each_draw: every assignment has a deadline of its own. False: the latest one replaces those before."""
         self.devices = devices
         self.now = 0.0
-        self._deadline = 0.0
+        self._each_draw = each_draw
+        self._deadlines: list[tuple[float, Names]] = [] if each_draw else [(0.0, ())]
+        """Those to come, in order."""
         self._working: list[Course] = []
         self._busy: dict[str, float] = {}
 
     def assign(self, clients: Iterable[str], amount: Callable[[str], Amount], names: Names, deadline_s: float) -> None:
         """Begin work of these clients, and start the deadline again. Others continue with theirs."""
-        self._deadline = self.now + deadline_s
+        own = (self.now + deadline_s, names)
+        self._deadlines = [*self._deadlines, own] if self._each_draw else [own]
         self._working += [self._course(client, amount(client), ("training", *names)) for client in clients]
         # Of clients that end together, none is favoured by its name.
         seed = self.devices.seed
@@ -115,20 +121,31 @@ class Clock:
 
     def deliveries(self, most: int) -> list[Course]:
         """The clients that deliver before the deadline, in this order: `most` at most."""
-        return [one for one in self._working if one.delivers and one.ends <= self._deadline][:most]
+        return [one for one in self._working if one.delivers and one.ends <= self._deadlines[0][0]][:most]
 
-    def upcoming(self) -> Happening:
-        """What happens next. An update that comes at the deadline is in time."""
-        if self._working and self._working[0].ends <= self._deadline:
+    def delivers(self, client: str) -> bool:
+        """Whether a client that works finishes, if nothing ends its work."""
+        return any(one.delivers for one in self._working if one.client == client)
+
+    def upcoming(self) -> Happening | None:
+        """What happens next. An update that comes at the deadline is in time. None: nobody works, without a deadline.
+
+        If every draw has a deadline and nobody works, the deadlines concern nobody.
+        """
+        if self._each_draw and not self._working:
+            self._deadlines = []
+        if self._working and (not self._deadlines or self._working[0].ends <= self._deadlines[0][0]):
             first = self._working[0]
             return Happening("delivery" if first.delivers else "drop-out", first.ends, first)
-        return Happening("deadline", self._deadline)
+        return Happening("deadline", self._deadlines[0][0], names=self._deadlines[0][1]) if self._deadlines else None
 
     def take(self, happening: Happening) -> None:
         """Let it happen: it is that time now, and its client works no more."""
         self.wait_until(happening.at)
         if happening.course is not None:
             self._working.remove(happening.course)
+        elif self._each_draw:
+            self._deadlines = self._deadlines[1:]
 
     def cancel(self, clients: Iterable[str]) -> list[Course]:
         """End the work of these clients now. Returns what they were doing."""
@@ -164,7 +181,7 @@ class Clock:
         """It is that time now, if it is later."""
         self.now = max(self.now, at)
 
-    def _course(self, client: str, amount: Amount, names: Names) -> Course:
+    def _course(self, client: str, amount: Amount, names: tuple[object, ...]) -> Course:
         """The course of an assignment, ended early if the client drops out or goes away."""
         device, seed = self.devices[client], self.devices.seed
         whole = course(client, device, amount, max(self.now, self._busy.get(client, 0.0)))

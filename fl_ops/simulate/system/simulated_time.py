@@ -82,8 +82,9 @@ class SimulatedTime:
 
     def __init__(self, devices: Devices, federation: Federation) -> None:
         self._devices, self._federation = devices, federation
-        self._clock = Clock(devices)
         self._config = federation.config
+        self._each_draw = self._config.round.close == "buffer"
+        self._clock = Clock(devices, each_draw=self._each_draw)
         self._workload = Workload(federation)
         self._assigned: dict[str, Names] = {}
         self._waits = 0
@@ -106,6 +107,14 @@ class SimulatedTime:
         """Those of the clients that are there."""
         return self._devices.present(clients, self.now)
 
+    def carry_out(self, command: effects.Effect) -> None:
+        """The clients that a command is for begin or stop their work."""
+        match command:
+            case effects.OpenAttempt():
+                self.open(command)
+            case effects.Cancel():
+                self.cancel(command.clients)
+
     def open(self, attempt: effects.OpenAttempt) -> None:
         """The cohort of an attempt begins its work, and the deadline starts."""
         self._waits = 0
@@ -117,20 +126,26 @@ class SimulatedTime:
             self._config.round.deadline_s,
         )
 
+    def delivers(self, client: str) -> bool:
+        """Whether a client that works finishes, if nothing ends its work."""
+        return self._clock.delivers(client)
+
     def deliveries(self, most: int) -> list[str]:
         """The clients that deliver next before the deadline, in this order: `most` at most."""
         return [one.client for one in self._clock.deliveries(most)]
 
-    def go_on(self) -> str | ev.ClientDroppedOut | ev.DeadlinePassed | None:
-        """Go to what happens next: a client delivers, or another event. None: the run's time is over before it."""
+    def go_on(self) -> str | ev.ClientDroppedOut | ev.DeadlinePassed | ev.TimeUsed | None:
+        """Go to what happens next: a client delivers, or another event. None: nobody works, with a buffer only."""
         happening = self._clock.upcoming()
+        if happening is None:
+            return None
         limit = self._config.stop.wall_time_s
         if limit and happening.at > limit:
             self._clock.wait_until(limit)
-            return None
+            return ev.TimeUsed(self.now)
         self._clock.take(happening)
         if happening.course is None:
-            return ev.DeadlinePassed()
+            return ev.DeadlinePassed(happening.names[0], happening.names[2]) if self._each_draw else ev.DeadlinePassed()
         client = happening.course.client
         if happening.course.delivers:
             return client

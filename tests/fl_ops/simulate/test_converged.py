@@ -37,7 +37,7 @@ class Rounds:
             for exchange in range(len(federation.engine.algorithm.exchanges)):
                 done = list(federation.work(RoundPosition(self._round, exchange, 0, 60.0), list(clients)))
                 assert [one for one in done if not isinstance(one, Contribution)] == []
-                assert federation.culprits(exchange, clients) == ()
+                assert federation.culprits(federation.accepted(exchange, clients)) == ()
             federation.step(clients)
             federation.commit(clients)
             self._round += 1
