@@ -71,11 +71,13 @@ class Series:
     """The field of a round that has its values."""
     name: str | None = None
     """The name in that field, where it is a mapping."""
+    other: float | None = None
+    """The value of a round that has others in that field, and not this one."""
 
     def value(self, of: Round) -> float | None:
         """Its value in a round; None where there is none."""
         values = getattr(of, self.field)
-        number: float | None = values if self.name is None else values.get(self.name)
+        number: float | None = values if self.name is None else values.get(self.name, self.other if values else None)
         return number
 
 
@@ -123,7 +125,7 @@ def _charts_of(rounds: Sequence[Round]) -> list[Chart]:
             Series("cosine", "step and direction", "cosine"),
         ]),
         Chart("phases", "Time by phase", "seconds", "Seconds of each round by phase", [
-            Series(name, name, "phases", name) for name in sorted({name for row in rounds for name in row.phases})
+            Series(name, name, "phases", name, 0.0) for name in sorted({name for row in rounds for name in row.phases})
         ]),
         Chart("bytes", "Bytes", "bytes", "Tensor bytes of each round", [
             Series("down", "down", "down"),

@@ -207,7 +207,8 @@ def norms(values: Mapping[str, float], cosine: float | None) -> str:
     """The norms of one round: updates 0.31 (0.2 to 0.55), step 0.21, direction 0.9, cosine 0.73."""
     if not values:
         return ""
-    parts = [f"updates {update_norms(values)}", f"step {value(values['aggregate'])}"]
+    parts = [f"updates {update_norms(values)}"] if "update" in values else []  # secure aggregation hides them
+    parts += [f"step {value(values['aggregate'])}"]
     if cosine is not None:
         parts += [f"direction {value(values['direction'])}", f"cosine {cosine:.2f}"]
     return ", ".join(parts)

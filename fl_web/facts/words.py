@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -136,7 +137,7 @@ _EVENTS = {
     "member_missing": "client state missing", "client_fenced": "client replaced",
 }  # fmt: skip
 """Events whose own names do not tell an operator what happened."""
-ROUTINE = frozenset({"attempt_opened", "round_committed"})
+ROUTINE = frozenset({"attempt_opened", "stage_opened", "round_committed"})
 """Events of every round. They would hide the others."""
 
 
@@ -157,6 +158,17 @@ def shortened(text: str) -> str:
     return _LONG_HEX.sub(lambda found: f"{found[0][:8]}…", text)
 
 
+def alike(entry: pb.HistoryEntry) -> tuple[str, str, str]:
+    """What is the same in entries that differ in numbers alone."""
+    return entry.event, entry.subject, _HEX_OR_NUMBER.sub("", entry.detail)
+
+
+def folded(entries: Sequence[pb.HistoryEntry]) -> list[tuple[pb.HistoryEntry, int]]:
+    """The first entry of each group of alike ones that follow each other, with the number of the others."""
+    groups = [list(group) for _, group in groupby(entries, alike)]
+    return [(group[0], len(group) - 1) for group in groups]
+
+
 def without_repeats(entries: Sequence[pb.HistoryEntry], most: int) -> list[tuple[pb.HistoryEntry, int]]:
     """The newest events first, each with the number of earlier ones that differ in numbers alone.
 
@@ -165,14 +177,13 @@ def without_repeats(entries: Sequence[pb.HistoryEntry], most: int) -> list[tuple
     newest: dict[tuple[str, str, str], list[pb.HistoryEntry]] = {}
     for entry in reversed(entries):
         if entry.event not in ROUTINE:
-            key = entry.event, entry.subject, _HEX_OR_NUMBER.sub("", entry.detail)
-            newest.setdefault(key, []).append(entry)
-    return [(alike[0], len(alike) - 1) for alike in newest.values()][:most]
+            newest.setdefault(alike(entry), []).append(entry)
+    return [(same[0], len(same) - 1) for same in newest.values()][:most]
 
 
-def alike_words(alike: int) -> str:
+def alike_words(others: int) -> str:
     """Behind an event that stands for others: ; 11 earlier ones alike."""
-    return f"; {alike:,} earlier {'one' if alike == 1 else 'ones'} alike" if alike else ""
+    return f"; {others:,} earlier {'one' if others == 1 else 'ones'} alike" if others else ""
 
 
 _HEX_OR_NUMBER = re.compile(r"\b[0-9a-f]{24,}\b|\d+")

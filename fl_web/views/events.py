@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fl_web.coordinator.reader import Reader, RunsWanted
-from fl_web.facts.words import ROUTINE
+from fl_web.facts.words import ROUTINE, alike, folded
 from fl_web.views.view import Context, Params, View
 from protos.fl.v1 import admin_pb2 as pb
 
@@ -37,7 +37,7 @@ async def _context(reader: Reader, params: Params) -> Context:
     entries, older, newest = await _page(reader, params)
     return {
         "title": "Events",
-        "entries": [(entry, 0) for entry in entries],
+        "entries": [(entry, 0) for entry in entries] if params.text("all") else folded(entries),
         "older": older,
         "first_page": not params.number("before"),
         "params": params,
@@ -50,15 +50,18 @@ async def _page(reader: Reader, params: Params) -> tuple[list[pb.HistoryEntry], 
     before, subject, passes = params.number("before"), params.text("subject"), matches(params)
     filtered = any(params.text(name) for name in ("kind", "actor", "q")) or not params.text("all")
     passed: list[pb.HistoryEntry] = []
-    newest = read = 0
-    while len(passed) < _PAGE and read < _MOST_READ:
+    newest = read = lines = 0
+    while lines < _PAGE and read < _MOST_READ:
         response = await reader.entries(subject, _AT_ONCE if filtered else _PAGE, before)
         newest = max([newest, *(entry.number for entry in response.entries)])
         for entry in reversed(response.entries):
-            if passes(entry):
-                passed.append(entry)
-                if len(passed) == _PAGE:
-                    return passed, entry.number, newest
+            if not passes(entry):
+                continue
+            new_line = bool(params.text("all")) or not passed or alike(passed[-1]) != alike(entry)
+            if lines == _PAGE and new_line:
+                return passed, passed[-1].number, newest
+            passed.append(entry)
+            lines += new_line
         read += max(1, len(response.entries))
         before = response.first_number
         if not before:

@@ -46,8 +46,8 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-_HISTORY = 100
-"""Newest entries of a run's history."""
+_HISTORY = 500
+"""Newest entries of a run's history that are read: most are those of every round, which are not shown."""
 _SHOWN_ENTRIES, _SHOWN_ROUNDS, _SHOWN_MARKS, _SHOWN_CLIENTS, _SHOWN_WORST = 6, 25, 200, 100, 4
 _TABLE_ROWS = 60
 """The rows of the table beside a curve. All rounds are in the CSV file."""

@@ -18,6 +18,12 @@ pytest.importorskip("starlette", reason="the extra `web` is not installed")
 TINY: dict[str, Any] = {"round": {"clients_per_round": 2, "min_clients": 2}}
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
 """Of axe-core, by their tags."""
+LONG_NAME = """(() => {
+    const row = document.querySelector("table.rows tr");
+    row.firstElementChild.textContent = "Task " + "package.module.".repeat(6) + "Task";
+    return row.lastElementChild.clientWidth;
+})()"""
+"""Gives a fact a name without spaces, as tasks have, and returns the width of its value."""
 Federation = tuple[Coordinator, list[Daemon]]
 
 
@@ -171,6 +177,8 @@ def test_every_view_is_accessible(
         wide = tab.evaluate("document.documentElement.scrollWidth")
         if wide > width:
             found.append(f"{path}: {wide} pixels wide")
+        if path.startswith("/clients/") and (left := tab.evaluate(LONG_NAME)) < width / 3:
+            found.append(f"{path}: a long name leaves {left} pixels for its value")
     assert found == []
 
 

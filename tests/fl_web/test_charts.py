@@ -29,6 +29,9 @@ def test_each_phase_that_took_time_is_a_series() -> None:
     rounds = [committed(0, phases={"stepping": 1.0}), committed(1, phases={"made up": 2.0, "stepping": 1.0})]
     chart = next(drawn for drawn in present_charts(rounds) if drawn.key == "phases")
     assert [series.key for series in chart.series] == ["made up", "stepping"]
+    drawn = chart_json(chart, [*rounds, committed(2)], CREATED)
+    values = {series["key"]: series["values"] for series in drawn["series"]}
+    assert values == {"made up": [0.0, 2.0], "stepping": [1.0, 1.0]}, "no line through rounds without the phase"
 
 
 def test_the_averaged_model_is_a_series_beside_the_latest_one() -> None:

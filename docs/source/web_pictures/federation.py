@@ -21,7 +21,7 @@ from tests.processes.process import Workspace, eventually
 
 PLAIN, PRIVATE, SECURE = "digits-fedavg", "digits-private", "digits-secure"
 STOPPED, WAITING, NEWEST = "digits-scaffold", "letters", "digits-fedcm"
-COMPARED = (NEWEST, PLAIN, PRIVATE)
+COMPARED = (NEWEST, PLAIN, SECURE)
 _SITES = ("berlin-1", "berlin-2", "berlin-3", "lyon-1", "lyon-2", "porto-1", "porto-2", "turin-1")
 _HEALTHY = 5
 """The first daemons have no fault."""

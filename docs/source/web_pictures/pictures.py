@@ -18,7 +18,6 @@ from playwright.sync_api import sync_playwright
 from docs.source.web_pictures.federation import COMPARED, FAILING, NEWEST, PRIVATE, SECURE, SICK, WAITING
 
 IMAGES = Path(__file__).parents[2] / "images"
-_COLOURS = 96
 _DESKTOP, _PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
 _DRAWN_MS = 2500
 """Until the charts are drawn and the stream is open."""
@@ -33,7 +32,7 @@ _DOCUMENTATION: dict[str, _View] = {
     "web-run-phone": (f"/runs/{NEWEST}", "dark", _PHONE),
 }
 """By the file's name."""
-_VIEWS = {
+_VIEWS: dict[str, str] = {
     "federation": "/",
     "runs": "/runs",
     "run": f"/runs/{NEWEST}",
@@ -72,7 +71,8 @@ class _Camera:
             sys.stderr.write(f"{path} is {wider} pixels wider than the window of {size['width']}\n")
         content = bytes(tab.screenshot(full_page=whole))
         context.close()
-        return Image.open(io.BytesIO(content)).convert("RGB").quantize(_COLOURS)
+        picture = Image.open(io.BytesIO(content)).convert("RGB")
+        return picture.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=2, dither=Image.Dither.NONE)
 
 
 @contextmanager
@@ -92,17 +92,17 @@ def _camera(link: str) -> Iterator[_Camera]:
 
 
 def take_for_documentation(link: str) -> None:
-    """Write the pictures of the documentation. They have few colours, so that they are small."""
+    """Write the pictures of the documentation."""
     with _camera(link) as camera:
         for name, view in _DOCUMENTATION.items():
             camera.take(view).save(IMAGES / f"{name}.png", optimize=True)
 
 
-def take_all(link: str, folder: Path) -> None:
+def take_all(link: str, folder: Path, only: str = "") -> None:
     """Write every view in whole length, at two widths, light and dark; prints the views that are too wide."""
     folder.mkdir(parents=True, exist_ok=True)
     with _camera(link) as camera:
-        for name, path in _VIEWS.items():
+        for name, path in ((name, path) for name, path in _VIEWS.items() if only in name):
             for size in (_DESKTOP, _PHONE):
                 for scheme in ("light", "dark"):
                     picture = camera.take((path, scheme, size), whole=True)

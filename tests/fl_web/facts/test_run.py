@@ -76,6 +76,7 @@ def test_without_a_direction_there_is_no_cosine() -> None:
     """FedAvg sends none. Without differences in length there is no range."""
     plain = admin_pb2.RoundAccount(norms={"update": 2, "update_smallest": 2, "update_largest": 2, "aggregate": 1})
     assert norms(plain.norms, None) == "updates 2, step 1"
+    assert norms({"aggregate": 1}, None) == "step 1", "secure aggregation hides the updates"
 
 
 def test_the_spread_of_a_loss_is_no_percentage() -> None:

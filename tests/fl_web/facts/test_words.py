@@ -52,6 +52,9 @@ def test_events_that_differ_in_numbers_alone_are_one() -> None:
     ]  # fmt: skip
     shown = [(entry.number, alike) for entry, alike in words.without_repeats(entries, 10)]
     assert shown == [(5, 0), (4, 1), (0, 0)]
+    told = [entry for entry in reversed(entries) if entry.event not in words.ROUTINE]
+    assert [(entry.number, alike) for entry, alike in words.folded(told)] == [(5, 0), (4, 1), (0, 0)]
+    assert [(entry.number, alike) for entry, alike in words.folded([*told, told[1]])][-1] == (4, 0)
     assert [words.alike_words(number) for number in (0, 1, 2)] == [
         "",
         "; 1 earlier one alike",
