@@ -58,7 +58,7 @@ class ClipRule:
         return 1.0 / math.sqrt(1.0 / self.noise_multiplier**2 - 1.0 / (2.0 * self.noise) ** 2)
 
     def count(self, clip: float, norms: Iterable[float], key: bytes) -> float:
-        """2 sum_i (b_i - 1/2) with its noise, a whole number. norms: of the updates as they came; key: of the round."""
+        """2 sum_i (b_i - 1/2) with its noise, a whole number. norms: of the updates as they came; key: of the noise."""
         votes = sum(1 if norm < clip / ROUNDED else -1 for norm in norms)
         [noise] = discrete_gaussian(SecretStream(derived(key, "unclipped")), 2.0 * self.noise, 1).tolist()
         return votes + float(noise)

@@ -267,7 +267,7 @@ class Engine:
             tree.copy_(made.buffers, snapshot.buffers)
         clip = snapshot.clip
         if rule is not None:
-            clip = rule.next(clip, rule.count(clip, [norm for _, norm in cohort], key))
+            clip = rule.next(clip, rule.count(clip, [norm for _, norm in cohort], noisy.noise_key))
         return replace(self._finished(snapshot, made), clip=clip), replace(stats, clip=snapshot.clip)
 
     def _centre(self, snapshot: Snapshot) -> fl.Tensors | None:

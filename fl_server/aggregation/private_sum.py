@@ -13,8 +13,9 @@ Differential Privacy", algorithm 3: discrete Laplace numbers, some of which are 
 expected number of clients, never that of those which came (McMahan, Ramage, Talwar, Zhang 2018, "Learning
 Differentially Private Recurrent Language Models").
 
-Random numbers are bytes of ChaCha20. The key is of the run's secret, the round, the attempt and the accepted clients,
-so a coordinator that restarts makes the same noise, and no two sums share noise.
+Random numbers are bytes of ChaCha20. The key is of the run's secret, the round, the attempt, the accepted clients and
+the exact sum. So a coordinator that restarts makes the same noise, and no two sums share noise: not even those of the
+same clients in the same attempt, as after a backup of the ledger from before the round, when a device has new data.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 import torch
+from blake3 import blake3
 from torch import Tensor
 
 import algorithms as fl
@@ -32,6 +34,7 @@ from algorithms.aggregate import BLOCK
 from algorithms.precision import master_dtype
 from fl_common.privacy.secret_stream import SECRET_BYTES, SecretStream, derived
 from fl_server.aggregation.updates import AcceptedUpdates, by_block, device_of
+from protos.codec import Entry
 
 _FINE = 20
 """The grid makes the sensitivity larger by 2^-_FINE at most."""
@@ -51,7 +54,7 @@ class Mechanism:
     """q N, the expected number of clients."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class PrivateSum:
     """Makes the noisy mean of one round."""
 
@@ -64,6 +67,8 @@ class PrivateSum:
     """K of every client; 1 if the method's sums do not divide by it."""
     centre: fl.Tensors | None = None
     """The part of every delta that is public: clients do not send it, and the mean gets it once. None: none is."""
+    noise_key: bytes = b""
+    """What keys the noise of the release: `key` and the exact sum. Known after `mean`."""
 
     @cached_property
     def grid(self) -> float:
@@ -87,19 +92,24 @@ class PrivateSum:
 
         Raises OSError, LayoutError: a file is gone or too short.
         """
-        made, device = fl.Tensors(), device_of(updates.sources)
-        rows = [partial(self._steps, info.clip_factor) for info in updates.cohort]
-        for entry in updates.shape.layout_of("delta").entries:
-            if not entry.trainable:
-                continue
-            whole = torch.zeros(entry.numel, dtype=torch.float64)
-            if rows:
-                [whole] = by_block(updates.sources, entry, partial(_added, rows), device=device)
-            noisy = (whole.cpu().flatten() + self._noise(entry.name, entry.numel)) * self._per_step
+        made, totals = fl.Tensors(), self._totals(updates)
+        self.noise_key = derived(self.key, _digest(totals))
+        for entry in _trained(updates):
+            noisy = totals.pop(entry.name).add_(self._noise(entry.name, entry.numel)).mul_(self._per_step)
             if self.centre is not None:
                 noisy += self.centre[entry.name].cpu().flatten()
             made[entry.name] = noisy.view(entry.shape).to(master_dtype(entry.dtype))
         return made
+
+    def _totals(self, updates: AcceptedUpdates) -> dict[str, Tensor]:
+        """The exact sum of each trainable tensor in steps of the grid, flat, float64, on the CPU."""
+        device = device_of(updates.sources)
+        rows = [partial(self._steps, info.clip_factor) for info in updates.cohort]
+        totals = {entry.name: torch.zeros(entry.numel, dtype=torch.float64) for entry in _trained(updates)}
+        for entry in _trained(updates) if rows else ():
+            [whole] = by_block(updates.sources, entry, partial(_added, rows), device=device)
+            totals[entry.name] = whole.cpu().flatten()
+        return totals
 
     @property
     def _per_step(self) -> float:
@@ -119,11 +129,24 @@ class PrivateSum:
         starts = range(0, count, BLOCK)
         parts = [
             discrete_gaussian(
-                SecretStream(derived(self.key, tensor, number)), self.deviation, min(BLOCK, count - start)
+                SecretStream(derived(self.noise_key, tensor, number)), self.deviation, min(BLOCK, count - start)
             )
             for number, start in enumerate(starts)
         ]
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+
+
+def _trained(updates: AcceptedUpdates) -> list[Entry]:
+    return [entry for entry in updates.shape.layout_of("delta").entries if entry.trainable]
+
+
+def _digest(totals: Mapping[str, Tensor]) -> bytes:
+    """Of exact sums. They are hashed as integers: -0.0 is 0."""
+    hashed = blake3()
+    for name in sorted(totals):
+        hashed.update(name.encode())
+        hashed.update(totals[name].to(torch.int64).numpy().tobytes())
+    return hashed.digest()
 
 
 def _added(rows: Sequence[Callable[[Tensor], Tensor]], blocks: Iterable[Tensor]) -> list[Tensor]:
@@ -143,7 +166,7 @@ def seed_of_draws(secret: bytes) -> int:
 
 
 def key_of_round(secret: bytes, round_: int, attempt: int, clients: Sequence[str]) -> bytes:
-    """The key of a round's noise. secret: the run's, of SECRET_BYTES; clients: the accepted ones, in order."""
+    """The key of a round, without its sum. secret: the run's, of SECRET_BYTES; clients: the accepted ones, in order."""
     if len(secret) != SECRET_BYTES:
         raise ValueError(f"expected a secret of {SECRET_BYTES} bytes, got {len(secret)}")
     return derived(secret, "noise", round_, attempt, *clients)

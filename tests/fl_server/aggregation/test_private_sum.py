@@ -78,12 +78,12 @@ def test_the_denominator_is_fixed(updates_of: UpdatesOf) -> None:
 
 
 def test_without_updates_there_is_noise_alone(updates_of: UpdatesOf) -> None:
-    """The same noise as with updates."""
+    """As much noise as with updates: its 40 values have the norm z C sqrt(40) / (q N), within four deviations."""
     deltas = random_deltas(3, 0.5)
     empty, some = private(z=1.0).mean(updates_of([])), private(z=1.0).mean(updates_of(deltas))
-    plain = private().mean(updates_of(deltas))
-    assert distance({name: empty[name] + plain[name] for name in LIKE}, some) < 1e-6
-    assert distance(empty, {name: torch.zeros_like(it) for name, it in LIKE.items()}) > 0.1
+    zeros = {name: torch.zeros_like(it) for name, it in LIKE.items()}
+    for mean, plain in ((empty, zeros), (some, private().mean(updates_of(deltas)))):
+        assert distance(mean, plain) == pytest.approx(math.sqrt(40) / 4.0, rel=4 / math.sqrt(80))
 
 
 def test_the_order_of_the_updates_changes_no_bit(updates_of: UpdatesOf) -> None:
@@ -154,6 +154,20 @@ def test_no_two_sums_share_noise(updates_of: UpdatesOf) -> None:
     assert len(set(long.tolist())) > 4990
     with pytest.raises(ValueError, match="expected a secret of 32 bytes, got 3"):
         key_of_round(b"abc", 0, 0, [])
+
+
+def test_another_sum_of_the_same_clients_has_other_noise(updates_of: UpdatesOf) -> None:
+    """As after a backup of the ledger from before a round: what changed in one tensor changes the noise of all."""
+    [delta] = random_deltas(1, 0.5)
+    other = {**delta, "b": delta["b"] + 0.01}
+
+    def noise(of: fl.Tensors) -> list[float]:
+        mean = private(z=1.0, expected=1.0).mean(updates_of([of]))
+        return (mean["w"] - of["w"]).flatten().tolist()
+
+    first, second = noise(delta), noise(other)
+    assert first == noise(delta)
+    assert all(abs(a - b) > 1e-4 for a, b in zip(first, second, strict=True))
 
 
 def test_the_sums_of_a_method_are_multiples_of_one_release() -> None:
