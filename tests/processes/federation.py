@@ -37,8 +37,8 @@ class Reachable(Protocol):
 class CheckedCalls(AdminCalls):
     """Calls whose replies are searched for secrets."""
 
-    def call(self, request: Message, response: type[Response]) -> Response:
-        reply = super().call(request, response)
+    def call(self, request: Message, response: type[Response], seconds: float = 0.0) -> Response:
+        reply = super().call(request, response, seconds)
         check_shown(reply.SerializeToString(), f"the {response.__name__}")
         return reply
 
