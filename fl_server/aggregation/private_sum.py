@@ -141,7 +141,7 @@ def _trained(updates: AcceptedUpdates) -> list[Entry]:
 
 
 def _digest(totals: Mapping[str, Tensor]) -> bytes:
-    """Of exact sums. They are hashed as integers: -0.0 is 0."""
+    """The digest of exact sums. They are hashed as integers: -0.0 is 0."""
     hashed = blake3()
     for name in sorted(totals):
         hashed.update(name.encode())
