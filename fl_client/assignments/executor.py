@@ -36,6 +36,7 @@ from fl_client.training.private_data import private_data
 from fl_client.training.results import Evaluation, TrainingResult
 from fl_client.training.trainer import AnyAssignment, Trainer
 from fl_client.training.worker import Worker
+from fl_common.secure_aggregation.scalars import Measured
 from fl_common.tracing.traces import UNTRACED, Traces
 from fl_tasks.summed_metrics import PlainSum
 from protos.digests import digest_bytes, digest_text
@@ -141,10 +142,10 @@ class AssignmentExecutor:
         update = await services.state.required(services.storage.resume, assignment)
         if update is None:
             async with services.availability.while_allowed((assignment.key.run_id, assignment.key.round)):
-                result = await self._train(assignment, amount)
+                result, measured = await self._train(assignment, amount)
             if secure:
                 self._show(key, "waiting for the shares of the other clients")
-                masked = await services.secure.masked(assignment, result.update)
+                masked = await services.secure.masked(assignment, result.update, measured)
                 result = TrainingResult(masked, result.next_state)
             update = await self._save(result)
             del result  # its tensors are not needed during the upload
@@ -154,7 +155,7 @@ class AssignmentExecutor:
         receipt = await submit(services.link, update, services.disk, services.policy)
         await self._handle_receipt(update.header, receipt)
 
-    async def _train(self, assignment: training_pb2.Assignment, amount: OrderedWork) -> TrainingResult:
+    async def _train(self, assignment: training_pb2.Assignment, amount: OrderedWork) -> tuple[TrainingResult, Measured]:
         services, key = self._services, key_of(assignment.key)
         services.trainer.check_task(assignment.task, assignment.fingerprint)
         state = await services.state.required(services.storage.state_for, assignment)
@@ -173,11 +174,17 @@ class AssignmentExecutor:
             data = await self._compute(lambda check: private_data(services.trainer.data))
             private = await services.privacy.begin(assignment, bundles, data)
 
-        def work(check: Callable[[], None]) -> TrainingResult:
-            return services.trainer.train(assignment, bundles, state, self._on_step(key, check), private)
+        shares = services.policy.policy.share.evaluations
+
+        def work(check: Callable[[], None]) -> tuple[TrainingResult, Measured]:
+            received = services.trainer.measure_received(assignment, bundles, state) if shares else Measured()
+            return services.trainer.train(assignment, bundles, state, self._on_step(key, check), private), received
 
         with services.traces.span("training"):
-            result = await self._compute(work)
+            result, measured = await self._compute(work)
+        if measured.examples:
+            detail = f"{measured.examples} examples, sums of {', '.join(sorted(measured.metrics))} under masks"
+            services.audit.note("evaluated", subject_of(key), detail=detail)
         header = result.update.header
         services.metrics.update_trained(header)
         detail = f"{header.num_examples} examples, {header.num_steps} steps"
@@ -189,7 +196,7 @@ class AssignmentExecutor:
             loss=round(header.training_loss, 5) if header.HasField("training_loss") else None,
             seconds=round(header.training_seconds, 3),
         )
-        return result
+        return result, measured
 
     async def _save(self, result: TrainingResult) -> PendingUpdate:
         """Write the update before it is sent, so that a restart does not repeat the training.

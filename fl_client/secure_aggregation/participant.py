@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import NamedTuple, TypeVar
 
@@ -24,6 +24,7 @@ from fl_client.storage.pending_updates import Key, Update, key_of, update_digest
 from fl_common.secure_aggregation.errors import Refused
 from fl_common.secure_aggregation.member import Member
 from fl_common.secure_aggregation.rounding import Rounding
+from fl_common.secure_aggregation.scalars import Measured, scalars_of
 from fl_common.secure_aggregation.signatures import Signer, Trust
 from fl_common.secure_aggregation.terms import SiteFloors, Terms
 from protos.codec import digest_message, digest_of
@@ -38,6 +39,9 @@ T = TypeVar("T")
 PROTOCOL = "secagg+"
 TOLD = 1
 """Examples and steps in the header of a masked update, in place of the client's: their sums are masked."""
+
+
+_NOTHING = Measured()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,21 +132,25 @@ class Participant:
             write = log.info if trust.protects else log.warning
             write("secure_aggregation", run=run, authority=trust.holder, protection=trust.statement)
 
-    async def masked(self, assignment: training_pb2.Assignment, rounded: Update) -> Update:
+    async def masked(
+        self, assignment: training_pb2.Assignment, rounded: Update, measured: Measured = _NOTHING
+    ) -> Update:
         """The masked update of rounded numbers, once the shares of the others are here. It may leave now.
 
-        rounded: the header of the update, and its numbers as int32. Raises WorkFailed.
+        rounded: the header of the update, and its numbers as int32. measured: of the received model. Raises WorkFailed.
         """
         draw = self._begun[assignment.key.run_id]
         delivery = await asyncio.shield(self._deliveries[draw])
         terms = _terms_of(assignment.secure_aggregation.terms)
         values = np.frombuffer(b"".join(rounded.pieces), np.int32)
-        counted = Rounding.from_text(terms.quantizer).counted(rounded.header.num_examples)
-        pieces = await self._change(
-            assignment.key.run_id, lambda member: tuple(member.mask(delivery, values, [counted]))
-        )
         header = training_pb2.UpdateHeader()
         header.CopyFrom(rounded.header)
+        rounding = Rounding.from_text(terms.quantizer)
+        if header.HasField("training_loss"):
+            measured = replace(measured, loss=header.training_loss)
+        scalars = scalars_of(rounding.counted(header.num_examples), measured, rounding.metrics)
+        pieces = await self._change(assignment.key.run_id, lambda member: tuple(member.mask(delivery, values, scalars)))
+        header.ClearField("training_loss")
         header.num_examples = header.num_steps = TOLD
         header.digest.CopyFrom(digest_message(digest_of(*pieces)))
         return Update(rounded.work_digest, header, pieces)

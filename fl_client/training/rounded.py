@@ -12,6 +12,7 @@ from fl_client.errors import WorkFailed
 from fl_client.storage.pending_updates import Update, work_digest
 from fl_common.privacy.secret_stream import SecretStream
 from fl_common.secure_aggregation.rounding import Rounding, rounding_key
+from fl_common.secure_aggregation.scalars import count_of
 from fl_common.secure_aggregation.terms import Terms, value_bits_for
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
@@ -22,7 +23,7 @@ def rounded_update(
 ) -> tuple[Update, ClientUpdate]:
     """The update's header without its digest, with its numbers as int32; and the update as it is summed.
 
-    The header stays on the device as it is: what is sent tells neither examples nor steps. examples: n_i.
+    The header stays on the device as it is: what is sent tells neither examples nor steps nor the loss. examples: n_i.
     Raises WorkFailed.
     """
     try:
@@ -35,7 +36,8 @@ def rounded_update(
         for payload, numbers, values in _rounded(rounding, assignment, computed, examples):
             pieces.append(numbers)
             counted[payload] = values
-        shape = sum(map(len, pieces)), value_bits_for(rounding.bits, len(terms.cohort)), 1
+        scalars = count_of(rounding.metrics)
+        shape = sum(map(len, pieces)), value_bits_for(rounding.bits, len(terms.cohort)), scalars
         if (has := (terms.values, terms.value_bits, terms.scalars)) != shape:
             raise ValueError(f"expected terms of {shape} values, bits and scalars for this model, got {has}")
     except ValueError as error:
@@ -48,10 +50,21 @@ def rounded_update(
         size_bytes=terms.size_bytes,
         num_examples=examples,
         num_steps=computed.steps,
+        training_loss=None if assignment.training.HasField("privacy") else computed.loss,
         state_epoch=assignment.state_epoch,
     )
     update = Update(work_digest(assignment), header, tuple(numbers.tobytes() for numbers in pieces))
     return update, replace(computed, payloads={name: counted[name] for name in came})
+
+
+def wanted_metrics(assignment: training_pb2.Assignment) -> tuple[str, ...]:
+    """The metrics of the received model whose sums are masked; empty if none are wanted. Raises WorkFailed."""
+    if not assignment.HasField("secure_aggregation"):
+        return ()
+    try:
+        return Rounding.from_text(Terms.from_bytes(assignment.secure_aggregation.terms).quantizer).metrics
+    except ValueError as error:
+        raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"secure aggregation: {error}") from error
 
 
 def as_summed(assignment: training_pb2.Assignment, computed: ClientUpdate, examples: int) -> ClientUpdate:

@@ -29,6 +29,8 @@ from fl_client.training.own_loop import OnStep, OwnTraining, Round, work_of
 from fl_client.training.private import PrivateWork, check_private
 from fl_client.training.private_data import check_data
 from fl_client.training.results import Evaluation, PreparedWork, TrainingResult, result_of, task_failures
+from fl_client.training.rounded import wanted_metrics
+from fl_common.secure_aggregation.scalars import Measured
 from fl_tasks.batches import count_steps, ordered_batches, poisson_batches, raw_batches, seed_everything
 from fl_tasks.data.forms import Data, forward_of
 from fl_tasks.evaluation import totals
@@ -252,6 +254,28 @@ class Trainer:
             return evaluation
         of_averaged = {**bundles, tensor_pb2.RESOURCE_KIND_MODEL: averaged}
         return evaluation.with_averaged(self._evaluated(assignment, of_averaged, client_state))
+
+    def measure_received(
+        self, assignment: training_pb2.Assignment, bundles: Bundles, client_state: Memory | None
+    ) -> Measured:
+        """The metrics of the model that came for training, for sums under masks; before `train`, which loads it again.
+
+        A device without held-out examples, or that cannot measure, contributes nothing, and trains all the same.
+        """
+        wanted = wanted_metrics(assignment)
+        if not wanted or not self.held_out:
+            return Measured()
+        evaluation = training_pb2.EvaluationAssignment(
+            task=assignment.task, fingerprint=assignment.fingerprint, personal=assignment.personal
+        )
+        if assignment.HasField("local_frozen"):
+            evaluation.local_frozen.CopyFrom(assignment.local_frozen)
+        try:
+            measured = self.evaluate(evaluation, bundles, client_state)
+        except WorkFailed as error:
+            log.warning("received_model_not_measured", task=self._local.name, reason=str(error))
+            return Measured()
+        return Measured(None, measured.examples, measured.metrics)
 
     def _evaluated(
         self, assignment: training_pb2.EvaluationAssignment, bundles: Bundles, client_state: Memory | None

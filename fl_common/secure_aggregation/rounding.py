@@ -41,6 +41,8 @@ class Rounding:
     """Examples of a client with the weight 1; 0: all clients weigh the same."""
     min_steps: int = 0
     """Steps of a client with the weight 1, if a weight is divided by them; else 0."""
+    metrics: tuple[str, ...] = ()
+    """Metrics of the received model that clients measure in this round; empty: none."""
 
     def __post_init__(self) -> None:
         if len(bytes.fromhex(self.rotation)) != SECRET_BYTES or min(self.max_examples, self.min_steps) < 0:
@@ -60,7 +62,8 @@ class Rounding:
         """The rounding of `to_text`. Raises ValueError for anything else."""
         try:
             raw = json.loads(text)
-            return Rounding(**{**raw, "payloads": tuple(RoundedPayload(**it) for it in raw["payloads"])})
+            payloads = tuple(RoundedPayload(**it) for it in raw["payloads"])
+            return Rounding(**{**raw, "payloads": payloads, "metrics": tuple(raw["metrics"])})
         except (TypeError, AttributeError, KeyError) as error:
             raise ValueError(f"expected the rounding of a secure aggregation: {error}") from None
 

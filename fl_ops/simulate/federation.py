@@ -18,8 +18,10 @@ import torch
 
 import algorithms as fl
 from fl_client.training.data import LocalTask
+from fl_client.training.results import Evaluation
+from fl_common.secure_aggregation.scalars import Measured, Summed
 from fl_ops.simulate.bundles import RoundBundles
-from fl_ops.simulate.clients import examples_of
+from fl_ops.simulate.clients import examples_of, has_held_out
 from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions, make_engine
 from fl_ops.simulate.engines.client_work import one_thread
 from fl_ops.simulate.engines.engine import EngineContext, ExamplesOf, Failed, Trained
@@ -90,6 +92,8 @@ class Federation:
         self._sums: dict[str, fl.Tensors] = {}
         self._reduced: list[tuple[int, str]] = []
         self._stepped: Snapshot | None = None
+        self.summed = Summed(0)
+        """What the latest masked sum would have said besides the model, with secure aggregation."""
         packs = digests or options.batched is None or options.ranks is not None
         self.bundles = RoundBundles(self.engine, self.traffic, packs=packs)
         self._folders = Folders(self.engine, clients, options)
@@ -230,7 +234,8 @@ class Federation:
                 normed = [(one.info, one.norms["delta"]) for one in done]
                 self._stepped, _ = self.engine.private_update(self.snapshot, normed, updates, attempt)
             elif self.config.secure_aggregation is not None:
-                total = self.engine.plain_total(self.snapshot, infos, updates, attempt)
+                total = self.engine.plain_total(self.snapshot, infos, updates, attempt, self._measured(done, attempt))
+                self.summed = total.summed
                 self._stepped, _ = self.engine.secure_update(self.snapshot, infos, total, attempt)
             else:
                 self._stepped, _ = self.engine.server_update(self.snapshot, infos, updates, self._sums)
@@ -244,6 +249,23 @@ class Federation:
         with self.profile.part("aggregation"), one_thread():
             updates = [one.update for one in buffer]
             self._stepped, _ = self.engine.buffered_update(self.snapshot, entries, updates, snapshots)
+
+    def _measured(self, done: Sequence[Contribution], attempt: int) -> list[Measured]:
+        """What the clients of a round with secure aggregation add to its sums besides their updates."""
+        place = self.snapshot.round + 1, attempt
+        losses = {one.client: one.training_loss for one in done}
+        if not self.engine.secure_means.rounding(*place).metrics:
+            return [Measured(loss) for loss in losses.values()]
+        able = [client for client in losses if has_held_out(self.clients, client)]
+        common = EvaluationAssignment(
+            task=self.config.task.name, personal=self.config.personal, local_frozen=self.engine.local_frozen
+        )
+        found = {one.client: one.found for one in self._engine.evaluate(common, able) if not isinstance(one, Failed)}
+        none = Evaluation(0, {}, {})
+        return [
+            Measured(loss, found.get(client, none).examples, found.get(client, none).metrics)
+            for client, loss in losses.items()
+        ]
 
     def commit(self, accepted: Iterable[str]) -> list[Contribution]:
         """Commit the model that `step` computed and the accepted clients' next states. Returns the accepted updates."""

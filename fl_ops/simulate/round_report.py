@@ -12,6 +12,7 @@ from fl_ops.simulate.updates import Contribution, NotDelivered
 from fl_server.admission.client_rules import mean_epochs
 from fl_server.rounds import effects
 from fl_server.rounds import events as ev
+from fl_server.rounds.metrics import as_received
 from fl_server.rounds.state import RoundState
 from fl_server.run.round_statistics import ClientTransfers, why_short
 
@@ -45,19 +46,23 @@ class RoundReport:
         # What a coordinator keeps: of clients that are private, no mean without noise.
         told = counted if federation.config.client_privacy is None else ()
         losses = [one.training_loss for one in told if one.training_loss is not None]
+        loss, epochs = sum(losses) / len(losses) if losses else None, told
+        if federation.config.secure_aggregation is not None:
+            summed, epochs = federation.summed, ()
+            loss, metrics = summed.training_loss, {**as_received(summed.evaluated, summed.metrics), **metrics}
         down, up = federation.traffic.take()
         result = RoundResult(
             round=federation.snapshot.round,
             accepted=tuple(one.info.client_id for one in counted),
             dropped=self._undelivered.count if closed.versions else len(closed.drawn) - len(closed.accepted),
             attempts=closed.attempt + 1,
-            training_loss=sum(losses) / len(losses) if losses else None,
+            training_loss=loss,
             metrics=metrics,
             bytes_down=down,
             bytes_up=up,
             seconds=time.monotonic() - self._began,
             digest=federation.digest if digests else None,
-            local_epochs=mean_epochs((one.info.num_examples, one.epochs) for one in told),
+            local_epochs=mean_epochs((one.info.num_examples, one.epochs) for one in epochs),
             simulated_s=None if clock is None else clock.now - self._began_at,
             simulated_total_s=None if clock is None else clock.now,
             why_short=self._undelivered.why_short(closed),

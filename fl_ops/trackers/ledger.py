@@ -47,11 +47,14 @@ def round_facts(summary: admin_pb2.RoundSummary) -> RoundFacts:
     return RoundFacts(of.round, of.committed, {**of.values(), **last_epoch(summary)})
 
 
-def lacks_evaluation(spec: admin_pb2.EvaluationSpec, summary: admin_pb2.RoundSummary) -> bool:
-    """Whether an evaluation of this round is due and not there."""
+def lacks_evaluation(spec: admin_pb2.EvaluationSpec, summary: admin_pb2.RoundSummary, *, secure: bool = False) -> bool:
+    """Whether an evaluation of this round is due and not there.
+
+    secure: with secure aggregation, where what clients measured comes with the round.
+    """
     number, metrics = summary.round + 1, summary.metrics
     own = spec.every and number % spec.every == 0 and all(map(is_of_clients, metrics))
-    clients = spec.clients_every and number % spec.clients_every == 0 and EVALUATED not in metrics
+    clients = not secure and spec.clients_every and number % spec.clients_every == 0 and EVALUATED not in metrics
     return bool(own or clients)
 
 
@@ -126,7 +129,9 @@ class LedgerTracking:
         """The ended run. A run that was stopped gets the evaluation of its last round some moments after its end."""
         for _ in range(_LATE_TRIES):
             response = self._patiently(lambda: self.client.runs.get_run(self.run_id))
-            if not response.rounds or not lacks_evaluation(response.run.spec.evaluation, response.rounds[-1]):
+            spec = response.run.spec
+            secure = spec.HasField("secure_aggregation")
+            if not response.rounds or not lacks_evaluation(spec.evaluation, response.rounds[-1], secure=secure):
                 break
             self.wait(_LATE_WAIT_S)
         return response

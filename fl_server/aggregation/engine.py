@@ -18,6 +18,7 @@ import algorithms as fl
 from algorithms import tree
 from algorithms.buffered import buffered_sums, in_order, shares
 from algorithms.compose import SENT
+from fl_common.secure_aggregation.scalars import Measured
 from fl_server.aggregation.adaptive_clip import clip_rule
 from fl_server.aggregation.buffered_rules import staleness_rule
 from fl_server.aggregation.buffered_step import BufferSum, Told
@@ -295,14 +296,19 @@ class Engine:
             tree.copy_(made.buffers, snapshot.buffers)
         return self._finished(snapshot, made), stats
 
-    def plain_total(
-        self, snapshot: Snapshot, cohort: Sequence[fl.UpdateInfo], sources: Sequence[Source], draw: int
+    def plain_total(  # noqa: PLR0913, PLR0917 - a round, and what its clients sent
+        self,
+        snapshot: Snapshot,
+        cohort: Sequence[fl.UpdateInfo],
+        sources: Sequence[Source],
+        draw: int,
+        measured: Sequence[Measured],
     ) -> Total:
         """The sum of the whole numbers of updates that are not masked, as in a simulation. draw: as above."""
         round_ = snapshot.round + 1
         seeds = training_seeds(self.config.seed, round_, [info.client_id for info in cohort], draw)
         updates = self._accepted(snapshot, 0, cohort, sources)
-        return self.secure_means.total(updates, self.secure_means.rounding(round_, draw), seeds)
+        return self.secure_means.total(updates, self.secure_means.rounding(round_, draw), seeds, measured)
 
     @property
     def secure_means(self) -> SecureMeans:

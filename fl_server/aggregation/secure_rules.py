@@ -10,6 +10,7 @@ from fl_common.secure_aggregation.plan import plan_of
 from fl_common.secure_aggregation.terms import Settings
 from fl_server.aggregation.secure_sum import summands_in
 from fl_server.errors import InvalidInput
+from fl_server.rounds.metrics import by_clients
 from fl_server.run_settings.config import RunConfig
 from fl_server.run_settings.secure_aggregation import SecureAggregationSection
 from protos.layout import Layout
@@ -39,6 +40,8 @@ def check_secure_aggregation(config: RunConfig) -> None:
         ("round.max_relative_payload", round_.max_relative_payload, 0.0, _CLIP),
         ("round.max_client_share", round_.max_client_share, 0.0, "secure_aggregation.max_examples limits weights"),
         ("encodings.update", config.encodings.update, "plain", "secure_aggregation.bits is their encoding"),
+        ("evaluation.clients", config.evaluation.clients, 0, "the clients of a round measure the model they received"),
+        ("evaluation.averaged_on_clients", config.evaluation.averaged_on_clients, False, "they receive no such model"),
         ("encodings.reference", config.encodings.reference, "none", "secure_aggregation.bits is their encoding"),
     ]  # fmt: skip
     for field, came, right, why in wanted:
@@ -47,6 +50,9 @@ def check_secure_aggregation(config: RunConfig) -> None:
     if config.local.optimizer is not None and config.local.optimizer.state == "server":
         expected = '"fresh" or "device" with [secure_aggregation]: a rounded second moment may be negative'
         raise InvalidInput("local.optimizer.state", expected, "server")
+    if by_clients(config.stop.metric):
+        expected = "a metric of the server with [secure_aggregation]: sums over clients are of the round before"
+        raise InvalidInput("stop.metric", expected, config.stop.metric)
     if config.client_privacy is not None:
         expected = 'unit = "record" with [secure_aggregation]: its account needs to see each update'
         raise InvalidInput("privacy.unit", expected, "client")

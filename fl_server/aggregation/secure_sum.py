@@ -23,13 +23,12 @@ from algorithms.optimizers.spec import RateSchedule
 from algorithms.quantization import Numbers, Quantizer
 from fl_common.privacy.secret_stream import SecretStream
 from fl_common.secure_aggregation.rounding import RoundedPayload, Rounding, rotation_key, rounding_key
+from fl_common.secure_aggregation.scalars import Measured, Summed, count_of, scalars_of, summed_of
 from fl_common.secure_aggregation.terms import value_bits_for
 from fl_server.aggregation.updates import AcceptedUpdates, UpdateShape, read_block
 from fl_server.run_settings.config import RunConfig
 from fl_server.run_settings.secure_aggregation import SecureAggregationSection
 
-SCALARS = 1
-"""Numbers of an update besides its values: that of its weight."""
 _SLACK = 1e-4
 _CONSTANT = RateSchedule()
 
@@ -44,8 +43,8 @@ class Total:
 
     numbers: Numbers
     """[values of all payloads], signed."""
-    counted: int
-    """The sum of `Rounding.counted`."""
+    summed: Summed
+    """What their scalars say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +121,9 @@ class SecureMeans:
         clips = {"delta": section.clip, **section.clips}
         payloads = [RoundedPayload(it.payload, clips[it.payload], it.by_examples, it.per_step) for it in self.parts]
         fewest = section.min_steps or 0
-        return Rounding(section.bits, key.hex(), tuple(payloads), section.max_examples or 0, fewest)
+        every = self.config.evaluation.clients_every
+        metrics = section.metrics if every and round_ % every == 0 else ()
+        return Rounding(section.bits, key.hex(), tuple(payloads), section.max_examples or 0, fewest, tuple(metrics))
 
     @property
     def values(self) -> int:
@@ -139,14 +140,17 @@ class SecureMeans:
         """Bytes of a masked update of the largest cohort, as far as the run's settings bound it."""
         round_ = self.config.round
         bits = self.value_bits(round_.clients_per_round if round_.sampling == "fixed" else 2**16)
-        return self.values * bits // 8 + 8 * SCALARS
+        return self.values * bits // 8 + 8 * count_of(self._section.metrics)
 
-    def total(self, updates: AcceptedUpdates, rounding: Rounding, seeds: Sequence[int]) -> Total:
+    def total(
+        self, updates: AcceptedUpdates, rounding: Rounding, seeds: Sequence[int], measured: Sequence[Measured]
+    ) -> Total:
         """The sum of updates that are not masked: the same numbers as that of masked ones. One is read at a time.
 
-        seeds: the training seed of each client.
+        seeds: the training seed of each client. measured: by each client.
         """
-        sums, counted = [], sum(rounding.counted(info.num_examples) for info in updates.cohort)
+        sums, rows = [], zip(updates.cohort, measured, strict=True)
+        scalars = [scalars_of(rounding.counted(info.num_examples), one, rounding.metrics) for info, one in rows]
         for number, rule in enumerate(rounding.payloads):
             quantizer = self.quantizer(number, rounding)
             entries = [entry for entry in updates.shape.layout_of(rule.payload).entries if entry.trainable]
@@ -157,18 +161,20 @@ class SecureMeans:
                 key, rotation = rounding_key(seed, 0, number), SecretStream(rounding.rotation_key(number))
                 numbers += quantizer.quantize(payload, weight, rotation, SecretStream(key))
             sums.append(numbers)
-        return Total(np.concatenate(sums), counted)
+        return Total(
+            np.concatenate(sums), summed_of([sum(row) for row in zip(*scalars, strict=True)], rounding.metrics)
+        )
 
     def sums(self, total: Total, clients: int, rounding: Rounding, info: fl.RoundInfo) -> SecureSum:
         """The method's sums over so many clients. Raises SpoiledSum."""
-        most = rounding.max_examples or 1
-        if not clients <= total.counted <= clients * most:
+        most, counted = rounding.max_examples or 1, total.summed.counted
+        if not clients <= counted <= clients * most:
             raise SpoiledSum(
-                f"the weights of its {clients} updates add up to {total.counted}, not to {clients} up to"
+                f"the weights of its {clients} updates add up to {counted}, not to {clients} up to"
                 f" {clients * most}: a client lied"
             )
         parts, at = dict[Summand, fl.Tensors](), 0
-        largest = {part: total.counted / most if part.by_examples else float(clients) for part in self.parts}
+        largest = {part: counted / most if part.by_examples else float(clients) for part in self.parts}
         for number, part in enumerate(self.parts):
             quantizer = self.quantizer(number, rounding)
             mean = quantizer.mean(
@@ -179,7 +185,7 @@ class SecureMeans:
             parts[part] = mean
             at += quantizer.values
         steps = rounding.min_steps or self.config.local.steps or 1
-        factors = factors_of(self.algorithm.exchanges[0], info, self.summands, (clients, total.counted, steps))
+        factors = factors_of(self.algorithm.exchanges[0], info, self.summands, (clients, counted, steps))
         return SecureSum(
             parts,
             {name: factors[name] * largest[part] * _unit(part, rounding) for name, part in self.summands.items()},

@@ -22,6 +22,8 @@ AVERAGED = "averaged_"
 model."""
 TRAINING = "training_"
 """Begins the name of a metric that clients measured on their training examples, after PREFIX: in a simulation."""
+RECEIVED = "received_"
+"""Begins the name of a metric of the model that a round's clients received, after PREFIX: of the round before."""
 WITHOUT_PERSONAL = "_without_personal"
 """Ends the name of a metric that a client measured with the initial values of its personal parameters."""
 
@@ -105,6 +107,17 @@ def as_training(metrics: Mapping[str, float]) -> dict[str, float]:
 def as_averaged(metrics: Mapping[str, float]) -> dict[str, float]:
     """Metrics of the averaged model under their names beside those of the latest model."""
     return {f"{AVERAGED}{name}": value for name, value in metrics.items()}
+
+
+def as_received(evaluated: int, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Means over the examples of a round's clients, of the model that they received: secure aggregation sums no others.
+
+    evaluated: the number of clients that measured; 0: nothing was measured.
+    """
+    if not evaluated:
+        return {}
+    values = {f"{PREFIX}{RECEIVED}{name}": value for name, value in metrics.items()}
+    return {f"{PREFIX}{RECEIVED}evaluated": float(evaluated), **values}
 
 
 EVALUATED = "clients_evaluated"

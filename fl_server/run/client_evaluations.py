@@ -153,7 +153,7 @@ class ClientEvaluations:
 
     async def backfill(self) -> None:
         """Summarise earlier rounds after a restart, from the answers in the ledger. Their models are not sent again."""
-        context, every = self._context, self._control.config.evaluation.clients_every
+        context, every = self._context, self._control.config.ask_clients_every
         if every and (newest := context.rounds.newest_round_with(EVALUATED)) is not None and not self._control.ended:
             before = await self._read_answers(newest - every) if newest >= every else []
             context.label_order.restore(before, await self._read_answers(newest))
@@ -236,7 +236,7 @@ class ClientEvaluations:
         one.client_out(client)
 
     def _was_due(self, round_: int) -> bool:
-        return bool(self._control.config.evaluation.clients_every) and round_ < self._context.rounds.committed
+        return bool(self._control.config.ask_clients_every) and round_ < self._context.rounds.committed
 
     def client_attached(self, client: str) -> None:
         """A client attached: send it the evaluations that it still has to make, and the end of the run."""

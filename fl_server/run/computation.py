@@ -12,12 +12,14 @@ from typing import Any
 import structlog
 
 from fl_common.secure_aggregation.errors import SecureAggregationError
+from fl_common.secure_aggregation.scalars import Summed
 from fl_server.admission.client_rules import mean_epochs
 from fl_server.admission.norms import Culprits, Measured, norms_in_ledger, norms_of, outliers, overflow_culprit
 from fl_server.aggregation.secure_sum import SpoiledSum
 from fl_server.aggregation.server_update import Diverged, ServerUpdateStats
 from fl_server.rounds import effects
 from fl_server.rounds import events as ev
+from fl_server.rounds.metrics import as_received
 from fl_server.run.context import RunContext
 from fl_server.run.control import RunControl
 from fl_server.run.round_statistics import why_short
@@ -48,6 +50,8 @@ class RoundComputation:
         self._task: asyncio.Task[None] | None = None
         """The latest computation."""
         self._committing = False
+        self._summed = Summed(0)
+        """What the masked updates said besides the model, until their round is committed."""
         self.handlers: Mapping[type, Callable[[Any], Awaitable[None]]] = {
             effects.ReduceExchange: self._reduce_exchange,
             effects.ComputeStep: self._compute_step,
@@ -118,6 +122,7 @@ class RoundComputation:
             attempt = self._control.state.attempt
             if self._control.state.policy.secure:
                 total = await self._control.retry(lambda: self._stages.total(sources))
+                self._summed = total.summed
                 norms = await self._control.retry(lambda: model.compute_from_sum(updates, total, attempt))
             else:
                 norms = await self._control.retry(lambda: model.compute_next(updates, sources, attempt))
@@ -189,6 +194,11 @@ class RoundComputation:
             control.state.policy.secure or control.config.client_privacy is not None
         ):  # nothing of single clients, and no mean without noise
             record = replace(record, training_loss=None, epochs=(), norms="")
+        if control.state.policy.secure:
+            summed = self._summed
+            record = replace(
+                record, training_loss=summed.training_loss, metrics=as_received(summed.evaluated, summed.metrics)
+            )
         why = HistoryRecord(now, "coordinator", "round_committed", context.run_id, reason or f"round {state.round}")
         record = await context.model.commit(record, why, control)
         context.norms.put_back(record.norms)

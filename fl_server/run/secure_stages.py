@@ -18,10 +18,12 @@ import structlog
 
 from fl_common.secure_aggregation.collector import Collector
 from fl_common.secure_aggregation.errors import BadMessage, SecureAggregationError
+from fl_common.secure_aggregation.rounding import Rounding
+from fl_common.secure_aggregation.scalars import count_of, summed_of
 from fl_common.secure_aggregation.signatures import Trust
 from fl_common.secure_aggregation.terms import Place, Terms
 from fl_server.aggregation.secure_rules import settings_of
-from fl_server.aggregation.secure_sum import SCALARS, Total
+from fl_server.aggregation.secure_sum import Total
 from fl_server.aggregation.updates import reads_of
 from fl_server.errors import InvalidInput
 from fl_server.rounds import effects
@@ -243,12 +245,13 @@ def trust_of(context: RunContext) -> Trust:
 def terms_of(context: RunContext, control: RunControl, state: RoundState, cohort: Sequence[str]) -> Terms:
     """The terms of a draw."""
     section, means = control.config.secure_aggregation, context.model.engine.secure_means
+    rounding = means.rounding(state.round, state.attempt, state.exchange)
     if section is None:
         raise RuntimeError("expected a run with the section secure_aggregation")
     place = Place(context.run_id, state.round, state.attempt, state.exchange)
     return Terms(
-        place, 0, by_id(cohort), means.values, means.value_bits(len(cohort)), SCALARS,
-        settings_of(section), means.rounding(state.round, state.attempt, state.exchange).to_text(),
+        place, 0, by_id(cohort), means.values, means.value_bits(len(cohort)), count_of(rounding.metrics),
+        settings_of(section), rounding.to_text(),
     )  # fmt: skip
 
 
@@ -314,4 +317,5 @@ def total_of(stored: StoredRound, trust: Trust, sources: Sequence[SpoolSource]) 
         for chunk in unmasked.values():
             numbers[at : at + len(chunk)] = chunk
             at += len(chunk)
-        return Total(numbers, unmasked.scalars()[0])
+        metrics = Rounding.from_text(stored.terms.quantizer).metrics
+        return Total(numbers, summed_of(unmasked.scalars(), metrics))

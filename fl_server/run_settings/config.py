@@ -339,10 +339,18 @@ class RunConfig(_Section):
             population=population,
             evaluate_every=self.evaluation.every,
             await_evaluation=self.stops_by_metric and not by_clients(self.stop.metric),
-            ask_clients_every=self.evaluation.clients_every,
+            ask_clients_every=self.ask_clients_every,
             await_clients=self.stops_by_metric and by_clients(self.stop.metric),
             stop=self.stop.policy,
         )
+
+    @property
+    def ask_clients_every(self) -> int:
+        """After how many rounds clients are asked to evaluate; 0: never.
+
+        With secure aggregation a round's own clients measure, and their sums come with those of the updates.
+        """
+        return 0 if self.secure_aggregation is not None else self.evaluation.clients_every
 
     @property
     def least(self) -> int:

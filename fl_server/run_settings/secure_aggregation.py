@@ -13,7 +13,7 @@ LEAST_CLIENTS = 3
 """A sum of two updates shows each of the two clients the other's."""
 
 
-MAX_PAYLOADS = 32
+MAX_PAYLOADS, MAX_METRICS = 32, 16
 
 
 class SecureAggregationSection(BaseModel):
@@ -33,6 +33,9 @@ class SecureAggregationSection(BaseModel):
     max_examples: int | None = Field(default=None, ge=1, le=MAX_COUNT)
     clips: dict[Word, Annotated[float, Field(gt=0, le=MAX_NUMBER)]] = Field(default={}, max_length=MAX_PAYLOADS)
     min_steps: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    metrics: tuple[Annotated[Word, Field(min_length=1)], ...] = Field(
+        default=("loss", "accuracy"), max_length=MAX_METRICS
+    )
 
 
 def with_secure_defaults(values: Mapping[str, Any]) -> dict[str, Any]:

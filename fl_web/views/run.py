@@ -110,7 +110,7 @@ async def _cohort(reader: Reader, run: pb.RunStatus) -> pb.ListCohortResponse | 
 
 async def _evaluations(reader: Reader, run: pb.RunStatus) -> pb.ListEvaluationsResponse | None:
     """The clients' evaluations of the newest evaluated round; None if there is none."""
-    if not run.spec.evaluation.clients_every:
+    if not run.spec.evaluation.clients_every or run.spec.HasField("secure_aggregation"):
         return None
     try:
         return await reader.evaluations(run.run_id, _SHOWN_CLIENTS)

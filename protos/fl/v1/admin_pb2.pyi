@@ -274,7 +274,7 @@ class PrivacySpec(_message.Message):
     def __init__(self, unit: _Optional[str] = ..., noise_multiplier: _Optional[float] = ..., clip: _Optional[float] = ..., delta: _Optional[float] = ..., max_epsilon: _Optional[float] = ..., account: _Optional[str] = ..., clip_quantile: _Optional[float] = ..., clip_rate: _Optional[float] = ..., clip_noise: _Optional[float] = ...) -> None: ...
 
 class SecureAggregationSpec(_message.Message):
-    __slots__ = ("protocol", "bits", "clip", "min_clients", "max_corrupt", "max_dropped", "on_drop", "stage_s", "suite", "max_examples", "clips", "min_steps")
+    __slots__ = ("protocol", "bits", "clip", "min_clients", "max_corrupt", "max_dropped", "on_drop", "stage_s", "suite", "max_examples", "clips", "min_steps", "metrics")
     class ClipsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -294,6 +294,7 @@ class SecureAggregationSpec(_message.Message):
     MAX_EXAMPLES_FIELD_NUMBER: _ClassVar[int]
     CLIPS_FIELD_NUMBER: _ClassVar[int]
     MIN_STEPS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     protocol: str
     bits: int
     clip: float
@@ -306,7 +307,8 @@ class SecureAggregationSpec(_message.Message):
     max_examples: int
     clips: _containers.ScalarMap[str, float]
     min_steps: int
-    def __init__(self, protocol: _Optional[str] = ..., bits: _Optional[int] = ..., clip: _Optional[float] = ..., min_clients: _Optional[int] = ..., max_corrupt: _Optional[float] = ..., max_dropped: _Optional[float] = ..., on_drop: _Optional[str] = ..., stage_s: _Optional[float] = ..., suite: _Optional[str] = ..., max_examples: _Optional[int] = ..., clips: _Optional[_Mapping[str, float]] = ..., min_steps: _Optional[int] = ...) -> None: ...
+    metrics: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol: _Optional[str] = ..., bits: _Optional[int] = ..., clip: _Optional[float] = ..., min_clients: _Optional[int] = ..., max_corrupt: _Optional[float] = ..., max_dropped: _Optional[float] = ..., on_drop: _Optional[str] = ..., stage_s: _Optional[float] = ..., suite: _Optional[str] = ..., max_examples: _Optional[int] = ..., clips: _Optional[_Mapping[str, float]] = ..., min_steps: _Optional[int] = ..., metrics: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RunSpec(_message.Message):
     __slots__ = ("name", "task", "algorithm", "local", "round", "stop", "evaluation", "seed", "labels", "population", "initial_model", "keep_checkpoints", "population_examples", "planned_rounds", "owner", "personal", "encodings", "averaging", "privacy", "secure_aggregation")

@@ -33,7 +33,7 @@ ROUNDING = Rounding(8, "00" * 32, (RoundedPayload("delta", 1.0),)).to_text()
 
 def terms_of(round_: int = 0, draw: int = 0, settings: Settings | None = None) -> Terms:
     """Terms for three clients."""
-    return Terms(Place(RUN, round_, draw), 0, names(3), 4, 16, 1, settings or Settings(), ROUNDING)
+    return Terms(Place(RUN, round_, draw), 0, names(3), 4, 16, 3, settings or Settings(), ROUNDING)
 
 
 def assignment_of(terms: Terms, seed: int = 1) -> training_pb2.Assignment:
@@ -87,9 +87,10 @@ class Device:
         collector.add_shares(CLIENT, self.answers[-1].content)
         federation._shares(others)
         await self.told(terms, SecureStage.SECURE_STAGE_MASKED, federation.deliveries[CLIENT])
-        header = training_pb2.UpdateHeader(num_examples=3, num_steps=8)
+        header = training_pb2.UpdateHeader(num_examples=3, num_steps=8, training_loss=0.5)
         update = await self.part.masked(assignment, Update(b"", header, (np.arange(4, dtype=np.int32).tobytes(),)))
         assert (update.header.num_examples, update.header.num_steps) == (1, 1)
+        assert not update.header.HasField("training_loss")
         return b"".join(bytes(piece) for piece in update.pieces)
 
     async def told(self, terms: Terms, stage: SecureStage, content: bytes) -> None:

@@ -63,6 +63,12 @@ def test_states_that_stay_on_the_devices_are_allowed(sections: dict[str, Any]) -
         ({"round": {"clip_update_norm": 1.0}}, "round.clip_update_norm", "takes its place"),
         ({"round": {"max_relative_norm": 5.0}}, "round.max_relative_norm", "takes its place"),
         ({"round": {"max_client_share": 0.5}}, "round.max_client_share", "max_examples limits weights"),
+        (
+            {"evaluation": {"clients_every": 1}, "stop": {"rounds": 3, "patience": 2, "metric": "clients_loss"}},
+            "stop.metric",
+            "sums over clients are of the round before",
+        ),
+        ({"evaluation": {"clients_every": 1, "clients": 3}}, "evaluation.clients", "measure the model they received"),
         ({"encodings": {"update": "int8"}}, "encodings.update", "bits is their encoding"),
         (
             {"local": {"optimizer": {"name": "adamw", "state": "server"}}},

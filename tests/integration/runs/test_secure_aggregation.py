@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,15 @@ from fl_web.facts.run import figures
 from protos.fl.v1 import admin_pb2
 from tests.processes.certificates import Pki, section
 from tests.processes.federation import Daemon, Fleet, SecureCoordinator
+from tests.processes.policies import without_floors
 from tests.processes.process import HERE, Workspace
-from tests.processes.simulated import check_replay, simulated_digests
+from tests.processes.simulated import check_replay, simulated_digests, simulated_rounds
 
 SIZE = 5
+KEPT = 9
+"""Examples of each shard that are held out for evaluations."""
 SECURE: dict[str, Any] = {
+    "task": {"options": {"kept": KEPT}},
     "algorithm": {"name": "fedavg", "parameters": {"weights": "uniform"}},
     "local": {"epochs": None, "steps": 3},
     "round": {"clients_per_round": SIZE, "min_clients": SIZE, "quorum": 4},
@@ -26,8 +32,10 @@ SECURE: dict[str, Any] = {
 }
 
 
-UNEQUAL: dict[str, Any] = {"epochs": 1, "batch_size": 19}
-"""Shards of 38 examples have two batches, those of 39 have three."""
+KEPT = 9
+"""Examples of each shard that are held out for evaluations."""
+UNEQUAL: dict[str, Any] = {"epochs": 1, "batch_size": 29}
+"""Shards of 29 examples have one batch, those of 30 have two."""
 
 
 class SecureFleet(Fleet):
@@ -42,6 +50,7 @@ class SecureFleet(Fleet):
     def daemon(self, index: int, size: int) -> Daemon:
         """Create a daemon without starting it."""
         daemon = super().daemon(index, size)
+        daemon.settings["task"]["options"]["kept"] = KEPT
         daemon.configure(insecure=False, tls=section(self._pki.issue("client", daemon.client_id)))
         return daemon
 
@@ -63,7 +72,7 @@ def test_a_run_completes(fleet: SecureFleet) -> None:
     run = fleet.server.create("summed", **SECURE)
     assert fleet.server.digests(run) == simulated_digests("summed", clients=SIZE, **SECURE)
     assert [summary.accepted for summary in fleet.server.rounds(run)] == [SIZE, SIZE]
-    check_replay(fleet.server, run, clients=SIZE)
+    check_replay(fleet.server, run, clients=SIZE, task=SECURE["task"])
     status = fleet.server.run(run)
     secure = dict(status.latest.account.secure)
     assert (secure["members"], secure["sharers"], secure["survivors"], secure["threshold"]) == (SIZE, SIZE, SIZE, 4)
@@ -74,7 +83,7 @@ def test_a_run_completes(fleet: SecureFleet) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "local", "section"),
     [
-        ({"name": "fedcm", "parameters": {"weights": "examples"}}, UNEQUAL, {"min_steps": 2, "max_examples": 40}),
+        ({"name": "fedcm", "parameters": {"weights": "examples"}}, UNEQUAL, {"min_steps": 1, "max_examples": 40}),
         ({"name": "scaffold", "parameters": {"option": "I"}}, UNEQUAL, {"clips": {"variate_change": 5.0}}),
     ],
     ids=["fedcm", "scaffold"],
@@ -89,7 +98,40 @@ def test_several_payloads_in_one_masked_update(
     digests = fleet.server.digests(run)
     assert digests == simulated_digests(run, clients=SIZE, **{**sections, "stop": {"rounds": 3}})
     assert [summary.accepted for summary in fleet.server.rounds(run)] == [SIZE] * 3
-    check_replay(fleet.server, run, clients=SIZE)
+    check_replay(fleet.server, run, clients=SIZE, task=SECURE["task"])
+
+
+def test_losses_and_evaluations_are_sums(fleet: SecureFleet) -> None:
+    """The loss of every round, and what its clients measured of the model that they got: as in a simulation.
+
+    No answer of a single client is kept. A site that shares no evaluations takes no part in these sums.
+    """
+    sections = {**SECURE, "evaluation": {"clients_every": 2}, "stop": {"rounds": 3}}
+    run = fleet.server.create("measured", **sections)
+    fleet.server.completed(run)
+    simulated = simulated_rounds("measured", clients=SIZE, **sections)
+    rounds = fleet.server.rounds(run)
+    received = [{name: value for name, value in it.metrics.items() if "received" in name} for it in rounds]
+    assert received == [{name: it.metrics[name] for name in it.metrics if "received" in name} for it in simulated]
+    assert [len(metrics) for metrics in received] == [3, 0, 3]
+    assert received[0]["clients_received_evaluated"] == SIZE
+    assert [it.training_loss for it in rounds] == [it.training_loss for it in simulated]
+    assert all(0 < it.training_loss < 10 for it in rounds)
+    database = sqlite3.connect(fleet.server.folder / "server-state" / "ledger.sqlite")
+    with closing(database):
+        assert database.execute("SELECT count(*) FROM client_evaluations").fetchone() == (0,)
+        alone = "SELECT count(*) FROM updates WHERE training_loss IS NOT NULL OR num_examples > 1 OR num_steps > 1"
+        assert database.execute(alone).fetchone() == (0,)
+    private = fleet.daemons["edge-3"]
+    private.terminate()
+    policy = fleet.workspace.folder / "policy.toml"
+    policy.write_text(without_floors("[share]\nevaluations = false\n"), encoding="utf-8")
+    private.configure(policy=str(policy))
+    private.start()
+    fleet.until_all_present()
+    run = fleet.server.create("measured-without-one", **sections)
+    fleet.server.completed(run)
+    assert fleet.server.rounds(run)[2].metrics["clients_received_evaluated"] == SIZE - 1
 
 
 STAGES = ("agreeing", "sharing", "collecting", "signing", "opening")
@@ -164,7 +206,7 @@ def test_client_states_survive_kills_in_any_stage(fleet: SecureFleet, killed: st
     at_phases(fleet, run, STAGES, kill)
     assert fleet.server.digests(run) == simulated_digests(run, clients=SIZE, **sections)
     assert [summary.accepted for summary in fleet.server.rounds(run)] == [SIZE] * (len(STAGES) + 1)
-    check_replay(fleet.server, run, clients=SIZE)
+    check_replay(fleet.server, run, clients=SIZE, task=SECURE["task"])
 
 
 @pytest.mark.slow
@@ -185,7 +227,7 @@ def test_clients_that_leave_after_their_shares(fleet: SecureFleet, gone: list[st
     first, _ = fleet.server.rounds(run)
     assert (first.accepted, first.attempts) == ((SIZE, 2) if late else (SIZE - 1, 1))
     assert ("round_restarted" in fleet.server.history(run)) == late
-    check_replay(fleet.server, run, clients=SIZE)
+    check_replay(fleet.server, run, clients=SIZE, task=SECURE["task"])
 
 
 @pytest.mark.slow
@@ -206,7 +248,7 @@ def test_a_daemon_with_an_old_copy_of_its_state_refuses_a_round(fleet: SecureFle
     fleet.server.until(run, lambda status: status.rounds_done == 4 and status.HasField("ended"), "it has four rounds")
     assert [summary.accepted for summary in fleet.server.rounds(run)] == [SIZE, SIZE, SIZE - 1, SIZE]
     daemon.logged("secure_aggregation_refused", run=run, reason="restored")
-    check_replay(fleet.server, run, clients=SIZE)
+    check_replay(fleet.server, run, clients=SIZE, task=SECURE["task"])
     daemon.terminate()
     shutil.rmtree(folder)  # a restored device refuses the first round of every further run, too
     daemon.start()
