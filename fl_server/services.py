@@ -151,7 +151,7 @@ class Services:
     @property
     def secrets(self) -> RunSecrets:
         """The secrets of private runs."""
-        return RunSecrets(self.config.state_dir / "privacy")
+        return RunSecrets(self.config.state_dir / "privacy", self.files)
 
     async def in_compute(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a long computation outside the event loop."""

@@ -30,8 +30,19 @@ class PostgresServer:
     """A running server for any number of ledgers, each in its own schema."""
 
     def __init__(self, folder: Path) -> None:
-        self._at = f"host={folder}"
+        self._folder, self._at = folder, f"host={folder}"
         self._names = (f"ledger_{number}" for number in count())
+
+    @property
+    def socket(self) -> str:
+        """The path of its socket."""
+        return f"{self._folder}/.s.PGSQL.5432"
+
+    @staticmethod
+    def over_tcp(url: str, port: int) -> str:
+        """The URL of a ledger through a relay to the socket, which listens on this port of loopback."""
+        place, _, options = url.partition("@")
+        return f"{place}@127.0.0.1:{port}/postgres?{options.partition('&')[2]}"
 
     def new_ledger(self) -> str:
         """URL of a new, empty schema. The server ignores the password; no output of a program may have it."""

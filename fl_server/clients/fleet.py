@@ -193,6 +193,8 @@ class Lists(Section):
 
     revocations: list[RevocationRecord]
     bans: list[Ban]
+    epoch: int | None = None
+    """The ledger's epoch at the last write."""
 
 
 @dataclass(frozen=True)
@@ -222,17 +224,23 @@ class Denials:
         ]
         rows = TypeAdapter(list[RevocationRecord]).dump_python(await self.ledger.do(self.ledger.store.revocations))
         try:
-            await self.ledger.do(_write, self.path, {"revocations": rows, "bans": bans})
+            epoch = self.ledger.store.claim.epoch
+            await self.ledger.do(_write, self.path, {"epoch": epoch, "revocations": rows, "bans": bans})
         except OSError as error:
             log.error(
                 "denials_not_written", path=str(self.path), reason=error.strerror, todo="make the folder writable"
             )
 
     async def restore(self, audit: AuditLog) -> None:
-        """Apply what the ledger lacks, each with a row of the audit log. Raises SettingsError for an unusable file."""
+        """Apply what the ledger lacks, each with a row of the audit log. Raises SettingsError for an unusable file.
+
+        A list that is older than another coordinator's time as the leader is not applied: the ledger has all of it,
+        without what was lifted since.
+        """
         paths = sorted({*self.config.state_dir.glob("denials*.json"), self.path})
         files = [await self.ledger.do(_read, path) for path in paths if path.exists()]
-        for lists in files:
+        newest = self.ledger.store.claim.epoch - 1
+        for lists in (lists for lists in files if lists.epoch is None or lists.epoch >= newest):
             for row in lists.revocations:
                 if not self.revocations.includes(row):
                     await self._revoke(row)

@@ -19,7 +19,7 @@ from fl_server.rpc.clients import ClientCalls
 from fl_server.rpc.lists import HistoryCalls, ListCalls
 from fl_server.rpc.models import InitialModels, ModelExports
 from fl_server.rpc.overview import OverviewCalls
-from fl_server.rpc.views import not_loaded_status, round_summary, run_status
+from fl_server.rpc.views import add_leadership, not_loaded_status, round_summary, run_status
 from fl_server.run.progress import Progress
 from fl_server.run.run import Run
 from fl_server.run_settings.spec import from_spec
@@ -159,6 +159,7 @@ class AdminService(ListCalls, HistoryCalls, ClientCalls, OverviewCalls, admin_pb
         )
         if who.ends is not None:
             response.ends.CopyFrom(timestamp(who.ends))
+        add_leadership(self._services.leading, response)
         return response
 
     async def CreateWebLink(self, request: pb.CreateWebLinkRequest, context: Context) -> pb.CreateWebLinkResponse:

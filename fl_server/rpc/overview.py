@@ -18,7 +18,7 @@ from fl_server.pages import Cursor, Entries, Position
 from fl_server.rounds.state import Phase
 from fl_server.rpc.access import HIDDEN, OperatorCalls
 from fl_server.rpc.clients import SEARCH_CHARS
-from fl_server.rpc.views import MOST_SHOWN, add_waiting, attention, hide_cohort, run_reason
+from fl_server.rpc.views import MOST_SHOWN, add_leadership, add_waiting, attention, hide_cohort, run_reason
 from fl_server.run.run import Run
 from fl_server.runs.attention import Need
 from fl_server.runs.coordinator import Coordinator
@@ -64,7 +64,7 @@ class OverviewCalls(OperatorCalls):
             return list(zip(chosen, shown, strict=True))
 
         page, needs = await cursor.page(read), self._coordinator.attention.all()
-        return pb.GetOverviewResponse(
+        response = pb.GetOverviewResponse(
             runs=page.entries,
             next_page_token=page.next_token,
             runs_by_state=Counter(map(_state, everything)),
@@ -78,6 +78,8 @@ class OverviewCalls(OperatorCalls):
             now=timestamp(time.time()),
             runs_found=len(wanted),
         )
+        add_leadership(self._services.leading, response)
+        return response
 
     def _attention(self, need: Need) -> pb.Attention:
         shown = attention(need)

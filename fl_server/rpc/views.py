@@ -11,6 +11,7 @@ import structlog
 
 from fl_server.clients.fleet import Fleet
 from fl_server.errors import one_line
+from fl_server.leadership.leading import Leading
 from fl_server.rounds.sampling import by_id
 from fl_server.rounds.state import Phase
 from fl_server.run.failures import Failures
@@ -122,6 +123,19 @@ def _clip(run: Run) -> float:
     if run.context.model.loaded:
         return run.context.model.snapshot.clip
     return run.rounds.latest_statistics.norms.get("clip", 0.0)
+
+
+def add_leadership(leading: Leading | None, message: pb.WhoAmIResponse | pb.GetOverviewResponse) -> None:
+    """Say who leads, if several coordinators may."""
+    if leading is None or (leader := leading.leadership.leader) is None:
+        return
+    shown = message.leadership
+    shown.leader, shown.epoch = leader.holder, leader.epoch
+    shown.since.CopyFrom(timestamp(leader.since))
+    for standby in leading.leadership.standbys:
+        shown.standbys.add(
+            name=standby.holder, since=timestamp(standby.since), behind_bytes=max(0, standby.behind_bytes)
+        )
 
 
 def add_waiting(run: Run, status: pb.RunStatus | pb.RunOverview) -> None:

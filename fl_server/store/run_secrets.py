@@ -1,5 +1,7 @@
 """The secrets of private runs, and the outside count of what privacy accounts were charged, in the state directory.
 
+With an object store both are there too, so that a coordinator on another machine continues private runs.
+
     privacy/RUN_ID.key     32 random bytes: cohorts and noise of the run follow from them
     privacy/charges.json   {account: {"number": charges, "noise_multiplier": the least, "rate": the largest}}
 
@@ -21,6 +23,7 @@ from fl_common.privacy.secret_stream import SECRET_BYTES
 from fl_common.settings import parse_json
 from fl_server.store.errors import StoreError
 from fl_server.store.files import disk_errors
+from fl_server.store.objects.files import StoredFiles
 from fl_server.store.records import ChargeRecord
 
 COUNTS = "charges.json"
@@ -29,8 +32,10 @@ COUNTS = "charges.json"
 class RunSecrets:
     """The files of one folder. Blocking."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, files: StoredFiles | None = None) -> None:
+        """files: the object store, if there is one."""
+        self._folder, self._files = folder, files
+        self._outside = None if files is None else files.charge_counts
 
     def path(self, run_id: str) -> Path:
         """The file of a run's secret."""
@@ -43,10 +48,14 @@ class RunSecrets:
             make_folders(self._folder, durable=True)
             with atomic_writer(self.path(run_id)) as file:  # mode 0600
                 file.write(secret)
+        if self._files is not None:
+            self._files.put_files([self.path(run_id)])
         return secret
 
     def read(self, run_id: str) -> bytes:
         """The secret of a run. Raises StoreError if it is gone, or has another size."""
+        if self._files is not None:
+            self._agree(self._files, self.path(run_id))
         try:
             secret = self.path(run_id).read_bytes()
         except OSError as error:
@@ -58,8 +67,19 @@ class RunSecrets:
             raise StoreError(f"expected {SECRET_BYTES} bytes in {self.path(run_id)}, got {len(secret)}")
         return secret
 
+    @staticmethod
+    def _agree(files: StoredFiles, path: Path) -> None:
+        """Copy a secret from the object store, or into it."""
+        stored = files.find(files.name(path))
+        if stored is not None and not path.exists():
+            files.fetch(stored, path)
+        elif stored is None and path.exists():
+            files.put_files([path])
+
     def remove(self, run_id: str) -> None:
         """Remove the secret of a run, if there is one."""
+        if self._files is not None:
+            self._files.remove_file(self._files.name(self.path(run_id)))
         with disk_errors(f"remove the secret of run {run_id!r}"):
             self.path(run_id).unlink(missing_ok=True)
 
@@ -76,15 +96,29 @@ class RunSecrets:
             make_folders(self._folder, durable=True)
             with atomic_writer(self._folder / COUNTS) as file:
                 file.write(json.dumps(counts).encode())
+        if self._outside is not None:
+            self._outside.put(charge.account, counts[charge.account])
 
     def missing(self, charges: Mapping[str, int]) -> list[ChargeRecord]:
         """The charges that were counted here and that the ledger does not have. charges: its number by account."""
         now = time.time()
         return [
             ChargeRecord(account, number, "", 0, 0, known["noise_multiplier"], known["rate"], now)
-            for account, known in self._counts().items()
+            for account, known in self._all_counts().items()
             for number in range(charges.get(account, 0) + 1, known["number"] + 1)
         ]
+
+    def _all_counts(self) -> Mapping[str, Any]:
+        """The counts of both places."""
+        counts = dict(self._counts())
+        for account, outside in ({} if self._outside is None else self._outside.all()).items():
+            known = counts.get(account, outside)
+            counts[account] = {
+                "number": max(known["number"], outside["number"]),
+                "noise_multiplier": min(known["noise_multiplier"], outside["noise_multiplier"]),
+                "rate": max(known["rate"], outside["rate"]),
+            }
+        return counts
 
     def _counts(self) -> Mapping[str, Any]:
         try:

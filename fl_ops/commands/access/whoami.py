@@ -33,8 +33,20 @@ def _table(identity: admin_pb2.WhoAmIResponse) -> Table:
         "source": _SOURCES.get(identity.source, identity.source),
         "until": units.moment(identity.ends) if identity.HasField("ends") else "",
         "calls": ", ".join(identity.methods),
+        "leader": _leader(identity.leadership) if identity.HasField("leadership") else "",
+        "standby": "; ".join(map(_standby, identity.leadership.standbys)),
     }
     for name, value in rows.items():
         if value:
             grid.add_row(name, Text(units.plain(value)))
     return grid
+
+
+def _leader(leadership: admin_pb2.Leadership) -> str:
+    alone = "" if leadership.standbys else "; no standby waits"
+    return f"{leadership.leader} since {units.moment(leadership.since)}, epoch {leadership.epoch}{alone}"
+
+
+def _standby(standby: admin_pb2.Standby) -> str:
+    behind = f"{units.size(standby.behind_bytes)} behind" if standby.behind_bytes else "has all checkpoints"
+    return f"{standby.name}, {behind}"

@@ -28,6 +28,7 @@ from fl_server.store.files import disk_errors, file_digest
 from fl_server.store.ledger import Ledger
 from fl_server.store.objects.bucket import Bucket
 from fl_server.store.objects.cache import LocalCache
+from fl_server.store.objects.charge_counts import ChargeCounts
 from fl_server.store.objects.reading import ObjectReader
 
 log = structlog.get_logger(__name__)
@@ -102,6 +103,11 @@ class StoredFiles(ObjectReader):
         """Whether all parts of a file are there with their sizes. Their digests are checked when they are read."""
         there = dict(self.bucket.keys(f"{self._root}/{file.name}"))
         return all(there.get(self._key(key)) == size for key, (_, size) in zip(file.keys, _spans(file), strict=True))
+
+    @property
+    def charge_counts(self) -> ChargeCounts:
+        """The outside count of privacy accounts."""
+        return ChargeCounts(self.bucket, self._root)
 
     # Writing.
 
@@ -229,7 +235,8 @@ class StoredFiles(ObjectReader):
     def remove_leftovers(self) -> bool:
         """Have objects removed that an earlier coordinator put and of which no file was made, but for uploads."""
         counted = {key for file in list(self._files.values()) for key in file.keys}
-        keys = [key for key, _ in self._keys("checkpoints") if key not in counted and _epoch(key) < self._epoch]
+        there = [*self._keys("checkpoints"), *self._keys("privacy")]
+        keys = [key for key, _ in there if key not in counted and _epoch(key) < self._epoch]
         self._removed([], keys)
         return False
 

@@ -1395,7 +1395,7 @@ class GetOverviewRequest(_message.Message):
     def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., states: _Optional[_Iterable[_Union[RunState, str]]] = ..., search: _Optional[str] = ..., points: _Optional[int] = ...) -> None: ...
 
 class GetOverviewResponse(_message.Message):
-    __slots__ = ("runs", "next_page_token", "runs_by_state", "clients_by_state", "history_number", "version", "now", "runs_found", "attention")
+    __slots__ = ("runs", "next_page_token", "runs_by_state", "clients_by_state", "history_number", "version", "now", "runs_found", "attention", "leadership")
     class RunsByStateEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1419,6 +1419,7 @@ class GetOverviewResponse(_message.Message):
     NOW_FIELD_NUMBER: _ClassVar[int]
     RUNS_FOUND_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_FIELD_NUMBER: _ClassVar[int]
+    LEADERSHIP_FIELD_NUMBER: _ClassVar[int]
     runs: _containers.RepeatedCompositeFieldContainer[RunOverview]
     next_page_token: str
     runs_by_state: _containers.ScalarMap[str, int]
@@ -1428,25 +1429,50 @@ class GetOverviewResponse(_message.Message):
     now: _timestamp_pb2.Timestamp
     runs_found: int
     attention: _containers.RepeatedCompositeFieldContainer[ClientInNeed]
-    def __init__(self, runs: _Optional[_Iterable[_Union[RunOverview, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., runs_by_state: _Optional[_Mapping[str, int]] = ..., clients_by_state: _Optional[_Mapping[str, int]] = ..., history_number: _Optional[int] = ..., version: _Optional[str] = ..., now: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., runs_found: _Optional[int] = ..., attention: _Optional[_Iterable[_Union[ClientInNeed, _Mapping]]] = ...) -> None: ...
+    leadership: Leadership
+    def __init__(self, runs: _Optional[_Iterable[_Union[RunOverview, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., runs_by_state: _Optional[_Mapping[str, int]] = ..., clients_by_state: _Optional[_Mapping[str, int]] = ..., history_number: _Optional[int] = ..., version: _Optional[str] = ..., now: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., runs_found: _Optional[int] = ..., attention: _Optional[_Iterable[_Union[ClientInNeed, _Mapping]]] = ..., leadership: _Optional[_Union[Leadership, _Mapping]] = ...) -> None: ...
+
+class Leadership(_message.Message):
+    __slots__ = ("leader", "epoch", "since", "standbys")
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    STANDBYS_FIELD_NUMBER: _ClassVar[int]
+    leader: str
+    epoch: int
+    since: _timestamp_pb2.Timestamp
+    standbys: _containers.RepeatedCompositeFieldContainer[Standby]
+    def __init__(self, leader: _Optional[str] = ..., epoch: _Optional[int] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., standbys: _Optional[_Iterable[_Union[Standby, _Mapping]]] = ...) -> None: ...
+
+class Standby(_message.Message):
+    __slots__ = ("name", "since", "behind_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    since: _timestamp_pb2.Timestamp
+    behind_bytes: int
+    def __init__(self, name: _Optional[str] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., behind_bytes: _Optional[int] = ...) -> None: ...
 
 class WhoAmIRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class WhoAmIResponse(_message.Message):
-    __slots__ = ("identity", "roles", "source", "ends", "methods")
+    __slots__ = ("identity", "roles", "source", "ends", "methods", "leadership")
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     ROLES_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     ENDS_FIELD_NUMBER: _ClassVar[int]
     METHODS_FIELD_NUMBER: _ClassVar[int]
+    LEADERSHIP_FIELD_NUMBER: _ClassVar[int]
     identity: str
     roles: _containers.RepeatedScalarFieldContainer[str]
     source: str
     ends: _timestamp_pb2.Timestamp
     methods: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, identity: _Optional[str] = ..., roles: _Optional[_Iterable[str]] = ..., source: _Optional[str] = ..., ends: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., methods: _Optional[_Iterable[str]] = ...) -> None: ...
+    leadership: Leadership
+    def __init__(self, identity: _Optional[str] = ..., roles: _Optional[_Iterable[str]] = ..., source: _Optional[str] = ..., ends: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., methods: _Optional[_Iterable[str]] = ..., leadership: _Optional[_Union[Leadership, _Mapping]] = ...) -> None: ...
 
 class CreateWebLinkRequest(_message.Message):
     __slots__ = ()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from tests.postgres_server import PostgresServer
-from tests.processes.process import Workspace
+from tests.processes.process import Workspace, eventually
+from tests.processes.relay import Relay
 from tests.processes.standby import Pair
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install '.[objects]'")
@@ -41,6 +44,9 @@ def test_a_standby_takes_over_from_a_killed_leader(pair: Pair, undisturbed: list
     assert undisturbed == pair.server.digests("killed")
     assert len(quick.events("trained", run="killed", round=0)) == 1
     assert pair.server.events("leading")[-1]["killed"]
+    with pair.server.admin() as admin:
+        leadership = admin.access.who_am_i().leadership
+    assert f"impetus process {pair.server.pid} on host" in leadership.leader
 
 
 def test_a_leader_that_is_stopped_hands_over(pair: Pair, undisturbed: list[str]) -> None:
@@ -51,3 +57,90 @@ def test_a_leader_that_is_stopped_hands_over(pair: Pair, undisturbed: list[str])
     slow.hold.unlink()
     assert undisturbed == pair.server.digests("drained")
     assert not pair.server.events("leading")[-1]["killed"]
+
+
+@pytest.mark.slow
+def test_a_leader_that_was_stopped_for_a_while_changes_nothing(pair: Pair, undisturbed: list[str]) -> None:
+    """SIGSTOP until the standby serves, then SIGCONT: it ends with code 3, and started again it waits."""
+    _, slow = pair.half_delivered("frozen")
+    pair.server.signal(signal.SIGSTOP)
+    before = pair.taken_over()
+    before.signal(signal.SIGCONT)
+    assert before.wait() == 3
+    assert "changed nothing since" in before.errors()
+    before.stand_by()
+    slow.hold.unlink()
+    assert undisturbed == pair.server.digests("frozen")
+
+
+@pytest.mark.slow
+def test_a_leader_that_hangs_in_a_write_changes_nothing(pair: Pair, undisturbed: list[str]) -> None:
+    """The process is stopped while its updates arrive; what it has not acknowledged is sent again."""
+    pair.hold()
+    pair.server.create("hung")
+    pair.server.until("hung", lambda run: len(run.cohort) == 2, "it draws two")
+    pair.release()
+    pair.server.signal(signal.SIGSTOP)
+    before = pair.taken_over()
+    before.signal(signal.SIGCONT)
+    assert before.wait() == 3
+    assert undisturbed == pair.server.digests("hung")
+
+
+@pytest.mark.slow
+def test_a_private_run_goes_on(pair: Pair) -> None:
+    """The standby has the secret of the run from the object store, and its draws and noise are those of before."""
+    privacy = {"noise_multiplier": 1.0, "clip": 1.0, "max_epsilon": 1000.0, "delta": 1e-5}
+    sections = {
+        "algorithm": {"name": "fedavg"},
+        "round": {"clients_per_round": None, "min_clients": 3, "sampling": "bernoulli", "rate": 0.9},
+        "privacy": privacy,
+    }
+    pair.server.create("secret", **sections)
+    pair.server.until("secret", lambda run: run.rounds_done >= 1, "it has a round")
+    pair.server.kill()
+    pair.taken_over()
+    pair.server.completed("secret")
+
+
+@pytest.fixture
+def relayed(tmp_path: Path, postgres: PostgresServer) -> Iterator[tuple[Pair, Relay]]:
+    """A pair whose first coordinator, which leads, reaches PostgreSQL through a relay."""
+    url = postgres.new_ledger()
+    with Relay(postgres.socket) as relay, Workspace(tmp_path) as workspace:
+        (tmp_path / "objects").mkdir()
+        own = {"one": {"ledger": postgres.over_tcp(url, relay.port)}}
+        yield Pair(workspace, 3, own, ledger=url, storage=f"file://{tmp_path}/objects"), relay
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["cut", "silence"])
+def test_a_leader_without_its_database_is_replaced(
+    relayed: tuple[Pair, Relay], undisturbed: list[str], how: str
+) -> None:
+    """Its connections are reset, or no byte passes any more. It ends, and the run goes on with the same bits."""
+    pair, relay = relayed
+    _, slow = pair.half_delivered("alone")
+    getattr(relay, how)()
+    before = pair.taken_over()
+    assert before.wait() == 3
+    slow.hold.unlink()
+    assert undisturbed == pair.server.digests("alone")
+    relay.heal()
+    before.stand_by()
+
+
+@pytest.mark.slow
+def test_a_leader_alone_waits_for_its_database(relayed: tuple[Pair, Relay], undisturbed: list[str]) -> None:
+    """Without a standby it stays the leader for longer than its lease, and goes on when the database is back."""
+    pair, relay = relayed
+    pair.standby.kill()
+    eventually(lambda: b"fl_standbys 0.0" in pair.server.metrics(), "the standby is not counted on any more")
+    _, slow = pair.half_delivered("patient")
+    relay.cut()
+    pair.server.logged("lease_not_renewed")
+    time.sleep(12.0)  # more than the lease
+    assert pair.server.exit_code is None
+    relay.heal()
+    slow.hold.unlink()
+    assert undisturbed == pair.server.digests("patient")
