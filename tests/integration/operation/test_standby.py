@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -89,18 +90,18 @@ def test_a_leader_that_hangs_in_a_write_changes_nothing(pair: Pair, undisturbed:
 
 @pytest.mark.slow
 def test_a_private_run_goes_on(pair: Pair) -> None:
-    """The standby has the secret of the run from the object store, and its draws and noise are those of before."""
-    privacy = {"noise_multiplier": 1.0, "clip": 1.0, "max_epsilon": 1000.0, "delta": 1e-5}
-    sections = {
-        "algorithm": {"name": "fedavg"},
-        "round": {"clients_per_round": None, "min_clients": 3, "sampling": "bernoulli", "rate": 0.9},
-        "privacy": privacy,
-    }
-    pair.server.create("secret", **sections)
+    """The standby has the run's secret and the count of its charges from the object store."""
+    privacy = {"unit": "client", "noise_multiplier": 0.5, "clip": 0.3, "delta": 0.01, "max_epsilon": 100.0}
+    local = {"epochs": None, "steps": 4}
+    round_ = {"sampling": "bernoulli", "rate": 0.7}
+    pair.server.create("secret", privacy=privacy, local=local, population=3, round=round_, stop={"rounds": 6})
     pair.server.until("secret", lambda run: run.rounds_done >= 1, "it has a round")
     pair.server.kill()
-    pair.taken_over()
+    before = pair.taken_over()
     pair.server.completed("secret")
+    key = Path("privacy", "secret.key")
+    secrets = [Path(each.settings["state_dir"], key).read_bytes() for each in (before, pair.server)]
+    assert secrets[0] == secrets[1]
 
 
 @pytest.fixture
