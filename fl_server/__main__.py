@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fl_common.extras import server_packages_missing
 from fl_common.program import (
@@ -47,6 +47,9 @@ def _main(arguments: Sequence[str] | None) -> int:
 
     given = list(sys.argv[1:] if arguments is None else arguments)
     only_check = given[:1] == ["check"]
+    is_worker = given[:2] == ["--role", "data"]
+    if is_worker:
+        given = given[2:]
     first, *on_top = settings_files(
         "fl-server",
         given[1:] if only_check else given,
@@ -54,7 +57,9 @@ def _main(arguments: Sequence[str] | None) -> int:
         "a file whose keys replace earlier ones",
         description="The coordinator of federated training: serves until SIGTERM.\n\n"
         "fl-server check --config FILE only reads the settings and uses the object store that they name: 0 if a start\n"
-        "can use both, else 2.",
+        "can use both, else 2.\n\n"
+        "fl-server --role data --config FILE --config OWN runs a worker, which ends the clients' streams of bytes for\n"
+        "the coordinator with the settings FILE; OWN has the worker's certificate.",
         epilog="example: fl-server --config server.toml",
     )
     try:
@@ -70,7 +75,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     signal.signal(signal.SIGTERM, _leave)
     # Before there is a second thread.
     share_one_heap()
-    return _serve(config)
+    return _serve(config, is_worker=is_worker)
 
 
 def _check(config: ServerConfig) -> int:
@@ -89,18 +94,15 @@ def _check(config: ServerConfig) -> int:
     return EXIT_OK
 
 
-def _serve(config: ServerConfig) -> int:
-    import asyncio
+def _serve(config: ServerConfig, *, is_worker: bool = False) -> int:
     import gc
 
     from fl_common.logs import set_up_logs
 
     # Imported here: torch takes seconds, and an error in the settings should appear at once.
-    from fl_common.settings import SettingsError
     from fl_server.aggregation.outside_task.forking import ForkServer, default_memory
-    from fl_server.app import EXIT_REPLACED, serve
+    from fl_server.app import serve
     from fl_server.runs.loading import outside_tasks
-    from fl_server.store.errors import StoreError, StoreTakenOver
 
     # The quarter of a million objects so far live as long as the process. Without this, each full garbage collection
     # stops everything for a third of a second.
@@ -109,16 +111,32 @@ def _serve(config: ServerConfig) -> int:
     # as often as usual, the old ones would be searched in every round.
     gc.set_threshold(10_000, 10, 50)
     repeats = set_up_logs(config.log, config.limits.log_lines_per_minute)
+    if is_worker:
+        from fl_server.worker.app import serve as serve_worker
+
+        return _ended(serve_worker(config, repeats))
     # While there is one thread. Without tasks from outside no process is needed.
     forks = ForkServer((config.limits.task_memory_mib << 20) or default_memory()) if outside_tasks(config) else None
     try:
-        asyncio.run(serve(config, repeats, forks))
-    except (SettingsError, StoreError) as error:
-        print(f"fl-server: {error}", file=sys.stderr)
-        return EXIT_REPLACED if isinstance(error, StoreTakenOver) else EXIT_UNUSABLE
+        return _ended(serve(config, repeats, forks))
     finally:
         if forks is not None:
             forks.close()
+
+
+def _ended(process: Coroutine[Any, Any, None]) -> int:
+    """Run a process to its end. Returns the exit code."""
+    import asyncio
+
+    from fl_common.settings import SettingsError
+    from fl_server.app import EXIT_REPLACED
+    from fl_server.store.errors import StoreError, StoreTakenOver
+
+    try:
+        asyncio.run(process)
+    except (SettingsError, StoreError) as error:
+        print(f"fl-server: {error}", file=sys.stderr)
+        return EXIT_REPLACED if isinstance(error, StoreTakenOver) else EXIT_UNUSABLE
     return EXIT_OK
 
 

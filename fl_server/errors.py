@@ -42,6 +42,8 @@ class ServerError(Exception):
     """The message of errors.proto with the same facts for programs; each error has its own. None: no message."""
     routine = False
     """Whether the error is part of every restart: it is counted, but not logged for each of ten thousand clients."""
+    forbids = False
+    """Whether the caller may not do this, and a retry does not help: what it has sent is not kept."""
 
 
 class InvalidInput(ServerError):
@@ -123,6 +125,8 @@ class NoCommonProtocol(ServerError):
 
 class Forbidden(ServerError):
     """The caller may not do this. A retry does not help."""
+
+    forbids = True
 
     def __init__(self, identity: str, needed: str, roles: Sequence[str] = ()) -> None:
         """roles: of which the caller needs one; empty where another role would not help."""
@@ -264,6 +268,7 @@ class UploadBroken(ServerError):
 
     def __init__(self, key: training_pb2.ExchangeKey, kept_bytes: int, why: str) -> None:
         super().__init__(f"{why}; {kept_bytes} bytes are kept: query the upload and resume there")
+        self.kept_bytes = kept_bytes
         self.detail = errors_pb2.BrokenUpload(key=key, kept_bytes=kept_bytes)
 
 
@@ -294,6 +299,19 @@ class TooMany(ServerError):
         super().__init__(f"{why}; try again in {wait_s:g} s")
         self.routine = routine
         self.detail = _retry_later(wait_s)
+
+
+class Relayed(ServerError):
+    """The status with which the coordinator ended a call that a worker made for a client."""
+
+    routine = True
+    """The coordinator has logged it."""
+
+    def __init__(self, code: int, text: str, detail: Any) -> None:
+        """code: the number of a gRPC status code. detail: a message of errors.proto, or None."""
+        super().__init__(text)
+        self.code, self.detail = code, detail
+        self.forbids = isinstance(detail, errors_pb2.NotAllowed)
 
 
 def model_of(round_: int) -> str:

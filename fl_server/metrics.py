@@ -20,7 +20,7 @@ from protos.wire import PROTOCOL_MAX
 
 CERTIFICATE_PORTS = ("listen", "admin_listen")
 """Ports whose callers have certificates. `enroll_listen` has callers without one, which first only read the chain."""
-TLS_PORTS = (*CERTIFICATE_PORTS, "enroll_listen")
+TLS_PORTS = (*CERTIFICATE_PORTS, "enroll_listen", "workers.listen")
 PORTS = (*TLS_PORTS, "health_listen", "metrics_listen")
 """Named by their settings."""
 STATES = ("admitted", "refused", "failed", "lost", "cancelled")
@@ -136,6 +136,7 @@ class Metrics:
             "fl_uploads_in_flight_bytes", "Bytes of uploads announced and not complete."
         )
 
+        self.workers = factory.gauge("fl_workers", "Workers that are connected.")
         self.transfer_calls = factory.gauge(
             "fl_transfer_calls", "Calls of clients under way, by kind.", kind=CALL_KINDS
         )

@@ -31,7 +31,7 @@ from fl_server.metrics import Metrics
 from fl_server.oidc.keys import SigningKeys
 from fl_server.oidc.tokens import TokenVerifier
 from fl_server.outside_calls import OutsideCalls
-from fl_server.rpc import admin, service
+from fl_server.rpc import admin, service, workers
 from fl_server.rpc.connections import ConnectionWatch
 from fl_server.rpc.health import Health
 from fl_server.rpc.listening import Callers, Certificates, Listeners
@@ -50,7 +50,7 @@ from fl_server.store.spool.spool import Spool, UnfinishedLimit
 from fl_server.store.uploaded_models import UploadedModels
 from fl_server.uploads.receiver import UploadReceiver
 from fl_server.web.page import WebPage, WebSessions
-from protos.fl.v1 import admin_pb2_grpc, enrollment_pb2_grpc
+from protos.fl.v1 import admin_pb2_grpc, enrollment_pb2_grpc, worker_pb2_grpc
 from protos.fl.v1 import coordinator_pb2 as pb
 
 log = structlog.get_logger()
@@ -209,6 +209,7 @@ class Server:
         )
         certificates = CertificatesService(self._services.issuer, self._services.metrics, self._services.audit)
         enrollment_pb2_grpc.add_CertificatesServicer_to_server(certificates, clients)
+        for_workers = self._workers()
         operators = await self._operators()
         self._services.metrics.watch(asyncio.get_running_loop(), self.config.state_dir)
         self._health.count(self._services.metrics)
@@ -221,12 +222,22 @@ class Server:
         denials = Denials(self.config, services.ledger, services.revocations, services.fleet)
         await denials.restore(services.audit)
         await self._coordinator.start()
-        for server, name in ((clients, service.SERVICE), *((server, admin.SERVICE) for server in operators)):
+        served = [(clients, service.SERVICE), *((server, admin.SERVICE) for server in operators), *for_workers]
+        for server, name in served:
             await self._listeners.start(server, name, self._health)
         await self._start_enrollment()
         await self._start_web()
         await self._health.ready()
         log.info("serving", state_dir=str(self.config.state_dir), pid=os.getpid(), **self._listeners.addresses)
+
+    def _workers(self) -> list[tuple[grpc.aio.Server, str]]:
+        """The server for workers, with its service; none without the setting."""
+        if (config := self.config.workers) is None:
+            return []
+        server = self._listeners.open(config.listen, "workers.listen")
+        made = workers.WorkersService(self._services, self._coordinator, self._uploads)
+        worker_pb2_grpc.add_WorkersServicer_to_server(made, server)
+        return [(server, workers.SERVICE)]
 
     async def _start_enrollment(self) -> None:
         """Listen for devices without a certificate."""

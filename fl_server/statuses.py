@@ -40,6 +40,7 @@ CODES: dict[type[Exception], grpc.StatusCode] = {
     errors.NotNow: grpc.StatusCode.UNAVAILABLE,
     errors.LimitExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.TooMany: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.Relayed: grpc.StatusCode.UNKNOWN,
 }
 """Status code of each error. Any other exception is INTERNAL, and only the log has its cause."""
 
@@ -51,6 +52,8 @@ def code_of(error: Exception) -> grpc.StatusCode:
     """The status code of an error."""
     if isinstance(error, StoreFull | StoreTakenOver):
         return grpc.StatusCode.UNAVAILABLE
+    if isinstance(error, errors.Relayed):
+        return next((code for code in grpc.StatusCode if code.value[0] == error.code), CODES[errors.Relayed])
     return next((CODES[kind] for kind in type(error).__mro__ if kind in CODES), grpc.StatusCode.INTERNAL)
 
 
@@ -60,7 +63,7 @@ def log_error(name: str, error: Exception, *, logged: bool) -> None:
     logged: False for methods that anyone may call without a certificate: a stranger could fill the log with refusals.
     """
     code = code_of(error)
-    if code is grpc.StatusCode.INTERNAL:
+    if code is grpc.StatusCode.INTERNAL and not isinstance(error, errors.Relayed):
         log.error("rpc_failed", rpc=name, peer=identity.address.get(), error=repr(error), exc_info=error)
     elif logged and not (isinstance(error, errors.ServerError) and error.routine):
         log.info(
@@ -75,7 +78,7 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], name: str, error: E
         error = errors.NotNow(f"the coordinator cannot write: {error}", RETRY_S)
     log_error(name, error, logged=logged)
     code = code_of(error)
-    if code is grpc.StatusCode.INTERNAL:
+    if code is grpc.StatusCode.INTERNAL and not isinstance(error, errors.Relayed):
         await context.abort(code, f"the coordinator failed in {name}: see its log")
     detail = error.detail if isinstance(error, errors.ServerError) else None
     await context.abort(code, str(error), status_metadata(code.value[0], str(error), detail))

@@ -18,6 +18,7 @@ from protos.wire import CHUNK_BYTES, MAX_CHUNK_BYTES
 MIN_CHUNK_BYTES = 16 << 10
 """A lower limit on chunks is ignored: a model would need millions of them."""
 _SESSION_CHARS = 256
+_ADDRESS_CHARS = 300
 
 
 def check_registration(response: pb.RegisterResponse, request: pb.RegisterRequest) -> None:
@@ -38,9 +39,13 @@ def check_registration(response: pb.RegisterResponse, request: pb.RegisterReques
 
 
 def session_of(response: pb.RegisterResponse, connection: Connection) -> Session:
-    """The session, with chunk sizes within both sides' limits. Missing sizes get this side's defaults."""
+    """The session, with chunk sizes within both sides' limits. Missing sizes get this side's defaults.
+
+    Model bytes go where the coordinator says.
+    """
     largest = max(min(response.limits.max_chunk_bytes or MAX_CHUNK_BYTES, MAX_CHUNK_BYTES), MIN_CHUNK_BYTES)
     preferred = min(response.limits.chunk_bytes or CHUNK_BYTES, largest)
+    connection.move_data_to(response.data_address[:_ADDRESS_CHARS])
     return Session(response.session_id, connection, preferred, largest)
 
 

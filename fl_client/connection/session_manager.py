@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import structlog
 
-from fl_client.connection.link import ActiveCalls, Link
+from fl_client.connection.link import Link
 from fl_client.connection.messages import log_text, seconds_of
 from fl_client.connection.reconnect import NEEDS_A_PERSON, Endpoint, ReconnectPolicy
 from fl_client.connection.session import EventHandler, EventStream, check_registration, requested_events, session_of
@@ -154,7 +153,9 @@ class SessionManager:
 
     async def _move(self, old: EventStream) -> EventStream:
         """Move the session to a new connection. Returns the old stream if the new connection fails."""
-        session = replace(old.session, connection=self._endpoint.connect(), calls=ActiveCalls())
+        if self._session is None:
+            return old
+        session = session_of(self._session, self._endpoint.connect())
         new = EventStream(session, self._handler, self._events)
         try:
             old_is_open = await self._take_until(old, new.next_event)

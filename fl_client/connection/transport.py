@@ -73,6 +73,8 @@ Fetched = pb.FetchModelResponse | ReadChunk
 
 EVENT_BYTES = 1 << 20
 """Largest event: the keys of all clients of a cohort, with their certificates."""
+_OF_DATA = frozenset({"FetchModel", "SubmitUpdate", "QueryUpload"})
+"""Methods that move model bytes."""
 CALL_SECONDS = 20.0
 """Timeout of one short call. Streams rely on keepalive instead."""
 
@@ -82,6 +84,10 @@ class Connection(Protocol):
 
     async def register(self, request: pb.RegisterRequest) -> pb.RegisterResponse:
         """Open a session."""
+        ...
+
+    def move_data_to(self, address: str) -> None:
+        """Fetch, submit and query uploads there from now on: host:port, ":port" for the same host, or "": here."""
         ...
 
     def attend(self, session_id: str) -> AsyncGenerator[pb.AttendResponse, None]:
@@ -122,21 +128,37 @@ class Connection(Protocol):
 
 
 class GrpcTransport:
-    """One TCP connection, a new one for each try. The daemon waits between tries, not grpc."""
+    """One TCP connection, a new one for each try, and another one if model bytes have an address of their own.
+
+    The daemon waits between tries, not grpc.
+    """
 
     def __init__(
         self, address: str, tls: Pem | None = None, traces: Traces = UNTRACED, proxy: Proxy | None = None
     ) -> None:
-        self._proxy = proxy
+        self._address, self._tls, self._traces, self._proxy = address, tls, traces, proxy
+        self._channel = self._data = self._opened(address)
+        self._data_address = ""
+        self._unused: list[grpc.aio.Channel] = []
+        """Earlier connections for model bytes; calls in progress end there."""
+
+    def _opened(self, address: str) -> grpc.aio.Channel:
         settings: dict[str, Any] = {
-            "options": list({**dict(client_options()), **channel_options(proxy)}.items()),
-            "interceptors": list(traces.client_interceptors()),
+            "options": list({**dict(client_options()), **channel_options(self._proxy)}.items()),
+            "interceptors": list(self._traces.client_interceptors()),
         }
-        if tls is None:
-            self._channel = grpc.aio.insecure_channel(address, **settings)
-        else:
-            credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.cert)
-            self._channel = grpc.aio.secure_channel(address, credentials, **settings)
+        if self._tls is None:
+            return grpc.aio.insecure_channel(address, **settings)
+        credentials = grpc.ssl_channel_credentials(self._tls.ca, self._tls.key, self._tls.cert)
+        return grpc.aio.secure_channel(address, credentials, **settings)
+
+    def move_data_to(self, address: str) -> None:
+        """See Connection."""
+        if address.startswith(":"):
+            address = self._address.rpartition(":")[0] + address
+        if address != self._data_address:
+            self._unused, self._data_address = [*self._unused, self._data], address
+            self._data = self._opened(address) if address else self._channel
 
     async def register(self, request: pb.RegisterRequest) -> pb.RegisterResponse:
         """See Connection."""
@@ -154,7 +176,7 @@ class GrpcTransport:
 
     async def submit(self, parts: AsyncIterator[bytes]) -> training_pb2.Receipt:
         """See Connection."""
-        rpc: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = self._channel.stream_unary(
+        rpc: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = self._channel_of("SubmitUpdate").stream_unary(
             _path("SubmitUpdate"), request_serializer=None, response_deserializer=None
         )
         with self._mapped():
@@ -182,18 +204,22 @@ class GrpcTransport:
 
     async def close(self) -> None:
         """See Connection."""
-        await self._channel.close()
+        for channel in {self._channel, self._data, *self._unused}:
+            await channel.close()
+
+    def _channel_of(self, method: str) -> grpc.aio.Channel:
+        return self._data if method in _OF_DATA else self._channel
 
     async def _call(self, method: str, request: Message, response: type[M], service: str = "Coordinator") -> M:
         # grpc logs a traceback for every error of a deserializer, so the bytes are parsed here.
         rpc: grpc.aio.UnaryUnaryMultiCallable[Message, bytes]
-        rpc = self._channel.unary_unary(_path(method, service), _serialized, None)
+        rpc = self._channel_of(method).unary_unary(_path(method, service), _serialized, None)
         with self._mapped():
             return parse(await rpc(request, timeout=CALL_SECONDS), response)
 
     async def _stream(self, method: str, request: Message) -> AsyncGenerator[bytes, None]:
         rpc: grpc.aio.UnaryStreamMultiCallable[Message, bytes]
-        rpc = self._channel.unary_stream(_path(method), _serialized, None)
+        rpc = self._channel_of(method).unary_stream(_path(method), _serialized, None)
         with self._mapped():
             call = rpc(request)
         try:

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fl_common.certificates.names import Holder
+from fl_common.certificates.names import SERVING_ROLES, Holder
 
 CLOCK_SKEW = timedelta(minutes=5)
 """Certificates are valid from this long before their issue, because clocks of devices may be slow."""
@@ -71,7 +71,7 @@ def sign_leaf(authority: Authority, leaf: Leaf, public_key: ec.EllipticCurvePubl
     builder = builder_of(common_name(holder.name), authority.certificate.subject, public_key, leaf.period)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(key_usage("digital_signature"), critical=True)
-    builder = builder.add_extension(x509.ExtendedKeyUsage([purpose_of(holder.role)]), critical=False)
+    builder = builder.add_extension(x509.ExtendedKeyUsage(purposes_of(holder.role)), critical=False)
     names = [x509.UniformResourceIdentifier(holder.uri), *map(_host_name, leaf.hosts)]
     builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     builder = builder.add_extension(_issuer_key_id(authority), critical=False)
@@ -116,9 +116,10 @@ def _issuer_key_id(issuer: Authority) -> x509.AuthorityKeyIdentifier:
     return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(own)
 
 
-def purpose_of(role: str) -> x509.ObjectIdentifier:
-    """What a holder of this role may prove with its certificate."""
-    return ExtendedKeyUsageOID.SERVER_AUTH if role == "server" else ExtendedKeyUsageOID.CLIENT_AUTH
+def purposes_of(role: str) -> list[x509.ObjectIdentifier]:
+    """What a holder of this role may prove with its certificate: as a server, as a client."""
+    serves = [ExtendedKeyUsageOID.SERVER_AUTH] if role in SERVING_ROLES else []
+    return serves if role == "server" else [*serves, ExtendedKeyUsageOID.CLIENT_AUTH]
 
 
 def _host_name(host: str) -> x509.GeneralName:

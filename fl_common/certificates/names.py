@@ -15,7 +15,9 @@ from fl_common.names import ID_PATTERN
 
 OPERATOR_ROLES = ("viewer", "operator", "enroller", "admin")
 """Roles of people and programs that call the Admin service."""
-ROLES = ("server", "client", *OPERATOR_ROLES)
+SERVING_ROLES = ("server", "worker")
+"""Roles with hosts: a coordinator, and a process that ends clients' streams for it and calls it."""
+ROLES = (*SERVING_ROLES, "client", *OPERATOR_ROLES)
 """Roles of a holder."""
 SCHEME = "fl"
 _URI = re.compile(rf"{SCHEME}://({'|'.join(ROLES)})/({ID_PATTERN.pattern})")

@@ -21,10 +21,10 @@ from fl_common.certificates.leaf import (
     builder_of,
     common_name,
     key_usage,
-    purpose_of,
+    purposes_of,
     sign_leaf,
 )
-from fl_common.certificates.names import ROLES, Holder, holder_of, hosts_of
+from fl_common.certificates.names import ROLES, SERVING_ROLES, Holder, holder_of, hosts_of
 from fl_common.names import check_id
 
 __all__ = [
@@ -59,7 +59,7 @@ class Validity:
 
 @dataclass(frozen=True)
 class Identity:
-    """The holder of a leaf. hosts: DNS names and IP addresses of a server; only servers have them."""
+    """The holder of a leaf. hosts: DNS names and IP addresses of a server or worker; only these have them."""
 
     role: str
     name: str
@@ -69,8 +69,10 @@ class Identity:
         if self.role not in ROLES:
             raise ValueError(f"expected a role of {', '.join(ROLES)}, got {self.role!r}")
         check_id(f"{self.role} name", self.name)
-        if (self.role == "server") != bool(self.hosts):
-            raise ValueError(f"expected hosts for servers only, and at least one, got {len(self.hosts)} for {self.uri}")
+        if (self.role in SERVING_ROLES) != bool(self.hosts):
+            raise ValueError(
+                f"expected hosts for servers and workers only, and at least one, got {len(self.hosts)} for {self.uri}"
+            )
 
     @property
     def uri(self) -> str:
@@ -98,7 +100,7 @@ def make_authority(name: str, validity: Validity, role: str = "") -> Authority:
         # The host of fl://client/edge-3 is "client".
         allowed = x509.NameConstraints([x509.UniformResourceIdentifier(role)], None)
         builder = builder.add_extension(allowed, critical=True)
-        builder = builder.add_extension(x509.ExtendedKeyUsage([purpose_of(role)]), critical=False)
+        builder = builder.add_extension(x509.ExtendedKeyUsage(purposes_of(role)), critical=False)
     return Authority(builder.sign(key, hashes.SHA256()), key)
 
 

@@ -328,7 +328,7 @@ class Simulation:
         """Reduce or step, unless an update spoils it."""
         secure = self.config.secure_aggregation is not None  # nobody sees a single norm then
         if not secure and (culprits := self.federation.culprits(updates)):
-            return ev.CulpritsFound(culprits, relative=True)
+            return ev.CulpritsFound(culprits, "norm")
         try:
             compute()
         except SpoiledSum as error:

@@ -28,9 +28,9 @@ from fl_server.aggregation.encoded_update import Decoding, EncodedUpdate, Update
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import learning_rate_in, local_in
 from fl_server.aggregation.snapshot import Snapshot
-from fl_server.aggregation.updates import PayloadShape, Source, UpdateShape
+from fl_server.aggregation.updates import FILES, PayloadShape, Source, UpdateShape, buffers_in
 from fl_server.run_settings.privacy import PrivacySection
-from protos.codec import LayoutError, digest_bytes
+from protos.codec import Entry, LayoutError, digest_bytes
 from protos.fl.v1.training_pb2 import RefusalReason, UpdateHeader
 
 
@@ -111,8 +111,29 @@ class AdmissionGate:
 
         steps: K_i of the header; only for encoded updates.
         """
-        update = path if self.shape.plain else EncodedUpdate(path, self.shape, self.decoding(steps))
-        return self.check_content(update, digest, read_update(update, self.shape))
+        return self.check_content(self.update_in(path, steps), digest, self.read(path, steps))
+
+    @property
+    def shape_read(self) -> UpdateShape | None:
+        """The shape of the values that `read` reads."""
+        return self.shape
+
+    @property
+    def buffers_sent(self) -> list[Entry]:
+        """The buffers among its values, by rising offset; empty without any."""
+        return buffers_in(self.shape)
+
+    def update_in(self, source: Source, steps: int = 0) -> Source:
+        """An update whose values can be read, from its bytes. steps: as above."""
+        if self.shape.plain or not isinstance(source, FILES):
+            return source
+        return EncodedUpdate(source, self.shape, self.decoding(steps))
+
+    def read(self, path: Path, steps: int = 0) -> UpdateContent:
+        """Read a whole update on disk for `check_content`. Raises StoreError."""
+        return read_update(
+            path if self.shape.plain else EncodedUpdate(path, self.shape, self.decoding(steps)), self.shape
+        )
 
     def check_content(self, update: Source, digest: bytes, content: UpdateContent) -> dict[str, float]:
         """Make the checks of `check_file` for a file that was read."""

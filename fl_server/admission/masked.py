@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fl_server.admission.client_rules import UpdateRefused, WrongDigest
+from fl_server.admission.reading import UpdateContent
+from fl_server.aggregation.encoded_update import Decoding
+from fl_server.aggregation.updates import Source, UpdateShape
 from fl_server.store.files import file_digest
-from protos.codec import digest_bytes
+from protos.codec import Entry, digest_bytes
 from protos.fl.v1.training_pb2 import PayloadKind, RefusalReason, UpdateHeader
 
 
@@ -40,11 +43,35 @@ class MaskedGate:
         except ValueError as error:
             raise UpdateRefused(RefusalReason.REFUSAL_REASON_DIGEST, str(error)) from error
 
-    def check_file(self, path: Path, digest: bytes, steps: int = 0) -> dict[str, float]:
-        """Check a whole update on disk. Its norm is 0: nobody knows it. Raises WrongDigest."""
+    def read(self, path: Path, steps: int = 0) -> UpdateContent:
+        """Read a whole update on disk for `check_content`. Raises StoreError."""
         del steps
-        if (came := file_digest(path)) != digest:
-            raise WrongDigest(digest, came)
+        return UpdateContent(file_digest(path), ())
+
+    @property
+    def shape_read(self) -> UpdateShape | None:
+        """None: no values are read."""
+        return None
+
+    @property
+    def buffers_sent(self) -> list[Entry]:
+        """None are known."""
+        return []
+
+    def decoding(self, steps: int) -> Decoding:
+        """No values are read."""
+        raise NotImplementedError(f"a masked update of {steps} steps has no values")
+
+    def update_in(self, source: Source, steps: int = 0) -> Source:
+        """See `AdmissionGate.update_in`."""
+        del steps
+        return source
+
+    def check_content(self, update: Source, digest: bytes, content: UpdateContent) -> dict[str, float]:
+        """Check a whole update that was read. Its norm is 0: nobody knows it. Raises WrongDigest."""
+        del update
+        if content.digest != digest:
+            raise WrongDigest(digest, content.digest)
         return {"masked": 0.0}
 
     def clip_factor(self, norm: float) -> float:

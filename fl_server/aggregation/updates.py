@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 import torch
+from blake3 import blake3
 
 import algorithms as fl
 from fl_server.aggregation.bundles import CPU
@@ -32,6 +33,8 @@ BLOCK_BYTES = 512 << 10
 """Bytes of one update in a block: larger blocks do not fit a CPU's cache, and smaller ones cost more calls."""
 TOGETHER_BYTES = 1 << 20
 """The bytes of a block of all updates in float64: up to this size, one call for all is faster than one for each."""
+HASHED_BYTES = 1 << 20
+"""Bytes in memory at a time for a digest."""
 DEVICE_BYTES = 256 << 20
 """The bytes of one update in a group of neighbours on another device, where only calls cost."""
 
@@ -157,6 +160,16 @@ def reads_of(source: Path | StoredUpdate) -> Iterator[Callable[[int, int], bytes
             yield lambda offset, size: os.pread(descriptor, size, offset)
         finally:
             os.close(descriptor)
+
+
+def digest_of_source(source: Path | StoredUpdate) -> bytes:
+    """BLAKE3-256 of an update's bytes. Raises StoreError."""
+    hasher, at = blake3(), 0
+    with reads_of(source) as read:
+        while data := read(at, HASHED_BYTES):
+            hasher.update(data)
+            at += len(data)
+    return hasher.digest()
 
 
 _NONE: Mapping[fl.Payload, Layout] = MappingProxyType({})
@@ -285,6 +298,11 @@ class AcceptedUpdates:
     def only(self, names: Collection[str]) -> AcceptedUpdates:
         """The same updates with these tensors only."""
         return replace(self, shape=self.shape.only(names))
+
+
+def buffers_in(shape: UpdateShape) -> list[Entry]:
+    """The buffers of an update by rising offset, which is that in its plain layout; empty without any."""
+    return [entry for entry in shape.layout_of("delta").entries if not entry.trainable] if shape.has_buffers else []
 
 
 def _only(layout: Layout, names: Collection[str]) -> Layout:

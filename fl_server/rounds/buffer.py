@@ -160,12 +160,12 @@ def drop_culprits(state: RoundState, event: CulpritsFound) -> Result:
     ]
     culprits = [update for update in taken if update.client in why_of]
     drop = DropCulprits(
-        state.round, 0, tuple((update.client, why_of[update.client]) for update in culprits), event.relative,
+        state.round, 0, tuple((update.client, why_of[update.client]) for update in culprits), event.fault,
         tuple(update.version for update in culprits),
     )  # fmt: skip
     refused = state.refused
     for client, why in event.culprits:
-        refused = refused.added(client, Refused("norm" if event.relative else "not_finite", why))
+        refused = refused.added(client, Refused(event.fault, why))
     kept = tuple(update for update in taken if update.client not in why_of)
     state = replace(
         state, phase=Phase.COLLECTING, buffer=kept + state.buffer, accepted=(), versions=(), refused=refused

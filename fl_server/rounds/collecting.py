@@ -286,11 +286,11 @@ def drop_culprits(state: RoundState, event: CulpritsFound) -> Result:
     gone = {client for client, _ in event.culprits}
     if unknown := gone - {client for client, _ in state.accepted}:
         raise UnexpectedEvent(event, state, f"{min(unknown)} is not on the accepted list")
-    drop = DropCulprits(state.round, state.exchange, event.culprits, event.relative)
+    drop = DropCulprits(state.round, state.exchange, event.culprits, event.fault)
     admitted = tuple(entry for entry in state.admitted if entry[0] not in gone)
     refused = state.refused
     for client, why in event.culprits:
-        refused = refused.added(client, Refused("norm" if event.relative else "not_finite", why))
+        refused = refused.added(client, Refused(event.fault, why))
     state = replace(
         state, phase=Phase.COLLECTING, admitted=admitted, accepted=(), out=state.out | gone, repeated=True,
         refused=refused,

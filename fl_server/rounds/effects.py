@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fl_server.rounds.events import Accepted, EndStatus
+from fl_server.rounds.events import Accepted, CulpritFault, EndStatus
 
 RETRY_S = 10.0
 """Wait of RetryLater: seconds before clients that failed in a round are drawn for it again."""
@@ -147,8 +147,8 @@ class DropCulprits:
     round: int
     exchange: int
     culprits: tuple[tuple[str, str], ...]
-    relative: bool = False
-    """Its meaning is that of `CulpritsFound.relative`."""
+    fault: CulpritFault = "not_finite"
+    """Its meaning is that of `CulpritsFound.fault`."""
     versions: tuple[int, ...] = ()
     """With a buffer: the version of each update that is refused."""
 

@@ -20,6 +20,7 @@ before the latest one."""
 Accepted = tuple[tuple[str, bytes], ...]
 """(client, digest) of the accepted updates of an exchange, in the order of id bytes."""
 Fault = Literal["", "not_finite", "norm", "layout"]
+CulpritFault = Literal["", "not_finite", "norm"]
 """What is wrong with a refused update, as far as the faults of several clients may be one fault of the run."""
 
 
@@ -165,8 +166,9 @@ class CulpritsFound:
 
     culprits: tuple[tuple[str, str], ...]
     """(client, why)."""
-    relative: bool = False
-    """Whether only the other updates of the exchange speak against them; else, the sum was not finite."""
+    fault: CulpritFault = "not_finite"
+    """"not_finite": the sum was not. "norm": only the other updates of the exchange speak against them. "": their bytes
+    are not those that were admitted, for which a disk or a worker is to blame."""
 
 
 @dataclass(frozen=True, slots=True)

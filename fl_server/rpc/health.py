@@ -108,6 +108,15 @@ class Health:
         if not self._left:
             self._set(_SERVING)
 
+    def pause(self) -> None:
+        """Report not ready, until `resume`."""
+        self._set(_NOT_SERVING)
+
+    def resume(self) -> None:
+        """Report ready again, unless the process is already leaving."""
+        if not self._left:
+            self._set(_SERVING)
+
     async def leave(self) -> None:
         """Report not ready, for good."""
         self._left = True

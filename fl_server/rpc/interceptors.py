@@ -25,7 +25,7 @@ from fl_server.errors import Unauthenticated
 from fl_server.identity import ANYBODY, Identity, caller
 from fl_server.metrics import Metrics
 from fl_server.rpc.access import require_role
-from fl_server.rpc.methods import EVERYONE, METHODS, Method, RequestLimit
+from fl_server.rpc.methods import EVERYONE, METHODS, WORKERS, Method, RequestLimit
 from fl_server.rpc.open_calls import CallLimits, ExpiringCalls, OpenCall
 from fl_server.rpc.requests import BadRequest, parse
 from fl_server.statuses import abort, code_of, log_error
@@ -126,7 +126,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             request_deserializer=None
             if not kind[0]
             else call.parsed
-            if call.is_public or call.is_admin
+            if call.is_public or call.is_admin or method.startswith(WORKERS)
             else handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )

@@ -7,6 +7,7 @@ operator  reads and changes its own runs, exports their models, drains and relea
 enroller  tokens for devices, and the list of certificates; nothing else
 admin     everything, for runs of all operators
 client    a device: the Coordinator service, and renewal of its certificate
+worker    a process that ends the streams of devices: the Workers service
 
 No role has methods of both Admin and Coordinator. Bans, their end and the removal of a client are for an admin, because
 they take the client's state out of the runs of all operators; a drained or released client leaves nothing behind. The
@@ -29,6 +30,11 @@ ADMIN = "/fl.v1.Admin/"
 EVERYONE = frozenset({ANYBODY.role, *ROLES})
 """Callers without a certificate too."""
 _CLIENT = frozenset({"client"})
+_WORKER = frozenset({"worker"})
+WORKERS = "/fl.v1.Workers/"
+"""Prefix of the workers' methods."""
+WORKER_CALLS = 65_536
+"""Calls at once of one worker: one for each transfer of a client."""
 _ANY_OPERATOR = frozenset(OPERATOR_ROLES)
 _READ = frozenset({"viewer", "operator", "admin"})
 # A model is the result of the work, and reveals something of the data: a viewer does not get it.
@@ -127,6 +133,14 @@ METHODS: Mapping[str, Method] = {
     # An answer of 1 MiB.
     "/fl.v1.Coordinator/AnswerStage": Method(_CLIENT, RequestLimit(size_bytes=(1 << 20) + 1024, values=16, at_once=8)),
     "/fl.v1.Coordinator/ReportEvaluation": Method(_CLIENT, RequestLimit(at_once=8)),
+    f"{WORKERS}Serve": Method(_WORKER, _SMALL),
+    # A header, the squares of a model's tensors, and pieces of its buffers.
+    f"{WORKERS}ReceiveUpdate": Method(
+        _WORKER, RequestLimit(size_bytes=2 * MAX_MESSAGE_BYTES, values=1 << 20, at_once=WORKER_CALLS)
+    ),
+    f"{WORKERS}SendResource": Method(_WORKER, RequestLimit(at_once=WORKER_CALLS)),
+    f"{WORKERS}QueryForClient": Method(_WORKER, RequestLimit(at_once=WORKER_CALLS)),
+    f"{WORKERS}FetchResource": Method(_WORKER, _SMALL),
     "/fl.v1.Certificates/Renew": Method(_CLIENT, _CERTIFICATE),
     "/fl.v1.Enrollment/Enroll": Method(EVERYONE, _CERTIFICATE),
     "/fl.v1.Enrollment/Reenroll": Method(EVERYONE, _CERTIFICATE),

@@ -14,7 +14,7 @@ import asyncio
 import resource
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -22,7 +22,7 @@ import grpc.aio
 import structlog
 
 from fl_common.settings import SettingsError
-from fl_server.rpc.methods import ADMIN, largest_request
+from fl_server.rpc.methods import ADMIN, WORKER_CALLS, WORKERS, largest_request
 from fl_server.settings.config import ServerConfig
 from fl_server.settings.sections import ConnectionsConfig, LimitsConfig
 from protos.wire import AHEAD_BYTES, MAX_MESSAGE_BYTES, ChannelOptions, server_options
@@ -40,6 +40,8 @@ METADATA_BYTES = 8 << 10
 PROBE_STREAMS = 8
 PROBE_AGE_S = 60.0
 """A connection to a port for callers without a name is closed after this time: no peer can occupy the few there are."""
+AGE_GRACE_S = 600.0
+"""Time for the transfers in progress on a connection that is to end. One that takes longer is resumed."""
 CALLS_PER_CLIENT = 4
 """Open calls of a client on average: it attends, and fetches or uploads."""
 EXTRA_CALLS = 256
@@ -117,6 +119,10 @@ class Port:
     """Bytes that one call may send before they are read."""
     age_s: float | None = None
     """Every connection is closed after this time."""
+    age_grace_s: float | None = None
+    """Time for the calls in progress then. None: `handshake_s`."""
+    shared: bool = False
+    """Whether several processes listen on the port, and the kernel gives each some of the connections."""
 
     def options(self) -> ChannelOptions:
         """The grpc options of the port's server."""
@@ -134,7 +140,9 @@ class Port:
         }
         if self.age_s is not None:
             own["grpc.max_connection_age_ms"] = _milliseconds(self.age_s)
-            own["grpc.max_connection_age_grace_ms"] = _milliseconds(self.handshake_s)
+            own["grpc.max_connection_age_grace_ms"] = _milliseconds(self.age_grace_s or self.handshake_s)
+        if self.shared:
+            own["grpc.so_reuseport"] = 1
         return tuple({**dict(server_options()), **own}.items())
 
 
@@ -142,10 +150,12 @@ def ports(config: ServerConfig, connections: Connections) -> dict[str, Port]:
     """The ports of a coordinator, by the names of their settings."""
     limits = config.connections
     streams, times = limits.calls_per_client, (limits.handshake_s, limits.idle_s)
-    ahead_bytes = int(config.transfers.ahead_mib * (1 << 20))
-    calls = CALLS_PER_CLIENT * config.limits.max_clients + EXTRA_CALLS
     return {
-        "listen": Port(MAX_MESSAGE_BYTES, connections.clients, streams, calls, *times, ahead_bytes=ahead_bytes),
+        "listen": _for_clients(config, connections),
+        # One connection of each worker, for the transfers of all its clients.
+        "workers.listen": Port(
+            largest_request(WORKERS), connections.admin, WORKER_CALLS, WORKER_CALLS, limits.handshake_s, 86_400.0
+        ),
         "admin_listen": Port(largest_request(ADMIN), connections.admin, streams, 4 * connections.admin, *times),
         "token_listen": Port(largest_request(ADMIN), connections.admin, streams, 4 * connections.admin, *times),
         "enroll_listen": Port(
@@ -165,6 +175,26 @@ def ports(config: ServerConfig, connections: Connections) -> dict[str, Port]:
             age_s=PROBE_AGE_S,
         ),
     }
+
+
+def _for_clients(config: ServerConfig, connections: Connections) -> Port:
+    limits = config.connections
+    ahead_bytes = int(config.transfers.ahead_mib * (1 << 20))
+    calls = CALLS_PER_CLIENT * config.limits.max_clients + EXTRA_CALLS
+    return Port(
+        MAX_MESSAGE_BYTES,
+        connections.clients,
+        limits.calls_per_client,
+        calls,
+        limits.handshake_s,
+        limits.idle_s,
+        ahead_bytes=ahead_bytes,
+    )
+
+
+def worker_port(config: ServerConfig, connections: Connections, age_s: float) -> Port:
+    """The port of a worker for clients."""
+    return replace(_for_clients(config, connections), age_s=age_s, age_grace_s=AGE_GRACE_S, shared=True)
 
 
 def web_options() -> ChannelOptions:

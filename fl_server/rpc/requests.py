@@ -19,7 +19,7 @@ from fl_server.errors import InvalidInput
 from fl_server.rpc.methods import METHODS, RequestLimit
 from fl_server.uploads.stream import Request
 from protos.chunks import read_chunk
-from protos.fl.v1 import admin_pb2, coordinator_pb2, enrollment_pb2, web_pb2
+from protos.fl.v1 import admin_pb2, coordinator_pb2, enrollment_pb2, web_pb2, worker_pb2
 from protos.fl.v1 import coordinator_pb2 as pb
 
 LARGE_BYTES = 256 << 10
@@ -44,6 +44,7 @@ Nested: TypeAlias = Mapping[int, Union["Nested", int]]
 numbers are left out: each is one value."""
 _SERVICES: tuple[ServiceDescriptor, ...] = (
     coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"],
+    worker_pb2.DESCRIPTOR.services_by_name["Workers"],
     admin_pb2.DESCRIPTOR.services_by_name["Admin"],
     enrollment_pb2.DESCRIPTOR.services_by_name["Enrollment"],
     enrollment_pb2.DESCRIPTOR.services_by_name["Certificates"],

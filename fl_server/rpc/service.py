@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import nullcontext
 from typing import Any
-from weakref import ref
 
 import grpc.aio
 import structlog
 from google.protobuf.message import Message
 
-from fl_server.aggregation.broadcast import Broadcast
+from fl_common.settings import split_address
 from fl_server.clients.fleet import Fleet
 from fl_server.clients.sessions import Transfer
-from fl_server.errors import InvalidInput, NoSuchResource, NoSuchRun, NotNow
+from fl_server.errors import InvalidInput, NoSuchRun, NotNow
 from fl_server.identity import ANYBODY, caller
 from fl_server.rpc.client_reports import Reports
+from fl_server.rpc.downloads import Download, digest_in
 from fl_server.rpc.requests import MOST_VALUES, VALUES_A_TENSOR, parse_request
-from fl_server.run.round_statistics import ClientTransfers
 from fl_server.runs.coordinator import Coordinator
 from fl_server.services import Services
 from fl_server.timeouts import TimeLimit
-from fl_server.uploads.receiver import BUSY_WAIT_S, UploadReceiver
+from fl_server.uploads.part_receiver import BUSY_WAIT_S
+from fl_server.uploads.receiver import UploadReceiver
 from fl_server.uploads.stream import Request, Requests, part_of
-from protos.codec import digest_bytes, digest_text
 from protos.fl.v1 import coordinator_pb2 as pb
-from protos.fl.v1 import coordinator_pb2_grpc, tensor_pb2
+from protos.fl.v1 import coordinator_pb2_grpc
 from protos.fl.v1.training_pb2 import Receipt, RefusalReason, UpdateHeader
 from protos.wire import KEEPALIVE_SECONDS, MAX_CHUNK_BYTES
 
@@ -56,6 +54,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             protocol=protocol,
             coordinator_id=self._services.ledger.store.coordinator_id,
             limits=self._limits(),
+            data_address=self._data_address(),
         )
         response.outcomes.extend(await self._coordinator.outcomes.decided(request.pending, session.client_id))
         held = dict.fromkeys(held.run_id for held in request.states)
@@ -67,6 +66,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         limits.keepalive.FromSeconds(KEEPALIVE_SECONDS)
         limits.reattach_grace.FromMilliseconds(int(self._services.config.limits.reattach_grace_s * 1000))
         return limits
+
+    def _data_address(self) -> str:
+        """Where workers serve clients; empty without workers."""
+        if (workers := self._services.config.workers) is None:
+            return ""
+        return workers.address or f":{split_address(workers.serve)[1]}"
 
     async def Attend(self, request: pb.AttendRequest, context: Context) -> AsyncIterator[pb.AttendResponse]:
         """Push work to the client for as long as it reads."""
@@ -90,46 +95,24 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                     yield message
 
     async def _messages(self, request: pb.FetchModelRequest, transfer: Transfer) -> AsyncIterator[bytes]:
-        digest = _digest(request.digest, "digest")
-        run, broadcast = self._coordinator.resource(digest, request.run_id, transfer.client_id)
-        if request.offset > broadcast.resource.size_bytes:
-            raise InvalidInput("offset", f"at most the size, {broadcast.resource.size_bytes}", request.offset)
-        client, limits = transfer.client_id, self._transfer_limits.of(transfer.client_id)
-        fetch = limits.allowance.fetch(digest, len(broadcast.header) + broadcast.resource.size_bytes)
-        sent, places = self._services.metrics.bytes.labels("down", broadcast.kind), broadcast.places(request.offset)
-        if broadcast.kind == "model":
-            run.rounds.bytes.download_started(client, request.offset)
-        # A slow reader keeps no model of an earlier round in memory: its run alone does. Looked up once, for a search
-        # through all runs for each message would be most of the work for a large model.
-        kept, size = ref(broadcast), broadcast.resource.size_bytes
-        # An earlier model, which the client evaluates, is no transfer of the exchange under way.
-        transfers = (
-            run.rounds.transfers
-            if any(sent_now is broadcast for sent_now in run.model.broadcasts)
-            else ClientTransfers()
-        )
-        del broadcast
-        with transfers.transfer(client, "down", size, request.offset) as shown:
+        download = Download(self._services, self._coordinator, request, transfer)
+        places = download.places
+        with download.under_way():
             for place in places:
-                transfer.check()
-                message, count = _message(kept(), place, digest)
-                if excess := fetch.send(count or len(message), time.monotonic()):
-                    raise self._transfer_limits.exceeded(client, excess)
-                shown.done += count  # before: a client that has all may be gone before this goes on
+                message, count = download.message(place)
+                download.charge(count, len(message))
                 if place == places[-1]:
-                    transfer.resource_sent(digest)
+                    download.complete()
                 yield message
                 del message
-                sent.inc(count)
-                run.rounds.bytes.total_down += count
-                await limits.pace(count)
+                await download.sent(count)
 
     async def SubmitUpdate(self, request_iterator: Requests, context: Context) -> pb.SubmitUpdateResponse:
         """Receive an upload."""
         holder = _holder(context)
         async with self._transfer_limits.call(holder, "uploads") if holder else nullcontext():
             requests = aiter(request_iterator)
-            header = await self._header(requests)
+            header = await read_header(requests, self._services.config.limits.stall_s)
             client = self._client(header.session_id)
             async with self._transfer_limits.call(client, "uploads") if client != holder else nullcontext():
                 with self._fleet.sessions.transfer(header.session_id) as transfer:
@@ -137,18 +120,6 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                     if receipt.admitted:
                         self._fleet.update_admitted(header.session_id)
                     return pb.SubmitUpdateResponse(receipt=receipt)
-
-    async def _header(self, requests: Requests) -> UpdateHeader:
-        """The first message of an upload. Raises NotNow if it does not come in time, InvalidInput."""
-        stall_s = self._services.config.limits.stall_s
-        try:
-            with TimeLimit(stall_s):
-                first = await anext(requests, None)
-        except TimeoutError:
-            raise NotNow(f"no header of an upload came in {stall_s:g} s", BUSY_WAIT_S) from None
-        if not isinstance(first, pb.SubmitUpdateRequest) or not first.HasField("header"):
-            raise InvalidInput("part", "a header first", part_of(first))
-        return first.header
 
     async def _submit(self, transfer: Transfer, header: UpdateHeader, requests: Requests) -> Receipt:
         try:
@@ -173,14 +144,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         """The offset at which to resume an upload, or its receipt."""
         client = self._client(request.session_id)
         async with self._transfer_limits.call(client, "queries"):
-            run = self._coordinator.run(request.key.run_id)
-            if not run.submissions.undecided(request.key, client):
-                receipt = await self._uploads.receipt(run, request.key, client)
-                if receipt is not None:
-                    return pb.QueryUploadResponse(receipt=receipt)
-            digest = _digest(request.digest, "digest")
-            if run.submissions.refusal_for(request.key, client) is not None:
-                return pb.QueryUploadResponse()  # no upload is accepted for the key
+            receipt, wanted = await self._uploads.query(self._coordinator.run(request.key.run_id), request.key, client)
+            if receipt is not None or not wanted:
+                return pb.QueryUploadResponse(receipt=receipt)
+            digest = digest_in(request.digest, "digest")
             return pb.QueryUploadResponse(kept_bytes=await self._uploads.kept_bytes(request.key, client, digest))
 
     async def ReportStatus(self, request: pb.ReportStatusRequest, context: Context) -> pb.ReportStatusResponse:
@@ -206,11 +173,16 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         return pb.ReportEvaluationResponse()
 
 
-def _message(broadcast: Broadcast | None, place: int, digest: bytes) -> tuple[bytes, int]:
-    """A message of a broadcast, and its tensor bytes. Raises NoSuchResource if no run sends it any more."""
-    if broadcast is None:
-        raise NoSuchResource(digest_text(digest))
-    return broadcast.message(place)
+async def read_header(requests: Requests, stall_s: float) -> UpdateHeader:
+    """The first message of an upload. Raises NotNow if it does not come in time, InvalidInput."""
+    try:
+        with TimeLimit(stall_s):
+            first = await anext(requests, None)
+    except TimeoutError:
+        raise NotNow(f"no header of an upload came in {stall_s:g} s", BUSY_WAIT_S) from None
+    if not isinstance(first, pb.SubmitUpdateRequest) or not first.HasField("header"):
+        raise InvalidInput("part", "a header first", part_of(first))
+    return first.header
 
 
 def _holder(context: Context) -> str:
@@ -219,13 +191,6 @@ def _holder(context: Context) -> str:
     if who is not ANYBODY:
         return who.name
     return "" if context is None else context.peer()
-
-
-def _digest(message: tensor_pb2.Digest, field: str) -> bytes:
-    try:
-        return digest_bytes(message)
-    except ValueError as error:
-        raise InvalidInput(field, "a BLAKE3-256 digest", str(error)) from error
 
 
 def handlers(service: CoordinatorService) -> grpc.GenericRpcHandler:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import structlog
@@ -17,6 +18,7 @@ from fl_server.admission.client_rules import mean_epochs
 from fl_server.admission.norms import Culprits, Measured, norms_in_ledger, norms_of, outliers, overflow_culprit
 from fl_server.aggregation.secure_sum import SpoiledSum
 from fl_server.aggregation.server_update import Diverged, ServerUpdateStats
+from fl_server.aggregation.updates import digest_of_source
 from fl_server.rounds import effects
 from fl_server.rounds import events as ev
 from fl_server.rounds.metrics import as_received
@@ -29,6 +31,7 @@ from fl_server.store.errors import StoreError
 from fl_server.store.records import CommitRecord, HistoryRecord, UpdateRecord
 from fl_server.store.spool.part_file import SpoolSource
 from fl_server.store.spool.spool import Spool, SpoolKey
+from protos.codec import digest_text
 
 log = structlog.get_logger()
 
@@ -100,10 +103,12 @@ class RoundComputation:
         model, exchange = self._context.model, self._control.state.exchange
         updates = self._updates = await self._accepted_updates()
         services = self._context.services
-        if self._report(await services.in_compute(self._outliers, updates), relative=True):
+        if self._report(await services.in_compute(self._outliers, updates), "norm"):
             return
         try:
             sources = await services.in_compute(update_sources, services.spool, updates)
+            if await self._are_damaged(updates, sources):
+                return
             await self._control.retry(lambda: model.reduce(exchange, updates, sources))
         except Diverged as error:
             self._diverged(updates, error)
@@ -115,10 +120,12 @@ class RoundComputation:
         model = self._context.model
         updates = self._updates = await self._accepted_updates()
         services = self._context.services
-        if self._report(await services.in_compute(self._outliers, updates), relative=True):
+        if self._report(await services.in_compute(self._outliers, updates), "norm"):
             return
         try:
             sources = await services.in_compute(update_sources, services.spool, updates)
+            if await self._are_damaged(updates, sources):
+                return
             attempt = self._control.state.attempt
             if self._control.state.policy.secure:
                 total = await self._control.retry(lambda: self._stages.total(sources))
@@ -149,10 +156,29 @@ class RoundComputation:
             return ()
         return outliers(self._control.config.round, context.norms, _measured(updates), context.model.snapshot.norm)
 
-    def _report(self, culprits: Culprits, *, relative: bool = False) -> bool:
+    async def _are_damaged(self, updates: Sequence[UpdateRecord], sources: Sequence[SpoolSource]) -> bool:
+        """Have updates refused whose bytes are not those that were admitted. Returns whether there are any.
+
+        The digests of bytes that a worker wrote are its word. Those that this process wrote it has read itself.
+        """
+        services = self._context.services
+        if services.config.workers is None:
+            return False
+        reading = (self._control.retry(partial(services.in_io, _digest_there, source)) for source in sources)
+        damaged = tuple(
+            (update.client_id, f"expected bytes with the digest {digest_text(update.digest)}, found {_shown(came)}")
+            for update, came in zip(updates, await asyncio.gather(*reading), strict=True)
+            if came != update.digest
+        )
+        if damaged and self._control.state.policy.secure:
+            self._control.post(ev.RoundSpoiled(f"{damaged[0][0]}: {damaged[0][1]}"))
+            return True
+        return self._report(damaged, "")
+
+    def _report(self, culprits: Culprits, fault: ev.CulpritFault = "not_finite") -> bool:
         """Have updates refused that spoil the exchange. Returns whether there are any."""
         if culprits:
-            self._control.post(ev.CulpritsFound(culprits, relative))
+            self._control.post(ev.CulpritsFound(culprits, fault))
         return bool(culprits)
 
     def _diverged(self, updates: Iterable[UpdateRecord], error: Diverged) -> None:
@@ -240,6 +266,20 @@ class RoundComputation:
             statistics=rounds.statistics.to_text(),
             epochs=mean_epochs((update.num_examples, update.epochs) for update in updates),
         )
+
+
+def _digest_there(source: SpoolSource) -> bytes:
+    """The digest of an update's bytes; empty if they are gone."""
+    try:
+        return digest_of_source(source)
+    except StoreError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return b""
+        raise
+
+
+def _shown(digest: bytes) -> str:
+    return digest_text(digest) if digest else "none"
 
 
 def _measured(updates: Iterable[UpdateRecord]) -> list[Measured]:

@@ -37,6 +37,12 @@ _NOT_WANTED: Mapping[str, RefusalReason | None] = {
     "late": RefusalReason.REFUSAL_REASON_LATE,
     "not assigned": RefusalReason.REFUSAL_REASON_NOT_ASSIGNED,
 }
+_CULPRITS: Mapping[str, RefusalReason] = {
+    "not_finite": RefusalReason.REFUSAL_REASON_NOT_FINITE,
+    "norm": RefusalReason.REFUSAL_REASON_RELATIVE_NORM,
+    "": RefusalReason.REFUSAL_REASON_DIGEST,
+}
+"""Why an accepted update is refused, by the fault in `effects.DropCulprits`."""
 MANY_WAITING = 8
 """Updates that wait for their verdicts, from which on they are decided together."""
 MOST_TOGETHER = 100
@@ -251,14 +257,14 @@ class Submissions:
         context, control, why_of = self._context, self._control, dict(command.culprits)
         run_id, fleet = context.run_id, context.fleet
         updates = await control.read(context.store.updates, run_id, command.round, command.exchange)
-        relative, absolute = RefusalReason.REFUSAL_REASON_RELATIVE_NORM, RefusalReason.REFUSAL_REASON_NOT_FINITE
-        reason = relative if command.relative else absolute
+        reason = _CULPRITS[command.fault]
         refused = [
             replace(update, admitted=False, reason=RefusalReason.Name(reason), detail=why_of[update.client_id])
             for update in updates
             if update.client_id in why_of
         ]
-        weighed = [fleet.quarantine.count_refusal(update) for update in refused]
+        # Damaged bytes are not their client's fault.
+        weighed = [fleet.quarantine.count_refusal(update) for update in refused if command.fault]
         whys = [
             HistoryRecord(
                 time.time(),

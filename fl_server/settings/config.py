@@ -18,6 +18,7 @@ from fl_server.settings.sections import (
     TlsConfig,
     TransfersConfig,
     WebTlsConfig,
+    WorkersConfig,
 )
 
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -208,6 +209,7 @@ class ServerConfig(Section):
     limits: LimitsConfig = LimitsConfig()
     connections: ConnectionsConfig = ConnectionsConfig()
     transfers: TransfersConfig = TransfersConfig()
+    workers: WorkersConfig | None = None
     quarantine: QuarantineConfig = QuarantineConfig()
     attention: AttentionConfig = AttentionConfig()
     states: StatesConfig = StatesConfig()
@@ -254,8 +256,10 @@ class ServerConfig(Section):
                 "expected a [tls] section with cert, key and client_ca (`fl ca init` makes them in a minute); for "
                 "plain text on this machine set insecure = true"
             )
-        for name in ("listen", "admin_listen"):
-            address = getattr(self, name)
+        own = {"listen": self.listen, "admin_listen": self.admin_listen}
+        if self.workers is not None:
+            own |= {"workers.listen": self.workers.listen, "workers.serve": self.workers.serve}
+        for name, address in own.items():
             if not is_loopback(split_address(address)[0]) and not self.insecure_remote:
                 raise ValueError(
                     f"{name}: plain text on {address}, which others can reach, is refused: add [tls], or set "

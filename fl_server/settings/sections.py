@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from fl_common.certificates.tls_version import TlsVersion
 from fl_common.proxies import ENVIRONMENT, ProxySetting
-from fl_common.settings import Section, is_loopback
+from fl_common.settings import Address, Section, is_loopback
 from protos.wire import CHUNK_BYTES, MAX_CHUNK_BYTES
 
 
@@ -116,6 +116,30 @@ class ConnectionsConfig(Section):
     """Connections to `metrics_listen` at once; for one more, the connection that has waited longest is closed."""
     calls_per_client: int = Field(default=64, ge=16, le=65_536)
     """Calls at once by the holder of one certificate, and on one connection. A daemon has fewer than ten."""
+
+
+class WorkersConfig(Section):
+    """Workers, `fl-server --role data`: processes that end the clients' streams of model bytes for the coordinator.
+
+    A worker reads the coordinator's own settings, and after them a file with its certificate. Without this section the
+    coordinator ends all streams itself.
+    """
+
+    listen: Address = "127.0.0.1:7076"
+    """The coordinator's address for workers. A caller needs a certificate with the role worker."""
+    coordinator: Address | None = None
+    """`listen` as workers dial it. None: `listen`."""
+    serve: Address = "127.0.0.1:7077"
+    """The workers' address for clients. All workers of a machine share it."""
+    address: Address | None = None
+    """`serve` as devices dial it. None: its port at the host at which they reach the coordinator."""
+    age_s: float = Field(default=600.0, ge=1, le=86_400)
+    """A client's connection to a worker ends after this time, give or take a tenth, and the client connects again: so
+    a new worker gets its share. Calls in progress go on."""
+    report_mib: float = Field(default=16.0, ge=0.0625, le=1024)
+    """A worker reports the progress of a transfer after so many bytes, or a second. Bans and rates take effect then."""
+    cache_mib: int = Field(default=4096, ge=1)
+    """Disk space for a machine's copies of what clients fetch. The newest one is always kept."""
 
 
 _YEAR_S = 31_536_000

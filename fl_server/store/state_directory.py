@@ -63,6 +63,11 @@ class DirectoryLock:
         self.release()
 
 
+def ledger_of(folder: Path) -> str:
+    """The id of the ledger that a state directory belongs to; empty if it is no coordinator's."""
+    return str(_read_json(folder / MARKER).get("ledger", ""))
+
+
 def lock_directory(path: Path | str) -> DirectoryLock:
     """Make the state directory if it is missing, check that it is a coordinator's, lock it and mark it.
 

@@ -117,7 +117,7 @@ def _pause_raises(error: Exception) -> Callable[[], Patch]:
 
 
 def _content_not_checked() -> Patch:
-    check = AdmissionGate.check_file
+    check = AdmissionGate.check_content
 
     def checked(self: AdmissionGate, *file: Any) -> Any:
         try:
@@ -125,7 +125,7 @@ def _content_not_checked() -> Patch:
         except UpdateRefused:
             return {"delta": 1.0}
 
-    return AdmissionGate, "check_file", checked
+    return AdmissionGate, "check_content", checked
 
 
 def _repeated(work: Callable[[], Any]) -> Callable[[], Patch]:

@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from fl_common.certificates.names import SERVING_ROLES
 from fl_ops.admin.settings import Certificates
 from fl_ops.certificates import ca
 from tests.processes.planted import plant
@@ -31,10 +32,10 @@ class Pki:
     ) -> Certificates:
         """A leaf as `fl ca issue` makes it.
 
-        role: "server", "client" or "admin". begins: days from now. hosts: only for a server.
+        role: one of ROLES. begins: days from now. hosts: only for a server or a worker.
         """
         validity = ca.Validity(datetime.now(UTC) + timedelta(days=begins), days)
-        identity = ca.Identity(role, name, hosts if role == "server" else ())
+        identity = ca.Identity(role, name, hosts if role in SERVING_ROLES else ())
         certificate, key = ca.issue(self.authority, identity, validity)
         return self._written(f"{role}-{name}", certificate, key)
 

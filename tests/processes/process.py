@@ -61,8 +61,7 @@ class Process:
         assert self._popen is None or self._popen.poll() is not None, f"{self.name} runs already"
         if self.forks and not self.under:
             files = self.folder, self._out, self._err
-            arguments = ["--config", str(self.config)]
-            self._popen = Forked(Program(self._module, arguments, self.environment(), *files, self.open_files))
+            self._popen = Forked(Program(self._module, self.arguments, self.environment(), *files, self.open_files))
             return self
         with self._out.open("ab") as out, self._err.open("ab") as err:
             self._popen = subprocess.Popen(
@@ -72,7 +71,12 @@ class Process:
 
     def command(self) -> list[str]:
         """The command line of a program that is not forked."""
-        return [*self.under, sys.executable, "-m", self._module, "--config", str(self.config)]
+        return [*self.under, sys.executable, "-m", self._module, *self.arguments]
+
+    @property
+    def arguments(self) -> list[str]:
+        """The program's arguments."""
+        return ["--config", str(self.config)]
 
     def environment(self) -> dict[str, str]:
         """Environment variables."""

@@ -19,7 +19,7 @@ app = typer.Typer(
     cls=Group, no_args_is_help=True, help="Make certificates for a site that has no authority of its own."
 )
 issue_app = typer.Typer(
-    cls=Group, no_args_is_help=True, help="Issue a certificate to a server, a client or an operator."
+    cls=Group, no_args_is_help=True, help="Issue a certificate to a server, a worker, a client or an operator."
 )
 app.add_typer(issue_app, name="issue")
 
@@ -112,6 +112,31 @@ def server(
     pair = issued.pair
     section = _section("tls", cert=pair.certificate, key=pair.key, client_ca=pair.authority)
     hint = f"in server.toml, with the paths that the files have on the server:\n\n{section}"
+    output.show(issued.facts(), issued.text(hint), context.as_json)
+
+
+@issue_app.command(**examples("fl ca issue worker worker-1 --host fl.example.org"))
+@command
+def worker(
+    context: Context,
+    name: Name,
+    host: Annotated[list[str] | None, typer.Option(help="DNS name or IP address that devices dial; repeat.")] = None,
+    service: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME.NAMESPACE", help="All names of a Service in Kubernetes; repeat for more."),
+    ] = None,
+    directory: Dir = Path("pki"),
+    days: Days = 90,
+    force: Force = False,
+) -> None:
+    """Issue the certificate of a worker, which ends clients' streams for the coordinator (`fl-server --role data`)."""
+    from fl_ops.certificates import pki
+
+    hosts = pki.server_hosts(host or (), service or ())
+    issued = pki.issue(pki.LeafRequest(directory, "worker", name, days, force, hosts))
+    pair = issued.pair
+    section = _section("tls", cert=pair.certificate, key=pair.key, client_ca=pair.authority)
+    hint = f"in a file that the worker reads after the coordinator's settings, with the paths there:\n\n{section}"
     output.show(issued.facts(), issued.text(hint), context.as_json)
 
 

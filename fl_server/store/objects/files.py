@@ -51,7 +51,7 @@ class StoredFiles(ObjectReader):
         """Read what the ledger counts, and find the loose parts of uploads."""
         super().__init__(bucket, ledger.store.claim.coordinator_id)
         self.cache, self._ledger, self._state_dir = cache, ledger, state_dir
-        self._epoch = ledger.store.claim.epoch
+        self.epoch = ledger.store.claim.epoch
         self.part_bytes = PART_BYTES
         self._cached = state_dir / CACHED_PARTS
         cache.empty(self._cached)
@@ -140,7 +140,7 @@ class StoredFiles(ObjectReader):
             for part in self._loose.get(name, ()):
                 if _number(part) == number and part.endswith(f".{digest}"):
                     return part
-        part = f"{number:05d}.{self._epoch}-{next(self._counts)}.{digest}"
+        part = f"{number:05d}.{self.epoch}-{next(self._counts)}.{digest}"
         self.bucket.put(self._key(f"{name}/{part}"), data, durable=durable)
         with self._lock:
             self._loose.setdefault(name, {})[part] = len(data)
@@ -236,7 +236,7 @@ class StoredFiles(ObjectReader):
         """Have objects removed that an earlier coordinator put and of which no file was made, but for uploads."""
         counted = {key for file in list(self._files.values()) for key in file.keys}
         there = [*self._keys("checkpoints"), *self._keys("privacy")]
-        keys = [key for key, _ in there if key not in counted and _epoch(key) < self._epoch]
+        keys = [key for key, _ in there if key not in counted and _epoch(key) < self.epoch]
         self._removed([], keys)
         return False
 

@@ -146,13 +146,13 @@ MOST_BYTES = 4 << 30
 class SpareFiles:
     """A folder of spare files. Thread-safe; raises OSError."""
 
-    def __init__(self, folder: Path) -> None:
-        """Remove the files of an earlier process."""
+    def __init__(self, folder: Path, *, keep: bool = False) -> None:
+        """Remove the files of an earlier process. keep: they are of another one, which uses them."""
         self._folder = folder
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._spares: dict[int, list[Path]] = {}
-        if folder.exists():
+        if folder.exists() and not keep:
             shutil.rmtree(folder)
 
     def add(self, paths: list[Path]) -> None:

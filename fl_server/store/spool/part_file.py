@@ -6,6 +6,7 @@ Plain reads go into the caller's memory: a mapped file would count as resident m
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import threading
 from concurrent.futures import Future
@@ -25,6 +26,10 @@ from protos.chunks import Buffer, crc32c
 log = structlog.get_logger(__name__)
 
 _NO_FALLOCATE = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
+
+
+class PartBusy(StoreError):
+    """Another writer has the upload open: close its PartFile first."""
 
 
 class SpoolParts(NamedTuple):
@@ -153,6 +158,7 @@ class PartFile:
         with disk_errors(f"open {paths.part}"):
             if _size_of(paths.final) == self.size_bytes:  # sealed, but the process ended before the ledger had it
                 self._file, self._kept = (os.open(paths.final, os.O_RDWR), self.size_bytes)
+                self._lock_file(self._file)
                 return
             paths.final.unlink(missing_ok=True)  # another size means that it is torn
             self._kept, noted = self._prefixes.find(paths, self.digest, self.size_bytes)
@@ -160,12 +166,21 @@ class PartFile:
                 if not self._kept:
                     self._start_over()
                 self._file = os.open(paths.part, os.O_RDWR | os.O_CREAT, 0o600)
+                self._lock_file(self._file)
                 self._prepare(self._file, noted)
             except OSError:
                 self._close()
                 if not self._kept:
                     paths.remove_part()
                 raise
+
+    def _lock_file(self, file: int) -> None:
+        """Let no other process write the file. A worker that was cut off may still have it open. Raises PartBusy."""
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._close()
+            raise PartBusy(f"another process writes {self._paths.part}: end it, or wait until it notices") from error
 
     def _fetch_final(self) -> None:
         """A whole update that is in the object store, and not here any more, comes back."""

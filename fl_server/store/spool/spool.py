@@ -24,14 +24,10 @@ from fl_server.store.errors import NoOpenFiles, StoreError, StoreFull
 from fl_server.store.files import Durability, check_id, disk_errors, file_digest, remove_folder, run_folder
 from fl_server.store.objects.files import StoredFiles
 from fl_server.store.spool.kept_files import KeptPrefixes, PartPaths, SpareFiles, noted_update
-from fl_server.store.spool.part_file import PartFile, SpoolParts, StoredUpdate
+from fl_server.store.spool.part_file import PartBusy, PartFile, SpoolParts, StoredUpdate
 
 _FOLDERS = re.compile(r"run-(?P<run>[^/]+)/round-(?P<round>\d+)/exchange-(?P<exchange>\d+)")
 _FINAL = re.compile(r"(?P<client>.+)\.(?P<digest>(?:[0-9a-f]{2})+)\.update")
-
-
-class PartBusy(StoreError):
-    """Another writer has the upload open: close its PartFile first."""
 
 
 class TooManyUnfinished(StoreError):
@@ -118,8 +114,13 @@ class Spool:
         durability: Durability = "process",
         unfinished_limit: UnfinishedLimit | None = None,
         files: StoredFiles | None = None,
+        *,
+        shared: bool = False,
     ) -> None:
-        """unfinished_limit: of each client. files: the object store that has every whole update, if there is one."""
+        """unfinished_limit: of each client. files: the object store that has every whole update, if there is one.
+
+        shared: another process keeps order in the directory, and reserves each upload there.
+        """
         self._directory, self._files = Path(directory), files
         self._unfinished_limit = unfinished_limit or UnfinishedLimit()
         self._unfinished = _UnfinishedUploads()
@@ -130,7 +131,7 @@ class Spool:
         self._parts: dict[SpoolKey, PartFile | None] = {}
         with disk_errors(f"open the spool {self._directory}"):
             make_folders(self._directory, durable=self._durable)
-            self._spares = SpareFiles(self._directory / "spare")
+            self._spares = SpareFiles(self._directory / "spare", keep=shared)
             self._shared = SpoolParts(self._spares, self.prefixes, self._durable, files)
             if self._durable:
                 # A process may have been killed between a rename and its fsync. This one relies on the names it finds.
@@ -163,6 +164,29 @@ class Spool:
                     del self._parts[key]
                 else:
                     self._parts[key] = part
+
+    def reserve(self, key: SpoolKey, digest: bytes, size: int) -> None:
+        """Let another process write this upload, which has the folder too, until `free`.
+
+        What nothing of is kept gets a spare file. Raises as `open_part`.
+        """
+        paths = self._paths(key, digest)
+        self._reserve(key)
+        try:
+            self._remove_excess(key, size)
+            with self._making, disk_errors(f"open {paths.part}"):
+                make_folders(paths.part.parent, durable=self._durable)
+                if not paths.notes.exists() and not paths.final.exists():
+                    self._spares.take(size, paths.part)
+            self._remove_loose(key, but=self._files.name(paths.final) if self._files else "")
+        except BaseException:
+            self.free(key)
+            raise
+
+    def free(self, key: SpoolKey) -> None:
+        """The other process does not write the upload any more."""
+        with self._lock:
+            self._parts.pop(key, None)
 
     def kept(self, key: SpoolKey, digest: bytes) -> int:
         """Bytes kept from the start of an update with that digest: the offset at which its sender continues."""

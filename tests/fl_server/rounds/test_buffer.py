@@ -234,8 +234,8 @@ def test_a_culprit_leaves_the_step_and_the_others_stay_first() -> None:
     a, b, c = list(at_work(state))
     state, _ = play(state, *arrive(a + b + c))
     assert state.phase is Phase.STEPPING
-    state, effects = play(state, CulpritsFound(((a, "too long"),), relative=True))
-    assert effects[0] == DropCulprits(0, 0, ((a, "too long"),), True, (0,))
+    state, effects = play(state, CulpritsFound(((a, "too long"),), "norm"))
+    assert effects[0] == DropCulprits(0, 0, ((a, "too long"),), "norm", (0,))
     assert effects[-1] == ComputeStep(((b, b.encode()), (c, c.encode())), (0, 0))
 
 

@@ -38,6 +38,11 @@ CASES = [
     (errors.NotConfigured("enrollment", "enroll_listen"), "FAILED_PRECONDITION", None),
     (errors.NoSuchResource("blake3:00"), "NOT_FOUND", errors_pb2.UnknownResource),
     (errors.NoSuchRun("r"), "NOT_FOUND", errors_pb2.UnknownRun),
+    (
+        errors.Relayed(15, "other bytes", errors_pb2.BrokenUpload(kept_bytes=3)),
+        "DATA_LOSS",
+        errors_pb2.BrokenUpload,
+    ),
     (errors.NoSuchModel("r", 3, [4]), "NOT_FOUND", None),
     (errors.NoBestRound("r", "mae", ["loss"]), "NOT_FOUND", None),
     (errors.TooFewUpdates("r", 3, 1, 3), "PERMISSION_DENIED", None),

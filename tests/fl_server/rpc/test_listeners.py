@@ -55,15 +55,15 @@ def test_a_port_for_tokens_takes_as_many_as_that_for_certificates() -> None:
 
 
 def test_each_port_has_its_own_limits(tmp_path: Path) -> None:
-    """Only the clients' port accepts chunks; the port for probes has small limits and short times."""
+    """Only the clients' port accepts chunks, the workers' long headers; probes have small limits and short times."""
     made = ports(ServerConfig(state_dir=tmp_path, insecure=True), Connections(100, 20, 10, 5, 7))
     options = {setting: dict(port.options()) for setting, port in made.items()}
     sizes = {setting: each["grpc.max_receive_message_length"] for setting, each in options.items()}
     assert sizes == {
         "listen": MAX_MESSAGE_BYTES, "admin_listen": 1 << 20, "token_listen": 1 << 20, "enroll_listen": 16 << 10,
-        "health_listen": 1 << 10,
+        "health_listen": 1 << 10, "workers.listen": 2 * MAX_MESSAGE_BYTES,
     }  # fmt: skip
-    assert [each["grpc.max_allowed_incoming_connections"] for each in options.values()] == [100, 20, 20, 7, 10]
+    assert [each["grpc.max_allowed_incoming_connections"] for each in options.values()] == [100, 20, 20, 20, 7, 10]
     assert "grpc.max_connection_age_ms" in options["health_listen"]
     assert "grpc.max_connection_age_ms" not in options["listen"]
 

@@ -22,8 +22,9 @@ from fl_server.rpc.health import Health
 from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
 from fl_server.rpc.open_calls import CallLimits
 from fl_server.rpc.requests import NESTED
+from fl_server.rpc.workers import WorkersService
 from fl_server.web.page import WebLoginService
-from protos.fl.v1 import admin_pb2_grpc, enrollment_pb2_grpc, web_pb2_grpc
+from protos.fl.v1 import admin_pb2_grpc, enrollment_pb2_grpc, web_pb2_grpc, worker_pb2_grpc
 from protos.fl.v1 import coordinator_pb2 as pb
 from tests.fl_server.devices import Device
 from tests.fl_server.harness import TIMEOUT_S, World
@@ -52,6 +53,8 @@ async def serving(world: World) -> AsyncIterator[grpc.aio.Channel]:
     server = grpc.aio.server(interceptors=[CallInterceptor(policy)])
     server.add_generic_rpc_handlers((service.handlers(world.service),))
     admin_pb2_grpc.add_AdminServicer_to_server(AdminService(world.services, world.coordinator), server)
+    workers = WorkersService(world.services, world.coordinator, world.uploads)
+    worker_pb2_grpc.add_WorkersServicer_to_server(workers, server)
     enrollment = enrollment_pb2_grpc.EnrollmentServicer
     certificates = CertificatesService(None, world.services.metrics, world.services.audit)
     enrollment_pb2_grpc.add_CertificatesServicer_to_server(certificates, server)
@@ -92,7 +95,7 @@ async def check_refused(channel: grpc.aio.Channel, method: str, message: bytes) 
 
 
 async def test_malformed_bytes_are_refused_in_every_method(tmp_path: Path, records: list[logging.LogRecord]) -> None:
-    """Coordinator, Admin, Health and reflection; grpc itself logs nothing."""
+    """Coordinator, Admin, Workers, Health and reflection; grpc itself logs nothing."""
     async with World(tmp_path) as world, serving(world) as channel:
         for method in NESTED:
             for message in MALFORMED:

@@ -14,13 +14,14 @@ from fl_server.identity import ANYBODY, Identity
 from fl_server.rpc.access import methods_of, require_role
 from fl_server.rpc.methods import ADMIN, EVERYONE, METHODS, WEB_METHODS
 from fl_server.rpc.requests import NESTED
-from protos.fl.v1 import admin_pb2, coordinator_pb2, enrollment_pb2, web_pb2
+from protos.fl.v1 import admin_pb2, coordinator_pb2, enrollment_pb2, web_pb2, worker_pb2
 
 FILES = (
     coordinator_pb2.DESCRIPTOR,
     admin_pb2.DESCRIPTOR,
     enrollment_pb2.DESCRIPTOR,
     web_pb2.DESCRIPTOR,
+    worker_pb2.DESCRIPTOR,
     health_pb2.DESCRIPTOR,
     reflection_pb2.DESCRIPTOR,
 )
@@ -50,8 +51,13 @@ def test_rows_have_known_roles() -> None:
 
 
 def test_no_role_has_methods_of_clients_and_of_operators() -> None:
-    """A stolen key of a device opens no admin method, and an admin's key cannot act as a device."""
-    for service, roles in (("Coordinator", {"client"}), ("Certificates", {"client"}), ("Admin", set(OPERATOR_ROLES))):
+    """A stolen key of a device opens no admin method, an admin's key is no device, and neither is a worker."""
+    for service, roles in (
+        ("Coordinator", {"client"}),
+        ("Certificates", {"client"}),
+        ("Workers", {"worker"}),
+        ("Admin", set(OPERATOR_ROLES)),
+    ):
         for method in methods(descriptor_pool.Default().FindServiceByName(f"fl.v1.{service}")):
             assert METHODS[method].roles <= roles, method
 

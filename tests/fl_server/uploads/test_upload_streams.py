@@ -199,7 +199,7 @@ async def test_a_stream_that_breaks_while_its_file_waits_to_be_closed(setup: Upl
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(Spool, "_opened"), (AdmissionGate, "check_file"), (PartFile, "seal")],
+    [(Spool, "_opened"), (AdmissionGate, "read"), (PartFile, "seal")],
     ids=["opened", "checked", "sealed"],
 )
 async def test_an_upload_whose_round_is_removed_is_late(

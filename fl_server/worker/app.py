@@ -1,0 +1,194 @@
+"""The life of a worker's process: attach to the coordinator, serve clients, drain, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from functools import partial
+
+import grpc.aio
+import structlog
+import torch
+from prometheus_client import CollectorRegistry
+
+from fl_common.logs import RepeatFilter, write_repeat_counts
+from fl_common.metrics import serve_metrics
+from fl_common.metrics_server import ServerLimits
+from fl_common.names import ID_PATTERN
+from fl_common.settings import SettingsError, split_address
+from fl_server.app import STOP_S, end_in_time, listen_to_signals
+from fl_server.clients.transfer_limits import TransferLimits
+from fl_server.metrics import Metrics
+from fl_server.rpc.health import Health
+from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
+from fl_server.rpc.listening import Certificates
+from fl_server.rpc.open_calls import CallLimits
+from fl_server.rpc.ports import (
+    EXTRA_CALLS,
+    Connections,
+    LastingServer,
+    allow_open_files,
+    ports,
+    warn_of_few_files,
+    worker_port,
+)
+from fl_server.rpc.service import SERVICE
+from fl_server.settings.config import ServerConfig
+from fl_server.settings.sections import WorkersConfig
+from fl_server.store.spool.spool import Spool, UnfinishedLimit
+from fl_server.store.state_directory import ledger_of
+from fl_server.uploads.part_receiver import Disk
+from fl_server.worker.link import Link, Terms
+from fl_server.worker.resources import Copies
+from fl_server.worker.service import DataService, handlers
+
+log = structlog.get_logger()
+
+NO_LIMIT = UnfinishedLimit(1 << 30, 1 << 62)
+"""The coordinator has the limit of all unfinished uploads of a client."""
+COPIES = "worker-copies"
+"""Folder of the copies of what clients fetch, in the state directory."""
+
+
+async def serve(config: ServerConfig, repeats: RepeatFilter | None = None) -> None:
+    """Run a worker until SIGTERM or SIGINT. Raises SettingsError."""
+    if (workers := config.workers) is None:
+        raise SettingsError("--role data: expected a section [workers] in the settings, found none")
+    leaving, probes = asyncio.Event(), Health((SERVICE,))
+    listen_to_signals(leaving)
+    connections = allow_open_files(config.limits.max_clients, config.connections)
+    await probes.listen(config.health_listen, ports(config, connections)["health_listen"])
+    warn_of_few_files(config.limits, connections)
+    ending = asyncio.create_task(end_in_time(leaving, config.drain_grace_s + STOP_S, probes))
+    try:
+        async with AsyncExitStack() as opened:
+            worker = await asyncio.to_thread(Worker, config, workers, opened)
+            counting = asyncio.create_task(write_repeat_counts(repeats or RepeatFilter(0)))
+            opened.callback(counting.cancel)
+            await _serve(worker, connections, probes, leaving)
+    finally:
+        ending.cancel()
+        await probes.close()
+    log.info("stopped")
+
+
+async def _serve(worker: Worker, connections: Connections, probes: Health, leaving: asyncio.Event) -> None:
+    """Attach, serve, drain."""
+    works = [worker.keep_attached(probes), worker.metrics.measure_lag()]
+    if worker.certificates is not None:
+        works.append(_renew(worker.certificates))
+    attaching, *others = [asyncio.create_task(work) for work in works]
+    ended, first = asyncio.create_task(leaving.wait()), asyncio.create_task(worker.is_attached.wait())
+    try:
+        for awaited in (first, None):
+            if awaited is None:
+                await worker.listen(connections, probes)
+            await asyncio.wait({attaching, ended, *([awaited] if awaited else [])}, return_when=asyncio.FIRST_COMPLETED)
+            if attaching.done():
+                attaching.result()  # raises: the settings do not suit the coordinator
+            if ended.done():
+                break
+        await worker.drain()
+    finally:
+        for task in (attaching, *others, ended, first):
+            task.cancel()
+
+
+async def _renew(certificates: Certificates) -> None:
+    async for _ in certificates.checks():
+        pass
+
+
+class Worker:
+    """One worker. Built in any thread; then it lives on the event loop."""
+
+    def __init__(self, config: ServerConfig, workers: WorkersConfig, opened: AsyncExitStack) -> None:
+        self._config, self._workers, self._opened = config, workers, opened
+        torch.set_num_threads(config.threads)
+        self.metrics = Metrics(CollectorRegistry())
+        self.certificates = None if config.tls is None else Certificates(config.tls, self.metrics)
+        self.is_attached = asyncio.Event()
+        """Set when the coordinator has been there once. Nothing is written before."""
+        name = "".join(letter if ID_PATTERN.fullmatch(letter) else "-" for letter in socket.gethostname())
+        self._link = Link(workers.coordinator or workers.listen, f"{name[:48]}-{os.getpid()}", "impetus")
+        opened.push_async_callback(self._link.close)
+        self._service: DataService
+
+    def _made_service(self) -> DataService:
+        config, state = self._config, self._config.state_dir
+        io = ThreadPoolExecutor(4, thread_name_prefix="io")
+        self._opened.push_async_callback(asyncio.to_thread, io.shutdown, wait=True, cancel_futures=True)
+        limits = TransferLimits(config.transfers, self.metrics, config.limits.max_clients)
+        disk = Disk(config, Spool(state / "spool", config.durability, NO_LIMIT, shared=True), self.metrics, io, limits)
+        return DataService(self._link, disk, Copies(self._link, state / COPIES, self._workers.cache_mib << 20))
+
+    async def listen(self, connections: Connections, probes: Health) -> None:
+        """Listen for clients. Raises SettingsError."""
+        config, self._service = self._config, await asyncio.to_thread(self._made_service)
+        port = worker_port(config, connections, self._workers.age_s)
+        tls = config.tls
+        policy = CallPolicy(
+            self.metrics,
+            CallLimits(port.streams, port.calls, known_connections=2 * port.connections),
+            "workers.serve",
+            stall_s=config.limits.stall_s,
+            trusts_everybody=tls is None or tls.no_client_certificates,
+        )
+        make = partial(
+            grpc.aio.server,
+            interceptors=[CallInterceptor(policy)],
+            options=port.options(),
+            maximum_concurrent_rpcs=port.calls + EXTRA_CALLS,
+        )
+        credentials = None
+        if self.certificates is not None:
+            credentials = partial(self.certificates.credentials, self.metrics.handshakes.labels("workers.serve").inc)
+        server = LastingServer(make, credentials)
+        server.add_generic_rpc_handlers((handlers(self._service),))
+        probes.serve_on(server)
+        address = server.listen(self._workers.serve, "workers.serve")
+        self._opened.push_async_callback(server.stop, 0.2)
+        await server.start()
+        self._serve_metrics(connections)
+        log.info("serving", role="data", pid=os.getpid(), serve=address, **probes.addresses)
+
+    def _serve_metrics(self, connections: Connections) -> None:
+        """Serve metrics where the settings say so. The usual address is the coordinator's, if it is on this machine."""
+        self.metrics.watch(asyncio.get_running_loop(), self._config.state_dir)
+        if self._config.metrics_listen is None:
+            return
+        address = split_address(self._config.metrics_listen)
+        try:
+            limits = ServerLimits(connections.metrics, self._config.connections.handshake_s)
+            self._opened.enter_context(serve_metrics(self.metrics.registry, address, limits))
+        except OSError as error:
+            log.warning("no_metrics", metrics_listen=self._config.metrics_listen, reason=error.strerror)
+
+    async def keep_attached(self, probes: Health) -> None:
+        """Attach to the coordinator, without end. Raises SettingsError for a state directory of another one."""
+        certificates, state = self.certificates, self._config.state_dir
+
+        def attached(terms: Terms | None) -> None:
+            if terms is None:
+                probes.pause()
+                return
+            if not terms.objects and ledger_of(state) != terms.coordinator_id:
+                raise SettingsError(
+                    f"state_dir: expected the coordinator's own state directory, which workers share, got {state}: "
+                    "mount it, or set `storage` for both"
+                )
+            self.is_attached.set()
+            probes.resume()
+
+        await self._link.keep_attached(lambda: None if certificates is None else certificates.files.pem, attached)
+
+    async def drain(self) -> None:
+        """Let transfers under way finish within the grace; the rest goes on at another worker."""
+        log.info("draining", grace_s=self._config.drain_grace_s)
+        ends = time.monotonic() + self._config.drain_grace_s
+        while time.monotonic() < ends and self.is_attached.is_set() and self._service.in_flight:  # noqa: ASYNC110 - polled for some seconds
+            await asyncio.sleep(0.05)

@@ -1,0 +1,186 @@
+"""One upload at a worker: the coordinator decides about it through one call; see `OpenUpload`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import torch
+
+from fl_server.admission.reading import UpdateContent, read_update
+from fl_server.aggregation.encoded_update import Decoding, EncodedUpdate, UpdateKeys
+from fl_server.aggregation.updates import PayloadShape, Source, UpdateShape, buffers_in, read_block
+from fl_server.store.database.ledger_objects import StoredFile
+from fl_server.store.errors import StoreError, StoreFull
+from fl_server.store.files import file_digest
+from fl_server.uploads.open_upload import Decided
+from fl_server.worker.link import Link, caller_now
+from fl_server.worker.transfer import CoordinatedTransfer, EarlyAnswer
+from protos.codec import Layout
+from protos.encodings import PLAIN, EncodingSpec
+from protos.fl.v1 import worker_pb2 as pb
+from protos.fl.v1.training_pb2 import Receipt, UpdateHeader
+
+T = TypeVar("T")
+
+BUFFER_PIECE = 1 << 20
+"""Bytes of an update's buffers in a message."""
+
+
+class RelayedUpload:
+    """An upload whose header the coordinator has accepted: `async with RelayedUpload(...)` asks it."""
+
+    def __init__(self, link: Link, header: UpdateHeader, placed: Callable[[], StoredFile | None]) -> None:
+        """placed: the parts of the sealed file in the object store; None without one."""
+        self._header, self._placed = header, placed
+        call = link.stream("ReceiveUpdate", pb.ReceiveUpdateRequest, pb.ReceiveUpdateResponse)
+        self._transfer = CoordinatedTransfer(call, lambda count: pb.ReceiveUpdateRequest(written=count))
+        self._plan: ReadingPlan
+        self._buffers = b""
+
+    async def __aenter__(self) -> Self:
+        await self._transfer.__aenter__()
+        try:
+            opening = pb.UploadOpening(caller=caller_now(), header=self._header)
+            plan = (await self._asked(pb.ReceiveUpdateRequest(opening=opening))).plan
+        except BaseException:
+            await self._transfer.close()
+            raise
+        self._plan = ReadingPlan(plan)
+        self._transfer.begin(plan.report_bytes)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._transfer.__aexit__(*error)
+
+    @property
+    def header(self) -> UpdateHeader:
+        """See OpenUpload."""
+        return self._header
+
+    @property
+    def client(self) -> str:
+        """See OpenUpload."""
+        return self._plan.client
+
+    async def unless_ended(self, work: Coroutine[Any, Any, T]) -> T:
+        """See OpenUpload."""
+        try:
+            return await self._transfer.unless_ended(work)
+        except EarlyAnswer:
+            raise await self._decision() from None
+
+    def check(self) -> None:
+        """See OpenUpload. The end of the coordinator's call ends `unless_ended`."""
+
+    def wrote(self, count: int) -> None:
+        """See OpenUpload. `advance` reports them."""
+
+    async def advance(self, count: int) -> None:
+        """See OpenUpload."""
+        await self._transfer.moved(count)
+
+    def read(self, path: Path) -> UpdateContent:
+        """See OpenUpload. Its buffers are read too, which the coordinator checks."""
+        content, self._buffers = self._plan.read(path)
+        return content
+
+    async def check_content(self, content: UpdateContent, path: Path) -> None:
+        """See OpenUpload."""
+        del path
+        try:
+            await self._transfer.moved(0, now=True)
+            for piece in _pieces(self._buffers):
+                await self._transfer.send(pb.ReceiveUpdateRequest(buffers=piece))
+        except EarlyAnswer:
+            raise await self._decision() from None
+        said = pb.UploadContent(digest=content.digest, squares=content.squares, wrong=content.wrong)
+        await self._asked(pb.ReceiveUpdateRequest(content=said))
+
+    async def admit(self) -> Receipt:
+        """See OpenUpload."""
+        place, stored = pb.UploadPlace(), self._placed()
+        if stored is not None:
+            place = pb.UploadPlace(parts=stored.parts, part_bytes=stored.part_bytes)
+        return await self._receipt(pb.ReceiveUpdateRequest(place=place))
+
+    async def failed(self, error: StoreError) -> Receipt:
+        """See OpenUpload. The coordinator answers with the receipt of an update that came too late, or a status."""
+        failure = pb.UploadFailure(is_full=isinstance(error, StoreFull), why=str(error)[:500])
+        return await self._receipt(pb.ReceiveUpdateRequest(failure=failure))
+
+    async def _receipt(self, message: pb.ReceiveUpdateRequest) -> Receipt:
+        try:
+            await self._asked(message)
+        except Decided as decided:
+            return decided.receipt
+        raise RuntimeError("expected a receipt of the coordinator, got another answer")
+
+    async def _asked(self, message: pb.ReceiveUpdateRequest) -> pb.ReceiveUpdateResponse:
+        """The coordinator's answer to a message. Raises Decided, and the error that ended the call."""
+        try:
+            await self._transfer.send(message)
+        except EarlyAnswer:
+            raise await self._decision() from None
+        answer: pb.ReceiveUpdateResponse = await self._transfer.answer()
+        if answer.HasField("receipt"):
+            await self._transfer.finish()
+            raise Decided(answer.receipt)
+        return answer
+
+    async def _decision(self) -> Exception:
+        """The decision that came early. Raises the error that ended the call."""
+        return Decided((await self._transfer.answer()).receipt)
+
+
+class ReadingPlan:
+    """How a whole update is read, as the coordinator says."""
+
+    def __init__(self, plan: pb.UploadPlan) -> None:
+        self.client = plan.client_id
+        self._digest_only = plan.digest_only or not plan.payloads
+        self._shape = shape_of(plan)
+        self._decoding = Decoding(
+            GivenKeys(dict(zip((each.payload for each in plan.payloads), plan.keys, strict=False)))
+        )
+
+    def read(self, path: Path) -> tuple[UpdateContent, bytes]:
+        """What admission has to know of the bytes, and the values of the buffers. Blocking."""
+        if self._digest_only:
+            return UpdateContent(file_digest(path), ()), b""
+        shape = self._shape
+        update = path if shape.plain else EncodedUpdate(path, shape, self._decoding)
+        content = read_update(update, shape)
+        return content, b"" if content.wrong else _buffers(update, shape)
+
+
+class GivenKeys(UpdateKeys):
+    """The keys of an update's payloads that the coordinator has derived: a worker does not know the run's seed."""
+
+    def __init__(self, keys: dict[str, bytes]) -> None:
+        super().__init__(0, 0)
+        self._made = keys
+
+
+def shape_of(plan: pb.UploadPlan) -> UpdateShape:
+    """The payloads of an update."""
+    shapes: list[PayloadShape] = []
+    base = encoded_base = 0
+    for payload in plan.payloads:
+        layout = Layout.from_manifest(payload.manifest, 1 << 62)
+        encoding = PLAIN if payload.encoding == PLAIN.name else EncodingSpec(payload.encoding, payload.fraction)
+        shapes.append(PayloadShape(payload.payload, layout, base, encoding, encoded_base))
+        base += layout.size_bytes
+        encoded_base += shapes[-1].encoded.size_bytes
+    return UpdateShape(tuple(shapes))
+
+
+def _buffers(update: Source, shape: UpdateShape) -> bytes:
+    """The values of an update's buffers, one after the other."""
+    blocks = (read_block(update, entry, 0, entry.numel) for entry in buffers_in(shape))
+    return b"".join(block.contiguous().view(torch.uint8).numpy().tobytes() for block in blocks)
+
+
+def _pieces(data: bytes) -> Iterator[bytes]:
+    return (data[start : start + BUFFER_PIECE] for start in range(0, len(data), BUFFER_PIECE))

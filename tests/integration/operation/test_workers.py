@@ -1,0 +1,149 @@
+"""Workers end the clients' streams of model bytes: killed, without their coordinator, several on one port."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+
+import grpc
+import pytest
+
+from protos.fl.v1 import coordinator_pb2, training_pb2
+from tests.processes.federation import Fleet
+from tests.processes.process import Workspace, eventually
+from tests.processes.raw_client import HALF_BYTES, RawClient, Update, messages
+from tests.processes.workers import Worker, section
+
+ONE = {"clients_per_round": 1, "min_clients": 1}
+
+
+@pytest.fixture(scope="module")
+def fleet_with_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """A coordinator that sends its clients to workers, and three daemons."""
+    with Workspace(tmp_path_factory.mktemp("fleet")) as workspace:
+        yield Fleet(workspace, 3, workers=section())
+
+
+@pytest.fixture
+def fleet(fleet_with_workers: Fleet) -> Iterator[Fleet]:
+    """The fleet, idle and connected. No worker runs."""
+    with fleet_with_workers.lent() as lent:
+        yield lent
+
+
+@pytest.fixture
+def workspace(fleet: Fleet) -> Iterator[Workspace]:
+    """For the workers of one test."""
+    with Workspace(fleet.workspace.folder) as workspace:
+        yield workspace
+
+
+def started(fleet: Fleet, workspace: Workspace, name: str, count: int = 1) -> list[Worker]:
+    """Workers that serve."""
+    return [Worker(workspace, fleet.server, f"{name}-{number}").serve() for number in range(count)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_models_are_those_of_one_process(
+    fleet: Fleet, workspace: Workspace, undisturbed: list[str], count: int
+) -> None:
+    """Every byte of models and updates passes through a worker, and no bit differs."""
+    started(fleet, workspace, f"worker-{count}", count)
+    before = calls(fleet, "ReceiveUpdate")
+    assert undisturbed == fleet.server.digests(fleet.server.create(f"by-{count}"))
+    assert calls(fleet, "ReceiveUpdate") - before == 6
+    assert (calls(fleet, "SubmitUpdate"), calls(fleet, "FetchModel")) == (0, 0)
+
+
+def test_a_run_goes_on_at_another_worker(fleet: Fleet, workspace: Workspace, undisturbed: list[str]) -> None:
+    """The only worker is killed with work under way; clients wait for the next one, and no bit differs."""
+    (first,) = started(fleet, workspace, "first")
+    _, slow = fleet.half_delivered("goes-on")
+    first.kill()
+    slow.hold.unlink()
+    slow.logged("trained", run="goes-on", round=0)
+    started(fleet, workspace, "second")
+    assert undisturbed == fleet.server.digests("goes-on")
+
+
+def test_a_killed_coordinator_continues_with_its_workers(
+    fleet: Fleet, workspace: Workspace, undisturbed: list[str]
+) -> None:
+    """They attach to the next one. The admitted update counts, and its client does not train again."""
+    (worker,) = started(fleet, workspace, "stays")
+    assert undisturbed == fleet.killed_in_mid_round("coordinator-killed")
+    worker.logged("attached", 2)
+
+
+def test_everything_is_killed(fleet: Fleet, workspace: Workspace, undisturbed: list[str]) -> None:
+    """Coordinator, worker and daemons start again into the same round with the update that was admitted."""
+    (worker,) = started(fleet, workspace, "all")
+    _, slow = fleet.half_delivered("all-killed")
+    processes = [fleet.server, worker, *fleet.daemons.values()]
+    for process in processes:
+        process.kill()
+    slow.hold.unlink()
+    fleet.server.serve()
+    for process in processes[1:]:
+        process.start()
+    assert undisturbed == fleet.server.digests("all-killed")
+
+
+def test_an_upload_is_resumed_at_another_worker(fleet: Fleet, workspace: Workspace) -> None:
+    """A worker is killed in mid-upload. Another one finds the bytes that it had, and takes the rest."""
+    (first,) = started(fleet, workspace, "cut")
+    serve = str(fleet.server.settings["workers"]["serve"])
+    with RawClient(fleet.server.address, "raw-cut") as control, RawClient(serve, "raw-cut") as data:
+        label = {"test": "cut"}
+        response = control.register(labels=label)
+        assert response.data_address == f":{serve.rpartition(':')[2]}"
+        data.session_id = control.session_id
+        events = control.attend()
+        fleet.server.create("cut", round=ONE, stop={"rounds": 1}, labels=label)
+        assignment = next(event for event in events if event.HasField("assignment")).assignment
+        update = data.update(assignment)
+        update.header.session_id = control.session_id
+        parts = messages(update, 64)
+        goes_on = threading.Event()
+        sending = data.stub.SubmitUpdate.future(halting(parts, goes_on))
+        eventually(lambda: data.query(update).kept_bytes == HALF_BYTES, "half of it is kept")
+        first.kill()
+        assert sending.exception() is not None
+        goes_on.set()
+        started(fleet, workspace, "rest")
+        kept = eventually(lambda: answered(data, update), "another worker answers")
+        assert kept == HALF_BYTES
+        update.header.resume_offset = kept
+        receipt: training_pb2.Receipt = data.submit(update)
+        assert receipt.admitted
+        assert fleet.server.logged("upload_resumed", run="cut")["offset"] == HALF_BYTES
+
+
+def calls(fleet: Fleet, rpc: str) -> int:
+    """Calls of a method at the coordinator that have ended well, since its start."""
+    counts = [
+        float(line.rpartition(" ")[2])
+        for line in fleet.server.metrics().decode().splitlines()
+        if line.startswith("fl_rpc_seconds_count{") and f'rpc="{rpc}"' in line and 'code="OK"' in line
+    ]
+    return int(sum(counts))
+
+
+def halting(
+    parts: Sequence[coordinator_pb2.SubmitUpdateRequest], goes_on: threading.Event
+) -> Iterator[coordinator_pb2.SubmitUpdateRequest]:
+    """The messages of an upload, which stops in the middle."""
+    for number, message in enumerate(parts):
+        if number == 1 + HALF_BYTES // 64:
+            goes_on.wait(120)
+        yield message
+
+
+def answered(client: RawClient, update: Update) -> int | None:
+    """The bytes kept of an update; None while no worker answers."""
+    try:
+        return client.query(update).kept_bytes
+    except grpc.RpcError as error:
+        if error.code() is not grpc.StatusCode.UNAVAILABLE:
+            raise
+        return None
