@@ -218,6 +218,10 @@ class StalenessSection(_Section):
         return {name: value for name, value in given.items() if value is not None}
 
 
+OF_COHORTS = ("sampling", "rate", "clients_per_round", "quorum", "over_selection")
+"""Keys of a round that a run with a buffer does not have."""
+
+
 class RoundSection(_Section):
     """Which clients take part in a round, and when it closes."""
 
@@ -264,7 +268,7 @@ class RoundSection(_Section):
     def _without_cohorts(self) -> Self:
         """Raises ValueError for a setting of cohorts in a run with a buffer."""
         if self.close == "buffer":
-            for name in ("sampling", "rate", "clients_per_round", "quorum", "over_selection"):
+            for name in OF_COHORTS:
                 if (came := getattr(self, name)) != RoundSection.model_fields[name].default:
                     raise ValueError(f'expected no {name} with close = "buffer", which draws no cohorts; got {came!r}')
         return self

@@ -228,6 +228,16 @@ def test_the_cohort_of_a_method_may_be_its_own(read: Read) -> None:
     assert sizes == {("FedAvg", 2), ("FedCM", 3)}
 
 
+def test_a_method_may_have_a_buffer(read: Read) -> None:
+    """Beside rows with cohorts, whose keys of [round] its runs do not have."""
+    with_cohorts = ("stop = { rounds = 3 }", "stop = { rounds = 3 }\nround = { clients_per_round = 4, quorum = 4 }")
+    buffered = ("tune = { alpha = [0.1, 0.3] }", 'round = { close = "buffer", goal = 3 }')
+    plan = Plan(read(with_cohorts, buffered), lambda cell: None)
+    rounds = {cell.label: cell.settings["run"]["round"] for cell in plan.missing()}
+    assert (rounds["FedAvg"]["quorum"], rounds["FedAvg"]["goal"]) == (4, None)
+    assert (rounds["FedCM"]["quorum"], rounds["FedCM"]["goal"], rounds["FedCM"]["max_staleness"]) == (None, 3, 20)
+
+
 def test_a_method_may_have_privacy_of_its_own(read: Read) -> None:
     """Its runs have no limits that depend on other clients; the other methods' runs keep theirs."""
     section = 'privacy = { unit = "client", noise_multiplier = 1.0, clip = 0.1, delta = 1e-4, max_epsilon = 9.0 }'
