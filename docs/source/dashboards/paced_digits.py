@@ -11,21 +11,25 @@ from torch import Tensor
 
 from fl_tasks.built_in.digits import Digits
 
-EXAGGERATION = 40.0
-"""The factor of a sick device's loss: its updates are finite and far too long."""
-
 
 class PacedDigits(Digits):
     """Digits with faults.
 
     pause_s: added to each training step. fails: a step's chance to fail. sick, unplugged: files that cause a fault.
+    exaggeration: the factor of a sick device's loss, whose updates are far too long.
     """
 
-    def __init__(
-        self, pause_s: float = 0.0, fails: float = 0.0, sick: str = "", unplugged: str = "", **options: Any
+    def __init__(  # noqa: PLR0913, PLR0917 - the options of a task
+        self,
+        pause_s: float = 0.0,
+        fails: float = 0.0,
+        sick: str = "",
+        unplugged: str = "",
+        exaggeration: float = 40.0,
+        **options: Any,
     ) -> None:
         super().__init__(**options)
-        self._pause_s, self._fails = pause_s, fails
+        self._pause_s, self._fails, self._exaggeration = pause_s, fails, exaggeration
         self._sick, self._unplugged = Path(sick or "/nonexistent"), Path(unplugged or "/nonexistent")
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
@@ -34,4 +38,4 @@ class PacedDigits(Digits):
         if self._unplugged.exists() or random.random() < self._fails:  # noqa: S311 - not for secrets
             raise RuntimeError("the camera is unplugged")
         loss = super().loss(output, target)
-        return loss * EXAGGERATION if self._sick.exists() else loss
+        return loss * self._exaggeration if self._sick.exists() else loss

@@ -90,6 +90,7 @@ def _daemon(workspace: Workspace, server: SecureCoordinator, pki: Pki, index: in
         "fails": _FAILS if name == FAILING else 0.0,
         "client_eval_fraction": 0.2,
         "sick": str(workspace.folder / name),
+        "exaggeration": 1e4,
     }
     labels = {"site": name.partition("-")[0], "standing": "new" if index < _HEALTHY else "old"}
     certificates = section(pki.issue("client", name))
