@@ -19,6 +19,7 @@ import torch
 
 from tests.chaos.cluster import ChaosCluster
 from tests.chaos.plan import plan
+from tests.chaos.standby_program import run_seeds
 from tests.chaos.trial import Trial, fault_counts, run_trial
 from tests.processes.process import HERE, Workspace
 
@@ -95,12 +96,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=20, metavar="N", help="number of seeds to run")
     parser.add_argument("--first", type=int, default=0, metavar="SEED", help="first seed")
     parser.add_argument("--seed", type=int, metavar="SEED", help="run only this seed")
+    parser.add_argument("--standby", action="store_true", help="two coordinators: kills and cuts of the leader")
+    parser.add_argument("--store", choices=("s3", "folder"), default="s3", help="the object store with --standby")
     options = parser.parse_args(arguments)
     first, count = (options.first, options.seeds) if options.seed is None else (options.seed, 1)
     torch.set_num_threads(1)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("error"))
     sys.path.insert(0, str(HERE))  # folder of the task
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if options.standby:
+        return run_seeds(first, count, options.store)
     with ChaosRunner() as runner:
         try:
             for number in range(first, first + count):

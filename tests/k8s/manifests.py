@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-OURS = ("k8s/base", "k8s/overlays/dev", "k8s/overlays/production")
+OURS = ("k8s/base", "k8s/overlays/dev", "k8s/overlays/production", "k8s/overlays/production-ha")
 COMPONENTS = tuple(f"tests/k8s/overlays/{path.name}" for path in sorted((ROOT / "tests/k8s/overlays").iterdir()))
 EVERY = (*OURS, *COMPONENTS)
 EVERYTHING = "tests/k8s/overlays/everything"

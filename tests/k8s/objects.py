@@ -152,3 +152,9 @@ def _laid_on(below: Any, above: Any) -> Any:
     if not (isinstance(below, dict) and isinstance(above, dict)):
         return above
     return below | {key: _laid_on(below.get(key), value) for key, value in above.items()}
+
+
+def lies_outside(pod: Pod) -> bool:
+    """Whether a coordinator has its ledger in PostgreSQL and its files in an object store: its volume has copies."""
+    mounted = {volume.get("secret", {}).get("secretName") for volume in pod.volumes.values()}
+    return {"fl-server-ledger", "fl-server-objects"} <= mounted

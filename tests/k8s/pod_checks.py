@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from fl_common.settings import split_address
 from fl_server.app import STOP_S
 from fl_server.settings.config import ServerConfig
-from tests.k8s.objects import Object, Pod, find, is_server, pods, settings
+from tests.k8s.objects import Object, Pod, find, is_server, lies_outside, pods, settings
 
 Problems = Iterator[str]
 PORTS = {
@@ -98,11 +98,14 @@ def the_reason_of_an_exit_is_shown(objects: Sequence[Object]) -> Problems:
 
 
 def one_coordinator(objects: Sequence[Object]) -> Problems:
-    """A state directory never has two coordinators, and it outlives the pod."""
+    """A state directory never has two coordinators, and it outlives the pod unless ledger and files lie outside."""
     for pod in pods(objects):
         spec = pod.owner["spec"]
         if is_server(pod):
-            if pod.owner["kind"] != "StatefulSet" or spec["replicas"] != 1:
+            if pod.owner["kind"] == "Deployment" and lies_outside(pod):
+                if spec["replicas"] != 2:
+                    yield f"{pod.title}: expected a leader and a standby"
+            elif pod.owner["kind"] != "StatefulSet" or spec["replicas"] != 1:
                 yield f"{pod.title}: expected a StatefulSet with one replica"
             for name, claim in pod.claims.items():
                 if set(claim["spec"]["accessModes"]) - {"ReadWriteOnce", "ReadWriteOncePod"}:

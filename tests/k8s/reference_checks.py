@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from tests.k8s.objects import Object, Pod, config_files, find, namespace, of_kind, pods, settings, title
+from tests.k8s.objects import Object, Pod, config_files, find, lies_outside, namespace, of_kind, pods, settings, title
 
 Problems = Iterator[str]
 Keys = dict[tuple[str, str], set[str]]
@@ -97,7 +97,7 @@ def files_are_there(objects: Sequence[Object]) -> Problems:
             paths += [path for path in own if not (tls.get("renew") and path.startswith(f"{state}/tls/current/"))]
             paths += config.get("web_tls", {}).values()
             paths += [value for key, value in config.get("enrollment", {}).items() if key in {"ca_cert", "ca_key"}]
-            if state not in lasting:
+            if state not in lasting and not (pod.owner["kind"] == "Deployment" and lies_outside(pod)):
                 yield f"{pod.title}: state_dir {state} does not outlive the pod"
             if tls.get("renew") and not any(_enrolls(init, state) for init in pod.spec.get("initContainers", [])):
                 yield f"{pod.title}: no init container gets a certificate into {state}"

@@ -105,7 +105,8 @@ def typed(work: Path) -> list[Any]:
     """The Secrets that kubectl creates from certificates of the page's commands."""
     folder = work
     (folder / "ledger.toml").write_text(FILES["ledger.toml"])
-    for name in ("postgres-ca.crt", "postgres-password", "token"):
+    (folder / "objects.toml").write_text(FILES["objects.toml"])
+    for name in ("postgres-ca.crt", "postgres-password", "store-ca.crt", "access-key-id", "secret-access-key", "token"):
         (folder / name).write_text(name)
     with chdir(folder):
         for call in (call for command in COMMANDS for call in words(command, "fl") if call[0] == "ca"):
