@@ -14,6 +14,7 @@ from fl_ops.simulate.engines.engine import Failed, Trained
 from fl_ops.simulate.federation import Federation
 from fl_ops.simulate.traffic import Names
 from fl_ops.simulate.updates import Contribution, NotDelivered
+from fl_server.admission.norms import NormHistory
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.run.assignments import RoundPosition
 
@@ -66,16 +67,25 @@ class BufferedUpdates:
             if work is not None and isinstance(work.done, Trained):
                 work.done.update.unlink()
 
-    def arrive(self, client: str) -> Contribution | NotDelivered:
-        """What became of a client's work, which is in the buffer now if it was admitted."""
+    def arrive(self, client: str, norms: NormHistory | None = None) -> Contribution | NotDelivered:
+        """What became of a client's work, which is in the buffer now if it was admitted. norms: as in `admitted`."""
         work = self._work.pop(client)
         self._federation.traffic.delivered(client, work.bundles, work.bytes_down)
-        [result] = self._federation.admitted(work.done, self._snapshots[work.version])
+        [result] = self._federation.admitted(work.done, self._snapshots[work.version], norms=norms)
         if isinstance(result, Contribution):
             self._buffer[client, work.version] = result
         elif isinstance(work.done, Trained):
             work.done.update.unlink()
         return result
+
+    def version_of(self, client: str) -> int | None:
+        """The version from which the client works; None if it has delivered all."""
+        return self._work[client].version if client in self._work else None
+
+    def clip(self, client: str, version: int, factor: float) -> None:
+        """Put another clip factor in the place of that of an update in the buffer."""
+        update = self._buffer[client, version]
+        self._buffer[client, version] = replace(update, info=replace(update.info, clip_factor=factor))
 
     def of(self, clients: Sequence[str], versions: Sequence[int]) -> list[Contribution]:
         """Updates of the buffer."""

@@ -152,12 +152,19 @@ class Federation:
         return self.profile.waiting("clients", self._engine.train(self._assignment(place), clients, seeds))
 
     def admitted(
-        self, done: Trained | TrainedTogether | Failed, snapshot: Snapshot, exchange: int = 0
+        self,
+        done: Trained | TrainedTogether | Failed,
+        snapshot: Snapshot,
+        exchange: int = 0,
+        norms: NormHistory | None = None,
     ) -> list[Contribution | NotDelivered]:
-        """The results of clients whose work is done. snapshot: the model that they began from."""
+        """The results of clients whose work is done.
+
+        snapshot: the model that they began from. norms: of the updates that counted before; None: those so far.
+        """
         if isinstance(done, Failed):
             return [NotDelivered.of(done)]
-        collecting = Collecting(snapshot, exchange, self.state_epoch, self._norms)
+        collecting = Collecting(snapshot, exchange, self.state_epoch, self._norms if norms is None else norms)
         with self.profile.part("admission"), one_thread():
             results = (
                 [admit(self.engine, collecting, done)]

@@ -7,7 +7,7 @@ clients, over-selection, abandoned attempts, restarted states), the models must 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from rich.console import Console
 
 from fl_common.units import counted
 from fl_ops.errors import NotFound, Refused, UsageError
+from fl_ops.simulate.buffered_updates import BufferedUpdates
 from fl_ops.simulate.clients import prepare
 from fl_ops.simulate.daemons import load_daemons
 from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions
@@ -24,6 +25,7 @@ from fl_ops.simulate.output.console import print_line
 from fl_ops.simulate.seeds import as_usage_errors, interruptible
 from fl_ops.simulate.settings import SimulationConfig, read_simulation, with_code
 from fl_ops.simulate.updates import NotDelivered
+from fl_server.admission.norms import NormHistory
 from fl_server.aggregation.server_update import Diverged
 from fl_server.run.assignments import RoundPosition
 from fl_server.run_settings.config import RunConfig
@@ -94,7 +96,7 @@ def replay(request: ReplayRequest, console: Console) -> dict[str, Any]:
             federation = _federation(config, local, request)
         rounds = []
         with federation, interruptible():
-            for each in Replay(ledger, request.run_id, federation).rounds():
+            for each in replay_of(ledger, request.run_id, federation).rounds():
                 rounds.append(each)
                 print_line(console, round_line(each))
     finally:
@@ -159,6 +161,12 @@ def config_of(run: RunRecord) -> RunConfig:
     return from_stored(run.spec)
 
 
+def replay_of(ledger: Store, run_id: str, federation: Federation) -> Replay:
+    """The replay of a run, by how its rounds close."""
+    kind = BufferedReplay if federation.config.round.close == "buffer" else Replay
+    return kind(ledger, run_id, federation)
+
+
 class Replay:
     """Repeats a run round by round.
 
@@ -212,12 +220,7 @@ class Replay:
         """
         round_, digests = commit.round, dict(in_ledger)
         masked = self._federation.config.secure_aggregation is not None
-        if unknown := [client for client in digests if client not in self._federation.clients]:
-            known = ", ".join(list(self._federation.clients)[:3])
-            raise UsageError(
-                f"client {unknown[0]!r} of round {round_} is not one of the clients here ({known}, ...): give "
-                "[simulation] the names and the partition of the run, or use the daemons' files with --client-configs"
-            )
+        self._check_known(digests, round_)
         came: dict[str, bytes] = {}
         place = RoundPosition(round_, exchange, commit.attempts - 1, 0.0)
         for result in self._federation.work(place, list(digests)):
@@ -229,6 +232,15 @@ class Replay:
             came[result.client] = result.digest
         return [] if masked else [client for client, digest in digests.items() if came[client] != digest]
 
+    def _check_known(self, clients: Iterable[str], round_: int) -> None:
+        """Raises UsageError for a client of a round that is not here."""
+        if unknown := [client for client in clients if client not in self._federation.clients]:
+            known = ", ".join(list(self._federation.clients)[:3])
+            raise UsageError(
+                f"client {unknown[0]!r} of round {round_} is not one of the clients here ({known}, ...): give "
+                "[simulation] the names and the partition of the run, or use the daemons' files with --client-configs"
+            )
+
     def _step(self, commit: CommitRecord, accepted: list[str]) -> None:
         if not accepted and self._federation.config.client_privacy is None:
             raise Refused(f"round {commit.round}: the ledger has no accepted updates of it")
@@ -236,6 +248,58 @@ class Replay:
             self._federation.step(accepted, commit.attempts - 1)
         except Diverged as error:
             raise Refused(f"round {commit.round}: {error}") from error
+
+
+class BufferedReplay(Replay):
+    """Repeats a run with a buffer: each client is trained from the version that its update began from.
+
+    What the coordinator decided of an update is in the ledger: that it counts, and the factor by which it was clipped.
+    """
+
+    def __init__(self, ledger: Store, run_id: str, federation: Federation) -> None:
+        super().__init__(ledger, run_id, federation)
+        self._updates = BufferedUpdates(federation, federation.folder / "buffer")
+        self._taken = {commit.round: ledger.taken(run_id, commit.round) or [] for commit in ledger.commits(run_id)}
+        self._wanted = dict[int, set[str]]()
+        for taken in self._taken.values():
+            for client, version, _ in taken:
+                self._wanted.setdefault(version, set()).add(client)
+
+    def _round(self, commit: CommitRecord) -> ReplayedRound:
+        federation, updates, round_ = self._federation, self._updates, commit.round
+        if beginning := sorted(self._wanted.get(round_, ()), key=str.encode):
+            self._check_known(beginning, round_)
+            for client in beginning:
+                self._arrive(client)  # it had delivered its earlier work before it was drawn again
+            updates.begin(RoundPosition(round_, 0, 0, 0.0), beginning)
+        clients = [client for client, _, _ in self._taken[round_]]
+        versions = [version for _, version, _ in self._taken[round_]]
+        if not clients:
+            raise Refused(f"round {round_}: the ledger has no accepted updates of it")
+        differing = []
+        for client, version, digest in self._taken[round_]:
+            self._arrive(client, version)
+            record = self._ledger.update_of(self._run_id, version, 0, client)
+            updates.clip(client, version, 1.0 if record is None else record.clip_factor)
+            if updates.of([client], [version])[0].digest != digest:
+                differing.append(client)
+        try:
+            updates.step(clients, versions)
+        except Diverged as error:
+            raise Refused(f"round {round_}: {error}") from error
+        updates.commit(clients, versions)
+        return ReplayedRound(
+            round_, tuple(clients), commit.model_digest, federation.digest, commit.averaged_digest,
+            federation.averaged_digest, tuple(dict.fromkeys(differing)),
+        )  # fmt: skip
+
+    def _arrive(self, client: str, version: int | None = None) -> None:
+        """The update of a client's work is in the buffer, if the client works; of this version, if one is given."""
+        if self._updates.version_of(client) is None or version not in (None, self._updates.version_of(client)):
+            return
+        result = self._updates.arrive(client, NormHistory())
+        if isinstance(result, NotDelivered):
+            raise Refused(f"the update of {client} was accepted in the run and cannot be repeated here: {result.why}")
 
 
 def _lost_states(ledger: Store, run_id: str) -> set[tuple[int, str]]:

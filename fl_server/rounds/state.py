@@ -195,6 +195,25 @@ class RoundState:
         return len(self.buffer) if self.policy.buffered else len(self.admitted)
 
     @property
+    def fills(self) -> int:
+        """Updates that this step, or with a buffer the one that the next update is in, still lacks."""
+        return self.goal - len(self.admitted) if not self.policy.buffered else -len(self.buffer) % self.policy.goal
+
+    @property
+    def versions_in_use(self) -> frozenset[int]:
+        """With a buffer: the models from which clients work, or updates began that no committed step has taken."""
+        computing = self.versions if self.computing else ()
+        return frozenset(
+            {*(work.version for work in self.work.values()), *(update.version for update in self.buffer), *computing}
+        )
+
+    def awaits(self, version: int, client: str) -> bool:
+        """With a buffer: whether it is not known yet if the client's update of this version will count."""
+        computing = zip(self.accepted, self.versions, strict=True) if self.computing else ()
+        here = {(client, version) for client, version, _ in self.buffer} | {(one, of) for (one, _), of in computing}
+        return (client, version) in here or (client in self.work and self.work[client].version == version)
+
+    @property
     def delivered(self) -> AbstractSet[str]:
         """Clients whose updates of the current model are here."""
         if not self.policy.buffered:

@@ -40,7 +40,7 @@ class Download:
         # through all runs for each message would be most of the work for a large model.
         self._kept = ref(broadcast)
         # An earlier model, which the client evaluates, is no transfer of the exchange under way.
-        is_current = any(sent_now is broadcast for sent_now in self._run.model.broadcasts)
+        is_current = any(sent_now is broadcast for sent_now in self._run.model.sent)
         self._transfers = self._run.rounds.transfers if is_current else ClientTransfers()
         self._shown: ClientTransfer
 

@@ -175,7 +175,7 @@ def _loaded(run: Run) -> pb.RunOverview:
         rounds_planned=state.rounds,
         phase="" if state.phase is Phase.ENDED else state.phase.value,
         cohort_size=len(state.drawn),
-        admitted=len(state.admitted),
+        admitted=state.collected,
         created=timestamp(record.created_at),
         metric=rounds.criterion.metric,
         newest_metrics=rounds.newest_metrics(),

@@ -57,7 +57,7 @@ def run_status(run: Run) -> pb.RunStatus:
         attempt=state.attempt,
         cohort=_cohort(state.drawn),
         cohort_size=len(state.drawn),
-        admitted=len(state.admitted),
+        admitted=state.collected,
         created=timestamp(record.created_at),
         bytes_down=down,
         bytes_up=up,

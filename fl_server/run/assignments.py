@@ -22,6 +22,7 @@ from fl_server.aggregation.methods import (
 )
 from fl_server.aggregation.private_rules import has_centre
 from fl_server.rounds import events as ev
+from fl_server.rounds.by_client import Work
 from fl_server.rounds.sampling import training_seed
 from fl_server.rounds.state import STAGES, Phase
 from fl_server.run.context import RunContext
@@ -176,7 +177,7 @@ PAUSE_S, LATE_S, ON_TIME, LONGEST_S = 0.002, 0.001, 4, 1.0
 """The event loop has time if it wakes a task that pauses so many times in a row at most this late; the longest wait."""
 
 
-_Position = tuple[Phase, int, int, int]
+_Position = tuple[Phase | None, int, int, int]
 """Phase, round, exchange and attempt."""
 
 
@@ -193,30 +194,33 @@ class AssignmentDispatch:
         A thousand clients that fetch the model and send their updates at the same time would be a thousand transfers
         in memory, and the event loop would handle hundreds of messages before it comes to anything else.
         """
-        common = self._common()
+        if not clients:
+            return
+        common = self._common(clients[0])
         for client in clients[:BATCH]:
             self._push(common, client)
         if len(clients) > BATCH:
-            self._control.spawn(self._push_paced(self._position(), clients[BATCH:]))
+            self._control.spawn(self._push_paced(self._position(clients[0]), clients[BATCH:]))
 
     async def _push_paced(self, began: _Position, clients: Sequence[str]) -> None:
         """Stops when the attempt is over: the next one pushes to all clients that still work."""
         for first in range(0, len(clients), BATCH):
             await _idle_loop()
-            if self._position() != began:
-                return
-            common = self._common()
             for client in clients[first : first + BATCH]:
-                if self._control.state.works(client):
-                    self._push(common, client)
+                if self._position(client) == began and self._control.state.works(client):
+                    self.push(client)
 
-    def _position(self) -> _Position:
+    def _position(self, client: str) -> _Position:
+        """Where the client's work belongs. With a buffer other draws come in between, and change nothing for it."""
         state = self._control.state
-        return state.phase, state.round, state.exchange, state.attempt
+        if not state.policy.buffered:
+            return state.phase, state.round, state.exchange, state.attempt
+        work = state.work.get(client, Work(-1, -1))
+        return None, work.version, 0, work.attempt
 
     def push(self, client: str) -> None:
         """Send a client of the cohort its work if it is attached. After a drain the next coordinator sends it."""
-        self._push(self._common(), client)
+        self._push(self._common(client), client)
 
     def _push(self, common: pb.Assignment, client: str) -> None:
         context, control = self._context, self._control
@@ -235,20 +239,23 @@ class AssignmentDispatch:
         if not self._control.draining and (stage := self._stages.message_for(client)) is not None:
             self._context.fleet.streams.push(client, coordinator_pb2.AttendResponse(stage=stage))
 
-    def _common(self) -> pb.Assignment:
-        """What is the same for all clients of the attempt under way."""
+    def _common(self, client: str) -> pb.Assignment:
+        """What is the same for all clients of the attempt that the client works for."""
         context, control = self._context, self._control
+        _, round_, exchange, attempt = self._position(client)
+        version = context.model.version(round_)
         work = RoundWork(
-            context.run_id, control.config, context.algorithm, context.fingerprint, context.model.broadcasts,
+            context.run_id, control.config, context.algorithm, context.fingerprint, version.broadcasts,
             context.services.config.limits.max_update_mib << 20, control.state.state_epoch, self._stages.terms,
-            context.model.local_frozen, context.model.snapshot.clip,
+            context.model.local_frozen, version.snapshot.clip,
         )  # fmt: skip
         state = control.state
         # Between two attempts no deadline runs; the next one begins with the whole time.
-        left = self._deadline.seconds_left if state.phase is Phase.COLLECTING else control.config.round.deadline_s
+        collecting = state.policy.buffered or state.phase is Phase.COLLECTING
+        left = self._deadline.seconds_of(client) if collecting else control.config.round.deadline_s
         if state.policy.secure:  # the client's answers after its update belong to its work, too
             left = control.config.round.deadline_s + len(STAGES) * state.policy.stage_s
-        message = common_assignment(work, RoundPosition(state.round, state.exchange, state.attempt, left))
+        message = common_assignment(work, RoundPosition(round_, exchange, attempt, left))
         message.traceparent = context.trace.parent_for(state)
         return message
 
@@ -259,7 +266,7 @@ class AssignmentDispatch:
         sent while it may not train.
         """
         state = self._control.state
-        if (state.phase is Phase.COLLECTING or state.staged) and state.works(client):
+        if (state.phase is Phase.COLLECTING or state.staged or state.policy.buffered) and state.works(client):
             if self._submissions.failures.sent_to_another(client):
                 self._control.spawn(self._push_after_restart(client))
             else:
@@ -287,7 +294,8 @@ class AssignmentDispatch:
             await self._control.update_roster()
             event = ev.ClientReturned(client)
             if self._control.applies(event):
-                collecting = self._control.state.phase is Phase.COLLECTING or self._control.state.staged
+                state = self._control.state
+                collecting = state.phase is Phase.COLLECTING or state.staged or state.policy.buffered
                 await self._control.take(event)
                 if collecting:  # else the attempt that begins now has asked it
                     self.push(client)

@@ -82,7 +82,7 @@ class RoundComputation:
 
     async def _compute_step(self, command: effects.ComputeStep) -> None:
         """Fix the accepted list, then compute the next model."""
-        await self._fix(command.accepted)
+        await self._fix(command.accepted, command.versions)
         self._start(self._compute_model())
 
     async def _commit_model(self, command: effects.Commit) -> None:
@@ -90,12 +90,13 @@ class RoundComputation:
         del command
         self._start(self._commit(), committing=True)
 
-    async def _fix(self, accepted: ev.Accepted) -> None:
+    async def _fix(self, accepted: ev.Accepted, versions: tuple[int, ...] = ()) -> None:
         state, context = self._control.state, self._context
-        await self._control.write(context.store.fix_accepted, context.run_id, state.round, state.exchange, accepted)
+        place = context.run_id, state.round, state.exchange
+        await self._control.write(context.store.fix_accepted, *place, accepted, versions)
 
     async def _accepted_updates(self) -> list[UpdateRecord]:
-        """The accepted updates of the exchange under way, in the order of client id bytes."""
+        """The accepted updates of the exchange under way, in the order of their list."""
         state, context = self._control.state, self._context
         return await self._control.read(context.store.accepted_updates, context.run_id, state.round, state.exchange)
 
@@ -131,6 +132,11 @@ class RoundComputation:
                 total = await self._control.retry(lambda: self._stages.total(sources))
                 self._summed = total.summed
                 norms = await self._control.retry(lambda: model.compute_from_sum(updates, total, attempt))
+            elif self._control.state.policy.buffered:
+                round_ = self._control.state.round
+                norms = await self._control.retry(lambda: model.compute_buffered(updates, sources, round_))
+                for update in updates:
+                    self._context.counters.staleness(round_ - update.round)
             else:
                 norms = await self._control.retry(lambda: model.compute_next(updates, sources, attempt))
         except (SecureAggregationError, SpoiledSum) as error:
@@ -232,7 +238,10 @@ class RoundComputation:
         context.rounds.began = None
         self._submissions.clear()
         draw = await context.draw_of(record.round)
-        context.rounds.add(record, control.record.extended_at, draw)
+        done = None
+        if state.policy.buffered:
+            done = {update.client_id for update in updates}.difference(control.state.drawn)
+        context.rounds.add(record, control.record.extended_at, draw, done)
         context.fleet.work.changed({update.client_id for update in updates} | (draw.drawn if draw else frozenset()))
         if (totals := context.rounds.totals_due(context.run_id)) is not None:
             await control.write(context.store.put_totals, totals)
@@ -256,7 +265,7 @@ class RoundComputation:
             seconds=0.0 if rounds.began is None else time.monotonic() - rounds.began,
             attempts=state.attempt + 1,
             accepted=len(state.accepted),
-            dropped=len(state.drawn) - len(state.accepted),
+            dropped=len(state.out) if state.policy.buffered else len(state.drawn) - len(state.accepted),
             training_loss=sum(losses) / len(losses) if losses else None,
             bytes_down=rounds.bytes.down,
             bytes_up=rounds.bytes.up,

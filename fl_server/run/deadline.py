@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import structlog
@@ -25,50 +25,79 @@ SAVE_EVERY_S = 5.0
 """Between two writes of the time left."""
 
 
+Attempt = tuple[int, int, int]
+"""Round, exchange and number of an attempt."""
+_Timed = tuple[int, int, int, Phase]
+"""The same with its stage. Each draw of a run with a buffer goes on in all phases, and has COLLECTING here."""
+
+
 class Deadline:
-    """The deadline of the attempt under way. Lives on the event loop."""
+    """The deadline of the attempt under way; with a buffer, that of each draw. Lives on the event loop."""
 
     def __init__(self, context: RunContext, control: RunControl) -> None:
         self._context, self._control = context, control
-        self._ends = 0.0
-        self._attempt: tuple[int, int, int, Phase] | None = None
-        """The attempt and the stage that it was started for; they may be over."""
+        self._ends: dict[_Timed, float] = {}
+        """When the attempts and stages end that it was started for, by the monotonic clock; some may be over."""
 
     @property
     def started(self) -> bool:
         """Whether the attempt under way has its deadline: it is started after the cohort is stored."""
-        return self._attempt == self._attempt_under_way
+        return self._attempt_under_way in self._ends
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the attempt under way is over; 0 at least."""
-        return max(0.0, self._ends - time.monotonic())
+        """Seconds until the attempt under way is over; 0 at least. With a buffer: until the first draw is."""
+        return self._left(min((self._ends.get(attempt, 0.0) for attempt in self._open), default=0.0))
 
-    def start(self, seconds: float) -> None:
-        """Give the attempt under way so long from now."""
-        self._attempt = self._attempt_under_way
-        self._ends = time.monotonic() + seconds
-        self._control.set_timer(seconds, ev.DeadlinePassed())
+    def seconds_of(self, client: str) -> float:
+        """Seconds that a client with work has left."""
+        state = self._control.state
+        if not state.policy.buffered:
+            return self.seconds_left
+        work = state.work[client]
+        return self._left(self._ends.get((work.version, 0, work.attempt, Phase.COLLECTING), 0.0))
 
-    def resume(self, seconds: float | None) -> None:
-        """Start again after a restart. seconds: the time left as the ledger has it."""
-        self.start(time_after_restart(self._context, self._control.config.round.deadline_s, seconds))
+    @staticmethod
+    def _left(ends: float) -> float:
+        return max(0.0, ends - time.monotonic())
+
+    def start(self, seconds: float, attempt: Attempt | None = None) -> None:
+        """Give the attempt under way, or this draw, so long from now."""
+        buffered = self._control.state.policy.buffered
+        timed = self._attempt_under_way if attempt is None else (*attempt, self._attempt_under_way[3])
+        kept = {one: ends for one, ends in self._ends.items() if one in self._open} if buffered else {}
+        self._ends = {**kept, timed: time.monotonic() + seconds}
+        event = ev.DeadlinePassed(timed[0], timed[2]) if buffered else ev.DeadlinePassed()
+        self._control.set_timer(seconds, event, alone=not buffered)
+
+    def resume(self, left: Mapping[Attempt, float | None]) -> None:
+        """Start again after a restart. left: the attempts that go on, with the time left as the ledger has it."""
+        whole = self._control.config.round.deadline_s
+        for attempt, seconds in left.items():
+            self.start(time_after_restart(self._context, whole, seconds), attempt)
 
     async def save(self) -> None:
         """Write the time left."""
-        state = self._control.state
-        if not (state.phase is Phase.COLLECTING or state.staged) or self._attempt is None:
-            return
-        if self.started:
+        left = {timed[:3]: self._left(self._ends[timed]) for timed in self._open if timed in self._ends}
+        if left:
             context = self._context
             with time_left_written(context):
-                method = context.store.set_seconds_left
-                await context.services.ledger.do(method, context.run_id, self._attempt[:3], self.seconds_left)
+                await context.services.ledger.do(context.store.set_seconds_left, context.run_id, left)
 
     @property
-    def _attempt_under_way(self) -> tuple[int, int, int, Phase]:
+    def _attempt_under_way(self) -> _Timed:
         state = self._control.state
-        return state.round, state.exchange, state.attempt, state.phase
+        phase = Phase.COLLECTING if state.policy.buffered else state.phase
+        return state.round, state.exchange, state.attempt, phase
+
+    @property
+    def _open(self) -> set[_Timed]:
+        """The attempts whose time runs."""
+        state = self._control.state
+        if state.policy.buffered:
+            draws = {(work.version, work.attempt) for work in state.work.values() if not work.late}
+            return {(version, 0, attempt, Phase.COLLECTING) for version, attempt in draws}
+        return {self._attempt_under_way} if state.phase is Phase.COLLECTING or state.staged else set()
 
 
 def whole_time(control: RunControl) -> float:

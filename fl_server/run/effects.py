@@ -32,7 +32,7 @@ from fl_server.run.server_evaluations import ServerEvaluations, prune_checkpoint
 from fl_server.run.status import why_waiting
 from fl_server.run.submissions import Submissions
 from fl_server.store.errors import StoreError
-from fl_server.store.records import AttemptRecord, HistoryRecord
+from fl_server.store.records import AttemptRecord, HistoryRecord, UpdateRecord
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import ExchangeKey, RefusalReason
 
@@ -100,7 +100,7 @@ class Effects:
     async def _open_attempt(self, command: effects.OpenAttempt) -> None:
         """Write the cohort, start the deadline, send the assignments."""
         context, control = self._context, self._control
-        deadline_s = whole_time(control)
+        deadline_s, policy = whole_time(control), control.state.policy
         record = AttemptRecord(
             context.run_id, command.round, command.exchange, command.attempt, command.cohort, time.time(), deadline_s
         )
@@ -113,18 +113,22 @@ class Effects:
             await control.retry(partial(context.services.in_io, context.services.secrets.counted, charge))
         if command.exchange == 0 and context.rounds.began is None:
             context.rounds.began = time.monotonic()
-        context.rounds.transfers.begin(command.round, command.exchange)
+        if policy.buffered:
+            context.rounds.transfers.forget(command.cohort)
+        else:
+            context.rounds.transfers.begin(command.round, command.exchange)
         await control.run_status.goes_on()
         context.metrics.attempts.labels(context.run_id).inc()
         context.cohort_log.info(
             "attempt_opened", run=context.run_id, round=command.round, exchange=command.exchange,
             attempt=command.attempt, clients=len(command.cohort),
         )  # fmt: skip
-        if control.state.policy.secure:
+        if policy.secure:
             self._parts.stages.begin(command.cohort)
         self._parts.deadline.start(deadline_s)
-        # Clients of earlier attempts continue. Without a new assignment they would stop at their earlier deadline.
-        stragglers = sorted(control.state.outstanding - set(command.cohort))
+        # Clients of earlier attempts continue. Without a new assignment they would stop at their earlier deadline. With
+        # a buffer each draw has its own deadline.
+        stragglers = [] if policy.buffered else sorted(control.state.outstanding - set(command.cohort))
         self._parts.dispatch.push_all((*command.cohort, *stragglers))
 
     async def _open_stage(self, command: effects.OpenStage) -> None:
@@ -139,9 +143,12 @@ class Effects:
             else:
                 parts.submissions.client_gone(client, "lost")
 
-    def _opened(self, attempt: AttemptRecord) -> HistoryRecord:
+    def _opened(self, attempt: AttemptRecord) -> HistoryRecord | None:
+        """A line on the draw. With a buffer only the first one of a round has one: there is one for each free slot."""
+        if self._control.state.policy.buffered and attempt.attempt > self._control.state.first_attempt:
+            return None
         exchange = f", exchange {attempt.exchange}" if attempt.exchange else ""
-        admitted = len(self._control.state.admitted)
+        admitted = self._control.state.collected
         here = f", {_are(admitted, 'update')} here" if admitted else ""
         drawn = _are(len(attempt.cohort), "client")
         without = f"; it {self._control.eligible.without}" if self._control.eligible.without else ""
@@ -182,12 +189,14 @@ class Effects:
     async def _cancel(self, command: effects.Cancel) -> None:
         """Tell clients that their work is not needed any more."""
         context, control = self._context, self._control
-        key = ExchangeKey(run_id=context.run_id, round=control.state.round, exchange=command.exchange)
         reason = RefusalReason.REFUSAL_REASON_ABANDONED if control.ended else RefusalReason.REFUSAL_REASON_NOT_NEEDED
-        message = pb.AttendResponse(cancel=pb.Cancel(key=key, reason=reason))
-        async for client in with_turns(command.clients):
+        if command.rounds and not control.ended:
+            reason = RefusalReason.REFUSAL_REASON_STALE
+        rounds = command.rounds or (control.state.round,) * len(command.clients)
+        async for client, round_ in with_turns(zip(command.clients, rounds, strict=True)):
+            key = ExchangeKey(run_id=context.run_id, round=round_, exchange=command.exchange)
             context.counters.assignments_ended("cancelled")
-            context.fleet.streams.push(client, message)
+            context.fleet.streams.push(client, pb.AttendResponse(cancel=pb.Cancel(key=key, reason=reason)))
 
     async def _restart_round(self, command: effects.RestartRound) -> None:
         """Forget what the round collected. If client states restart too, the server's sum of them restarts."""
@@ -221,13 +230,24 @@ class Effects:
         await warn_of_missing_members(context, control)
         await warn_of_low_shares(context, control)
         context.watchers.publish(Progress("committed", commit=record))
-        with _removal(context):
-            await context.services.in_io(context.services.spool.remove_round, context.run_id, command.round)
+        await self._remove_uploads(command.round)
+        context.model.keep_versions(control.state.versions_in_use)
         await prune_checkpoints(context, control)
         if command.ask_clients:
             await self._parts.client_evaluations.start(command.round, control.config.evaluation.clients_deadline_s)
         if command.evaluate:
             self._parts.server_evaluation.start()
+
+    async def _remove_uploads(self, round_: int) -> None:
+        """Remove the updates of a committed round; with a buffer, of all versions before the oldest one in use."""
+        context, state = self._context, self._control.state
+        rounds = [round_]
+        if state.policy.buffered:
+            oldest = min(state.versions_in_use, default=state.round)
+            rounds = list(range(max(0, round_ - state.policy.max_staleness - 1), min(oldest, round_ + 1)))
+        with _removal(context):
+            for each in rounds:
+                await context.services.in_io(context.services.spool.remove_round, context.run_id, each)
 
     async def _end(self, command: effects.EndRun) -> None:
         """Write that the run is over, and release what it held, also if it cannot be written."""
@@ -281,8 +301,16 @@ def _are(count: int, what: str) -> str:
 
 
 async def send_outcomes(context: RunContext, control: RunControl, round_: int) -> None:
-    """Send the outcome of a committed round to every client that was asked in any of its exchanges."""
+    """Send the outcome of a committed round to every client that was asked in any of its exchanges.
+
+    With a buffer, to those whose updates it has: the others still work, or their updates count later.
+    """
     run_id, store, epoch = context.run_id, context.store, context.rounds.recent[round_].state_epoch
+    if control.state.policy.buffered:
+        async for counted in with_turns(await control.read(store.accepted_updates, run_id, round_, 0)):
+            message = pb.AttendResponse(outcome=accepted_outcome(counted, epoch))
+            context.fleet.streams.push(counted.client_id, message)
+        return
     asked: dict[int, set[str]] = {}
     for attempt in await control.read(store.attempts, run_id, round_):
         asked.setdefault(attempt.exchange, set()).update(attempt.cohort)
@@ -306,8 +334,15 @@ async def release_round(context: RunContext, control: RunControl) -> None:
     if state.round < context.rounds.committed:
         return  # the end came while the round was committed
     why = HistoryRecord(time.time(), "coordinator", "update_given_up", run_id, f"round {state.round}: the run ended")
-    for update in await control.read(store.updates, run_id, state.round, state.exchange):
-        await control.write(store.drop_update, run_id, state.round, state.exchange, update.client_id, why)
+    given_up: list[UpdateRecord]
+    if state.policy.buffered:
+        first = max(0, state.round - state.policy.max_staleness)
+        given_up = await control.read(store.waiting_updates, run_id, first, state.round)
+        await control.write(store.unfix, run_id, state.round, why)
+    else:
+        given_up = await control.read(store.updates, run_id, state.round, state.exchange)
+    for update in given_up:
+        await control.write(store.drop_update, run_id, update.round, update.exchange, update.client_id, why)
     with _removal(context):
         await context.services.in_io(context.services.spool.remove_run, run_id)
 

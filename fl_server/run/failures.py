@@ -63,16 +63,19 @@ class Failures:
                 self._processes[client] = process
 
     def clear(self) -> None:
-        """The round is over or redrawn."""
-        self._records.clear()
-        self._processes.clear()
+        """The round is over or redrawn. What is known of clients that work on stays."""
+        working = self._control.state.outstanding if self._control.state.policy.buffered else frozenset[str]()
+        self._records = {key: record for key, record in self._records.items() if key[1] in working}
+        self._processes = {client: process for client, process in self._processes.items() if client in working}
         self._told.clear()
 
     def of(self, client: str) -> FailureRecord:
         """What went wrong with the client's work in the exchange under way."""
-        state = self._control.state
-        fresh = FailureRecord(self._context.run_id, state.round, state.exchange, client)
-        return self._records.get((state.exchange, client), fresh)
+        round_, exchange = self._control.state.place_of(client)
+        known = self._records.get((exchange, client))
+        return (
+            known if known and known.round == round_ else FailureRecord(self._context.run_id, round_, exchange, client)
+        )
 
     async def add(self, client: str, reason: Reason) -> None:
         """A client's work has failed."""

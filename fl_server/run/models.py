@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -83,6 +85,14 @@ class CheckpointCommit:
     """Clients whose accepted updates the reducer left out."""
 
 
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A model that clients were sent."""
+
+    snapshot: Snapshot
+    broadcasts: tuple[Broadcast, ...]
+
+
 class ModelStore:
     """Loads, computes and commits a run's models. Its methods are awaited one at a time, except `kept`."""
 
@@ -96,6 +106,35 @@ class ModelStore:
         self._next: tuple[Snapshot, ServerUpdateStats] | None = None
         self.broadcasts: tuple[Broadcast, ...] = ()
         """What clients fetch for the exchange under way."""
+        self._earlier: dict[int, Version] = {}
+        """With a buffer: the versions before the latest one from which clients work, or updates in the buffer began."""
+
+    @property
+    def sent(self) -> Iterator[Broadcast]:
+        """All that clients can fetch: of the latest version, and of earlier ones that are in use."""
+        return chain(self.broadcasts, *(version.broadcasts for version in self._earlier.values()))
+
+    @property
+    def versions(self) -> int:
+        """The number of versions in memory."""
+        return len(self._earlier) + self.loaded
+
+    def version(self, number: int) -> Version:
+        """The model that a round began from: the latest one, or an earlier one that is in use."""
+        return self._earlier.get(number) or Version(self.snapshot, self.broadcasts)
+
+    def keep_versions(self, wanted: AbstractSet[int]) -> None:
+        """Drop the earlier versions that are not in use any more."""
+        self._earlier = {number: version for number, version in self._earlier.items() if number in wanted}
+
+    async def load_versions(self, wanted: AbstractSet[int]) -> None:
+        """Read earlier versions that are in use, and encode them again. Raises StoreError if one is gone."""
+        for number in sorted(wanted - {self.snapshot.round + 1, *self._earlier}):
+            saved = await self._services.in_compute(self._services.checkpoints.of_round, self._run_id, number - 1)
+            if saved is None:
+                raise StoreError(f"no valid checkpoint of version {number}, from which clients work: restore a backup")
+            snapshot = await self._services.in_compute(self.engine.restored, saved)
+            self._earlier[number] = Version(snapshot, await self._computed(self._encode, snapshot, 0))
 
     @property
     def engine(self) -> Engine:
@@ -176,7 +215,7 @@ class ModelStore:
     def unload(self) -> None:
         """Release the tensors of a run that has ended."""
         self._engine = self._snapshot = self._next = None
-        self._sums = {}
+        self._sums, self._earlier = {}, {}
         self.broadcasts = ()
 
     async def prepare(self, exchange: int) -> None:
@@ -226,6 +265,19 @@ class ModelStore:
             self._next = await self._computed(engine.server_update, self.snapshot, cohort, sources, before)
         return self._next[1]
 
+    async def compute_buffered(
+        self, updates: Sequence[UpdateRecord], sources: Sequence[Source], round_: int
+    ) -> ServerUpdateStats:
+        """Compute the next model from the updates of a buffer, in the order of arrival. Raises Diverged."""
+        await self._give_back(updates)
+        entries = [
+            fl.Buffered(info, update.round, round_ - update.round)
+            for info, update in zip(_cohort(updates), updates, strict=True)
+        ]
+        versions = {update.round: self.version(update.round).snapshot for update in updates}
+        self._next = await self._computed(self.engine.buffered_update, self.snapshot, entries, sources, versions)
+        return self._next[1]
+
     async def compute_from_sum(self, updates: Sequence[UpdateRecord], total: Total, draw: int) -> ServerUpdateStats:
         """Compute the next model from the sum of masked updates. Raises Diverged, SpoiledSum."""
         await self._give_back(updates)
@@ -249,6 +301,8 @@ class ModelStore:
         await run.write(self._services.ledger.store.commit, record, why, norms.left_out)
         self._services.outside.forget_ends(self._run_id)
         self._services.metrics.commit_write_seconds.observe(time.monotonic() - began)
+        if self.engine.config.round.close == "buffer":
+            self._earlier[record.round] = Version(self.snapshot, self.broadcasts)
         self._snapshot, self._next, self.broadcasts = snapshot, None, broadcasts
         return record
 
@@ -275,6 +329,7 @@ class ModelStore:
         """
         checkpoints, best = self._services.checkpoints, {rounds.best.round} if rounds.best else set()
         latest, others = range(max(0, rounds.committed - keep), rounds.committed), {*best, *+rounds.being_evaluated}
+        others |= {number - 1 for number in self._earlier}
         try:
             on_disk = await self._services.in_compute(checkpoints.rounds, self._run_id)
             kept = {round_ for round_ in on_disk if round_ in latest or round_ in others}

@@ -91,7 +91,7 @@ async def _start(run: Run) -> None:
     context = run.context
     run.start()
     await _record_restart(run)
-    if run.state.phase is Phase.COLLECTING or run.state.staged:
+    if run.state.phase is Phase.COLLECTING or run.state.staged or run.state.work:
         await resume_deadline(run)
     run.post(ev.RoundRestored())
     if run.record.stopping:
@@ -173,7 +173,7 @@ async def _record_restart(run: Run) -> None:
     """Write to the history where the run continues."""
     state, where = run.state, "between two rounds"
     if state.phase is Phase.COLLECTING:
-        here = f"updates of {len(state.admitted)} of {counted(len(state.drawn), 'client')} are here"
+        here = f"updates of {state.collected} of {counted(len(state.drawn), 'client')} are here"
         where = "its updates are collected" if run.context.hides_cohorts else here
     entry = HistoryRecord(time.time(), "coordinator", "run_recovered", run.id, f"round {state.round}: {where}")
     try:
@@ -224,9 +224,9 @@ def _check_averaged(kept: CommitRecord, loaded: CommitRecord) -> None:
 
 async def _remove_committed_uploads(run: Run) -> None:
     """Remove the files of committed rounds from the spool."""
-    services = run.context.services
+    services, first = run.context.services, run.model.snapshot.round + 1 - run.state.policy.max_staleness
     for leftover in await services.in_io(services.spool.sweep, run.id):
-        if leftover.key.round <= run.model.snapshot.round:
+        if leftover.key.round < first:
             await services.in_io(services.spool.remove_round, run.id, leftover.key.round)
 
 

@@ -10,9 +10,9 @@ from collections.abc import Set as AbstractSet
 import structlog
 
 from fl_server.admission.client_rules import fault_of
-from fl_server.rounds.by_client import Failed, Refused
+from fl_server.rounds.by_client import BufferedUpdate, Failed, Refused, Work
 from fl_server.rounds.restoring import SavedRound, restored_round, without_absent
-from fl_server.rounds.state import Phase, replace
+from fl_server.rounds.state import Phase, RoundState, replace
 from fl_server.run.computation import update_sources
 from fl_server.run.deadline import whole_time
 from fl_server.run.run import Run
@@ -26,8 +26,12 @@ log = structlog.get_logger()
 async def restore_round_under_way(run: Run) -> None:
     """Restore the round under way in the exchange that it had reached."""
     ledger, store, fresh = run.context.services.ledger, run.context.store, run.state
-    saved = await ledger.do(read_round, store, run.id, fresh.round, run.context.services.spool)
+    if fresh.policy.buffered:
+        saved = await ledger.do(read_buffer, store, run.id, fresh, run.context.services.spool)
+    else:
+        saved = await ledger.do(read_round, store, run.id, fresh.round, run.context.services.spool)
     run.state = restored_round(fresh, saved)
+    await run.model.load_versions(run.state.versions_in_use)
     if run.state.policy.secure:
         run.state = replace(run.state, graph=await run.stages.restore())
     if not await _reduce_earlier_exchanges(run):
@@ -40,10 +44,12 @@ async def restore_round_under_way(run: Run) -> None:
         run.context.cohort_log.info(
             "round_recovered", run=run.id, round=run.state.round, exchange=run.state.exchange,
             phase=run.state.phase.value, attempt=run.state.attempt,
-            cohort=len(run.state.drawn), admitted=len(run.state.admitted),
+            cohort=len(run.state.drawn), admitted=run.state.collected,
         )  # fmt: skip
         await _restore_byte_counts(run)
     failures, failed = run.submissions.failures, await ledger.do(store.failures, run.id, run.state.round)
+    for version in sorted(run.state.versions_in_use - {run.state.round}):
+        failed = [*failed, *await ledger.do(store.failures, run.id, version)]
     failures.restore(failed, failures.latest)
     attached = frozenset(run.context.fleet.attendance.present())
     await _restore_statistics(run, failed, attached)
@@ -80,7 +86,7 @@ def read_round(store: Store, run_id: str, round_: int, spool: Spool) -> SavedRou
             if not update.admitted
         },
         failed={
-            record.client_id: Failed(record.detail, record.cause, record.not_finite, times=record.failures)
+            record.client_id: _failed(record)
             for record in store.failures(run_id, round_)
             if record.exchange == exchange and record.failures
         },
@@ -92,6 +98,46 @@ def read_round(store: Store, run_id: str, round_: int, spool: Spool) -> SavedRou
         stages={stage.stage: stage.members for stage in stages},
         answered=frozenset(answers.get(stages[-1].stage if stages else Phase.AGREEING.value, ())),
     )
+
+
+def read_buffer(store: Store, run_id: str, fresh: RoundState, spool: Spool) -> SavedRound:
+    """What the ledger has of the buffer, and of the work of clients in all versions that may be in use; blocking.
+
+    fresh: the state before the round under way. An accepted list with torn bytes is given up: nobody knows of it.
+    """
+    round_, first = fresh.round, max(0, fresh.round - fresh.policy.max_staleness)
+    waiting = store.waiting_updates(run_id, first, round_)
+    order = {(update.round, update.client_id): place for place, update in enumerate(waiting)}
+    whole = sorted(_whole_updates(store, waiting, spool), key=lambda update: order[update.round, update.client_id])
+    here = {(update.client_id, update.round, update.digest) for update in whole}
+    if not here.issuperset(store.taken(run_id, round_) or ()):
+        why = f"round {round_}: bytes of its accepted list are torn or gone; the buffer is filled again"
+        store.unfix(run_id, round_, HistoryRecord(time.time(), "coordinator", "round_restarted", run_id, why))
+    assigned, failures = dict[str, Work](), dict[tuple[int, str], FailureRecord]()
+    verdicts = dict[tuple[int, str], UpdateRecord]()
+    for version in range(first, round_ + 1):
+        for attempt in store.attempts(run_id, version):
+            assigned.update(dict.fromkeys(attempt.cohort, Work(version, attempt.attempt)))
+        verdicts.update({(version, update.client_id): update for update in store.updates(run_id, version, 0)})
+        failures.update({(version, failure.client_id): failure for failure in store.failures(run_id, version)})
+    work = {client: work for client, work in assigned.items() if (work.version, client) not in verdicts}
+    known = {client: failures[one.version, client] for client, one in work.items() if (one.version, client) in failures}
+    return SavedRound(
+        attempts=[(0, attempt.attempt, attempt.cohort) for attempt in store.attempts(run_id, round_)],
+        refused={
+            client: Refused(fault_of(update.reason), update.detail)
+            for (version, client), update in verdicts.items()
+            if version == round_ and not update.admitted
+        },
+        failed={client: _failed(one) for client, one in known.items() if one.failures and one.round == round_},
+        restarts={client: one.restarts for client, one in known.items() if one.restarts},
+        work=work,
+        buffer=tuple(BufferedUpdate(update.client_id, update.round, update.digest) for update in whole),
+    )
+
+
+def _failed(record: FailureRecord) -> Failed:
+    return Failed(record.detail, record.cause, record.not_finite, times=record.failures)
 
 
 def _whole_updates(store: Store, admitted: Sequence[UpdateRecord], spool: Spool) -> list[UpdateRecord]:
@@ -146,11 +192,24 @@ async def _restore_statistics(run: Run, failed: Sequence[FailureRecord], attache
 
 
 async def resume_deadline(run: Run) -> None:
-    """Continue the deadline of the round under way, and the count of the time that it takes."""
+    """Continue the deadline of the round under way, or of each draw, and the count of the time that the round takes."""
     context = run.context
     attempts = await context.services.ledger.do(context.store.attempts, run.id, run.state.round)
     run.rounds.began = time.monotonic() - _seconds_before(run, attempts)
-    run.deadline.resume(attempts[-1].seconds_left)
+    if not run.state.policy.buffered:
+        last = attempts[-1]
+        run.deadline.resume({(last.round, last.exchange, last.attempt): last.seconds_left})
+        return
+    for version in sorted(run.state.versions_in_use - {run.state.round}):
+        attempts += await context.services.ledger.do(context.store.attempts, run.id, version)
+    draws = {(work.version, work.attempt) for work in run.state.work.values()}
+    run.deadline.resume(
+        {
+            (each.round, each.exchange, each.attempt): each.seconds_left
+            for each in attempts
+            if (each.round, each.attempt) in draws
+        }
+    )
 
 
 def _seconds_before(run: Run, attempts: Sequence[AttemptRecord]) -> float:
@@ -159,9 +218,8 @@ def _seconds_before(run: Run, attempts: Sequence[AttemptRecord]) -> float:
     By its deadlines: the ledger has the time left of each attempt up to its last write.
     """
     whole = whole_time(run)
-    return sum(
-        max(0.0, whole - (whole if attempt.seconds_left is None else attempt.seconds_left)) for attempt in attempts
-    )
+    taken = [max(0.0, whole - (whole if each.seconds_left is None else each.seconds_left)) for each in attempts]
+    return max(taken, default=0.0) if run.state.policy.buffered else sum(taken)
 
 
 async def _reduce_earlier_exchanges(run: Run) -> bool:

@@ -76,6 +76,8 @@ _LONGEST = 500
 def wanted_updates(state: RoundState) -> int:
     """The updates that a round wants, whatever the size of its cohort or of its last exchange is."""
     policy = state.policy
+    if policy.buffered:
+        return state.goal
     if policy.private:
         return len(state.drawn)
     return max(state.goal, policy.clients_per_round) if policy.sampling == "fixed" else state.goal
@@ -159,6 +161,13 @@ class ClientTransfers:
     def seconds(self, client: str) -> tuple[float | None, float | None]:
         """Seconds of the client's work and of its transfers in this exchange; None for one that is not known."""
         return self.worked.get(client), None if client in self.unknown else self.moved.get(client)
+
+    def forget(self, clients: Iterable[str]) -> None:
+        """These clients begin other work."""
+        for client in clients:
+            for values in (self.newest, self.outs, self.ready, self.worked, self.moved):
+                values.pop(client, None)
+        self.unknown = self.unknown.difference(clients)
 
     def begin(self, round_: int, exchange: int) -> None:
         """An attempt begins: the first one of an exchange, or another one, in which the clients go on."""

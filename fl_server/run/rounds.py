@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
@@ -72,10 +72,13 @@ class RunRounds:
             self._best, self._newest = dict(settled.best), dict(settled.newest)
             self.bytes.restore(self._sums.bytes_down, self._sums.bytes_up)
 
-    def add(self, commit: CommitRecord, extended_at: int = 0, draw: Draw | None = None) -> None:
+    def add(
+        self, commit: CommitRecord, extended_at: int = 0, draw: Draw | None = None, done: Iterable[str] | None = None
+    ) -> None:
         """Add the next committed round; the counts of the round under way start at zero.
 
         extended_at: the run's committed rounds at its last extension. draw: None if the ledger has it no more.
+        done: the clients whose work is over; None: all.
         """
         self.changes += 1
         if draw is not None:
@@ -87,7 +90,10 @@ class RunRounds:
         self._update_best(commit)
         self._settle(extended_at)
         self.bytes.commit(self._sums.bytes_down, self._sums.bytes_up)
-        self.transfers.clear()
+        if done is None:
+            self.transfers.clear()
+        else:
+            self.transfers.forget(done)
 
     def _settle(self, extended_at: int) -> None:
         """Keep only the totals of the rounds before the newest ones and before all that are being evaluated."""

@@ -102,5 +102,5 @@ class Run(RunControl):
 
     def broadcast(self, digest: bytes) -> Broadcast | None:
         """The broadcast with that digest, if clients can fetch it now: a bundle or a difference."""
-        sent = chain(self.model.broadcasts, self.client_evaluations.broadcasts())
+        sent = chain(self.model.sent, self.client_evaluations.broadcasts())
         return next((named for broadcast in sent if (named := broadcast.named(digest)) is not None), None)

@@ -48,7 +48,7 @@ def awaited(control: RunControl, deadline: Deadline, evaluations: ClientEvaluati
     state = control.state
     if state.staged:
         return Awaited(state.unanswered, deadline.seconds_left if deadline.started else None)
-    if state.phase is Phase.COLLECTING:
+    if state.phase is Phase.COLLECTING or (state.policy.buffered and state.working):
         return Awaited(state.outstanding, deadline.seconds_left if deadline.started else None)
     if state.phase is Phase.EVALUATING and "clients" in state.awaited:
         return Awaited(*evaluations.outstanding(state.round - 1))
@@ -68,7 +68,7 @@ def lacking(context: RunContext, control: RunControl) -> str:
         return nobody_has
     others = {rule: clients for rule, clients in rules.items() if rule.reason != "task"}
     state = control.state
-    wanted = state.goal - len(state.admitted) if state.goal else state.policy.min_clients
+    wanted = state.goal - state.collected if state.goal else state.policy.min_clients
     able = len(here) - sum(map(len, rules.values()))
     counts = "".join(f"; {counted(rule, selection, clients)}" for rule, clients in others.items())
     return f"clients that could be drawn: {able} of {wanted} here{counts}"

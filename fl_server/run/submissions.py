@@ -35,6 +35,7 @@ log = structlog.get_logger()
 _NOT_WANTED: Mapping[str, RefusalReason | None] = {
     "": None,
     "late": RefusalReason.REFUSAL_REASON_LATE,
+    "stale": RefusalReason.REFUSAL_REASON_STALE,
     "not assigned": RefusalReason.REFUSAL_REASON_NOT_ASSIGNED,
 }
 _CULPRITS: Mapping[str, RefusalReason] = {
@@ -88,7 +89,7 @@ class Submissions:
     def works(self, key: ExchangeKey, client: str) -> bool:
         """Whether the client works for the exchange, so that a failure of it counts."""
         state = self._control.state
-        place = (key.round, key.exchange) == (state.round, state.exchange) and state.under_way
+        place = (key.round, key.exchange) == state.place_of(client) and state.under_way
         return place and state.works(client) and not self._context.fleet.records.banned(client)
 
     def undecided(self, key: ExchangeKey, client: str) -> bool:
@@ -99,14 +100,19 @@ class Submissions:
         return self._control.state.undecided((key.round, key.exchange), client)
 
     def gate(self, client: str) -> AdmissionGate | MaskedGate:
-        """The checks that a client's update of the round under way must pass."""
+        """The checks that the update of a client's work must pass."""
         context, control = self._context, self._control
         registered = registered_data(context.fleet.records.find(client), context.task)
         if self._control.state.policy.secure:
             return MaskedGate(self.masked_bytes())
         most = context.services.config.limits.max_update_mib << 20
+        version, _ = control.state.place_of(client)
         collecting = Collecting(
-            context.model.snapshot, control.state.exchange, control.state.state_epoch, context.norms, most
+            context.model.version(version).snapshot,
+            control.state.exchange,
+            control.state.state_epoch,
+            context.norms,
+            most,
         )
         return build_gate(context.model.engine, collecting, client, registered)
 
@@ -136,7 +142,7 @@ class Submissions:
         together = [first]
         if len(self._waiting) >= MANY_WAITING:
             state = self._control.state
-            most = max(1, min(MOST_TOGETHER, state.goal - len(state.admitted)))
+            most = max(1, min(MOST_TOGETHER, state.fills))
             together += islice((waiting for waiting in self._waiting if waiting is not first), most - 1)
         for submitted in together:
             self._waiting.pop(submitted, None)
@@ -256,7 +262,7 @@ class Submissions:
         """
         context, control, why_of = self._context, self._control, dict(command.culprits)
         run_id, fleet = context.run_id, context.fleet
-        updates = await control.read(context.store.updates, run_id, command.round, command.exchange)
+        updates = await control.read(context.store.accepted_updates, run_id, command.round, command.exchange)
         reason = _CULPRITS[command.fault]
         refused = [
             replace(update, admitted=False, reason=RefusalReason.Name(reason), detail=why_of[update.client_id])
@@ -277,7 +283,7 @@ class Submissions:
         ]
         standings = [standing for standing, _ in weighed if standing is not None]
         quarantined = [why for _, why in weighed if why is not None]
-        await control.write(context.store.refuse_accepted, refused, standings, [*whys, *quarantined])
+        await control.write(context.store.refuse_accepted, refused, standings, [*whys, *quarantined], command.round)
         fleet.work.changed([update.client_id for update in refused])
         for standing, why in weighed:
             if standing is not None:

@@ -25,7 +25,7 @@ class RunTasks(ABC):
         self._ledger = ledger
         self._tasks: set[asyncio.Task[Any]] = set()
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._timers: dict[type[ev.Event], asyncio.TimerHandle] = {}
+        self._timers: dict[type[ev.Event] | ev.Event, asyncio.TimerHandle] = {}
 
     @abstractmethod
     def post(self, event: ev.Event) -> None:
@@ -87,13 +87,17 @@ class RunTasks(ABC):
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def set_timer(self, seconds: float, event: ev.Event) -> None:
-        """Post an event after a delay, in place of an earlier timer for an event of the same type."""
-        self.stop_timer(type(event))
-        self._timers[type(event)] = asyncio.get_running_loop().call_later(seconds, self.post, event)
+    def set_timer(self, seconds: float, event: ev.Event, *, alone: bool = True) -> None:
+        """Post an event after a delay, in place of an earlier timer for an event of the same type.
 
-    def stop_timer(self, kind: type[ev.Event]) -> None:
-        """Stop the timer for events of that type, if one is set."""
+        alone: otherwise, in place of one for the same event.
+        """
+        kind = type(event) if alone else event
+        self.stop_timer(kind)
+        self._timers[kind] = asyncio.get_running_loop().call_later(seconds, self.post, event)
+
+    def stop_timer(self, kind: type[ev.Event] | ev.Event) -> None:
+        """Stop the timer for events of that type, or for that event, if one is set."""
         if timer := self._timers.pop(kind, None):
             timer.cancel()
 

@@ -322,7 +322,9 @@ class RunConfig(_Section):
         fixed = section.sampling == "fixed"
         own = {name: getattr(section, name) for name in _OF_ROUNDS}
         given: dict[str, Any] = {name: value for name, value in own.items() if value is not None} | {
-            "min_clients": section.min_clients or (section.clients_per_round if fixed else section.least),
+            "min_clients": section.min_clients
+            or section.goal
+            or (section.clients_per_round if fixed else section.least),
             "quorum": section.fewest if fixed else section.quorum or 0,
             "min_accepted": section.least,
         }

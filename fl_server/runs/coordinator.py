@@ -188,7 +188,7 @@ class Outcomes:
 
     def __init__(self, ledger: Ledger, table: RunTable) -> None:
         self._ledger, self._table = ledger, table
-        self._lists: OrderedDict[tuple[str, int, int], Mapping[str, bytes]] = OrderedDict()
+        self._lists: OrderedDict[tuple[str, int, int], Mapping[tuple[str, int], bytes]] = OrderedDict()
         self._reading = asyncio.Lock()
         """Held while a list is read, so that each list is read once."""
 
@@ -204,6 +204,8 @@ class Outcomes:
         looked_up = 0
         for run_id, exchange, round_ in unique:
             run = self._table.loaded.get(run_id)
+            if run is not None and run.state.policy.buffered and run.state.awaits(round_, client):
+                continue
             if run is not None and round_ < run.rounds.committed:
                 looked_up += 1
                 if looked_up <= MOST_LOOKED_UP:
@@ -225,19 +227,25 @@ class Outcomes:
         outcomes = []
         for round_, epoch in epochs.items():
             update = admitted.get(round_)
-            if update is not None and await self._is_accepted(update):
+            last = min(round_ + run.state.policy.max_staleness, run.rounds.committed - 1)
+            if update is not None and await self._is_accepted(update, range(round_, last + 1)):
                 outcomes.append(accepted_outcome(update, epoch))
             else:
                 key = ExchangeKey(run_id=run.id, round=round_, exchange=exchange)
                 outcomes.append(not_needed_outcome(key, epoch))
         return outcomes
 
-    async def _is_accepted(self, update: UpdateRecord) -> bool:
-        key = (update.run_id, update.round, update.exchange)
-        async with self._reading:
-            if key not in self._lists:
-                self._lists[key] = dict(await self._ledger.do(self._ledger.store.accepted, *key) or ())
-            self._lists.move_to_end(key)
-            while len(self._lists) > LISTS_KEPT:
-                self._lists.popitem(last=False)
-            return self._lists[key].get(update.client_id) == update.digest
+    async def _is_accepted(self, update: UpdateRecord, steps: range) -> bool:
+        """Whether the update is on the list of one of these rounds."""
+        for step in steps:
+            key = (update.run_id, step, update.exchange)
+            async with self._reading:
+                if key not in self._lists:
+                    taken = await self._ledger.do(self._ledger.store.taken, *key)
+                    self._lists[key] = {(client, round_): digest for client, round_, digest in taken or ()}
+                self._lists.move_to_end(key)
+                while len(self._lists) > LISTS_KEPT:
+                    self._lists.popitem(last=False)
+                if self._lists[key].get((update.client_id, update.round)) == update.digest:
+                    return True
+        return False

@@ -148,6 +148,7 @@ class Retention:
             return  # a client's state is made of its last update, however old
         # Rounds in memory are recent, or are still being evaluated.
         before = min([run.rounds.committed - self._rules.keep_rounds, *run.rounds.recent])
+        before -= run.state.policy.max_staleness  # updates of so many earlier rounds may be in the rounds that stay
         if before <= self._removed.get(run.id, 0):
             return
         while await self._ledger.do(self._ledger.store.remove_rounds, run.id, before):

@@ -24,6 +24,7 @@ log = structlog.get_logger()
 
 NOT_WANTED = {
     RefusalReason.REFUSAL_REASON_LATE: "the round is closed",
+    RefusalReason.REFUSAL_REASON_STALE: "the model that it began from is older than round.max_staleness allows",
     RefusalReason.REFUSAL_REASON_NOT_ASSIGNED: "not of this round's cohort",
     RefusalReason.REFUSAL_REASON_BANNED: "the client is banned",
 }
@@ -109,7 +110,7 @@ class Verdicts:
         if stands is None:
             reason = run.submissions.refusal_of_update(header, record.client_id) or RefusalReason.REFUSAL_REASON_LATE
             return await self._not_wanted(submission, reason)
-        if stands == record:
+        if stands == record and not run.state.policy.buffered:  # there it is known with the step
             run.context.counters.staleness(0)
         return _receipt(header.key, stands)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import methodcaller
 
 from sqlalchemy import Connection, bindparam, delete, func, insert, select
@@ -84,14 +84,15 @@ class RoundLedger(Transactions):
         attempts = map(rows.attempt, self._rows("attempts", schema.attempts, run_id=run_id, round=round))
         return sorted(attempts, key=lambda attempt: (attempt.exchange, attempt.attempt))
 
-    def set_seconds_left(self, run_id: str, attempt: tuple[int, int, int], seconds: float) -> None:
-        """Write the time left of an attempt, named by (round, exchange, attempt). This is no change of state.
+    def set_seconds_left(self, run_id: str, seconds: Mapping[tuple[int, int, int], float]) -> None:
+        """Write the time left of attempts, named by (round, exchange, attempt). This is no change of state.
 
         A missing attempt is ignored: its round may have been redrawn.
         """
-        key = {"run_id": run_id, **dict(zip(("round", "exchange", "attempt"), attempt, strict=True))}
         with self._transaction(f"write the time left to run {run_id!r}") as db:
-            db.execute(change(schema.attempts).filter_by(**key).values(seconds_left=seconds))
+            for attempt, left in seconds.items():
+                key = {"run_id": run_id, **dict(zip(("round", "exchange", "attempt"), attempt, strict=True))}
+                db.execute(change(schema.attempts).filter_by(**key).values(seconds_left=left))
 
     def record_update(
         self, update: UpdateRecord, quarantine: QuarantineRecord | None = None, why: HistoryRecord | None = None
@@ -144,21 +145,24 @@ class RoundLedger(Transactions):
         refused: Sequence[UpdateRecord],
         quarantines: Sequence[QuarantineRecord],
         whys: Sequence[HistoryRecord],
+        round: int | None = None,
     ) -> None:
         """Refuse accepted updates of one exchange, and remove its accepted list, in one transaction.
 
-        The clients' counters and quarantine records change as in `record_update`. refused: the new records. The same
-        call again changes nothing; a committed round is a StoreError.
+        The clients' counters and quarantine records change as in `record_update`. refused: the new records. round: that
+        of the list, if the updates may be of earlier rounds. The same call again changes nothing; a committed round is
+        a StoreError.
         """
         first = refused[0]
-        of_round = {"run_id": first.run_id, "round": first.round}
+        round = first.round if round is None else round
+        of_round = {"run_id": first.run_id, "round": round}
         with self._transaction(f"refuse accepted updates of run {first.run_id!r}") as db:
             if find(db, schema.commits, **of_round):
-                raise StoreError(f"round {first.round} of run {first.run_id!r} is committed: its list stands")
+                raise StoreError(f"round {round} of run {first.run_id!r} is committed: its list stands")
             if not db.execute(delete(schema.accepted).filter_by(**of_round, exchange=first.exchange)).rowcount:
                 return
             for update in refused:
-                key = {**of_round, "exchange": update.exchange, "client_id": update.client_id}
+                key = {name: getattr(update, name) for name in ("run_id", "round", "exchange", "client_id")}
                 db.execute(change(schema.updates).filter_by(**key).values(rows.to_row(update)))
             hidden = hides_cohorts(db, first.run_id)
             count_work(db, {update.client_id: _as_refused(update, hidden=hidden) for update in refused})
@@ -192,13 +196,23 @@ class RoundLedger(Transactions):
         query = query.order_by(table.c.round.desc(), table.c.failed_at.desc()).limit(1)
         return next((FailureRecord(**row) for row in self._read("failures", query)), None)
 
-    def fix_accepted(self, run_id: str, round: int, exchange: int, accepted: Sequence[tuple[str, bytes]]) -> None:
+    def fix_accepted(
+        self,
+        run_id: str,
+        round: int,
+        exchange: int,
+        accepted: Sequence[tuple[str, bytes]],
+        versions: Sequence[int] = (),
+    ) -> None:
         """Fix the (client, digest) list of an exchange for good; fsynced.
 
         Without the fsync, a power cut might leave a checkpoint without its accepted list. The same list again changes
-        nothing; another list for the same exchange is a StoreError.
+        nothing; another list for the same exchange is a StoreError. versions: the round of each update, of a run with a
+        buffer, whose list is in the order of arrival.
         """
-        entries = [[client_id, digest.hex()] for client_id, digest in accepted]
+        entries: list[list[object]] = [[client_id, digest.hex()] for client_id, digest in accepted]
+        for entry, version in zip(entries, versions, strict=bool(versions)):
+            entry.append(version)
         key = {"run_id": run_id, "round": round, "exchange": exchange}
         with self._transaction(f"fix the accepted list of run {run_id!r} round {round}", fsynced=True) as db:
             fixed = find(db, schema.accepted, **key)
@@ -212,16 +226,55 @@ class RoundLedger(Transactions):
 
     def accepted(self, run_id: str, round: int, exchange: int) -> list[tuple[str, bytes]] | None:
         """The fixed list; None before it is fixed."""
-        accepted = self._rows("an accepted list", schema.accepted, run_id=run_id, round=round, exchange=exchange)
-        return (
-            [(client_id, bytes.fromhex(digest)) for client_id, digest in accepted[0]["entries"]] if accepted else None
-        )
+        taken = self.taken(run_id, round, exchange)
+        return None if taken is None else [(client_id, digest) for client_id, _, digest in taken]
+
+    def taken(self, run_id: str, round: int, exchange: int = 0) -> list[tuple[str, int, bytes]] | None:
+        """The fixed list as (client, round of its update, digest); None before it is fixed."""
+        lists = self._rows("an accepted list", schema.accepted, run_id=run_id, round=round, exchange=exchange)
+        if not lists:
+            return None
+        return [
+            (client_id, version[0] if version else round, bytes.fromhex(digest))
+            for client_id, digest, *version in lists[0]["entries"]
+        ]
+
+    def unfix(self, run_id: str, round: int, why: HistoryRecord) -> None:
+        """Remove the list of an uncommitted round of a run with a buffer: bytes of it are torn or gone."""
+        with self._transaction(f"give up the accepted list of run {run_id!r} round {round}") as db:
+            if db.execute(delete(schema.accepted).filter_by(run_id=run_id, round=round)).rowcount:
+                write_history(db, why)
 
     def accepted_updates(self, run_id: str, round: int, exchange: int) -> list[UpdateRecord]:
-        """The accepted updates of an exchange, in the order of client id bytes."""
-        accepted = set(self.accepted(run_id, round, exchange) or ())
-        updates = self.updates(run_id, round, exchange)
-        return [update for update in updates if (update.client_id, update.digest) in accepted]
+        """The accepted updates of an exchange, in the order of its list."""
+        taken = self.taken(run_id, round, exchange) or []
+        rounds = {version for _, version, _ in taken}
+        updates = {
+            (update.client_id, update.round, update.digest): update
+            for version in sorted(rounds)
+            for update in self.updates(run_id, version, exchange)
+        }
+        return [updates[entry] for entry in taken if entry in updates]
+
+    def waiting_updates(self, run_id: str, first: int, round: int) -> list[UpdateRecord]:
+        """The admitted updates that no committed step has taken, of a run with a buffer, in the order of arrival.
+
+        first: the oldest version that may be in use. round: the one under way. Those on its list come first, in the
+        order of the list.
+        """
+        counted = {entry for step in range(first, round) for entry in self.taken(run_id, step) or ()}
+        fixed = self.taken(run_id, round) or []
+        waiting = {
+            (update.client_id, version, update.digest): update
+            for version in range(first, round + 1)
+            for update in self.updates(run_id, version, 0)
+            if update.admitted and (update.client_id, version, update.digest) not in counted
+        }
+        others = [update for entry, update in waiting.items() if entry not in fixed]
+        return [
+            *(waiting[entry] for entry in fixed if entry in waiting),
+            *sorted(others, key=lambda update: update.received_at),
+        ]
 
     def restart_round(self, run: RunRecord, round: int, why: HistoryRecord, past_draws: int = 0) -> None:
         """Remove the attempts, updates and accepted lists of an uncommitted round, and replace the run's record.

@@ -244,13 +244,15 @@ class CommitLedger(Transactions):
     def draws(self, run_id: str, first: int, last: int) -> dict[int, tuple[frozenset[str], frozenset[str]]]:
         """Round -> (clients of its cohorts, those accepted in its last exchange), of the rounds `first` to `last`.
 
-        A round whose details were removed, or whose list is not fixed, is left out.
+        A round whose details were removed, or whose list is not fixed, is left out; so is each round of a run with a
+        buffer, whose clients were drawn in several rounds.
         """
         counted, drawn = dict[int, frozenset[str]](), dict[int, frozenset[str]]()
         lists, cohorts = schema.accepted, schema.attempts
         query = rows_where(lists, run_id=run_id).where(lists.c.round.between(first, last)).order_by(lists.c.exchange)
         for row in self._read("accepted lists", query):
-            counted[row["round"]] = frozenset(client for client, _ in row["entries"])
+            if all(len(entry) == 2 for entry in row["entries"]):
+                counted[row["round"]] = frozenset(client for client, _ in row["entries"])
         query = rows_where(cohorts, run_id=run_id, exchange=0).where(cohorts.c.round.between(first, last))
         for row in self._read("cohorts", query):
             drawn[row["round"]] = drawn.get(row["round"], frozenset()).union(row["cohort"])
@@ -326,14 +328,22 @@ def _clients_of(db: Connection, commit: CommitRecord) -> list[str]:
 def _accepted_by_exchange(db: Connection, commit: CommitRecord) -> list[list[str]]:
     """The accepted clients of each exchange of a round; one empty list without any."""
     lists = rows_where(schema.accepted, run_id=commit.run_id, round=commit.round).order_by(schema.accepted.c.exchange)
-    return [[client_id for client_id, _ in row["entries"]] for row in db.execute(lists).mappings()] or [[]]
+    return [[client_id for client_id, *_ in row["entries"]] for row in db.execute(lists).mappings()] or [[]]
+
+
+def _last_updates(db: Connection, commit: CommitRecord) -> set[tuple[int, str]]:
+    """The (round, client) of the accepted updates of the last exchange."""
+    lists = rows_where(schema.accepted, run_id=commit.run_id, round=commit.round).order_by(schema.accepted.c.exchange)
+    entries = [row["entries"] for row in db.execute(lists).mappings()]
+    return {(version[0] if version else commit.round, client) for client, _, *version in (entries or [[]])[-1]}
 
 
 def _work_in(db: Connection, commit: CommitRecord) -> dict[str, Counted]:
     """What the round adds to the work of its clients. The times are of its last exchange."""
     lists, table = _accepted_by_exchange(db, commit), schema.updates
-    numbers, in_last = Counter(client for clients in lists for client in clients), set(lists[-1])
-    columns = select(table.c.client_id, table.c.received_at, table.c.work_s, table.c.transfer_s)
-    last = columns.filter_by(run_id=commit.run_id, round=commit.round, exchange=len(lists) - 1)
-    times = timings([Arrived(*row) for row in db.execute(last) if row[0] in in_last])
+    numbers, in_last = Counter(client for clients in lists for client in clients), _last_updates(db, commit)
+    columns = select(table.c.round, table.c.client_id, table.c.received_at, table.c.work_s, table.c.transfer_s)
+    last = columns.filter_by(run_id=commit.run_id, exchange=len(lists) - 1)
+    last = last.where(table.c.round.in_({round_ for round_, _ in in_last}))
+    times = timings([Arrived(*times) for round_, *times in db.execute(last) if (round_, times[0]) in in_last])
     return {client: methodcaller("in_round", number, times.get(client)) for client, number in numbers.items()}

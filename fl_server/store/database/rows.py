@@ -6,6 +6,7 @@ Column names are field names; the few values that differ are here.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
@@ -157,6 +158,8 @@ def count_work(db: Connection, events: Mapping[str, Counted]) -> None:
 
 
 def increment(db: Connection, client_ids: Sequence[str], counter: str) -> None:
-    """Add 1 to a counter of clients. Forgotten clients are ignored."""
-    table = schema.clients
-    db.execute(change(table).where(table.c.client_id.in_(client_ids)).values({counter: table.c[counter] + 1}))
+    """Add 1 to a counter of clients for each time that they are named. Forgotten clients are ignored."""
+    table, times = schema.clients, Counter(client_ids)
+    for number in set(times.values()):
+        clients = [client for client, count in times.items() if count == number]
+        db.execute(change(table).where(table.c.client_id.in_(clients)).values({counter: table.c[counter] + number}))

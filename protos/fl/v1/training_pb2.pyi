@@ -49,6 +49,7 @@ class RefusalReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REFUSAL_REASON_HEADER: _ClassVar[RefusalReason]
     REFUSAL_REASON_LEFT_OUT: _ClassVar[RefusalReason]
     REFUSAL_REASON_RELATIVE_NORM: _ClassVar[RefusalReason]
+    REFUSAL_REASON_STALE: _ClassVar[RefusalReason]
 SECURE_STAGE_UNSPECIFIED: SecureStage
 SECURE_STAGE_KEYS: SecureStage
 SECURE_STAGE_COINS: SecureStage
@@ -78,6 +79,7 @@ REFUSAL_REASON_ABANDONED: RefusalReason
 REFUSAL_REASON_HEADER: RefusalReason
 REFUSAL_REASON_LEFT_OUT: RefusalReason
 REFUSAL_REASON_RELATIVE_NORM: RefusalReason
+REFUSAL_REASON_STALE: RefusalReason
 
 class ExchangeKey(_message.Message):
     __slots__ = ("run_id", "round", "exchange")

@@ -71,7 +71,7 @@ async def test_clients_have_time_to_reconnect(tmp_path: Path) -> None:
     """If no time was left, a restart allows the reattach grace; otherwise no client could deliver."""
     async with World(tmp_path) as world:
         await open_run(world, "a", "b")
-        world.store.set_seconds_left("r", (0, 0, 0), 0.0)
+        world.store.set_seconds_left("r", {(0, 0, 0): 0.0})
         world.journal.dead = True
     async with World(tmp_path, reattach_grace_s=300.0) as world:
         assert 1.0 < world.coordinator.run("r").deadline.seconds_left <= 300.0
@@ -81,7 +81,7 @@ async def test_a_ledger_without_the_time_left_gives_the_whole_time(tmp_path: Pat
     """As before its first write."""
     async with World(tmp_path) as world:
         await open_run(world, "a", "b")
-        world.store.set_seconds_left("r", (0, 0, 0), None)
+        world.store.set_seconds_left("r", {(0, 0, 0): None})
         world.journal.dead = True
     async with World(tmp_path) as world:
         assert 300.0 < world.coordinator.run("r").deadline.seconds_left <= DEADLINE_S

@@ -89,8 +89,8 @@ def test_the_time_left_belongs_to_one_attempt(store: Store) -> None:
     for attempt in (first, second):
         store.open_attempt(attempt)
     for seconds in (595.0, 12.25):
-        store.set_seconds_left("r1", (0, 0, 1), seconds)
-    store.set_seconds_left("r1", (7, 0, 0), 3.0)
+        store.set_seconds_left("r1", {(0, 0, 1): seconds})
+    store.set_seconds_left("r1", {(7, 0, 0): 3.0})
     assert store.attempts("r1", 0) == [first, replace(second, seconds_left=12.25)]
     assert events(store) == ["created"]
 

@@ -15,10 +15,10 @@ def a_stage(stage: str = "sharing", attempt: int = 0) -> StageRecord:
 def test_a_stage_and_its_time_are_written_together(store: Store) -> None:
     """After a kill behind the write the stage has its own time, and not what the one before had left."""
     store.open_attempt(an_attempt())
-    store.set_seconds_left("r1", (0, 0, 0), 1.5)
+    store.set_seconds_left("r1", {(0, 0, 0): 1.5})
     store.open_stage(a_stage(), 60.0, why("stage_opened"))
     assert [attempt.seconds_left for attempt in store.attempts("r1", 0)] == [60.0]
-    store.set_seconds_left("r1", (0, 0, 0), 20.0)
+    store.set_seconds_left("r1", {(0, 0, 0): 20.0})
     store.open_stage(a_stage(), 60.0)
     assert [attempt.seconds_left for attempt in store.attempts("r1", 0)] == [20.0]
     assert store.stages("r1", 0) == [a_stage()]
