@@ -18,7 +18,7 @@ from transformers.trainer_utils import SaveStrategy
 from fl_tasks.data.samples import Samples
 from fl_tasks.errors import TaskError
 from fl_tasks.own_loop import TrainContext, TrainReport
-from fl_tasks.trainers.script import SEEDS, Script, check_device, epochs_of
+from fl_tasks.trainers.rounds import SEEDS, Script, check_device, epochs_of
 
 _TIMES = ("_runtime", "_per_second")
 """Ends of the names of logged values that are no metrics of the model."""

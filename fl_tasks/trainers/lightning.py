@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 from fl_tasks.data.samples import Samples
 from fl_tasks.errors import TaskError
 from fl_tasks.own_loop import TrainContext, TrainReport
-from fl_tasks.trainers.script import SEEDS, Script, check_device, epochs_of
+from fl_tasks.trainers.rounds import SEEDS, Script, check_device, epochs_of
 
 _RATES = ("lr", "learning_rate")
 """Where Lightning's own search for a rate looks for it."""
