@@ -146,7 +146,7 @@ class Participant:
         header = training_pb2.UpdateHeader()
         header.CopyFrom(rounded.header)
         rounding = Rounding.from_text(terms.quantizer)
-        if header.HasField("training_loss"):
+        if header.HasField("training_loss") and rounding.loss:
             measured = replace(measured, loss=header.training_loss)
         scalars = scalars_of(rounding.counted(header.num_examples), measured, rounding.metrics)
         pieces = await self._change(assignment.key.run_id, lambda member: tuple(member.mask(delivery, values, scalars)))

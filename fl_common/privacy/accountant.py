@@ -11,8 +11,20 @@ Differential Privacy", proposition 12:
 
     epsilon = divergence + log((a - 1) / a) - (log(delta) + log(a)) / (a - 1), the smallest over the orders
 
-Every value is an upper bound. Two data sets are neighbours if one has an example more, or an example without effect in
-its place. Only the standard library is needed, for a device asks before each assignment.
+A step on a sample of a fixed size, without replacement, of the share q of all, has at a whole order a at most
+
+    1 / (a - 1) * log(1 + C(a, 2) q^2 min(4 (exp(2 / s^2 / 2) - 1), 2 exp(2 / s^2 / 2))
+                        + sum_{k = 3..a} 2 C(a, k) q^k exp((k - 1) k / (2 s^2))),        s = z / 2
+
+(Wang, Balle, Kasiviswanathan 2019, "Subsampled Renyi Differential Privacy and Analytical Moments Accountant", theorem
+9, for a mechanism without a bound at infinite order). There two data sets are neighbours if one example is replaced by
+another: the sum changes by twice the norm of a contribution, so s is half of z.
+
+By the same coupling of samples it is never more than that of the whole data, (a - 1) a / (2 s^2).
+
+Every value is an upper bound. With Poisson samples two data sets are neighbours if one has an example more, or an
+example without effect in its place, so steps with samples of both kinds do not add up. Only the standard library is
+needed, for a device asks before each assignment.
 """
 
 from __future__ import annotations
@@ -36,6 +48,8 @@ class Mechanism:
     """z, greater than 0: standard deviation of the noise / largest norm of one contribution."""
     rate: float
     """q: the probability of one example or client to be in the sample, over 0 and at most 1."""
+    fixed_size: bool = False
+    """Whether the sample has a fixed size; else each is drawn by itself."""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.noise_multiplier < math.inf or not 0.0 < self.rate <= 1.0:
@@ -47,9 +61,14 @@ Spent = Mapping[Mechanism, int]
 
 
 def epsilon_of(spent: Spent, delta: float) -> float:
-    """The smallest epsilon that is proved for these steps together; 0 for none. delta: over 0, below 1."""
+    """The smallest epsilon that is proved for these steps together; 0 for none. delta: over 0, below 1.
+
+    Raises ValueError for steps with two kinds of samples, whose neighbours differ.
+    """
     if not 0.0 < delta < 1.0:
         raise ValueError(f"expected delta over 0 and below 1, got {delta}")
+    if len({mechanism.fixed_size for mechanism, steps in spent.items() if steps}) > 1:
+        raise ValueError("expected samples of one kind, got Poisson samples and samples of a fixed size")
     totals = _total([(mechanism, steps) for mechanism, steps in sorted(spent.items()) if steps])
     if totals is None:
         return 0.0
@@ -86,11 +105,34 @@ def _between(moments: Mapping[int, float], order: float) -> float:
 def _log_moment(mechanism: Mechanism, order: int) -> float:
     """(a - 1) times the divergence at a whole order a."""
     z, q = mechanism.noise_multiplier, mechanism.rate
+    if mechanism.fixed_size:
+        return _log_moment_of_fixed_size(z / 2.0, q, order)
     if q == 1.0:
         return order * (order - 1) / (2.0 * z * z)
     terms = [
         math.log(math.comb(order, k)) + (order - k) * math.log1p(-q) + k * math.log(q) + (k * k - k) / (2.0 * z * z)
         for k in range(order + 1)
     ]
-    most = max(terms)
-    return most + math.log(math.fsum(math.exp(term - most) for term in terms))
+    return _log_of_sum(terms)
+
+
+def _log_moment_of_fixed_size(s: float, q: float, order: int) -> float:
+    """The same for a sample of a fixed size."""
+    whole = order * (order - 1) / (2.0 * s * s)
+    if q == 1.0:
+        return whole
+    second = 1.0 / (s * s)  # the divergence of the whole mechanism at order 2
+    # log(4 (e^x - 1)), without overflow
+    pair = min(math.log(4.0) + second + math.log(-math.expm1(-second)), math.log(2.0) + second)
+    terms = [0.0, math.log(math.comb(order, 2)) + 2.0 * math.log(q) + pair]
+    terms += [
+        math.log(2.0) + math.log(math.comb(order, k)) + k * math.log(q) + k * (k - 1) / (2.0 * s * s)
+        for k in range(3, order + 1)
+    ]
+    return min(whole, _log_of_sum(terms))
+
+
+def _log_of_sum(logs: Sequence[float]) -> float:
+    """log sum exp."""
+    most = max(logs)
+    return most + math.log(math.fsum(math.exp(log - most) for log in logs))

@@ -29,11 +29,11 @@ def is_installed() -> bool:
 def tight_epsilon_of(spent: Spent, delta: float) -> float | None:
     """The smallest epsilon that is proved for these steps together, as `epsilon_of`.
 
-    None without the extra, and where epsilon is over MOST. Answers are kept. Blocks.
+    None without the extra, for samples of a fixed size, and where epsilon is over MOST. Answers are kept. Blocks.
     """
     known = tuple(sorted((mechanism, steps) for mechanism, steps in spent.items() if steps))
     first = epsilon_of(dict(known), delta)
-    if not is_installed() or first > MOST:
+    if not is_installed() or first > MOST or any(mechanism.fixed_size for mechanism, _ in known):
         return None
     return _epsilon(known, delta) if known else 0.0
 

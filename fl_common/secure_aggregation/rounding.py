@@ -43,6 +43,8 @@ class Rounding:
     """Steps of a client with the weight 1, if a weight is divided by them; else 0."""
     metrics: tuple[str, ...] = ()
     """Metrics of the received model that clients measure in this round; empty: none."""
+    loss: bool = True
+    """Whether clients contribute their training loss."""
 
     def __post_init__(self) -> None:
         if len(bytes.fromhex(self.rotation)) != SECRET_BYTES or min(self.max_examples, self.min_steps) < 0:

@@ -180,9 +180,14 @@ class Federation:
         """The assignment without what is the client's own. Each client has the task that the server has."""
         work = RoundWork(
             self.config.name, self.config, self.engine.algorithm, ("", ""), (), 0, self.state_epoch,
-            local_frozen=self.engine.local_frozen, clip=self.snapshot.clip, rounding=self._rounding(place),
+            local_frozen=self.engine.local_frozen, clip=self._clip, rounding=self._rounding(place),
         )  # fmt: skip
         return common_assignment(work, place)
+
+    @property
+    def _clip(self) -> float:
+        """C of an update that is sent as it is: with secure aggregation its rounding clips."""
+        return self.snapshot.clip if self.config.secure_aggregation is None else 0.0
 
     def _rounding(self, place: RoundPosition) -> str:
         """How clients round what they make their states of, with secure aggregation."""
@@ -237,7 +242,7 @@ class Federation:
         done = self.accepted(len(self.engine.algorithm.exchanges) - 1, accepted)
         infos, updates = [one.info for one in done], [one.update for one in done]
         with self.profile.part("aggregation"), one_thread():
-            if self.config.client_privacy is not None:
+            if self.config.client_privacy is not None and self.config.secure_aggregation is None:
                 normed = [(one.info, one.norms["delta"]) for one in done]
                 self._stepped, _ = self.engine.private_update(self.snapshot, normed, updates, attempt)
             elif self.config.secure_aggregation is not None:
@@ -260,7 +265,8 @@ class Federation:
     def _measured(self, done: Sequence[Contribution], attempt: int) -> list[Measured]:
         """What the clients of a round with secure aggregation add to its sums besides their updates."""
         place = self.snapshot.round + 1, attempt
-        losses = {one.client: one.training_loss for one in done}
+        tells = self.engine.secure_means.rounding(*place).loss
+        losses = {one.client: one.training_loss if tells else None for one in done}
         if not self.engine.secure_means.rounding(*place).metrics:
             return [Measured(loss) for loss in losses.values()]
         able = [client for client in losses if has_held_out(self.clients, client)]

@@ -283,6 +283,7 @@ class Collecting:
 def build_gate(engine: Engine, collecting: Collecting, client: str, registered: RegisteredData) -> AdmissionGate:
     """The gate for a client with this registered data."""
     section, round_, exchange = engine.config.round, collecting.snapshot.round + 1, collecting.exchange
+    secure = engine.config.secure_aggregation is not None  # in a simulation, whose clients round what they clip
     local = local_in(engine.config, engine.algorithm, round_)
     shape, trains = engine.shape(exchange), engine.algorithm.exchanges[exchange].trains
     ordered = ExpectedWork(registered.examples, local, trains, registered.own_batches, engine.own_loop)
@@ -302,7 +303,7 @@ def build_gate(engine: Engine, collecting: Collecting, client: str, registered: 
         shape,
         collecting.max_bytes or shape.size_bytes,
         section.max_update_norm,
-        collecting.snapshot.clip or section.clip_update_norm,
+        0.0 if secure else collecting.snapshot.clip or section.clip_update_norm,
         collecting.state_epoch,
         collecting.history.limit(section, model_norm),
         {vector: limit for vector, limit in others.items() if vector != BUFFERS},
@@ -314,6 +315,6 @@ def build_gate(engine: Engine, collecting: Collecting, client: str, registered: 
         ordered,
         buffers,
         engine.config.record_privacy,
-        engine.config.client_privacy is not None,
+        engine.config.client_privacy is not None and not secure,
         lambda steps: engine.decoding(collecting.snapshot.round + 1, exchange, client, steps),
     )

@@ -51,7 +51,7 @@ from fl_server.aggregation.reduction import (
     sum_updates,
 )
 from fl_server.aggregation.secure_rules import check_secure_model
-from fl_server.aggregation.secure_sum import SecureMeans, Total
+from fl_server.aggregation.secure_sum import SecureMeans, SummedRound, SumNoise, Total
 from fl_server.aggregation.server_update import ServerUpdateStats, apply_server_update, check_finite, part_of
 from fl_server.aggregation.snapshot import Snapshot, Snapshots
 from fl_server.aggregation.task_model import initial_path
@@ -290,11 +290,20 @@ class Engine:
         """
         round_, means = snapshot.round + 1, self._secure_means(self._algorithm_after(snapshot))
         info = round_info(self.config, round_, len(cohort))
-        secure = means.sums(total, len(cohort), means.rounding(round_, draw), info)
+        noise = self._sum_noise(round_, draw, cohort)
+        info = info if noise is None else replace(info, cohort_size=noise.drawn)
+        secure = means.sums(total, SummedRound(len(cohort), means.rounding(round_, draw), info, noise))
         made, stats = self._stepped(snapshot, self._accepted(snapshot, 0, cohort, ()), _NONE, secure)
         if made.buffers:
             tree.copy_(made.buffers, snapshot.buffers)
         return self._finished(snapshot, made), stats
+
+    def _sum_noise(self, round_: int, draw: int, cohort: Sequence[fl.UpdateInfo]) -> SumNoise | None:
+        """The noise of a round with secure aggregation and client-level privacy; None without the latter."""
+        if (privacy := self.config.client_privacy) is None:
+            return None
+        key = key_of_round(self._secret, round_, draw, [info.client_id for info in cohort])
+        return SumNoise(privacy.noise_multiplier, self.config.round.clients_per_round, key)
 
     def plain_total(  # noqa: PLR0913, PLR0917 - a round, and what its clients sent
         self,

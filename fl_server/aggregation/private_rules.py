@@ -7,6 +7,8 @@ from algorithms.reference import has_reference
 from fl_server.aggregation.adaptive_clip import clip_rule
 from fl_server.errors import InvalidInput
 from fl_server.run_settings.config import RunConfig
+from fl_server.run_settings.privacy import PrivacySection
+from fl_server.run_settings.secure_aggregation import SecureAggregationSection
 from protos.layout import Layout
 
 _OTHERS = "whether a client takes part and counts must not depend on the others"
@@ -18,8 +20,10 @@ def check_privacy(config: RunConfig) -> None:
     if privacy is None:
         return
     of_server = config.local.optimizer is not None and config.local.optimizer.state == "server"
+    secure = config.secure_aggregation
+    sampling, why_sampling = ("bernoulli", _OTHERS) if secure is None else ("fixed", "its keys are of one cohort")
     wanted: list[tuple[str, object, object, str]] = [
-        ("round.sampling", round_.sampling, "bernoulli", _OTHERS),
+        ("round.sampling", round_.sampling, sampling, why_sampling),
         ("round.close", round_.close, "cohort", _OTHERS),
         ("round.quorum", round_.quorum, None, _OTHERS),
         ("round.min_accepted", round_.min_accepted, None, _OTHERS),
@@ -34,6 +38,8 @@ def check_privacy(config: RunConfig) -> None:
     for field, came, right, why in wanted:
         if came != right:
             raise InvalidInput(field, f"{'none' if right is None else repr(right)} with [privacy]: {why}", came)
+    if secure is not None:
+        _check_with_sums(privacy, secure)
     if of_server:
         raise InvalidInput("local.optimizer.state", '"fresh" or "device" with [privacy]', "server")
     if not config.population:
@@ -42,6 +48,15 @@ def check_privacy(config: RunConfig) -> None:
         most = f"at most 1 / population, {1 / config.population:.3g}"
         raise InvalidInput("privacy.delta", most, f"{privacy.delta:g}")
     clip_rule(config)
+
+
+def _check_with_sums(privacy: PrivacySection, secure: SecureAggregationSection) -> None:
+    """Raises InvalidInput for a setting of privacy that secure aggregation excludes, or has twice."""
+    if privacy.clip_quantile is not None:
+        expected = "none with [secure_aggregation]: nobody sees which updates are clipped"
+        raise InvalidInput("privacy.clip_quantile", expected, privacy.clip_quantile)
+    if privacy.clip != secure.clip:
+        raise InvalidInput("secure_aggregation.clip", f"privacy.clip, {privacy.clip:g}: devices clip once", secure.clip)
 
 
 def check_one_release(config: RunConfig, algorithm: fl.Algorithm) -> None:
@@ -69,7 +84,8 @@ def check_private_model(config: RunConfig, layout: Layout) -> None:
 def has_centre(config: RunConfig, algorithm: fl.Algorithm) -> bool:
     """Whether a public part of the deltas is taken away before they are clipped: the steps along the direction."""
     plain = config.local.optimizer is None and config.local.steps is not None
-    return config.client_privacy is not None and plain and has_reference(algorithm)
+    alone = config.secure_aggregation is None  # in a masked sum nobody could leave it out for others
+    return config.client_privacy is not None and alone and plain and has_reference(algorithm)
 
 
 def shares_of(algorithm: fl.Algorithm, examples: int, steps: int) -> tuple[tuple[str, fl.Payload, float], ...]:

@@ -53,9 +53,6 @@ def check_secure_aggregation(config: RunConfig) -> None:
     if by_clients(config.stop.metric):
         expected = "a metric of the server with [secure_aggregation]: sums over clients are of the round before"
         raise InvalidInput("stop.metric", expected, config.stop.metric)
-    if config.client_privacy is not None:
-        expected = 'unit = "record" with [secure_aggregation]: its account needs to see each update'
-        raise InvalidInput("privacy.unit", expected, "client")
     cohort = round_.clients_per_round if round_.sampling == "fixed" else config.least
     if cohort > MOST_CLIENTS:
         expected = f"at most {MOST_CLIENTS} with [secure_aggregation]: each client gets the certificates of all"

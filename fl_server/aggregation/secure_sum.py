@@ -9,6 +9,7 @@ honest clients could have made it: each clips its payload to C, so their mean is
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,18 +19,22 @@ import torch
 
 import algorithms as fl
 from algorithms import tree
+from algorithms.aggregate import BLOCK
 from algorithms.masked_sums import PROBED, Summand, factors_of, summands_of
 from algorithms.optimizers.spec import RateSchedule
 from algorithms.quantization import Numbers, Quantizer
-from fl_common.privacy.secret_stream import SecretStream
+from fl_common.privacy.secret_stream import SecretStream, derived
 from fl_common.secure_aggregation.rounding import RoundedPayload, Rounding, rotation_key, rounding_key
 from fl_common.secure_aggregation.scalars import Measured, Summed, count_of, scalars_of, summed_of
 from fl_common.secure_aggregation.terms import value_bits_for
+from fl_server.aggregation.private_sum import discrete_gaussian
 from fl_server.aggregation.updates import AcceptedUpdates, UpdateShape, read_block
 from fl_server.run_settings.config import RunConfig
 from fl_server.run_settings.secure_aggregation import SecureAggregationSection
 
 _SLACK = 1e-4
+_FINE = 1 + 2.0**-20
+"""Clipping in floating point may exceed C by less than this factor."""
 _CONSTANT = RateSchedule()
 
 
@@ -45,6 +50,45 @@ class Total:
     """[values of all payloads], signed."""
     summed: Summed
     """What their scalars say."""
+
+
+@dataclass(frozen=True, slots=True)
+class SumNoise:
+    """The noise of a round with client-level privacy, which the coordinator adds to the sum of whole numbers.
+
+    A client's numbers q are R x / g for |x| <= C, rounded, so |q| <= C / g + sqrt(d). Of two clients in each other's
+    place these may be opposite; the account takes that into account, and z is relative to one of them.
+    """
+
+    noise_multiplier: float
+    """z."""
+    drawn: int
+    """Clients of a cohort: the denominator, however many come."""
+    key: bytes
+    """The key of the round, the draw and the accepted list; the noise depends on the sum too."""
+
+    def added_to(self, numbers: Numbers, quantizer: Quantizer) -> Numbers:
+        """The sums of numbers with discrete Gaussian noise."""
+        longest = quantizer.clip / quantizer.step * _FINE + math.sqrt(quantizer.values)
+        key = derived(self.key, hashlib.sha256(numbers.astype("<i8").tobytes()).digest())
+        made = numbers.copy()
+        for number, start in enumerate(range(0, len(made), BLOCK)):
+            part = made[start : start + BLOCK]
+            stream = SecretStream(derived(key, number))
+            part += discrete_gaussian(stream, self.noise_multiplier * longest, len(part)).numpy().astype(np.int64)
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class SummedRound:
+    """The round of a sum."""
+
+    clients: int
+    """Survivors, whose updates were summed."""
+    rounding: Rounding
+    info: fl.RoundInfo
+    noise: SumNoise | None
+    """None: none is added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +167,15 @@ class SecureMeans:
         fewest = section.min_steps or 0
         every = self.config.evaluation.clients_every
         metrics = section.metrics if every and round_ % every == 0 else ()
-        return Rounding(section.bits, key.hex(), tuple(payloads), section.max_examples or 0, fewest, tuple(metrics))
+        return Rounding(
+            section.bits,
+            key.hex(),
+            tuple(payloads),
+            section.max_examples or 0,
+            fewest,
+            tuple(metrics),
+            loss=self.config.client_privacy is None,
+        )
 
     @property
     def values(self) -> int:
@@ -165,27 +217,32 @@ class SecureMeans:
             np.concatenate(sums), summed_of([sum(row) for row in zip(*scalars, strict=True)], rounding.metrics)
         )
 
-    def sums(self, total: Total, clients: int, rounding: Rounding, info: fl.RoundInfo) -> SecureSum:
-        """The method's sums over so many clients. Raises SpoiledSum."""
+    def sums(self, total: Total, of_round: SummedRound) -> SecureSum:
+        """The method's sums over a round's clients; with noise, over the cohort as it was drawn. Raises SpoiledSum."""
+        clients, rounding, info, noise = of_round.clients, of_round.rounding, of_round.info, of_round.noise
         most, counted = rounding.max_examples or 1, total.summed.counted
         if not clients <= counted <= clients * most:
             raise SpoiledSum(
                 f"the weights of its {clients} updates add up to {counted}, not to {clients} up to"
                 f" {clients * most}: a client lied"
             )
+        numbers, of = total.numbers, clients
+        if noise is not None:
+            numbers, of, counted = noise.added_to(numbers, self.quantizer(0, rounding)), noise.drawn, noise.drawn
         parts, at = dict[Summand, fl.Tensors](), 0
-        largest = {part: counted / most if part.by_examples else float(clients) for part in self.parts}
+        largest = {part: counted / most if part.by_examples else float(of) for part in self.parts}
         for number, part in enumerate(self.parts):
             quantizer = self.quantizer(number, rounding)
             mean = quantizer.mean(
-                total.numbers[at : at + quantizer.values], largest[part], SecretStream(rounding.rotation_key(number))
+                numbers[at : at + quantizer.values], largest[part], SecretStream(rounding.rotation_key(number))
             )
             rounded = quantizer.step * math.sqrt(quantizer.values) * clients / largest[part]
-            _check_norm(rounding.payloads[number], mean, rounded)
+            if noise is None:  # whether a sum without noise is too long would tell of it
+                _check_norm(rounding.payloads[number], mean, rounded)
             parts[part] = mean
             at += quantizer.values
         steps = rounding.min_steps or self.config.local.steps or 1
-        factors = factors_of(self.algorithm.exchanges[0], info, self.summands, (clients, counted, steps))
+        factors = factors_of(self.algorithm.exchanges[0], info, self.summands, (of, counted, steps))
         return SecureSum(
             parts,
             {name: factors[name] * largest[part] * _unit(part, rounding) for name, part in self.summands.items()},

@@ -247,7 +247,7 @@ class AssignmentDispatch:
         work = RoundWork(
             context.run_id, control.config, context.algorithm, context.fingerprint, version.broadcasts,
             context.services.config.limits.max_update_mib << 20, control.state.state_epoch, self._stages.terms,
-            context.model.local_frozen, version.snapshot.clip,
+            context.model.local_frozen, 0.0 if control.state.policy.secure else version.snapshot.clip,
         )  # fmt: skip
         state = control.state
         # Between two attempts no deadline runs; the next one begins with the whole time.

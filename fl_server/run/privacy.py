@@ -40,6 +40,8 @@ class Account:
     """The draws of other runs."""
     own: int = 0
     """The draws of this run."""
+    fixed_size: bool = False
+    """Whether cohorts have a fixed size: with secure aggregation."""
 
     def check(self) -> Account:
         """The account itself. Raises InvalidInput if not one draw of the run is within its budget."""
@@ -57,13 +59,17 @@ class Account:
         """charges: all of the account."""
         if config.client_privacy is None:
             raise RuntimeError("expected a run with the section privacy")
-        others, own = Counter[Mechanism](), 0
+        others, own, fixed_size = Counter[Mechanism](), 0, config.secure_aggregation is not None
         for charge in charges:
             if charge.run_id == run_id:
                 own += 1
             else:
-                others[Mechanism(charge.noise_multiplier, charge.rate)] += 1
-        return cls(account_of(config), config.client_privacy, config.round.rate, others, own)
+                others[Mechanism(charge.noise_multiplier, charge.rate, charge.fixed_size)] += 1
+        if any(mechanism.fixed_size != fixed_size for mechanism in others):
+            kinds = "drawn each by itself", "of a fixed size"
+            expected = f"an account of its own: {account_of(config)!r} has charges for cohorts {kinds[not fixed_size]}"
+            raise InvalidInput("privacy.account", expected, f"a run with cohorts {kinds[fixed_size]}")
+        return cls(account_of(config), config.client_privacy, config.rate_of_clients, others, own, fixed_size)
 
     @cached_property
     def most(self) -> int:
@@ -85,12 +91,12 @@ class Account:
 
     def spent(self, draws: int, *, seen: bool = False) -> Spent:
         """All that the account was charged for, as `epsilon`."""
-        spent = self.others + Counter({Mechanism(self.privacy.noise_multiplier, self.rate): draws})
+        spent = self.others + Counter({Mechanism(self.privacy.noise_multiplier, self.rate, self.fixed_size): draws})
         if not seen:
             return spent
         without = Counter[Mechanism]()
         for mechanism, count in spent.items():
-            without[Mechanism(mechanism.noise_multiplier, 1.0)] += count
+            without[Mechanism(mechanism.noise_multiplier, 1.0, mechanism.fixed_size)] += count
         return without
 
     def question(self, draws: int) -> Question:
@@ -105,7 +111,9 @@ class Account:
         """The charge of a draw. draws: those of this run, with this one; clip: C of the round."""
         number = self.others.total() + draws
         z = self.privacy.noise_multiplier
-        return ChargeRecord(self.name, number, run_id, opened.round, opened.attempt, z, self.rate, time.time(), clip)
+        return ChargeRecord(
+            self.name, number, run_id, opened.round, opened.attempt, z, self.rate, time.time(), clip, self.fixed_size
+        )
 
 
 class Stated(NamedTuple):

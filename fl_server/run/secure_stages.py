@@ -221,7 +221,8 @@ class SecureStages:
     async def _refuse(self, client: str, why: str) -> None:
         """A client's answer is not one of the protocol: it takes no further part in the round."""
         context, control = self._context, self._control
-        log.warning("answer_refused", run=context.run_id, round=control.state.round, client=client, why=why)
+        if not context.hides_cohorts:
+            log.warning("answer_refused", run=context.run_id, round=control.state.round, client=client, why=why)
         if control.state.works(client):
             await self.submissions.take_failure(client, Reason(f"secure aggregation: {why}"))
 

@@ -328,7 +328,7 @@ class RunConfig(_Section):
             "quorum": section.fewest if fixed else section.quorum or 0,
             "min_accepted": section.least,
         }
-        if self.client_privacy is not None:
+        if self.client_privacy is not None and self.secure_aggregation is None:
             given |= {"private": True, "quorum": 0, "min_accepted": 0}
         if (secure := self.secure_aggregation) is not None:
             quorum = max(section.fewest, self.least)
@@ -345,6 +345,17 @@ class RunConfig(_Section):
             await_clients=self.stops_by_metric and by_clients(self.stop.metric),
             stop=self.stop.policy,
         )
+
+    @property
+    def rate_of_clients(self) -> float:
+        """q of a run with client-level privacy: the largest probability with which a client is drawn for a round.
+
+        A cohort of a fixed size is drawn of `min_clients` at least.
+        """
+        round_ = self.round
+        if round_.sampling == "bernoulli":
+            return round_.rate
+        return round_.clients_per_round / max(round_.clients_per_round, round_.min_clients or 0)
 
     @property
     def ask_clients_every(self) -> int:

@@ -78,6 +78,8 @@ class ChargeRecord:
     charged_at: float
     clip: float = 0.0
     """C of the round. 0: of a charge that was made again."""
+    fixed_size: bool = False
+    """Whether cohorts have a fixed size."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 With an object store both are there too, so that a coordinator on another machine continues private runs.
 
     privacy/RUN_ID.key     32 random bytes: cohorts and noise of the run follow from them
-    privacy/charges.json   {account: {"number": charges, "noise_multiplier": the least, "rate": the largest}}
+    privacy/charges.json   {account: {"number": charges, "noise_multiplier": the least, "rate": the largest,
+                           "fixed_size": whether cohorts have one}}
 
 A ledger that was restored from a backup has fewer charges than were released. The count outside of it finds that, and
 the missing ones are charged again, each as the dearest one of the account.
@@ -91,6 +92,7 @@ class RunSecrets:
             "number": max(known["number"], charge.number),
             "noise_multiplier": min(known["noise_multiplier"], charge.noise_multiplier),
             "rate": max(known["rate"], charge.rate),
+            "fixed_size": charge.fixed_size,
         }
         with disk_errors("count a privacy charge"):
             make_folders(self._folder, durable=True)
@@ -103,7 +105,17 @@ class RunSecrets:
         """The charges that were counted here and that the ledger does not have. charges: its number by account."""
         now = time.time()
         return [
-            ChargeRecord(account, number, "", 0, 0, known["noise_multiplier"], known["rate"], now)
+            ChargeRecord(
+                account,
+                number,
+                "",
+                0,
+                0,
+                known["noise_multiplier"],
+                known["rate"],
+                now,
+                fixed_size=bool(known.get("fixed_size")),
+            )  # fmt: skip
             for account, known in self._all_counts().items()
             for number in range(charges.get(account, 0) + 1, known["number"] + 1)
         ]
@@ -117,6 +129,7 @@ class RunSecrets:
                 "number": max(known["number"], outside["number"]),
                 "noise_multiplier": min(known["noise_multiplier"], outside["noise_multiplier"]),
                 "rate": max(known["rate"], outside["rate"]),
+                "fixed_size": bool(known.get("fixed_size")),
             }
         return counts
 

@@ -149,6 +149,7 @@ charges = Table(
     Column("rate", Double, nullable=False),
     Column("charged_at", Double, nullable=False),
     Column("clip", Double, nullable=False),
+    Column("fixed_size", Boolean, nullable=False),
 )
 
 updates = Table(

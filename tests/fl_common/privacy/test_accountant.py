@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
-from fl_common.privacy.accountant import Mechanism, epsilon_of
+from fl_common.privacy.accountant import Mechanism, _log_moment, epsilon_of
 
 CASES = [
     (1.0, 0.04, 1000, 1e-5, 9.2974, 8.4920),
@@ -76,3 +78,56 @@ def test_delta_is_a_probability() -> None:
     for delta in (0.0, 1.0):
         with pytest.raises(ValueError, match="expected delta over 0 and below 1"):
             epsilon_of({}, delta)
+
+
+FIXED = [(8.0, 0.01, 1000), (4.0, 0.05, 200), (2.0, 0.1, 10), (20.0, 0.5, 100), (3.0, 0.001, 5000), (6.0, 1.0, 20)]
+"""(z, q, steps) of samples of a fixed size."""
+
+
+@pytest.mark.parametrize(("z", "q", "steps"), FIXED)
+def test_samples_of_a_fixed_size_by_a_second_accountant(z: float, q: float, steps: int) -> None:
+    """dp-accounting has the same theorem with a smaller bound of some terms, and not the bound of the whole data.
+
+    Its noise multiplier is relative to the change by a replacement, which is twice the norm of a contribution.
+    """
+    dp = pytest.importorskip("dp_accounting", reason="the extra privacy is not installed")
+    second = dp.rdp.RdpAccountant(
+        orders=[*range(2, 65), 80, 96, 128, 192, 256],
+        neighboring_relation=dp.NeighboringRelation.REPLACE_ONE,
+    )
+    noise = dp.GaussianDpEvent(z / 2)
+    second.compose(noise if q == 1.0 else dp.SampledWithoutReplacementDpEvent(1000, round(1000 * q), noise), steps)
+    tighter, found = second.get_epsilon(1e-5), epsilon_of({Mechanism(z, q, fixed_size=True): steps}, 1e-5)
+    whole = epsilon_of({Mechanism(z, 1.0, fixed_size=True): steps}, 1e-5)
+    assert 0.95 * min(tighter, whole) <= found <= min(2 * tighter, whole)
+
+
+@pytest.mark.parametrize("s", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("q", [1 / 3, 2 / 5, 4 / 5])
+def test_samples_of_a_fixed_size_by_integration(s: float, q: float) -> None:
+    """The divergence of the sums of two small populations, integrated, is below the bound.
+
+    All values but one are 0. That one has the norm 1/2 at most and is replaced by another, so the noise of the sum is
+    around its value with the probability q of being drawn, else around 0. z is s over 1/2.
+    """
+    mechanism = Mechanism(2 * s, q, fixed_size=True)
+    points, step = np.linspace(-20 * s, 20 * s, 40_001, retstep=True)
+
+    def normal(mean: float) -> npt.NDArray[np.float64]:
+        made: npt.NDArray[np.float64] = np.exp(-((points - mean) ** 2) / (2 * s * s)) / (s * math.sqrt(2 * math.pi))
+        return made
+
+    def density(value: float) -> npt.NDArray[np.float64]:
+        return (1 - q) * normal(0.0) + q * normal(value)
+
+    for left, right in ((0.5, -0.5), (0.5, 0.0), (0.0, 0.5)):
+        for order in (2, 3, 8):
+            ratio = density(left) / density(right)
+            moment = float(np.sum(density(left) * ratio ** (order - 1)) * step)
+            assert math.log(moment) <= _log_moment(mechanism, order) + 1e-9
+
+
+def test_samples_of_two_kinds_do_not_add_up() -> None:
+    """Their neighbours differ: one client more, or another one in its place."""
+    with pytest.raises(ValueError, match="expected samples of one kind"):
+        epsilon_of({Mechanism(1.0, 0.1): 1, Mechanism(1.0, 0.1, fixed_size=True): 1}, 1e-5)

@@ -130,8 +130,29 @@ def test_a_setting_is_refused_by_its_name(sections: dict[str, Any], field: str, 
     assert reason in str(refused.value)
 
 
-def test_privacy_of_clients_is_refused() -> None:
-    """Its account needs to see each update."""
-    privacy = {"unit": "client", "noise_multiplier": 1.0, "clip": 0.5, "delta": 0.01, "max_epsilon": 5.0}
-    with pytest.raises(InvalidInput, match=r"^privacy\.unit: .*its account needs to see each update"):
-        build_algorithm(config(privacy=privacy, round={"sampling": "bernoulli", "rate": 0.5, "min_clients": None}))
+PRIVACY = {"unit": "client", "noise_multiplier": 1.0, "clip": 0.5, "delta": 0.01, "max_epsilon": 5.0}
+
+
+def test_privacy_of_clients_is_allowed_with_cohorts_of_a_fixed_size() -> None:
+    """Its rate is the share of the fewest clients that a cohort is drawn of."""
+    run = config(privacy=PRIVACY, round={"min_clients": 10})
+    build_algorithm(run)
+    assert run.rate_of_clients == 0.5
+    assert config(privacy=PRIVACY, round={"min_clients": None}).rate_of_clients == 1.0
+
+
+@pytest.mark.parametrize(
+    ("sections", "field", "reason"),
+    [
+        ({"round": {"sampling": "bernoulli", "rate": 0.5}}, "round.sampling", "its keys are of one cohort"),
+        ({"secure_aggregation": {"clip": 0.4}}, "secure_aggregation.clip", "devices clip once"),
+        ({"privacy": {**PRIVACY, "clip_quantile": 0.5}}, "privacy.clip_quantile", "nobody sees which updates"),
+        ({"evaluation": {"clients_every": 1}}, "evaluation.clients_every", "no noise"),
+        ({"algorithm": {"name": "scaffold"}}, "algorithm.name", "other payloads and states would need noise"),
+    ],
+)
+def test_what_privacy_of_clients_refuses_beside_it(sections: dict[str, Any], field: str, reason: str) -> None:
+    """The noise is for one sum of vectors of a known length."""
+    with pytest.raises(InvalidInput, match=reason) as refused:
+        build_algorithm(config(**{"privacy": PRIVACY, **sections}))
+    assert str(refused.value).startswith(f"{field}: expected ")

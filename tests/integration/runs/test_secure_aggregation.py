@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fl_common.privacy.accountant import Mechanism, epsilon_of
 from fl_web.facts.run import figures
 from protos.fl.v1 import admin_pb2
 from tests.processes.certificates import Pki, section
@@ -146,6 +147,36 @@ def at_phases(fleet: SecureFleet, run: str, phases: Sequence[str], act: Callable
                 if status.run.rounds_done == number and status.run.phase == phase:
                     break
         act(phase)
+
+
+def test_privacy_of_clients_in_a_masked_sum(fleet: SecureFleet) -> None:
+    """Four of five clients a round, and noise for their sum: the bits of simulation and replay with the run's secret.
+
+    The coordinator is killed in the first round's last stage. It keeps no loss, and charges each draw once.
+    """
+    privacy = {"unit": "client", "noise_multiplier": 0.5, "clip": 0.5, "delta": 0.01, "max_epsilon": 900.0}
+    sections = {**SECURE, "privacy": privacy, "population": SIZE}
+    sections["round"] = {"clients_per_round": 4, "min_clients": SIZE}
+    sections["secure_aggregation"] = {**SECURE["secure_aggregation"], "max_dropped": 0.1}
+    fleet.hold()
+    run = fleet.server.create("hidden", **sections)
+
+    def kill(phase: str) -> None:
+        del phase
+        fleet.server.kill()
+        fleet.server.serve()
+        fleet.until_all_present()
+
+    at_phases(fleet, run, ["opening"], kill)
+    digests = fleet.server.digests(run)
+    secret = (fleet.server.folder / "server-state" / "privacy" / f"{run}.key").read_bytes()
+    assert digests == simulated_digests(run, secret=secret, clients=SIZE, **sections)
+    assert digests != simulated_digests(run, clients=SIZE, **sections)
+    check_replay(fleet.server, run, clients=SIZE, task=SECURE["task"])
+    assert not any(it.HasField("training_loss") for it in fleet.server.rounds(run))
+    spent = fleet.server.run(run).privacy
+    assert spent.draws == 2
+    assert spent.epsilon == pytest.approx(epsilon_of({Mechanism(0.5, 4 / SIZE, fixed_size=True): 2}, 0.01))
 
 
 @pytest.mark.slow
