@@ -17,7 +17,7 @@ from fl_client.storage.client_state_store import ClientStateStore
 from fl_client.storage.device_storage import DeviceStorage
 from fl_ops.simulate.daemons import load_daemons
 from fl_ops.simulate.federation import Federation
-from fl_ops.simulate.replay import Replay, config_of, find_run, open_ledger
+from fl_ops.simulate.replay import config_of, find_run, open_ledger, replay_of
 from fl_server.run.client_states import counted_outcome
 from fl_server.store.checkpoints import _read
 from fl_server.store.database.store import Store
@@ -25,7 +25,7 @@ from fl_server.store.records import UpdateRecord
 from fl_tasks import load_task
 from protos.fl.v1 import admin_pb2
 from tests.chaos.cluster import ChaosCluster
-from tests.chaos.jobs import POPULATION
+from tests.chaos.jobs import MAX_STALENESS, POPULATION
 from tests.processes.process import eventually, write_toml
 
 CLOSE = 1e-5
@@ -53,25 +53,28 @@ def check_ledger(cluster: ChaosCluster, before: Counter[str]) -> None:
 
     before: the result of `counted` before the run.
     """
-    run_id, times = cluster.run_id, Counter[str]()
+    run_id, times, counted_before = cluster.run_id, Counter[str](), set[tuple[str, int]]()
     with ledger_of(cluster) as ledger:
         commits = ledger.commits(run_id)
         rounds = config_of(find_run(ledger, run_id)).stop.rounds
         assert [commit.round for commit in commits] == list(range(rounds)), f"committed rounds: {commits}"
         for commit in commits:
-            accepted = ledger.accepted(run_id, commit.round, 0) or []
-            lines = {update.client_id: update for update in ledger.updates(run_id, commit.round, 0)}
-            asked = {client for attempt in ledger.attempts(run_id, commit.round) for client in attempt.cohort}
-            clients = [client for client, _ in accepted]
+            taken = ledger.taken(run_id, commit.round) or []
             where = f"round {commit.round}"
-            assert len(clients) == len(set(clients)) == commit.accepted, f"{where} counts one twice: {clients}"
-            assert set(clients) <= asked, f"{where} counts {clients} and asked {asked}"
-            for client, digest in accepted:
-                assert client in lines, f"{where}: {client} counts without a line in the ledger"
-                assert lines[client].admitted, f"{where}: {client} was refused and counts"
-                assert lines[client].digest == digest, f"{where}: another update of {client} counts than was admitted"
+            oldest = commit.round - (MAX_STALENESS if cluster.job.buffered else 0)
+            assert len(taken) == len(set(taken)) == commit.accepted, f"{where} counts one twice: {taken}"
+            for client, version, digest in taken:
+                asked = {client for attempt in ledger.attempts(run_id, version) for client in attempt.cohort}
+                line = ledger.update_of(run_id, version, 0, client)
+                assert oldest <= version <= commit.round, f"{where} counts an update of {client} from version {version}"
+                assert client in asked, f"{where} counts {client} with version {version}, which {asked} had"
+                assert line is not None, f"{where}: {client} counts without a line in the ledger"
+                assert line.admitted, f"{where}: {client} was refused and counts"
+                assert line.digest == digest, f"{where}: another update of {client} counts than was admitted"
+                assert (client, version) not in counted_before, f"{where}: {client} counts again with version {version}"
+                counted_before.add((client, version))
             assert commit.metrics, f"{where} was never evaluated"
-            times.update(clients)
+            times.update(client for client, _, _ in taken)
     for client in cluster.daemons:
         now = counted(cluster)[client] - before[client]
         assert now == times[client], f"{client} is in {times[client]} accepted lists, and was counted {now} times"
@@ -94,7 +97,7 @@ def check_replay(cluster: ChaosCluster) -> None:
         config = config_of(find_run(ledger, cluster.run_id))
         clients = load_daemons(folder, config.task.name)
         with Federation(config, load_task(config.task.name, config.task.options), clients) as federation:
-            for done in Replay(ledger, cluster.run_id, federation).rounds():
+            for done in replay_of(ledger, cluster.run_id, federation).rounds():
                 others = f"; updates of {done.differing} differ" if done.differing else ""
                 assert done.same, (
                     f"round {done.round}: the replay's model is {done.digest}, not {done.expected}{others}"
@@ -112,8 +115,11 @@ def check_history(cluster: ChaosCluster, restarts: int, *, may_lose_update: bool
 
 
 def check_rounds_removed(cluster: ChaosCluster) -> None:
-    """Check that the spool has no updates of earlier rounds except the latest, which may be under removal."""
-    done = cluster.server.run(cluster.run_id).rounds_done
+    """Check that the spool has no updates of earlier rounds except the latest, which may be under removal.
+
+    With a buffer, of versions that cannot be in use any more.
+    """
+    done = cluster.server.run(cluster.run_id).rounds_done - (MAX_STALENESS if cluster.job.buffered else 0)
     kept = [path.name for path in _spool(cluster).glob("round-*") if int(path.name.removeprefix("round-")) < done - 1]
     assert not kept, f"{done} rounds are committed, and the spool still has {kept}"
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from fl_common.settings import split_address
 from protos.fl.v1 import admin_pb2
-from tests.chaos.jobs import Job
+from tests.chaos.jobs import JOBS, Job
 from tests.chaos.points import KillOrders, order_path
 from tests.chaos.proxy import Proxy
 from tests.processes.federation import Coordinator, Daemon, Fleet
@@ -52,7 +52,7 @@ class ChaosCluster(Fleet):
     def __init__(self, workspace: Workspace, settings: Mapping[str, Any] | None = None) -> None:
         """settings: of the coordinator, beside its limits."""
         self.workspace = workspace
-        self.run_id = ""
+        self.job, self.run_id = JOBS["fedcm"], ""
         limits = {"reattach_grace_s": GRACE_S, "chunk_bytes": CHUNK_BYTES}
         self.server: KillableCoordinator = KillableCoordinator(
             workspace, {"limits": limits, **(settings or {})}
@@ -96,7 +96,7 @@ class ChaosCluster(Fleet):
 
     def begin(self, job: Job, name: str, **sections: Any) -> str:
         """Create a run of a job and make it the current run."""
-        self.run_id = self.server.create(name, **job.with_sections(**sections))
+        self.job, self.run_id = job, self.server.create(name, **job.with_sections(**sections))
         return self.run_id
 
     def undisturbed(self, job: Job) -> list[str]:

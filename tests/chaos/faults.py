@@ -39,7 +39,10 @@ class Death:
     def inject(self, cluster: ChaosCluster, run_id: str) -> None:
         run, server = cluster.server.run(run_id), cluster.server
         server.orders.kill_at(self.point, self.nth)
-        must_come = not run.HasField("ended") and run.rounds_done + 1 < run.spec.stop.rounds
+        # With a buffer updates of the next round may be here already, and files of a version in use are not removed.
+        ahead = 2 if cluster.job.buffered else 1
+        must_come = not run.HasField("ended") and run.rounds_done + ahead < run.spec.stop.rounds
+        must_come = must_come and not (cluster.job.buffered and self.point in WHEN_UNUSED)
         try:
             eventually(lambda: server.exit_code is not None or _is_over(cluster), f"the coordinator dies {self.point}")
             _wait(FINAL_WRITES_S, server)
@@ -219,6 +222,7 @@ DEATHS: dict[str, Callable[[Random], Fault]] = {
     f"death {point}": partial(_death, point, write) for point, write in points(*EVERY_ROUND, *AT_THE_END).items()
 }
 RARE_POINTS = points(*NEW_EPOCH)
+WHEN_UNUSED = ("before spool's removal", "behind spool's removal")
 PROCESSES: dict[str, Callable[[Random], Fault]] = {
     "kill coordinator": lambda draw: Kill(_moment(draw)),
     "kill coordinator twice": lambda draw: Kill(_moment(draw), round(draw.uniform(0.5, 3.0), 3)),

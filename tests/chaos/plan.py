@@ -54,22 +54,25 @@ class Plan:
         return f"{self.job.name}, {self.rounds} rounds: " + "; ".join(map(str, self.faults))
 
 
-def plan(seed: int) -> Plan:
-    """The plan of a seed. N consecutive seeds contain each of the N faults at least once."""
-    draw = Random(f"chaos {seed}")
-    names = sorted(FAULTS)
+def plan(seed: int, job: str = "") -> Plan:
+    """The plan of a seed. N consecutive seeds contain each of the N faults at least once.
+
+    job: the only job, with all faults that it can have; empty: any.
+    """
+    draw = Random(f"chaos {seed} {job}".strip())
+    names = sorted(name for name in FAULTS if not job or job in getattr(FAULTS[name](draw), "jobs", JOBS))
     chosen = [names[seed % len(names)]]
     for _ in range(draw.randrange(MAX_FAULTS)):
         family = FAMILIES[draw.choice(sorted(FAMILIES))]
-        chosen.append(draw.choice(sorted(family)))
+        chosen.append(draw.choice(sorted(set(names) & family.keys())))
     draw.shuffle(chosen)
-    return plan_with(seed, chosen, draw)
+    return plan_with(seed, chosen, draw, job)
 
 
-def plan_with(seed: int, names: Sequence[str], draw: Random) -> Plan:
+def plan_with(seed: int, names: Sequence[str], draw: Random, job: str = "") -> Plan:
     """A plan of these faults on a job that they can break. A fault at the end of the run comes last."""
     drawn = tuple(FAULTS[name](draw) for name in sorted(names, key=LAST.__contains__))
-    possible = set(JOBS)
+    possible = {job} if job else set(JOBS)
     for fault in drawn:
         possible &= set(getattr(fault, "jobs", JOBS))
     return Plan(seed, JOBS[draw.choice(sorted(possible))], drawn)

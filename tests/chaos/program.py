@@ -18,6 +18,7 @@ import structlog
 import torch
 
 from tests.chaos.cluster import ChaosCluster
+from tests.chaos.jobs import JOBS
 from tests.chaos.plan import plan
 from tests.chaos.standby_program import run_seeds
 from tests.chaos.trial import Trial, fault_counts, run_trial
@@ -27,7 +28,9 @@ from tests.processes.process import HERE, Workspace
 class ChaosRunner:
     """Runs seeds on one cluster. After a failed seed it keeps the folder and starts a new cluster."""
 
-    def __init__(self) -> None:
+    def __init__(self, job: str = "") -> None:
+        """job: of all runs; empty: the seeds draw them."""
+        self._job = job
         self.trials: list[Trial] = []
         self.failed: dict[int, str] = {}
         self.survived = 0
@@ -45,7 +48,7 @@ class ChaosRunner:
 
     def seed(self, number: int) -> None:
         """Run one seed and print its result."""
-        trial = Trial(plan(number))
+        trial = Trial(plan(number, self._job))
         try:
             run_trial(self._started(), trial)
         except Exception as error:  # noqa: BLE001 - every error fails the seed
@@ -74,14 +77,14 @@ class ChaosRunner:
         number = trial.plan.seed
         self.failed[number] = why
         print(f"{_head(trial)}  FAILED    {trial.plan}", flush=True)
-        print(f"    {why}\n    logs: {self._folder}\n    again: {again(number)}", flush=True)
+        print(f"    {why}\n    logs: {self._folder}\n    again: {again(number, self._job)}", flush=True)
         self._end()
         self._cluster = None
 
 
-def again(number: int) -> str:
+def again(number: int, job: str = "") -> str:
     """The command that repeats a seed."""
-    return f"python -m tests.chaos --seed {number}"
+    return f"python -m tests.chaos --seed {number}" + (f" --job {job}" if job else "")
 
 
 def _head(trial: Trial) -> str:
@@ -96,6 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=20, metavar="N", help="number of seeds to run")
     parser.add_argument("--first", type=int, default=0, metavar="SEED", help="first seed")
     parser.add_argument("--seed", type=int, metavar="SEED", help="run only this seed")
+    parser.add_argument("--job", choices=sorted(JOBS), default="", help="the only job; else the seeds draw them")
     parser.add_argument("--standby", action="store_true", help="two coordinators: kills and cuts of the leader")
     parser.add_argument("--store", choices=("s3", "folder"), default="s3", help="the object store with --standby")
     options = parser.parse_args(arguments)
@@ -106,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if options.standby:
         return run_seeds(first, count, options.store)
-    with ChaosRunner() as runner:
+    with ChaosRunner(options.job) as runner:
         try:
             for number in range(first, first + count):
                 runner.seed(number)
