@@ -64,8 +64,8 @@ def measure(case: argparse.Namespace, deployment: Deployment) -> dict[str, Any]:
     """Start, attach, and measure each case."""
     server = deployment.serve(extra=f"{_LIMITS}[transfers]\nahead_mib = {case.ahead_mib}\n")
     empty = resident_mb(server.child)
-    with _fleet(case, server.address) as pipes, server.operator() as admin:
-        seconds = _seconds(lambda: _ask(pipes).attached == case.clients, "all are attached")
+    with attached_fleet(case, server.address) as pipes, server.operator() as admin:
+        seconds = seconds_until(lambda: ask(pipes).attached == case.clients, "all are attached")
         _log(f"coordinator {server.child.process.pid}: {case.clients} attached after {seconds:.1f} s")
         found = {"clients": case.clients, "params": case.params, "rounds": case.rounds}
         found["ahead_mib"] = case.ahead_mib
@@ -78,8 +78,8 @@ def measure(case: argparse.Namespace, deployment: Deployment) -> dict[str, Any]:
             _log(json.dumps(result))
             found["cases"].append(result)
         expected = sum(case.drawn) * (case.rounds + 1)
-        _seconds(lambda: _ask(pipes).counted >= expected, f"{expected} updates have counted")
-        last = _ask(pipes)
+        seconds_until(lambda: ask(pipes).counted >= expected, f"{expected} updates have counted")
+        last = ask(pipes)
         found |= {"connections_lost": last.lost, "calls_failed": last.failed}
     return found
 
@@ -102,15 +102,15 @@ def rows(found: dict[str, Any]) -> Iterator[dict[str, object]]:
 def _rounds(case: argparse.Namespace, server: Server, admin: AdminClient, drawn: int) -> dict[str, Any]:
     """One run. Its first round is not measured: files and connections' buffers are made in it."""
     forget_peak(server.child)
-    spec = _spec(case, drawn)
+    spec = spec_of(case, drawn)
     run = admin.runs.create_run(spec).run.run_id
-    _committed(admin, run, 1)
+    committed(admin, run, 1)
     lag, cpu = histogram(server.metrics, LAG), cpu_s(server.child)
-    rounds = _committed(admin, run, case.rounds + 1)
+    rounds = committed(admin, run, case.rounds + 1)
     used, later = cpu_s(server.child) - cpu, histogram(server.metrics, LAG)
     commits = [committed.committed.ToNanoseconds() / 1e9 for committed in rounds]
     seconds = [after - before for before, after in itertools.pairwise(commits)]
-    _check(admin, run, case)
+    check_model(admin, run, case)
     return {
         "round_s": [round(duration, 3) for duration in seconds],
         "round_s_median": round(statistics.median(seconds), 3),
@@ -143,7 +143,8 @@ def _floor(case: argparse.Namespace, pipes: Sequence[Pipe], drawn: int, seconds:
 
 
 @contextmanager
-def _fleet(case: argparse.Namespace, server: str) -> Iterator[list[Pipe]]:
+def attached_fleet(case: argparse.Namespace, server: str) -> Iterator[list[Pipe]]:
+    """Processes with the clients, which attach to the server."""
     offer = coordinator_pb2.TaskOffer(name=TASK, train_examples=1, eval_examples=1)
     offer.fingerprint.version, offer.fingerprint.source = fingerprint(load_task(TASK))
     names = [f"client-{index:05d}" for index in range(case.clients)]
@@ -152,7 +153,7 @@ def _fleet(case: argparse.Namespace, server: str) -> Iterator[list[Pipe]]:
         yield pipes
 
 
-def _ask(pipes: Sequence[Pipe]) -> Counts:
+def ask(pipes: Sequence[Pipe]) -> Counts:
     """The counts of all processes together."""
     for pipe in pipes:
         pipe.send(Count())
@@ -165,7 +166,7 @@ def _ask(pipes: Sequence[Pipe]) -> Counts:
     )
 
 
-def _committed(admin: AdminClient, run: str, wanted: int) -> list[admin_pb2.RoundSummary]:
+def committed(admin: AdminClient, run: str, wanted: int) -> list[admin_pb2.RoundSummary]:
     """The run's rounds, once it has so many."""
 
     def done() -> bool:
@@ -174,11 +175,11 @@ def _committed(admin: AdminClient, run: str, wanted: int) -> list[admin_pb2.Roun
             raise SystemExit(f"the run ended after {status.rounds_done} of {wanted} rounds: {status.reason}")
         return bool(status.rounds_done >= wanted)
 
-    _seconds(done, f"{wanted} rounds are committed", 0.5)
+    seconds_until(done, f"{wanted} rounds are committed", 0.5)
     return list(admin.runs.get_run(run).rounds)
 
 
-def _check(admin: AdminClient, run: str, case: argparse.Namespace) -> None:
+def check_model(admin: AdminClient, run: str, case: argparse.Namespace) -> None:
     """Every parameter must be the sum of the steps."""
     with tempfile.NamedTemporaryFile() as file:
         for part in admin.models.export_model(run, "latest"):
@@ -189,7 +190,8 @@ def _check(admin: AdminClient, run: str, case: argparse.Namespace) -> None:
             raise SystemExit(f"the model is wrong: expected {value} everywhere")
 
 
-def _seconds(holds: Callable[[], bool], what: str, pause_s: float = 0.1) -> float:
+def seconds_until(holds: Callable[[], bool], what: str, pause_s: float = 0.1) -> float:
+    """Wait; returns the seconds. Ends the program if it takes too long."""
     began = time.monotonic()
     while not holds():
         if time.monotonic() - began > TIMEOUT_S:
@@ -198,7 +200,8 @@ def _seconds(holds: Callable[[], bool], what: str, pause_s: float = 0.1) -> floa
     return time.monotonic() - began
 
 
-def _spec(case: argparse.Namespace, drawn: int) -> admin_pb2.RunSpec:
+def spec_of(case: argparse.Namespace, drawn: int) -> admin_pb2.RunSpec:
+    """The run of a case."""
     spec = admin_pb2.RunSpec(name=f"active-{drawn}", seed=0)
     spec.task.name = TASK
     spec.task.options.update({"parameters": case.params, "tensors": TENSORS})

@@ -152,12 +152,21 @@ class _Client:
 
     async def _attend(self, registering: asyncio.Semaphore) -> None:
         async with grpc.aio.insecure_channel(self.crowd.server, options=list(client_options())) as self._channel:
+            self._data = self._channel
             async with registering:
-                self._session = await self._register()
-            async for event in self._stream("Attend", pb.AttendRequest(session_id=self._session)):
-                self._take(pb.AttendResponse.FromString(event))
+                self._session, data_address = await self._register()
+            if not data_address:
+                await self._take_all()
+                return
+            address = self.crowd.server.rpartition(":")[0] + data_address
+            async with grpc.aio.insecure_channel(address, options=list(client_options())) as self._data:
+                await self._take_all()
 
-    async def _register(self) -> str:
+    async def _take_all(self) -> None:
+        async for event in self._stream("Attend", pb.AttendRequest(session_id=self._session)):
+            self._take(pb.AttendResponse.FromString(event))
+
+    async def _register(self) -> tuple[str, str]:
         request = pb.RegisterRequest(
             client_id=self.name,
             instance_id=self.name,
@@ -173,7 +182,7 @@ class _Client:
                     raise
                 await asyncio.sleep(2.0)  # many clients register at once
             else:
-                return answer.session_id
+                return answer.session_id, answer.data_address
 
     def _take(self, event: pb.AttendResponse) -> None:
         kind = event.WhichOneof("event")
@@ -214,7 +223,7 @@ class _Client:
                 training_loss=0.0,
             )
         )
-        call: Any = self._channel.stream_unary(_path("SubmitUpdate"))
+        call: Any = self._data.stream_unary(_path("SubmitUpdate"))
         answer = await call(iter((message.SerializeToString(), *self.update.messages)))
         receipt = pb.SubmitUpdateResponse.FromString(answer).receipt
         if not receipt.admitted:
@@ -228,7 +237,7 @@ class _Client:
         return pb.FetchModelResponse.FromString(first).header
 
     async def _stream(self, method: str, request: Any) -> AsyncIterator[bytes]:
-        call: Any = self._channel.unary_stream(_path(method))
+        call: Any = (self._data if method == "FetchModel" else self._channel).unary_stream(_path(method))
         async for message in call(request.SerializeToString()):
             yield message
 
