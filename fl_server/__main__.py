@@ -47,9 +47,7 @@ def _main(arguments: Sequence[str] | None) -> int:
 
     given = list(sys.argv[1:] if arguments is None else arguments)
     only_check = given[:1] == ["check"]
-    is_worker = given[:2] == ["--role", "data"]
-    if is_worker:
-        given = given[2:]
+    is_worker, given = _role(given)
     first, *on_top = settings_files(
         "fl-server",
         given[1:] if only_check else given,
@@ -76,6 +74,16 @@ def _main(arguments: Sequence[str] | None) -> int:
     # Before there is a second thread.
     share_one_heap()
     return _serve(config, is_worker=is_worker)
+
+
+def _role(given: Sequence[str]) -> tuple[bool, list[str]]:
+    """Whether the arguments ask for a worker, and the others. Ends the process for another role."""
+    import argparse
+
+    parser = argparse.ArgumentParser("fl-server", add_help=False, allow_abbrev=False)
+    parser.add_argument("--role", choices=("data",))
+    found, others = parser.parse_known_args(given)
+    return found.role == "data", others
 
 
 def _check(config: ServerConfig) -> int:

@@ -171,7 +171,13 @@ class Server:
             return None
         bucket = Bucket(config.storage, config.objects, metrics.object_seconds)
         check_access(bucket)
-        files = StoredFiles(bucket, ledger, config.state_dir, LocalCache(config.objects.cache_mib << 20))
+        files = StoredFiles(
+            bucket,
+            ledger,
+            config.state_dir,
+            LocalCache(config.objects.cache_mib << 20),
+            shared=config.workers is not None,
+        )
         self._open.callback(files.close)
         return files
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +40,9 @@ from fl_server.rpc.ports import (
 from fl_server.rpc.service import SERVICE
 from fl_server.settings.config import ServerConfig
 from fl_server.settings.sections import WorkersConfig
+from fl_server.store.objects.bucket import Bucket, check_access
+from fl_server.store.objects.cache import LocalCache
+from fl_server.store.objects.worker_files import WorkerFiles
 from fl_server.store.spool.spool import Spool, UnfinishedLimit
 from fl_server.store.state_directory import ledger_of
 from fl_server.uploads.part_receiver import Disk
@@ -117,14 +121,33 @@ class Worker:
         self._link = Link(workers.coordinator or workers.listen, f"{name[:48]}-{os.getpid()}", "impetus")
         opened.push_async_callback(self._link.close)
         self._service: DataService
+        self._files: WorkerFiles | None = None
 
     def _made_service(self) -> DataService:
         config, state = self._config, self._config.state_dir
         io = ThreadPoolExecutor(4, thread_name_prefix="io")
         self._opened.push_async_callback(asyncio.to_thread, io.shutdown, wait=True, cancel_futures=True)
         limits = TransferLimits(config.transfers, self.metrics, config.limits.max_clients)
-        disk = Disk(config, Spool(state / "spool", config.durability, NO_LIMIT, shared=True), self.metrics, io, limits)
-        return DataService(self._link, disk, Copies(self._link, state / COPIES, self._workers.cache_mib << 20))
+        files, shared = self._stored_files(), ledger_of(state) != ""
+        if not shared:  # of an earlier process; what counts is in the object store
+            shutil.rmtree(state / "spool", ignore_errors=True)
+        spool = Spool(state / "spool", config.durability, NO_LIMIT, files, shared=shared)
+        disk = Disk(config, spool, self.metrics, io, limits)
+        copies = Copies(self._link, state / COPIES, self._workers.cache_mib << 20)
+        return DataService(self._link, disk, copies, files)
+
+    def _stored_files(self) -> WorkerFiles | None:
+        """The object store; None without one. Raises StoreError if it cannot be used."""
+        config, terms = self._config, self._link.terms
+        if config.storage is None or terms is None or not terms.objects:
+            return None
+        bucket = Bucket(config.storage, config.objects)
+        check_access(bucket)
+        files = WorkerFiles(bucket, terms.objects, config.state_dir, LocalCache(config.objects.cache_mib << 20))
+        files.epoch = terms.epoch
+        self._opened.callback(files.close)
+        self._files = files
+        return files
 
     async def listen(self, connections: Connections, probes: Health) -> None:
         """Listen for clients. Raises SettingsError."""
@@ -176,11 +199,15 @@ class Worker:
             if terms is None:
                 probes.pause()
                 return
-            if not terms.objects and ledger_of(state) != terms.coordinator_id:
+            if bool(terms.objects) != (self._config.storage is not None):
+                raise SettingsError("storage: expected the coordinator's own setting, got another one")
+            if ledger_of(state) != terms.coordinator_id and (not terms.objects or ledger_of(state)):
                 raise SettingsError(
                     f"state_dir: expected the coordinator's own state directory, which workers share, got {state}: "
-                    "mount it, or set `storage` for both"
+                    "mount it; or with `storage` name a new folder"
                 )
+            if self._files is not None:
+                self._files.epoch = terms.epoch
             self.is_attached.set()
             probes.resume()
 

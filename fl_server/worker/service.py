@@ -14,14 +14,14 @@ from fl_server.identity import caller
 from fl_server.rpc.downloads import digest_in
 from fl_server.rpc.requests import parse_request
 from fl_server.rpc.service import SERVICE, read_header
-from fl_server.store.spool.spool import Spool
+from fl_server.store.objects.worker_files import WorkerFiles
 from fl_server.uploads.open_upload import Decided
 from fl_server.uploads.part_receiver import Disk, PartReceiver, spool_key
 from fl_server.uploads.stream import Request, Requests
 from fl_server.worker.link import Link, caller_now
 from fl_server.worker.resources import Copies, Copy
 from fl_server.worker.transfer import CoordinatedTransfer, EarlyAnswer
-from fl_server.worker.upload import RelayedUpload
+from fl_server.worker.upload import RelayedUpload, Store
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import worker_pb2
 
@@ -33,8 +33,9 @@ MOST_VALUES = 1 << 18
 class DataService:
     """FetchModel, SubmitUpdate and QueryUpload of one worker."""
 
-    def __init__(self, link: Link, disk: Disk, copies: Copies) -> None:
-        self._link, self._disk, self._copies = link, disk, copies
+    def __init__(self, link: Link, disk: Disk, copies: Copies, files: WorkerFiles | None) -> None:
+        """files: the object store that has the updates; None: the coordinator has the folder of the spool too."""
+        self._link, self._disk, self._copies, self._store = link, disk, copies, Store(disk.spool, files)
         self._parts = PartReceiver(disk)
         self.in_flight = 0
         """Transfers under way."""
@@ -71,7 +72,7 @@ class DataService:
             header = await read_header(requests, self._disk.config.limits.stall_s)
             self.in_flight += 1
             try:
-                async with RelayedUpload(self._link, header, lambda: None) as upload:
+                async with RelayedUpload(self._link, header, self._store) as upload:
                     return pb.SubmitUpdateResponse(receipt=await self._parts.receive(upload, requests))
             except Decided as decided:
                 return pb.SubmitUpdateResponse(receipt=decided.receipt)
@@ -85,8 +86,8 @@ class DataService:
         if answer.HasField("receipt") or not answer.client_id:
             return pb.QueryUploadResponse(receipt=answer.receipt if answer.HasField("receipt") else None)
         digest, key = digest_in(request.digest, "digest"), spool_key(request.key, answer.client_id)
-        spool: Spool = self._disk.spool
-        return pb.QueryUploadResponse(kept_bytes=await self._disk.in_io(spool.kept, key, digest))
+        kept = await self._disk.in_io(self._disk.spool.kept, key, digest)
+        return pb.QueryUploadResponse(kept_bytes=max(kept, answer.kept_bytes))
 
     def read_part(self, message: bytes) -> Request:
         """Parse a message of SubmitUpdate. Raises InvalidInput."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -11,18 +12,30 @@ import torch
 from fl_server.admission.reading import UpdateContent, read_update
 from fl_server.aggregation.encoded_update import Decoding, EncodedUpdate, UpdateKeys
 from fl_server.aggregation.updates import PayloadShape, Source, UpdateShape, buffers_in, read_block
-from fl_server.store.database.ledger_objects import StoredFile
 from fl_server.store.errors import StoreError, StoreFull
 from fl_server.store.files import file_digest
+from fl_server.store.objects.worker_files import WorkerFiles
+from fl_server.store.spool.spool import Spool
 from fl_server.uploads.open_upload import Decided
+from fl_server.uploads.part_receiver import spool_key
 from fl_server.worker.link import Link, caller_now
 from fl_server.worker.transfer import CoordinatedTransfer, EarlyAnswer
-from protos.codec import Layout
+from protos.codec import Layout, digest_bytes
 from protos.encodings import PLAIN, EncodingSpec
 from protos.fl.v1 import worker_pb2 as pb
 from protos.fl.v1.training_pb2 import Receipt, UpdateHeader
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Where a worker keeps updates."""
+
+    spool: Spool
+    files: WorkerFiles | None = None
+    """The object store; None: the coordinator has the folder of the spool too."""
+
 
 BUFFER_PIECE = 1 << 20
 """Bytes of an update's buffers in a message."""
@@ -31,9 +44,8 @@ BUFFER_PIECE = 1 << 20
 class RelayedUpload:
     """An upload whose header the coordinator has accepted: `async with RelayedUpload(...)` asks it."""
 
-    def __init__(self, link: Link, header: UpdateHeader, placed: Callable[[], StoredFile | None]) -> None:
-        """placed: the parts of the sealed file in the object store; None without one."""
-        self._header, self._placed = header, placed
+    def __init__(self, link: Link, header: UpdateHeader, store: Store) -> None:
+        self._header, self._store = header, store
         call = link.stream("ReceiveUpdate", pb.ReceiveUpdateRequest, pb.ReceiveUpdateResponse)
         self._transfer = CoordinatedTransfer(call, lambda count: pb.ReceiveUpdateRequest(written=count))
         self._plan: ReadingPlan
@@ -48,6 +60,8 @@ class RelayedUpload:
             await self._transfer.close()
             raise
         self._plan = ReadingPlan(plan)
+        if (files := self._store.files) is not None:
+            files.give(self._name(files), plan.parts)
         self._transfer.begin(plan.report_bytes)
         return self
 
@@ -63,6 +77,10 @@ class RelayedUpload:
     def client(self) -> str:
         """See OpenUpload."""
         return self._plan.client
+
+    def _name(self, files: WorkerFiles) -> str:
+        key = spool_key(self._header.key, self.client)
+        return files.name(self._store.spool.path(key, digest_bytes(self._header.digest)))
 
     async def unless_ended(self, work: Coroutine[Any, Any, T]) -> T:
         """See OpenUpload."""
@@ -100,8 +118,8 @@ class RelayedUpload:
 
     async def admit(self) -> Receipt:
         """See OpenUpload."""
-        place, stored = pb.UploadPlace(), self._placed()
-        if stored is not None:
+        place, files = pb.UploadPlace(), self._store.files
+        if files is not None and (stored := files.take(self._name(files))) is not None:
             place = pb.UploadPlace(parts=stored.parts, part_bytes=stored.part_bytes)
         return await self._receipt(pb.ReceiveUpdateRequest(place=place))
 

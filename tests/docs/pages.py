@@ -64,7 +64,9 @@ def check_fl_client_command(arguments: Sequence[str]) -> None:
 
 def check_fl_server_command(arguments: Sequence[str]) -> None:
     """As `check_fl_command`, for `fl-server`."""
-    settings_files("fl-server", arguments[arguments[:1] == ["check"] :], (1, 1), "files")
+    role = arguments.index("--role") if "--role" in arguments else len(arguments)
+    own = [*arguments[:role], *arguments[role + 2 :]]
+    settings_files("fl-server", own[own[:1] == ["check"] :], (1, 1), "files")
 
 
 def _check(program: str, command: Any, arguments: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from itertools import count, takewhile
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from blake3 import blake3
 
 from fl_common.files import make_folders
 from fl_server.store.database.ledger_objects import StoredFile
-from fl_server.store.errors import StoreError, StoreTakenOver
+from fl_server.store.errors import StoreError, StoreTakenOver, StoreUnavailable
 from fl_server.store.files import disk_errors, file_digest
 from fl_server.store.ledger import Ledger
 from fl_server.store.objects.bucket import Bucket
@@ -47,11 +48,13 @@ class StoredFiles(ObjectReader):
     Raises StoreUnavailable while the store fails, and StoreTakenOver.
     """
 
-    def __init__(self, bucket: Bucket, ledger: Ledger, state_dir: Path, cache: LocalCache) -> None:
-        """Read what the ledger counts, and find the loose parts of uploads."""
+    def __init__(
+        self, bucket: Bucket, ledger: Ledger, state_dir: Path, cache: LocalCache, *, shared: bool = False
+    ) -> None:
+        """Read what the ledger counts, and find the loose parts of uploads. shared: workers put some of them, too."""
         super().__init__(bucket, ledger.store.claim.coordinator_id)
         self.cache, self._ledger, self._state_dir = cache, ledger, state_dir
-        self.epoch = ledger.store.claim.epoch
+        self.epoch, self._shared = ledger.store.claim.epoch, shared
         self.part_bytes = PART_BYTES
         self._cached = state_dir / CACHED_PARTS
         cache.empty(self._cached)
@@ -62,7 +65,7 @@ class StoredFiles(ObjectReader):
         """The sizes of the loose parts, by the name of the file and the end of the key."""
         self._check_there()
         bucket.remove_temporary()
-        self._find_loose()
+        self.learn("spool")
         if ledger.store.claim.moves:
             self._move()
 
@@ -183,6 +186,9 @@ class StoredFiles(ObjectReader):
 
     def remove(self, folder: str) -> None:
         """Let the files of a folder count no more, and remove their objects later."""
+        if self._shared:
+            with suppress(StoreUnavailable):  # the next start finds what is left
+                self.learn(folder)
         with self._lock:
             names = [name for name in self._files if name.startswith(f"{folder}/")]
             loose = [name for name in self._loose if name.startswith(f"{folder}/")]
@@ -255,14 +261,16 @@ class StoredFiles(ObjectReader):
                 "objects"
             )
 
-    def _find_loose(self) -> None:
-        """Loose parts of uploads. Those whose removal is written count as removed."""
+    def learn(self, folder: str) -> None:
+        """Find the loose parts of uploads in a folder, or of one file. Those whose removal is written are removed."""
         going = set(self._ledger.call(self._ledger.store.object_removals, 1 << 31))
-        counted = {key for file in self._files.values() for key in file.keys}
-        for key, size in self._keys("spool"):
-            if key not in counted and key not in going:
-                name, _, part = key.rpartition("/")
-                self._loose.setdefault(name, {})[part] = size
+        there = self._keys(folder)
+        with self._lock:
+            counted = {key for file in self._files.values() for key in file.keys}
+            for key, size in there:
+                if key not in counted and key not in going:
+                    name, _, part = key.rpartition("/")
+                    self._loose.setdefault(name, {})[part] = size
 
     def _move(self) -> None:
         """Put the files of the state directory into the store, for a ledger that had none until now."""

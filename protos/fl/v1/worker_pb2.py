@@ -27,7 +27,7 @@ from protos.fl.v1 import tensor_pb2 as protos_dot_fl_dot_v1_dot_tensor__pb2
 from protos.fl.v1 import training_pb2 as protos_dot_fl_dot_v1_dot_training__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19protos/fl/v1/worker.proto\x12\x05\x66l.v1\x1a\x1eprotos/fl/v1/coordinator.proto\x1a\x19protos/fl/v1/tensor.proto\x1a\x1bprotos/fl/v1/training.proto\".\n\x0cServeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08software\x18\x02 \x01(\t\"G\n\rServeResponse\x12\x16\n\x0e\x63oordinator_id\x18\x01 \x01(\t\x12\x0f\n\x07objects\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\"p\n\x06\x43\x61ller\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04\x65nds\x18\x03 \x01(\x01\x12\x0e\n\x06\x62\x65gins\x18\x04 \x01(\x01\x12\x0e\n\x06serial\x18\x05 \x01(\t\x12\x0b\n\x03key\x18\x06 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x07 \x01(\t\"\xe4\x01\n\x14ReceiveUpdateRequest\x12\'\n\x07opening\x18\x01 \x01(\x0b\x32\x14.fl.v1.UploadOpeningH\x00\x12\x11\n\x07written\x18\x02 \x01(\x04H\x00\x12\x11\n\x07\x62uffers\x18\x03 \x01(\x0cH\x00\x12\'\n\x07\x63ontent\x18\x04 \x01(\x0b\x32\x14.fl.v1.UploadContentH\x00\x12#\n\x05place\x18\x05 \x01(\x0b\x32\x12.fl.v1.UploadPlaceH\x00\x12\'\n\x07\x66\x61ilure\x18\x06 \x01(\x0b\x32\x14.fl.v1.UploadFailureH\x00\x42\x06\n\x04part\"S\n\rUploadOpening\x12\x1d\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\r.fl.v1.Caller\x12#\n\x06header\x18\x02 \x01(\x0b\x32\x13.fl.v1.UpdateHeader\"?\n\rUploadContent\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x0f\n\x07squares\x18\x02 \x03(\x01\x12\r\n\x05wrong\x18\x03 \x01(\t\"0\n\x0bUploadPlace\x12\r\n\x05parts\x18\x01 \x03(\t\x12\x12\n\npart_bytes\x18\x02 \x01(\x04\"-\n\rUploadFailure\x12\x0f\n\x07is_full\x18\x01 \x01(\x08\x12\x0b\n\x03why\x18\x02 \x01(\t\"\xaf\x01\n\x15ReceiveUpdateResponse\x12!\n\x04plan\x18\x01 \x01(\x0b\x32\x11.fl.v1.UploadPlanH\x00\x12#\n\x05taken\x18\x02 \x01(\x0b\x32\x12.fl.v1.ReportTakenH\x00\x12!\n\x04seal\x18\x03 \x01(\x0b\x32\x11.fl.v1.UploadSealH\x00\x12!\n\x07receipt\x18\x04 \x01(\x0b\x32\x0e.fl.v1.ReceiptH\x00\x42\x08\n\x06\x61nswer\"~\n\nUploadPlan\x12$\n\x08payloads\x18\x01 \x03(\x0b\x32\x12.fl.v1.PayloadPlan\x12\x0c\n\x04keys\x18\x02 \x03(\x0c\x12\x13\n\x0b\x64igest_only\x18\x03 \x01(\x08\x12\x14\n\x0creport_bytes\x18\x04 \x01(\x04\x12\x11\n\tclient_id\x18\x05 \x01(\t\"e\n\x0bPayloadPlan\x12\x0f\n\x07payload\x18\x01 \x01(\t\x12!\n\x08manifest\x18\x02 \x01(\x0b\x32\x0f.fl.v1.Manifest\x12\x10\n\x08\x65ncoding\x18\x03 \x01(\t\x12\x10\n\x08\x66raction\x18\x04 \x01(\x01\"\x0c\n\nUploadSeal\"\r\n\x0bReportTaken\"l\n\x13SendResourceRequest\x12)\n\x07opening\x18\x01 \x01(\x0b\x32\x16.fl.v1.DownloadOpeningH\x00\x12\x0e\n\x04sent\x18\x02 \x01(\x04H\x00\x12\x12\n\x08\x63omplete\x18\x03 \x01(\x08H\x00\x42\x06\n\x04part\"[\n\x0f\x44ownloadOpening\x12\x1d\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\r.fl.v1.Caller\x12)\n\x07request\x18\x02 \x01(\x0b\x32\x18.fl.v1.FetchModelRequest\"j\n\x14SendResourceResponse\x12#\n\x04plan\x18\x01 \x01(\x0b\x32\x13.fl.v1.DownloadPlanH\x00\x12#\n\x05taken\x18\x02 \x01(\x0b\x32\x12.fl.v1.ReportTakenH\x00\x42\x08\n\x06\x61nswer\"8\n\x0c\x44ownloadPlan\x12\x12\n\nsize_bytes\x18\x01 \x01(\x04\x12\x14\n\x0creport_bytes\x18\x02 \x01(\x04\"b\n\x15QueryForClientRequest\x12\x1d\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\r.fl.v1.Caller\x12*\n\x07request\x18\x02 \x01(\x0b\x32\x19.fl.v1.QueryUploadRequest\"L\n\x16QueryForClientResponse\x12\x1f\n\x07receipt\x18\x01 \x01(\x0b\x32\x0e.fl.v1.Receipt\x12\x11\n\tclient_id\x18\x02 \x01(\t\"5\n\x14\x46\x65tchResourceRequest\x12\x1d\n\x06\x64igest\x18\x01 \x01(\x0b\x32\r.fl.v1.Digest\"(\n\x15\x46\x65tchResourceResponse\x12\x0f\n\x07message\x18\x01 \x01(\x0c\x32\xf9\x02\n\x07Workers\x12\x34\n\x05Serve\x12\x13.fl.v1.ServeRequest\x1a\x14.fl.v1.ServeResponse0\x01\x12N\n\rReceiveUpdate\x12\x1b.fl.v1.ReceiveUpdateRequest\x1a\x1c.fl.v1.ReceiveUpdateResponse(\x01\x30\x01\x12K\n\x0cSendResource\x12\x1a.fl.v1.SendResourceRequest\x1a\x1b.fl.v1.SendResourceResponse(\x01\x30\x01\x12M\n\x0eQueryForClient\x12\x1c.fl.v1.QueryForClientRequest\x1a\x1d.fl.v1.QueryForClientResponse\x12L\n\rFetchResource\x12\x1b.fl.v1.FetchResourceRequest\x1a\x1c.fl.v1.FetchResourceResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19protos/fl/v1/worker.proto\x12\x05\x66l.v1\x1a\x1eprotos/fl/v1/coordinator.proto\x1a\x19protos/fl/v1/tensor.proto\x1a\x1bprotos/fl/v1/training.proto\".\n\x0cServeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08software\x18\x02 \x01(\t\"G\n\rServeResponse\x12\x16\n\x0e\x63oordinator_id\x18\x01 \x01(\t\x12\x0f\n\x07objects\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\"p\n\x06\x43\x61ller\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04\x65nds\x18\x03 \x01(\x01\x12\x0e\n\x06\x62\x65gins\x18\x04 \x01(\x01\x12\x0e\n\x06serial\x18\x05 \x01(\t\x12\x0b\n\x03key\x18\x06 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x07 \x01(\t\"\xe4\x01\n\x14ReceiveUpdateRequest\x12\'\n\x07opening\x18\x01 \x01(\x0b\x32\x14.fl.v1.UploadOpeningH\x00\x12\x11\n\x07written\x18\x02 \x01(\x04H\x00\x12\x11\n\x07\x62uffers\x18\x03 \x01(\x0cH\x00\x12\'\n\x07\x63ontent\x18\x04 \x01(\x0b\x32\x14.fl.v1.UploadContentH\x00\x12#\n\x05place\x18\x05 \x01(\x0b\x32\x12.fl.v1.UploadPlaceH\x00\x12\'\n\x07\x66\x61ilure\x18\x06 \x01(\x0b\x32\x14.fl.v1.UploadFailureH\x00\x42\x06\n\x04part\"S\n\rUploadOpening\x12\x1d\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\r.fl.v1.Caller\x12#\n\x06header\x18\x02 \x01(\x0b\x32\x13.fl.v1.UpdateHeader\"?\n\rUploadContent\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x0f\n\x07squares\x18\x02 \x03(\x01\x12\r\n\x05wrong\x18\x03 \x01(\t\"0\n\x0bUploadPlace\x12\r\n\x05parts\x18\x01 \x03(\t\x12\x12\n\npart_bytes\x18\x02 \x01(\x04\"-\n\rUploadFailure\x12\x0f\n\x07is_full\x18\x01 \x01(\x08\x12\x0b\n\x03why\x18\x02 \x01(\t\"\xaf\x01\n\x15ReceiveUpdateResponse\x12!\n\x04plan\x18\x01 \x01(\x0b\x32\x11.fl.v1.UploadPlanH\x00\x12#\n\x05taken\x18\x02 \x01(\x0b\x32\x12.fl.v1.ReportTakenH\x00\x12!\n\x04seal\x18\x03 \x01(\x0b\x32\x11.fl.v1.UploadSealH\x00\x12!\n\x07receipt\x18\x04 \x01(\x0b\x32\x0e.fl.v1.ReceiptH\x00\x42\x08\n\x06\x61nswer\"\x8d\x01\n\nUploadPlan\x12$\n\x08payloads\x18\x01 \x03(\x0b\x32\x12.fl.v1.PayloadPlan\x12\x0c\n\x04keys\x18\x02 \x03(\x0c\x12\x13\n\x0b\x64igest_only\x18\x03 \x01(\x08\x12\x14\n\x0creport_bytes\x18\x04 \x01(\x04\x12\x11\n\tclient_id\x18\x05 \x01(\t\x12\r\n\x05parts\x18\x06 \x03(\t\"e\n\x0bPayloadPlan\x12\x0f\n\x07payload\x18\x01 \x01(\t\x12!\n\x08manifest\x18\x02 \x01(\x0b\x32\x0f.fl.v1.Manifest\x12\x10\n\x08\x65ncoding\x18\x03 \x01(\t\x12\x10\n\x08\x66raction\x18\x04 \x01(\x01\"\x0c\n\nUploadSeal\"\r\n\x0bReportTaken\"l\n\x13SendResourceRequest\x12)\n\x07opening\x18\x01 \x01(\x0b\x32\x16.fl.v1.DownloadOpeningH\x00\x12\x0e\n\x04sent\x18\x02 \x01(\x04H\x00\x12\x12\n\x08\x63omplete\x18\x03 \x01(\x08H\x00\x42\x06\n\x04part\"[\n\x0f\x44ownloadOpening\x12\x1d\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\r.fl.v1.Caller\x12)\n\x07request\x18\x02 \x01(\x0b\x32\x18.fl.v1.FetchModelRequest\"j\n\x14SendResourceResponse\x12#\n\x04plan\x18\x01 \x01(\x0b\x32\x13.fl.v1.DownloadPlanH\x00\x12#\n\x05taken\x18\x02 \x01(\x0b\x32\x12.fl.v1.ReportTakenH\x00\x42\x08\n\x06\x61nswer\"8\n\x0c\x44ownloadPlan\x12\x12\n\nsize_bytes\x18\x01 \x01(\x04\x12\x14\n\x0creport_bytes\x18\x02 \x01(\x04\"b\n\x15QueryForClientRequest\x12\x1d\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\r.fl.v1.Caller\x12*\n\x07request\x18\x02 \x01(\x0b\x32\x19.fl.v1.QueryUploadRequest\"`\n\x16QueryForClientResponse\x12\x1f\n\x07receipt\x18\x01 \x01(\x0b\x32\x0e.fl.v1.Receipt\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\x12\n\nkept_bytes\x18\x03 \x01(\x04\"5\n\x14\x46\x65tchResourceRequest\x12\x1d\n\x06\x64igest\x18\x01 \x01(\x0b\x32\r.fl.v1.Digest\"(\n\x15\x46\x65tchResourceResponse\x12\x0f\n\x07message\x18\x01 \x01(\x0c\x32\xf9\x02\n\x07Workers\x12\x34\n\x05Serve\x12\x13.fl.v1.ServeRequest\x1a\x14.fl.v1.ServeResponse0\x01\x12N\n\rReceiveUpdate\x12\x1b.fl.v1.ReceiveUpdateRequest\x1a\x1c.fl.v1.ReceiveUpdateResponse(\x01\x30\x01\x12K\n\x0cSendResource\x12\x1a.fl.v1.SendResourceRequest\x1a\x1b.fl.v1.SendResourceResponse(\x01\x30\x01\x12M\n\x0eQueryForClient\x12\x1c.fl.v1.QueryForClientRequest\x1a\x1d.fl.v1.QueryForClientResponse\x12L\n\rFetchResource\x12\x1b.fl.v1.FetchResourceRequest\x1a\x1c.fl.v1.FetchResourceResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -52,30 +52,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_UPLOADFAILURE']._serialized_end=835
   _globals['_RECEIVEUPDATERESPONSE']._serialized_start=838
   _globals['_RECEIVEUPDATERESPONSE']._serialized_end=1013
-  _globals['_UPLOADPLAN']._serialized_start=1015
-  _globals['_UPLOADPLAN']._serialized_end=1141
-  _globals['_PAYLOADPLAN']._serialized_start=1143
-  _globals['_PAYLOADPLAN']._serialized_end=1244
-  _globals['_UPLOADSEAL']._serialized_start=1246
-  _globals['_UPLOADSEAL']._serialized_end=1258
-  _globals['_REPORTTAKEN']._serialized_start=1260
-  _globals['_REPORTTAKEN']._serialized_end=1273
-  _globals['_SENDRESOURCEREQUEST']._serialized_start=1275
-  _globals['_SENDRESOURCEREQUEST']._serialized_end=1383
-  _globals['_DOWNLOADOPENING']._serialized_start=1385
-  _globals['_DOWNLOADOPENING']._serialized_end=1476
-  _globals['_SENDRESOURCERESPONSE']._serialized_start=1478
-  _globals['_SENDRESOURCERESPONSE']._serialized_end=1584
-  _globals['_DOWNLOADPLAN']._serialized_start=1586
-  _globals['_DOWNLOADPLAN']._serialized_end=1642
-  _globals['_QUERYFORCLIENTREQUEST']._serialized_start=1644
-  _globals['_QUERYFORCLIENTREQUEST']._serialized_end=1742
-  _globals['_QUERYFORCLIENTRESPONSE']._serialized_start=1744
-  _globals['_QUERYFORCLIENTRESPONSE']._serialized_end=1820
-  _globals['_FETCHRESOURCEREQUEST']._serialized_start=1822
-  _globals['_FETCHRESOURCEREQUEST']._serialized_end=1875
-  _globals['_FETCHRESOURCERESPONSE']._serialized_start=1877
-  _globals['_FETCHRESOURCERESPONSE']._serialized_end=1917
-  _globals['_WORKERS']._serialized_start=1920
-  _globals['_WORKERS']._serialized_end=2297
+  _globals['_UPLOADPLAN']._serialized_start=1016
+  _globals['_UPLOADPLAN']._serialized_end=1157
+  _globals['_PAYLOADPLAN']._serialized_start=1159
+  _globals['_PAYLOADPLAN']._serialized_end=1260
+  _globals['_UPLOADSEAL']._serialized_start=1262
+  _globals['_UPLOADSEAL']._serialized_end=1274
+  _globals['_REPORTTAKEN']._serialized_start=1276
+  _globals['_REPORTTAKEN']._serialized_end=1289
+  _globals['_SENDRESOURCEREQUEST']._serialized_start=1291
+  _globals['_SENDRESOURCEREQUEST']._serialized_end=1399
+  _globals['_DOWNLOADOPENING']._serialized_start=1401
+  _globals['_DOWNLOADOPENING']._serialized_end=1492
+  _globals['_SENDRESOURCERESPONSE']._serialized_start=1494
+  _globals['_SENDRESOURCERESPONSE']._serialized_end=1600
+  _globals['_DOWNLOADPLAN']._serialized_start=1602
+  _globals['_DOWNLOADPLAN']._serialized_end=1658
+  _globals['_QUERYFORCLIENTREQUEST']._serialized_start=1660
+  _globals['_QUERYFORCLIENTREQUEST']._serialized_end=1758
+  _globals['_QUERYFORCLIENTRESPONSE']._serialized_start=1760
+  _globals['_QUERYFORCLIENTRESPONSE']._serialized_end=1856
+  _globals['_FETCHRESOURCEREQUEST']._serialized_start=1858
+  _globals['_FETCHRESOURCEREQUEST']._serialized_end=1911
+  _globals['_FETCHRESOURCERESPONSE']._serialized_start=1913
+  _globals['_FETCHRESOURCERESPONSE']._serialized_end=1953
+  _globals['_WORKERS']._serialized_start=1956
+  _globals['_WORKERS']._serialized_end=2333
 # @@protoc_insertion_point(module_scope)

@@ -108,18 +108,20 @@ class ReceiveUpdateResponse(_message.Message):
     def __init__(self, plan: _Optional[_Union[UploadPlan, _Mapping]] = ..., taken: _Optional[_Union[ReportTaken, _Mapping]] = ..., seal: _Optional[_Union[UploadSeal, _Mapping]] = ..., receipt: _Optional[_Union[_training_pb2.Receipt, _Mapping]] = ...) -> None: ...
 
 class UploadPlan(_message.Message):
-    __slots__ = ("payloads", "keys", "digest_only", "report_bytes", "client_id")
+    __slots__ = ("payloads", "keys", "digest_only", "report_bytes", "client_id", "parts")
     PAYLOADS_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     DIGEST_ONLY_FIELD_NUMBER: _ClassVar[int]
     REPORT_BYTES_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     payloads: _containers.RepeatedCompositeFieldContainer[PayloadPlan]
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     digest_only: bool
     report_bytes: int
     client_id: str
-    def __init__(self, payloads: _Optional[_Iterable[_Union[PayloadPlan, _Mapping]]] = ..., keys: _Optional[_Iterable[bytes]] = ..., digest_only: _Optional[bool] = ..., report_bytes: _Optional[int] = ..., client_id: _Optional[str] = ...) -> None: ...
+    parts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, payloads: _Optional[_Iterable[_Union[PayloadPlan, _Mapping]]] = ..., keys: _Optional[_Iterable[bytes]] = ..., digest_only: _Optional[bool] = ..., report_bytes: _Optional[int] = ..., client_id: _Optional[str] = ..., parts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PayloadPlan(_message.Message):
     __slots__ = ("payload", "manifest", "encoding", "fraction")
@@ -184,12 +186,14 @@ class QueryForClientRequest(_message.Message):
     def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., request: _Optional[_Union[_coordinator_pb2.QueryUploadRequest, _Mapping]] = ...) -> None: ...
 
 class QueryForClientResponse(_message.Message):
-    __slots__ = ("receipt", "client_id")
+    __slots__ = ("receipt", "client_id", "kept_bytes")
     RECEIPT_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    KEPT_BYTES_FIELD_NUMBER: _ClassVar[int]
     receipt: _training_pb2.Receipt
     client_id: str
-    def __init__(self, receipt: _Optional[_Union[_training_pb2.Receipt, _Mapping]] = ..., client_id: _Optional[str] = ...) -> None: ...
+    kept_bytes: int
+    def __init__(self, receipt: _Optional[_Union[_training_pb2.Receipt, _Mapping]] = ..., client_id: _Optional[str] = ..., kept_bytes: _Optional[int] = ...) -> None: ...
 
 class FetchResourceRequest(_message.Message):
     __slots__ = ("digest",)

@@ -1,0 +1,64 @@
+"""Workers that share nothing with their coordinator but an object store, as on other machines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.processes.federation import Fleet
+from tests.processes.process import Workspace
+from tests.processes.workers import Worker, section
+
+pytest.importorskip("obstore", reason="obstore is not installed: pip install '.[objects]'")
+
+
+@pytest.fixture(scope="module")
+def fleet_on_objects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """A coordinator with workers and a folder as its object store, and three daemons."""
+    store = tmp_path_factory.mktemp("objects")
+    with Workspace(tmp_path_factory.mktemp("fleet")) as workspace:
+        yield Fleet(workspace, 3, storage=f"file://{store}", objects={"retry_s": 0.5}, workers=section())
+
+
+@pytest.fixture
+def fleet(fleet_on_objects: Fleet) -> Iterator[Fleet]:
+    """The fleet, idle and connected. No worker runs."""
+    with fleet_on_objects.lent() as lent:
+        yield lent
+
+
+@pytest.fixture
+def workspace(fleet: Fleet) -> Iterator[Workspace]:
+    """For the workers of one test."""
+    with Workspace(fleet.workspace.folder) as workspace:
+        yield workspace
+
+
+def elsewhere(fleet: Fleet, workspace: Workspace, name: str) -> Worker:
+    """A worker with a state directory of its own."""
+    return Worker(workspace, fleet.server, name, {"state_dir": str(workspace.folder / f"{name}-state")}).serve()
+
+
+def test_models_are_those_of_one_process(fleet: Fleet, workspace: Workspace, undisturbed: list[str]) -> None:
+    """The coordinator reads the updates from the store, and removes what the workers put there."""
+    workers = [elsewhere(fleet, workspace, f"away-{number}") for number in range(2)]
+    assert undisturbed == fleet.server.digests(fleet.server.create("elsewhere"))
+    assert any(list((worker.folder / f"{worker.name}-state").rglob("*.update")) for worker in workers)
+    assert not list((Path(fleet.server.settings["state_dir"]) / "spool").rglob("*.update"))
+
+
+def test_a_killed_coordinator_continues_with_what_the_workers_put(
+    fleet: Fleet, workspace: Workspace, undisturbed: list[str]
+) -> None:
+    """The admitted update is in the store alone. Its client does not train again."""
+    elsewhere(fleet, workspace, "kept")
+    assert undisturbed == fleet.killed_in_mid_round("killed", "spool")
+
+
+def test_a_worker_of_another_storage_is_refused(fleet: Fleet, workspace: Workspace) -> None:
+    """Its bytes would be nowhere. It exits with 2 and the reason."""
+    worker = Worker(workspace, fleet.server, "lost", {"storage": ""}).start()
+    assert worker.wait() == 2
+    assert "storage: expected the coordinator's own setting" in worker.errors()
