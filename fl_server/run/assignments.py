@@ -224,7 +224,7 @@ class AssignmentDispatch:
 
     def _push(self, common: pb.Assignment, client: str) -> None:
         context, control = self._context, self._control
-        if control.draining:
+        if control.draining or not self._stages.drawn:  # all of a cohort that is being written are sent it then
             return
         draw = control.state.attempt if control.state.policy.secure else 0
         seed = training_seed(control.config.seed, common.key.round, client, draw)

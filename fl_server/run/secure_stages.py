@@ -82,6 +82,7 @@ class StoredRound:
 class Stage:
     """A stage that is open: the protocol's state, and what each client is sent."""
 
+    phase: Phase
     collector: Collector
     messages: Mapping[str, bytes]
     """Client -> content; "" for all others."""
@@ -106,6 +107,14 @@ class SecureStages:
         return b"" if self._terms is None else self._terms.to_bytes()
 
     @property
+    def drawn(self) -> bool:
+        """Whether the terms are those of the draw under way. They are not until its cohort is written."""
+        state, terms = self._control.state, self._terms
+        if not state.policy.secure:
+            return True
+        return terms is not None and (terms.place.round, terms.place.draw) == (state.round, state.attempt)
+
+    @property
     def masked_bytes(self) -> int:
         """Bytes of a masked update."""
         return 0 if self._terms is None else self._terms.size_bytes
@@ -118,7 +127,7 @@ class SecureStages:
     def begin(self, cohort: Sequence[str]) -> None:
         """A cohort was drawn, and is written: its keys come next."""
         self._terms = terms_of(self._context, self._control, self._control.state, cohort)
-        self._stage = Stage(Collector(self._terms, self.trust), {})
+        self._stage = Stage(Phase.AGREEING, Collector(self._terms, self.trust), {})
 
     async def open(self, effect: effects.OpenStage) -> None:
         """Write a stage, and make its messages. A fault in what clients sent is the round's end."""
@@ -171,10 +180,12 @@ class SecureStages:
         return await context.services.in_compute(make, StoredRound(terms, stages, answers), self.trust)
 
     def message_for(self, client: str) -> StageMessage | None:
-        """The message of the stage under way for a client; None where the assignment is all."""
-        state = self._control.state
-        content = b"" if self._stage is None else self._stage.message_for(client)
-        if not content or state.phase not in _STAGES:
+        """The message of the stage under way for a client; None where the assignment is all.
+
+        None, too, while the stage is being opened: the one in memory is that before. All its members are sent it then.
+        """
+        state, stage = self._control.state, self._stage
+        if stage is None or stage.phase is not state.phase or not (content := stage.message_for(client)):
             return None
         return StageMessage(key=self._key, draw=state.attempt, stage=_STAGES[state.phase], content=content)
 
@@ -295,7 +306,7 @@ def stage_of(stored: StoredRound, trust: Trust) -> Stage:
         before = Phase(record.stage)
     for client, content in stored.answers.get(before.value, {}).items():
         added(collector, before, client, content)
-    return Stage(collector, messages)
+    return Stage(before, collector, messages)
 
 
 def graph_of(collector: Collector) -> Graph | None:

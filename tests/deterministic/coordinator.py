@@ -31,6 +31,7 @@ from fl_server.store.state_directory import lock_directory
 from fl_server.store.uploaded_models import UploadedModels
 from fl_server.uploads.receiver import UploadReceiver
 from fl_server.web.page import WebSessions
+from tests.deterministic.certificates import tls_of
 from tests.deterministic.effects import Effects, ledger_engine
 from tests.deterministic.loop import AtOnce, Process, Threads
 from tests.deterministic.network import Handlers
@@ -43,7 +44,7 @@ def settings(folder: Path) -> ServerConfig:
     """The coordinator's settings."""
     return ServerConfig.model_validate(
         {
-            "state_dir": folder, "insecure": True, "tasks": [TASK],
+            "state_dir": folder, "tls": tls_of("server", "coordinator"), "tasks": [TASK],
             "limits": {"chunk_bytes": 1 << 16, "lost_after_s": 60.0},
         }
     )  # fmt: skip
@@ -129,7 +130,7 @@ class CoordinatorProcess:
 
         handlers = {}
         for name in ("Register", "Attend", "FetchModel", "SubmitUpdate", "QueryUpload", "ReportStatus",
-                     "ReportEvaluation"):  # fmt: skip
+                     "ReportEvaluation", "AnswerStage"):  # fmt: skip
             method = f"/{service.SERVICE}/{name}"
             handlers[method] = await interceptor.intercept_service(found, Details(method))  # type: ignore[arg-type]
         return handlers

@@ -19,6 +19,7 @@ from fl_client.settings.config import ClientConfig
 from fl_client.storage.state import StateDir
 from fl_client.training.data import LocalTask, load_local_task
 from fl_client.training.trainer import Trainer
+from tests.deterministic.certificates import tls_of
 from tests.deterministic.channel import Channel
 from tests.deterministic.coordinator import TASK
 from tests.deterministic.loop import CURRENT, Threads
@@ -37,7 +38,7 @@ def settings(name: str, folder: Path, model: str) -> ClientConfig:
             "client_id": name,
             "server": "127.0.0.1:1",
             "state_dir": folder,
-            "insecure": True,
+            "tls": {**tls_of("client", name), "min_version": "1.2"},
             "device": "cpu",
             "task": {"name": TASK, "options": {"model": model, "kept": 4}},
             "shard": {"partition": {"method": "iid", "clients": CLIENTS, "seed": 0}, "index": index},

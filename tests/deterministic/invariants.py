@@ -94,13 +94,18 @@ INVARIANTS: dict[str, dict[int, tuple[str, ...]]] = {
     "Each draw of a private run is charged, its budget ends it, and nobody is drawn for others": {
         1: ("each draw is counted", "a budget ends the run", "a private round is drawn once"),
     },
-    "Secure aggregation: one cohort a draw, one list of survivors that is signed, and the sum of exactly these": {
+    "Secure aggregation: one cohort a draw, one answer a stage, one signed list of survivors, the sum of these": {
         1: (
             "a draw has one cohort",
             "a stage has one message",
             "one list of survivors is signed",
             "a sum has the clients of its signed list",
             "enough clients open each mask",
+        ),
+        2: (
+            "a stage has one message",
+            "a device answers each stage in one way",
+            "a sum has the clients of its signed list",
         ),
     },
     "A paused run begins no round": {1: ("no round begins in a pause",)},
@@ -231,7 +236,7 @@ PLANTED: dict[int, dict[str, tuple[str, int]]] = {
         "a stage begins with the time of the one before": ("a deadline gives its time while up", 109),
     },
     2: {
-        "an update is acknowledged before it is written": ("acknowledged updates stay", 11),
+        "an update is acknowledged before it is written": ("acknowledged updates stay", 19),
         "an update is acknowledged before its file has its name": ("the log has no line of a fault", 0),
         "a repeated update gets no receipt": ("the log has no line of a fault", 74),
         "a repeated update counts twice": ("a client's updates are counted once", 24),
@@ -264,6 +269,9 @@ PLANTED: dict[int, dict[str, tuple[str, int]]] = {
         "a call fails": ("the log has no line of a fault", 9),
         "what an update contains is not checked": ("no update of a liar is admitted", 7),
         "a call turns for ever": ("the clock goes on", 9),
+        "a device does not keep what it has answered": ("a device answers each stage in one way", 66),
+        "a stage that opens has the message of the one before": ("a stage has one message", 171),
+        "a list of survivors is written without its last": ("a sum has the clients of its signed list", 1),
         "a pause by a full disk is not told": ("a full disk pauses a run with its reason", 24),
         "a pause by a full disk stays when there is room": ("a run goes on when there is room again", 24),
     },

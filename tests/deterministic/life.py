@@ -20,6 +20,7 @@ from tests.deterministic.loop import Killed, Process
 from tests.deterministic.network import Network, Server
 from tests.deterministic.operators import RUN
 from tests.deterministic.plan import HEAL_S, LONGEST_S, SERVER, Fault, Plan
+from tests.deterministic.promises import Promises
 from tests.deterministic.seen import Seen, Violated
 from tests.deterministic.striking import Faults
 from tests.deterministic.uptime import Uptime
@@ -50,7 +51,9 @@ class Life:
         self.server: CoordinatorProcess | None = None
         self.epochs = dict.fromkeys((SERVER, *plan.clients), EPOCH)
         self.down_s = self.faults.down_s
-        self.uptime = Uptime(loop, self.seen, plan.job.sections["round"]["deadline_s"])
+        self.uptime = Uptime(loop, self.seen, plan.job.sections["round"]["deadline_s"], plan.job.stage_s)
+        self.promises = Promises(self.seen, self.network.lied)
+        self.network.sends, self.network.pushed = self.promises.sends, self.promises.pushed
         self.healed_at = HEAL_S if plan.faults else 0.0
         """Virtual time after which there are no faults any more."""
         self.over = False
@@ -67,7 +70,8 @@ class Life:
             key = (client, receipt.key.round, receipt.key.exchange)
             answers = self.seen.acknowledged if receipt.admitted else self.seen.refused
             answers.setdefault(key, []).append(receipt.digest.value)
-            if receipt.admitted and receipt.digest.value in self.network.lied:
+            # What a masked update contains is seen in the sum alone.
+            if receipt.admitted and receipt.digest.value in self.network.lied and not self.plan.job.stage_s:
                 self.seen.violations.append(f"no update of a liar is admitted: {client}, round {receipt.key.round}")
 
     def _committed(self, round_: int, digest: str) -> None:
@@ -159,6 +163,7 @@ class Life:
             case "wipe":
                 self._kill(fault.who, fault.seconds)
                 shutil.rmtree(self.folder / fault.who, ignore_errors=True)
+                self.promises.forgets(fault.who)
             case "term":
                 await self._terminate(fault.seconds)
             case "operator":

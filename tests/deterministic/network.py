@@ -74,6 +74,10 @@ class Network:
         """Digests of updates that no client has made."""
         self.answered: Callable[[str, Any], None] = lambda client, response: None
         """Called with each answer that the server sends."""
+        self.sends: Callable[[str, str, bytes], None] = lambda client, method, message: None
+        """Called with each message that a client sends, and the method's name."""
+        self.pushed: Callable[[str, Any], None] = lambda client, response: None
+        """Called with each message of a stream that the server sends."""
         self._numbers: dict[tuple[str, str], int] = {}
         self._draws: dict[str, random.Random] = {}
         self.calls: dict[Call, None] = {}
@@ -139,6 +143,8 @@ class Call:
     def request(self, message: Any) -> None:
         """The client sends a message, or EOF."""
         _require_alive()
+        if isinstance(message, bytes):
+            self.network.sends(self.client, self.method.rpartition("/")[2], message)
         self.later("up", self.requests.put_nowait, message)
 
     def answer(self, message: Any) -> None:

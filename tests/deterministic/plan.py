@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 SERVER = "server"
@@ -45,6 +45,12 @@ class Job:
     cohort: bool = True
     """Whether the whole cohort closes a round, so that faults that take nothing away change no bit."""
 
+    @property
+    def stage_s(self) -> float:
+        """Time of a stage of secure aggregation; 0 without it."""
+        seconds: float = self.sections.get("secure_aggregation", {}).get("stage_s", 0.0)
+        return seconds
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -82,6 +88,19 @@ def jobs() -> list[Job]:
     ]  # fmt: skip
 
 
+def secure_job() -> Job:
+    """A run with secure aggregation."""
+    [plain] = [job for job in jobs() if job.name == "clients evaluate"]
+    sections = {
+        **plain.sections, "round": {"clients_per_round": 4, "quorum": 3, "deadline_s": 60.0},
+        "algorithm": {"name": "fedavg", "parameters": {"weights": "uniform"}},
+        "secure_aggregation": {"clip": 0.5, "max_dropped": 0.25, "stage_s": 20.0},
+    }  # fmt: skip
+    return Job("secure aggregation", sections)
+
+
+SECURE_EVERY = 5
+"""One of so many lives has secure aggregation."""
 _CALLS = ("Register", "Attend", "FetchModel", "SubmitUpdate", "SubmitUpdate", "SubmitUpdate", "QueryUpload",
           "ReportStatus")  # fmt: skip
 _SERVER_EFFECTS = ("ledger:commit", "file:rename", "file:replace", "file:pwrite", "file:save", "file:fsync",
@@ -93,9 +112,19 @@ def plan_of(seed: int) -> Plan:
     """The life of a seed."""
     draw = random.Random(f"plan {seed}")
     job = draw.choice(jobs())
+    if seed % SECURE_EVERY == 1:
+        job = secure_job()
     clients = tuple(f"c-{number}" for number in range(draw.choice((4, 4, 5, 6, 8))))
     count = draw.choice((1, 2, 3, 4, 6, 10))
-    return Plan(seed, job, clients, tuple(_fault(draw, clients) for _ in range(count)))
+    faults = [_fault(draw, clients) for _ in range(count)]
+    return Plan(seed, job, clients, tuple(map(_of_answers, faults) if job.stage_s else faults))
+
+
+def _of_answers(fault: Fault) -> Fault:
+    """With secure aggregation a half of the calls in trouble are answers to stages."""
+    if fault.kind == "call" and fault.name in {"QueryUpload", "Register", "ReportStatus", "Attend"}:
+        return replace(fault, name="AnswerStage")
+    return fault
 
 
 def _fault(draw: random.Random, clients: tuple[str, ...]) -> Fault:

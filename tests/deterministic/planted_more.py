@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from fl_client.secure_aggregation.members import Members
 from fl_client.storage.state import StateDir
 from fl_server.admission.client_rules import UpdateRefused
 from fl_server.admission.gate import AdmissionGate
@@ -19,9 +20,11 @@ from fl_server.rounds.selecting import restart_round
 from fl_server.rounds.state import Phase, RoundState
 from fl_server.run import restore, restore_round
 from fl_server.run.record import RunStatus
+from fl_server.run.secure_stages import _STAGES, SecureStages
 from fl_server.runs.actions import RunActions
 from fl_server.store.database.store import Store
 from fl_server.uploads.verdicts import Verdicts
+from protos.fl.v1.training_pb2 import StageMessage
 from tests.deterministic.planted import Patch, ends_a_round_early, last_round_not_evaluated
 
 
@@ -43,8 +46,8 @@ def _written_as_refused() -> Patch:
 def _attempt_without_its_last() -> Patch:
     opened = Store.open_attempt
 
-    def open_attempt(self: Store, attempt: Any, why: Any = None) -> None:
-        opened(self, replace(attempt, cohort=attempt.cohort[:-1]), why)
+    def open_attempt(self: Store, attempt: Any, *rest: Any) -> None:
+        opened(self, replace(attempt, cohort=attempt.cohort[:-1]), *rest)
 
     return Store, "open_attempt", open_attempt
 
@@ -159,6 +162,30 @@ def _pause_stays() -> Patch:
     return RunStatus, "writing_failed", lambda self, why: failed(self, why) if why else None
 
 
+def _answers_not_kept() -> Patch:
+    return Members, "_write", staticmethod(lambda path, member: None)
+
+
+def _message_of_the_stage_before() -> Patch:
+    def message_for(self: SecureStages, client: str) -> Any:
+        state, stage = self._control.state, self._stage
+        if stage is None or state.phase not in _STAGES or not (content := stage.message_for(client)):
+            return None
+        return StageMessage(key=self._key, draw=state.attempt, stage=_STAGES[state.phase], content=content)
+
+    return SecureStages, "message_for", message_for
+
+
+def _list_without_its_last() -> Patch:
+    opened = Store.open_stage
+
+    def open_stage(self: Store, stage: Any, *rest: Any) -> None:
+        members = stage.members[:-1] if stage.stage == Phase.SIGNING.value else stage.members
+        opened(self, replace(stage, members=members), *rest)
+
+    return Store, "open_stage", open_stage
+
+
 MORE: dict[str, Callable[[], Patch]] = {
     "a run is completed a round early": ends_a_round_early,
     "the last round is never evaluated": last_round_not_evaluated,
@@ -180,5 +207,8 @@ MORE: dict[str, Callable[[], Patch]] = {
     "what an update contains is not checked": _content_not_checked,
     "a call turns for ever": _repeated(_turns_for_ever),
     "a pause by a full disk is not told": _pause_not_told,
+    "a device does not keep what it has answered": _answers_not_kept,
+    "a stage that opens has the message of the one before": _message_of_the_stage_before,
+    "a list of survivors is written without its last": _list_without_its_last,
     "a pause by a full disk stays when there is room": _pause_stays,
 }

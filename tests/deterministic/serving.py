@@ -71,6 +71,7 @@ async def _respond(call: Call, server: Server) -> None:
     if handler.response_streaming:
         async for response in handler.stream_stream(requests, context):
             await call.room.acquire()
+            call.network.pushed(call.client, response)
             call.answer(serialize(response))
     else:
         answer = await handler.stream_unary(requests, context)

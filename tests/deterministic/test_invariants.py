@@ -14,7 +14,7 @@ from tests.deterministic.invariants import INVARIANTS, PLANTED, RESTORED
 FOLDER = Path(__file__).parent
 MODULES = {
     1: ("core_checks", "core_driver", "core_life", "core_stages"),
-    2: ("checks", "life", "living", "loop", "operators", "pauses", "uptime"),
+    2: ("checks", "life", "living", "loop", "operators", "pauses", "promises", "uptime"),
 }
 """The modules of each depth that have checks."""
 PATCHES = {

@@ -18,8 +18,9 @@ _ROUNDING_S = 0.01
 class Uptime:
     """How long the coordinator of a life has been up, over all of its processes."""
 
-    def __init__(self, loop: VirtualLoop, seen: Seen, deadline_s: float) -> None:
-        self._loop, self._seen, self._deadline_s = loop, seen, deadline_s
+    def __init__(self, loop: VirtualLoop, seen: Seen, deadline_s: float, stage_s: float) -> None:
+        """stage_s: of a stage of secure aggregation."""
+        self._loop, self._seen, self._deadline_s, self._stage_s = loop, seen, deadline_s, stage_s
         self._before = 0.0
         self._opened: dict[tuple[int, int, int], float] = {}
         """(round, exchange, attempt) -> seconds of being up when it was opened."""
@@ -41,12 +42,13 @@ class Uptime:
         if isinstance(event, ev.DeadlinePassed):
             attempt = (state.round, state.exchange, state.attempt)
             used = self._seconds() - self._opened.get(attempt, 0.0)
-            if used < self._deadline_s - _ROUNDING_S:
+            gives = self._stage_s if state.staged else self._deadline_s
+            if used < gives - _ROUNDING_S:
                 self._seen.violations.append(
-                    f"a deadline gives its time while up: {used:.3f} of {self._deadline_s:g} s in round {state.round}"
+                    f"a deadline gives its time while up: {used:.3f} of {gives:g} s in round {state.round}"
                 )
         after, effects = advance(state, event)
         for effect in effects:
-            if isinstance(effect, fx.OpenAttempt):
+            if isinstance(effect, fx.OpenAttempt | fx.OpenStage):
                 self._opened[effect.round, effect.exchange, effect.attempt] = self._seconds()
         return after, effects

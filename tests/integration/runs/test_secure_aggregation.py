@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,52 +13,24 @@ import pytest
 from fl_common.privacy.accountant import Mechanism, epsilon_of
 from fl_web.facts.run import figures
 from protos.fl.v1 import admin_pb2
-from tests.processes.certificates import Pki, section
-from tests.processes.federation import Daemon, Fleet, SecureCoordinator
+from tests.processes.certificates import Pki
 from tests.processes.policies import without_floors
 from tests.processes.process import HERE, Workspace
+from tests.processes.secure_fleet import SecureFleet, sections
 from tests.processes.simulated import check_replay, simulated_digests, simulated_rounds
 
 SIZE = 5
 KEPT = 9
 """Examples of each shard that are held out for evaluations."""
-SECURE: dict[str, Any] = {
-    "task": {"options": {"kept": KEPT}},
-    "algorithm": {"name": "fedavg", "parameters": {"weights": "uniform"}},
-    "local": {"epochs": None, "steps": 3},
-    "round": {"clients_per_round": SIZE, "min_clients": SIZE, "quorum": 4},
-    "secure_aggregation": {"clip": 0.5, "max_dropped": 0.2, "stage_s": 60.0},
-    "stop": {"rounds": 2},
-}
-
-
-KEPT = 9
-"""Examples of each shard that are held out for evaluations."""
+SECURE: dict[str, Any] = {"task": {"options": {"kept": KEPT}}, **sections(SIZE)}
 UNEQUAL: dict[str, Any] = {"epochs": 1, "batch_size": 29}
 """Shards of 29 examples have one batch, those of 30 have two."""
-
-
-class SecureFleet(Fleet):
-    """A coordinator that requires certificates, and daemons with certificates of its authority."""
-
-    def __init__(self, workspace: Workspace, pki: Pki) -> None:
-        self.workspace, self._pki = workspace, pki
-        self.server = SecureCoordinator(workspace, pki, {"limits": {"reattach_grace_s": 30.0}}).serve()
-        self.daemons = {f"edge-{number}": self.daemon(number, SIZE).start() for number in range(SIZE)}
-        self.until_all_present()
-
-    def daemon(self, index: int, size: int) -> Daemon:
-        """Create a daemon without starting it."""
-        daemon = super().daemon(index, size)
-        daemon.settings["task"]["options"]["kept"] = KEPT
-        daemon.configure(insecure=False, tls=section(self._pki.issue("client", daemon.client_id)))
-        return daemon
 
 
 @pytest.fixture(scope="module")
 def fleet(module_workspace: Workspace, pki: Pki) -> SecureFleet:
     """A coordinator and five daemons."""
-    return SecureFleet(module_workspace, pki)
+    return SecureFleet(module_workspace, pki, SIZE, kept=KEPT)
 
 
 @pytest.fixture(autouse=True)
@@ -138,17 +109,6 @@ def test_losses_and_evaluations_are_sums(fleet: SecureFleet) -> None:
 STAGES = ("agreeing", "sharing", "collecting", "signing", "opening")
 
 
-def at_phases(fleet: SecureFleet, run: str, phases: Sequence[str], act: Callable[[str], None]) -> None:
-    """Act once in each of these phases, in the round with its number."""
-    for number, phase in enumerate(phases):
-        with fleet.server.admin() as admin:
-            for status in admin.runs.watch_run(run):
-                fleet.release()  # not before the events are watched
-                if status.run.rounds_done == number and status.run.phase == phase:
-                    break
-        act(phase)
-
-
 def test_privacy_of_clients_in_a_masked_sum(fleet: SecureFleet) -> None:
     """Four of five clients a round, and noise for their sum: the bits of simulation and replay with the run's secret.
 
@@ -167,7 +127,7 @@ def test_privacy_of_clients_in_a_masked_sum(fleet: SecureFleet) -> None:
         fleet.server.serve()
         fleet.until_all_present()
 
-    at_phases(fleet, run, ["opening"], kill)
+    fleet.at_phases(run, ["opening"], kill)
     digests = fleet.server.digests(run)
     secret = (fleet.server.folder / "server-state" / "privacy" / f"{run}.key").read_bytes()
     assert digests == simulated_digests(run, secret=secret, clients=SIZE, **sections)
@@ -192,7 +152,7 @@ def test_a_coordinator_that_is_killed_in_any_stage_goes_on_in_it(fleet: SecureFl
         fleet.server.serve()
         fleet.until_all_present()
 
-    at_phases(fleet, run, STAGES, kill)
+    fleet.at_phases(run, STAGES, kill)
     digests = fleet.server.digests(run)
     assert [(summary.accepted, summary.attempts) for summary in fleet.server.rounds(run)] == [(SIZE, 1)] * len(STAGES)
     assert digests == simulated_digests("killed", clients=SIZE, **sections)
@@ -210,7 +170,7 @@ def test_a_daemon_that_is_killed_in_any_stage_answers_the_same(fleet: SecureFlee
         fleet.daemons["edge-2"].kill()
         fleet.daemons["edge-2"].start()
 
-    at_phases(fleet, run, STAGES, kill)
+    fleet.at_phases(run, STAGES, kill)
     assert fleet.server.digests(run) == simulated_digests("killed-daemon", clients=SIZE, **sections)
     assert [summary.accepted for summary in fleet.server.rounds(run)] == [SIZE] * len(STAGES)
 
@@ -234,7 +194,7 @@ def test_client_states_survive_kills_in_any_stage(fleet: SecureFleet, killed: st
         fleet.server.serve()
         fleet.until_all_present()
 
-    at_phases(fleet, run, STAGES, kill)
+    fleet.at_phases(run, STAGES, kill)
     assert fleet.server.digests(run) == simulated_digests(run, clients=SIZE, **sections)
     assert [summary.accepted for summary in fleet.server.rounds(run)] == [SIZE] * (len(STAGES) + 1)
     check_replay(fleet.server, run, clients=SIZE, task=SECURE["task"])

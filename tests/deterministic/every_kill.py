@@ -1,0 +1,79 @@
+"""`python -m tests.deterministic.every_kill --who server --every 5`: kills at the writes of one secure aggregation.
+
+The round is lived once, and then once for each write of one process, after which that process is killed; one that
+writes a file dies in the middle of it, too. The model must be the same, and the round must have as many draws. The
+exit status is the number of lives in which it was not so. With --abandoned two clients are away while the updates are
+collected, so that the first draw of the round is given up with all that it has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+
+from tests.deterministic import clocks
+from tests.deterministic.plan import SERVER, Fault, Job, Plan, secure_job
+
+CREATED_S, AWAY_S = 2.0, 3.4
+"""Virtual seconds after which a kill may come: the clients have registered, and the run is being created. With
+--abandoned the second: the round has begun, and two of its clients go away."""
+MOST = 400
+"""Writes of a process within a life, at most."""
+
+
+def plan_of(kills: tuple[Fault, ...], *, abandoned: bool) -> Plan:
+    """A run of one round with these kills."""
+    job = secure_job()
+    sections = {**job.sections, "stop": {"rounds": 1}, "evaluation": {"clients_every": 0}}
+    away = [Fault("block", client, AWAY_S, seconds=400.0) for client in ("c-1", "c-4") if abandoned]
+    return Plan(1, Job(job.name, sections), tuple(f"c-{number}" for number in range(6)), (*away, *kills))
+
+
+def outcome(plan: Plan) -> tuple[object, bool, str]:
+    """(models and draws of a life, whether a kill happened, what was violated)."""
+    from tests.deterministic.living import live  # noqa: PLC0415 - only in a process whose clocks are virtual
+
+    result = live(plan)
+    draws = sum("'attempt_opened'" in line and " server info" in line for line in result.seen.lines)
+    return (result.seen.commits, draws), result.seen.happened["kill"] > 0, result.error
+
+
+def kills(who: str, every: int, at: float) -> Iterator[Fault]:
+    """The kills of a process after a time, one after the other."""
+    for number in range(0, MOST, every):
+        for how in ("after", "torn"):
+            yield Fault("kill", who, at, number=number, how=how, seconds=1.0)
+
+
+def main() -> int:
+    """Run the command."""
+    clocks.require_first()
+    parser = argparse.ArgumentParser(prog="python -m tests.deterministic.every_kill", description=__doc__)
+    parser.add_argument("--who", default=SERVER, help="the process that is killed: server, or c-0 and so on")
+    parser.add_argument("--every", type=int, default=1, help="one of so many writes")
+    parser.add_argument("--abandoned", action="store_true", help="the first draw of the round is given up")
+    options = parser.parse_args()
+    expected, _, error = outcome(plan_of((), abandoned=options.abandoned))
+    wrong, lives = {"undisturbed": error} if error else {}, 0
+    for kill in kills(options.who, options.every, AWAY_S if options.abandoned else CREATED_S):
+        got, happened, error = outcome(plan_of((kill,), abandoned=options.abandoned))
+        if not happened:
+            break
+        lives += 1
+        if error or got != expected:
+            wrong[str(kill)] = error or f"{got}, not {expected}"
+    text = json.dumps({"lives": lives, "expected": str(expected), "wrong": wrong})
+    print(text, flush=True)  # noqa: T201 - the output of the command
+    return min(len(wrong), 99)
+
+
+if __name__ == "__main__":
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, "-m", "tests.deterministic.every_kill", *sys.argv[1:]])  # noqa: S606
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)

@@ -1,0 +1,60 @@
+"""What devices and coordinator promise in secure aggregation, as it is seen on the wire and in the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1.training_pb2 import SecureStage, StageMessage
+from tests.deterministic.seen import Seen
+
+
+class Promises:
+    """The messages of the stages of one life."""
+
+    def __init__(self, seen: Seen, lied: AbstractSet[bytes]) -> None:
+        """lied: the digests of updates that no device has made."""
+        self._seen, self._lied = seen, lied
+        self._answers: dict[tuple[str, int, int, int], bytes] = {}
+        """(client, round, draw, stage) -> what left the device; for the masked update the digest of its bytes."""
+        self._messages: dict[tuple[str, int, int, int], bytes] = {}
+        """The same -> what the coordinator sent."""
+
+    def sends(self, client: str, method: str, message: bytes) -> None:
+        """A device sends a message."""
+        if method == "AnswerStage":
+            answer = pb.AnswerStageRequest.FromString(message).answer
+            self._answered(client, (answer.key.round, answer.draw, answer.stage), answer.content)
+        elif method == "SubmitUpdate":
+            part = pb.SubmitUpdateRequest.FromString(message)
+            header = part.header
+            honest = part.HasField("header") and header.digest.value not in self._lied
+            if honest and self._drawn(client, header.key.round, header.attempt):
+                place = (header.key.round, header.attempt, SecureStage.SECURE_STAGE_MASKED)
+                self._answered(client, place, header.digest.value)
+
+    def _drawn(self, client: str, round_: int, draw: int) -> bool:
+        """Whether the device has answered this draw before: so it is one of secure aggregation."""
+        return (client, round_, draw, SecureStage.SECURE_STAGE_KEYS) in self._answers
+
+    def _answered(self, client: str, place: tuple[int, int, int], content: bytes) -> None:
+        first = self._answers.setdefault((client, *place), content)
+        if first != content:
+            self._seen.violations.append(f"a device answers each stage in one way: not {client} in {place}")
+
+    def forgets(self, client: str) -> None:
+        """A device has lost its directory. It may make new keys, which are of use with no message of the others."""
+        for place in [place for place in self._answers if place[0] == client and place[3] == _KEYS]:
+            del self._answers[place]
+
+    def pushed(self, client: str, response: Any) -> None:
+        """The coordinator sends a message of a stream."""
+        message = getattr(response, "stage", None)
+        if isinstance(message, StageMessage) and message.content:
+            place = (client, message.key.round, message.draw, message.stage)
+            if self._messages.setdefault(place, message.content) != message.content:
+                self._seen.violations.append(f"a stage has one message: not for {client} in {place[1:]}")
+
+
+_KEYS = SecureStage.SECURE_STAGE_KEYS

@@ -1,0 +1,37 @@
+"""A kill after, and in the middle of, every write of a round with secure aggregation."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--who", "server", "--every", "40"),
+        ("--who", "c-0", "--every", "30"),
+        ("--who", "server", "--every", "40", "--abandoned"),
+        *(
+            pytest.param(arguments, marks=pytest.mark.slow)
+            for arguments in (
+                ("--who", "server"), ("--who", "c-0"), ("--who", "server", "--abandoned"),
+                ("--who", "c-2", "--abandoned"),
+            )
+        ),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_kill_at_any_write_changes_no_bit(arguments: tuple[str, ...]) -> None:
+    """The model is the same, and so is the number of draws: an abandoned one is not drawn under its number again."""
+    program = [sys.executable, "-m", "tests.deterministic.every_kill", *arguments]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=False)
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert (summary["wrong"], done.returncode) == ({}, 0)
+    assert summary["lives"] > 2
