@@ -63,8 +63,11 @@ class Transport(GrpcTransport):
     """The product's transport over a simulated channel."""
 
     def __init__(self, channel: Channel) -> None:
-        self._proxy = None
-        self._channel = channel  # type: ignore[assignment]
+        self._simulated: Any = channel
+        super().__init__("127.0.0.1:1")
+
+    def _opened(self, address: str) -> Any:
+        return self._simulated
 
 
 async def run_daemon(config: ClientConfig, model: str, network: Network) -> None:
