@@ -115,7 +115,7 @@ class RunSecrets:
                 known["rate"],
                 now,
                 fixed_size=bool(known.get("fixed_size")),
-            )  # fmt: skip
+            )
             for account, known in self._all_counts().items()
             for number in range(charges.get(account, 0) + 1, known["number"] + 1)
         ]
