@@ -17,6 +17,7 @@ from fl_client.monitoring.metrics import Metrics
 from fl_client.policy.budget import NAMES, Amounts, Budget, OverBudget
 from fl_client.policy.config import Policy, fingerprints, trusted_certificates
 from fl_client.policy.file import InForce, PolicyFile
+from fl_client.policy.peers import trust_of_clients
 from fl_client.policy.rules import OrderedWork, Request, ShardSize, refusal, work_of
 from fl_common.secure_aggregation.signatures import Trust
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -175,18 +176,14 @@ class SitePolicy:
 
         bundle: authorities of the coordinator's certificate, which it may hold itself.
         """
-        rules = self.policy.secure_aggregation
-        if rules.peers:
-            return Trust.of_pins(rules.peers)
         try:
-            if rules.authority is not None:
-                return Trust.of_authorities(rules.authority.read_bytes(), "outside")
-            if bundle is not None:
-                return Trust.of_authorities(bundle, "coordinator")
+            trust = trust_of_clients(self.policy.secure_aggregation, bundle)
         except (OSError, ValueError) as error:
             raise WorkFailed(
                 pb.FAILURE_REASON_POLICY, f"policy: secure_aggregation: expected an authority in PEM: {error}"
             ) from error
+        if trust is not None:
+            return trust
         expected = "expected [tls] in this device's settings, or an authority in its policy"
         raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"secure aggregation: {expected}")
 

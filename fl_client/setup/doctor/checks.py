@@ -10,7 +10,7 @@ import typer
 
 from fl_client.errors import ConfigError
 from fl_client.settings.config import ClientConfig, load_config
-from fl_client.setup.doctor import files, network
+from fl_client.setup.doctor import files, network, peers
 from fl_client.setup.doctor.findings import Finding, Level, fail, ok
 from fl_common.certificates.tls_version import set_oldest_tls
 
@@ -60,6 +60,7 @@ def run_checks(path: Path) -> Iterator[Finding]:
     own = files.check_certificates(config)
     yield from own
     yield from files.check_policy(config)
+    yield from peers.check_peers(config)
     yield from files.check_state_directory(config)
     if Level.FAIL not in [finding.level for finding in own]:
         yield from _connection(config)
