@@ -7,7 +7,7 @@ from fl_common.secure_aggregation.signatures import Trust
 
 
 def trust_of_clients(rules: SecureAggregationRules, bundle: bytes | None) -> Trust | None:
-    """By the policy's pins, its authority, or the authorities of the coordinator's certificate; None: by nobody.
+    """The trust in the policy's pins, its authority, or the authorities of the coordinator's certificate; None: none.
 
     bundle: these authorities in PEM, which the coordinator may hold itself. Raises OSError, ValueError for a file that
     has no certificates.
