@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -239,9 +240,12 @@ class Engine:
         """What the clients that begin from a snapshot are told. size: of the buffer of the step."""
         algorithm, round_ = self._algorithm_after(snapshot), snapshot.round + 1
 
+        @cache
+        def encoded() -> fl.Tensors | None:
+            return self._bundles(snapshot).received_direction(snapshot, 0, _NONE).get(SENT)
+
         def direction(names: Collection[str]) -> fl.Tensors:
-            sent = self._bundles(snapshot).received_direction(snapshot, 0, _NONE).get(SENT)
-            sent = sent or algorithm.exchanges[0].direction(part_of(snapshot.state, names), {}) or {}
+            sent = encoded() or algorithm.exchanges[0].direction(part_of(snapshot.state, names), {}) or {}
             return {name: sent[name] for name in names}
 
         return Told(fl.Version(algorithm, round_info(self.config, round_, size)), direction)

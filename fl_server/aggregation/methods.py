@@ -207,10 +207,13 @@ def _schedule(section: ScheduleSection) -> fl.Schedule:
 
 
 def outside_names(config: RunConfig) -> str:
-    """The run's method and reducer as far as they are from outside, for messages; empty if both are built in."""
-    method, reducer = config.algorithm.name, config.round.reducer
+    """What of a run's code is from outside, for messages; empty if all of it is built in."""
+    method, round_ = config.algorithm.name, config.round
     parts = [f"algorithm {method}"] * (method not in fl.names())
-    return " and ".join(parts + [f"reducer {reducer}"] * (reducer not in fl.BUILT_IN_REDUCERS))
+    parts += [f"reducer {round_.reducer}"] * (round_.reducer not in fl.BUILT_IN_REDUCERS)
+    if round_.staleness is not None:
+        parts += [f"staleness {round_.staleness.kind}"] * (round_.staleness.kind not in fl.BUILT_IN_STALENESS)
+    return " and ".join(parts)
 
 
 def update_encoding(config: RunConfig) -> EncodingSpec:

@@ -92,8 +92,8 @@ class History:
 
 
 def _round(values: dict[str, Any]) -> RoundResult:
-    accepted, epochs = tuple(values["accepted"]), tuple(values["local_epochs"])
-    return RoundResult(**{**values, "accepted": accepted, "local_epochs": epochs})
+    lists = {name: tuple(values.get(name, ())) for name in ("accepted", "local_epochs", "versions")}
+    return RoundResult(**{**values, **lists})
 
 
 class StateFiles:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions
 from fl_ops.simulate.engines.batched import BatchedOptions
@@ -83,6 +84,19 @@ def test_workers_change_no_bit(run: Run, system: dict[str, Any] | None) -> None:
     """Clients that are trained by two processes: the same models."""
     one, other = (run(TWO, system, engine, stop={"rounds": 5}) for engine in (SEQUENTIAL, EngineOptions(workers=2)))
     assert [done.digest for done in one] == [done.digest for done in other]
+
+
+def test_stale_updates_are_decoded_by_their_own_version(simulated: Simulated) -> None:
+    """EDEN's rotation depends on the round: with another round's signs a stale delta would be noise."""
+    models = []
+    for encodings in ({}, {"update": "eden4", "direction": "int8"}):
+        with simulated(round=TWO, stop={"rounds": 8}, encodings=encodings) as it:
+            stale = [done.round - version for done in it.rounds() for version in done.versions]
+            models.append(torch.cat([tensor.flatten() for tensor in it.model().values()]))
+            first = torch.cat([tensor.flatten() for tensor in it.federation.engine.first().state.x.values()])
+        assert max(stale) > 0
+    plain, encoded = models
+    assert (encoded - plain).norm() < 0.2 * (plain - first).norm()
 
 
 def test_an_update_that_is_too_stale_does_not_count(run: Run, four: dict[str, Any]) -> None:

@@ -55,6 +55,10 @@ async def test_run_ids_are_unique(world: World) -> None:
         ),
         ({"initial_model": "/nowhere.safetensors"}, "initial_model: expected one that you may use"),
         (
+            {"round": {"close": "buffer", "goal": 2, "staleness": {"kind": "mine:halving"}}},
+            r"^round\.staleness\.kind: expected a staleness that this coordinator may load: built in \(constant, pol",
+        ),
+        (
             {"task": {"name": "cifar10", "options": {"data_root": "/etc"}}},
             r"^task\.options\.data_root: expected no value",
         ),

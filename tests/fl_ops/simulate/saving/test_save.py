@@ -103,6 +103,20 @@ def same(one: Simulation, other: Simulation) -> bool:
     )
 
 
+def test_a_run_with_a_buffer_is_saved_at_its_end(simulated: Simulated, tmp_path: Path) -> None:
+    """Stopped after a step it begins anew, for clients are at work then; once it has ended, its results are read."""
+    sections = {"round": {"close": "buffer", "goal": 2, "concurrency": 3, "clients_per_round": 2}}
+    with opened(simulated, tmp_path, **sections) as (first, save):
+        [begun] = play(first, save, 1)
+    with opened(simulated, tmp_path, **sections) as (second, save):
+        every = play(second, save)
+    assert every[0] == begun
+    assert every[-1].versions
+    with opened(simulated, tmp_path, **sections) as (third, save):
+        assert play(third, save) == every
+        assert third.ending == second.ending
+
+
 @pytest.mark.parametrize("name", slow_except(CASES, "scaffold", "mime", "bernoulli"))
 def test_a_continued_run_has_the_bits_of_one_without_a_stop(simulated: Simulated, tmp_path: Path, name: str) -> None:
     """Three rounds, a new simulation, one round, a new simulation, and the rest: results, models, states and ending."""
