@@ -46,6 +46,10 @@ def _main(arguments: Sequence[str] | None) -> int:
     from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
 
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] in (["backup"], ["restore"]):
+        from fl_server.backup.command import run
+
+        return run(given[0], given[1:])
     only_check = given[:1] == ["check"]
     is_worker, given = _role(given)
     first, *on_top = settings_files(
@@ -57,7 +61,8 @@ def _main(arguments: Sequence[str] | None) -> int:
         "fl-server check --config FILE only reads the settings and uses the object store that they name: 0 if a start\n"
         "can use both, else 2.\n\n"
         "fl-server --role data --config FILE --config OWN runs a worker, which ends the clients' streams of bytes for\n"
-        "the coordinator with the settings FILE; OWN has the worker's certificate.",
+        "the coordinator with the settings FILE; OWN has the worker's certificate.\n\n"
+        "fl-server backup and fl-server restore have a --help of their own.",
         epilog="example: fl-server --config server.toml",
     )
     try:

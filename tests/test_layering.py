@@ -69,6 +69,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
     ),
     "fl_client": (
         "__main__",
+        "backup",
         "app",
         "setup",
         "daemon",

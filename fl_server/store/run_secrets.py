@@ -24,6 +24,7 @@ from fl_common.privacy.secret_stream import SECRET_BYTES
 from fl_common.settings import parse_json
 from fl_server.store.errors import StoreError
 from fl_server.store.files import disk_errors
+from fl_server.store.objects.charge_counts import ChargeCounts
 from fl_server.store.objects.files import StoredFiles
 from fl_server.store.records import ChargeRecord
 
@@ -33,10 +34,10 @@ COUNTS = "charges.json"
 class RunSecrets:
     """The files of one folder. Blocking."""
 
-    def __init__(self, folder: Path, files: StoredFiles | None = None) -> None:
-        """files: the object store, if there is one."""
+    def __init__(self, folder: Path, files: StoredFiles | None = None, outside: ChargeCounts | None = None) -> None:
+        """files: the object store, if there is one. outside: its counts, for one who has no files."""
         self._folder, self._files = folder, files
-        self._outside = None if files is None else files.charge_counts
+        self._outside = outside if files is None else files.charge_counts
 
     def path(self, run_id: str) -> Path:
         """The file of a run's secret."""
@@ -87,6 +88,8 @@ class RunSecrets:
     def counted(self, charge: ChargeRecord) -> None:
         """Count a charge that is in the ledger."""
         counts = dict(self._counts())
+        if charge.account not in counts:
+            counts |= self.counts()
         known = counts.get(charge.account, {"number": 0, "noise_multiplier": charge.noise_multiplier, "rate": 0.0})
         counts[charge.account] = {
             "number": max(known["number"], charge.number),
@@ -116,12 +119,12 @@ class RunSecrets:
                 now,
                 fixed_size=bool(known.get("fixed_size")),
             )
-            for account, known in self._all_counts().items()
+            for account, known in self.counts().items()
             for number in range(charges.get(account, 0) + 1, known["number"] + 1)
         ]
 
-    def _all_counts(self) -> Mapping[str, Any]:
-        """The counts of both places."""
+    def counts(self) -> Mapping[str, Any]:
+        """The counts of both places, by account."""
         counts = dict(self._counts())
         for account, outside in ({} if self._outside is None else self._outside.all()).items():
             known = counts.get(account, outside)

@@ -31,6 +31,7 @@ import fl_client.__main__ as fl_client_main
 from fl_client.setup.commands import app as setup_app
 from fl_common.program import settings_files
 from fl_ops.commands.cli import app
+from fl_server.backup.command import parser_of
 from tests.processes.scripts import Scripts
 
 ROOT = Path(__file__).parents[2]
@@ -64,6 +65,9 @@ def check_fl_client_command(arguments: Sequence[str]) -> None:
 
 def check_fl_server_command(arguments: Sequence[str]) -> None:
     """As `check_fl_command`, for `fl-server`."""
+    if arguments[:1] in (["backup"], ["restore"]):
+        parser_of(arguments[0]).parse_args(arguments[1:])
+        return
     role = arguments.index("--role") if "--role" in arguments else len(arguments)
     own = [*arguments[:role], *arguments[role + 2 :]]
     settings_files("fl-server", own[own[:1] == ["check"] :], (1, 1), "files")

@@ -260,6 +260,14 @@ class Transactions:
         """Call this after each transaction with lines of history, in the transaction's thread; None: nothing."""
         self._after_history = call
 
+    @contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        """A transaction that reads the ledger as it is at its beginning."""
+        level = {"isolation_level": "REPEATABLE READ"} if self._is_postgres else {}
+        engine = self._reads.execution_options(**level)
+        with database_errors("read the ledger"), engine.begin() as db:
+            yield db
+
     def _read(self, doing: str, query: Select[tuple[object, ...]], **values: object) -> list[RowMapping]:
         """The rows of a query. values: those of its parameters."""
         with database_errors(f"read {doing}"), self._reads.begin() as db:

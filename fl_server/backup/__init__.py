@@ -1,0 +1,1 @@
+"""Backups of a coordinator: ledger, files, keys and privacy accounts together."""
