@@ -66,7 +66,9 @@ def check_mention(program: str, arguments: str) -> None:
     """Fail unless the command exists, and each of its options. Arguments may be missing or names such as RUN."""
     words = arguments.replace("{", "").replace("}", "").split()
     if program == "fl-server" or (program == "fl-client" and words[0] in {"run", "--config", "--version"}):
-        assert words[0] in {"check", "backup", "restore", "run", "--config", "--role", "--version", "--help"}, f"{program} {arguments}"
+        assert words[0] in {"check", "backup", "restore", "run", "--config", "--role", "--version", "--help"}, (
+            f"{program} {arguments}"
+        )
         return
     command: Any = commands_of(app if program == "fl" else setup_app)
     while commands := getattr(command, "commands", None):
