@@ -38,6 +38,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
 LAYERS: Mapping[str, tuple[str, ...]] = {
     "fl_server": (
         "__main__",
+        "backup",
         "worker",
         "app",
         "server",
@@ -69,7 +70,6 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
     ),
     "fl_client": (
         "__main__",
-        "backup",
         "app",
         "setup",
         "daemon",
