@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tests.processes.certificates import Pki, section
@@ -24,10 +24,14 @@ def sections(clients: int, **secure: Any) -> dict[str, Any]:
 class SecureFleet(Fleet):
     """A coordinator that requires certificates, and daemons with certificates of its authority."""
 
-    def __init__(self, workspace: Workspace, pki: Pki, size: int, **options: Any) -> None:
-        """options: of the daemons' task."""
+    def __init__(
+        self, workspace: Workspace, pki: Pki, size: int, settings: Mapping[str, Any] | None = None, **options: Any
+    ) -> None:
+        """settings: of the coordinator. options: of the daemons' task."""
         self.workspace, self._pki, self._options = workspace, pki, options
-        self.server = SecureCoordinator(workspace, pki, {"limits": {"reattach_grace_s": 30.0}}).serve()
+        self.server = SecureCoordinator(
+            workspace, pki, {"limits": {"reattach_grace_s": 30.0}, **(settings or {})}
+        ).serve()
         self.daemons = {f"edge-{number}": self.daemon(number, size).start() for number in range(size)}
         self.until_all_present()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import threading
+import time
 from collections.abc import Iterator, Sequence
 
 import grpc
@@ -147,3 +149,20 @@ def answered(client: RawClient, update: Update) -> int | None:
         if error.code() is not grpc.StatusCode.UNAVAILABLE:
             raise
         return None
+
+
+@pytest.mark.slow
+def test_workers_are_killed_again_and_again(fleet: Fleet, workspace: Workspace, undisturbed: list[str]) -> None:
+    """Two workers are killed in turn at any moment of 20 runs, and started again. No run ends otherwise."""
+    pair, chance = started(fleet, workspace, "mortal", 2), random.Random(7)
+    kills = 0
+    for number in range(20):
+        run = fleet.server.create(f"mortal-{number}")
+        while not fleet.server.run(run).HasField("ended"):
+            time.sleep(chance.uniform(0.0, 0.3))
+            victim = chance.choice(pair)
+            victim.kill()
+            victim.start()
+            kills += 1
+        assert undisturbed == fleet.server.digests(run)
+    assert kills >= 20

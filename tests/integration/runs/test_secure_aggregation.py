@@ -13,7 +13,8 @@ import pytest
 from fl_common.privacy.accountant import Mechanism, epsilon_of
 from fl_web.facts.run import figures
 from protos.fl.v1 import admin_pb2
-from tests.processes.certificates import Pki
+from tests.processes import workers
+from tests.processes.certificates import Pki, server_section
 from tests.processes.policies import without_floors
 from tests.processes.process import HERE, Workspace
 from tests.processes.secure_fleet import SecureFleet, sections
@@ -244,3 +245,16 @@ def test_a_daemon_with_an_old_copy_of_its_state_refuses_a_round(fleet: SecureFle
     shutil.rmtree(folder)  # a restored device refuses the first round of every further run, too
     daemon.start()
     fleet.until_all_present()
+
+
+@pytest.mark.slow
+def test_masked_updates_pass_through_workers(tmp_path: Path) -> None:
+    """With certificates everywhere; a worker knows a masked update by its digest alone. The bits are the same."""
+    with Workspace(tmp_path) as workspace:
+        pki = Pki(tmp_path / "pki")
+        fleet = SecureFleet(workspace, pki, SIZE, {"workers": workers.section()}, kept=KEPT)
+        for number in range(2):
+            tls = server_section(pki.issue("worker", f"w-{number}"))
+            workers.Worker(workspace, fleet.server, f"worker-{number}", {"tls": tls}).serve()
+        run = fleet.server.create("masked", **SECURE)
+        assert fleet.server.digests(run) == simulated_digests("masked", clients=SIZE, **SECURE)
