@@ -58,6 +58,7 @@ WORRY = {
     "fl_sessions": "Near `limits.max_clients`: further clients are refused.",
     "fl_uploads_resumed_total": "It grows fast: unreliable links.",
     "fl_uploads_in_flight_bytes": "It only grows: uploads stall.",
+    "fl_workers": "Fewer than were started: see their logs. 0 with `[workers]`: no model and no update moves.",
     "fl_transfer_calls": "`downloads` is high and `fl_transfer_bytes_total` does not grow: clients that read nothing.",
     "fl_transfer_limits_total": "It grows: see `client_limited` in the log and the "
     "[limits](../measurements/reliability.md#limits).",
