@@ -25,7 +25,7 @@ from fl_web.facts.rounds import (
     update_norms,
     worst_first,
 )
-from fl_web.facts.run import by_phase
+from fl_web.facts.run import by_phase, wanted
 from fl_web.facts.words import NOT_AWAITED
 from protos.fl.v1 import admin_pb2
 
@@ -68,7 +68,7 @@ def rounds_table(
         )  # fmt: skip
     if under_way is not None:
         unknown = [NOTHING] * (6 + len(client_columns))
-        phase, count = plain(under_way.phase), f"{under_way.admitted}/{under_way.cohort_size}"
+        phase, count = plain(under_way.phase), f"{under_way.admitted}/{wanted(under_way)}"
         count = "hidden" if under_way.cohorts_hidden else count
         table.add_row(str(under_way.rounds_done), phase, count, *unknown)
     return table
@@ -135,7 +135,7 @@ def cohort_line(run: admin_pb2.RunStatus, cohort: admin_pb2.ListCohortResponse |
     """
     if run.phase != "collecting" or not run.cohort:
         return ""
-    counted = f"{bar(run.admitted, run.cohort_size, _BAR)} {run.admitted} of {run.cohort_size}"
+    counted = f"{bar(run.admitted, wanted(run), _BAR)} {run.admitted} of {wanted(run)}"
     if cohort is None or cohort.round != run.rounds_done or not cohort.members:
         return f"{counted}{_names(run)}"
     if len(run.cohort) > MOST_NAMED:

@@ -174,7 +174,7 @@ def _loaded(run: Run) -> pb.RunOverview:
         rounds_done=rounds.committed,
         rounds_planned=state.rounds,
         phase="" if state.phase is Phase.ENDED else state.phase.value,
-        cohort_size=len(state.drawn),
+        cohort_size=state.policy.goal if state.policy.buffered else len(state.drawn),
         admitted=state.collected,
         created=timestamp(record.created_at),
         metric=rounds.criterion.metric,

@@ -13,7 +13,7 @@ from fl_server.clients.fleet import Fleet
 from fl_server.errors import one_line
 from fl_server.leadership.leading import Leading
 from fl_server.rounds.sampling import by_id
-from fl_server.rounds.state import Phase
+from fl_server.rounds.state import Phase, RoundState
 from fl_server.run.failures import Failures
 from fl_server.run.round_statistics import RoundStatistics
 from fl_server.run.run import Run
@@ -79,10 +79,20 @@ def run_status(run: Run) -> pb.RunStatus:
         stated_privacy=None if rounds.stated is None else pb.StatedPrivacy(**rounds.stated._asdict()),
         clients_authority=run.stages.trust.holder if run.config.secure_aggregation is not None else "",
     )
+    if state.policy.buffered and not run.ended:
+        status.buffer.CopyFrom(_buffer(state))
     add_waiting(run, status)
     if hidden:
         hide_cohort(status)
     return status
+
+
+def _buffer(state: RoundState) -> pb.BufferStatus:
+    versions = state.versions_in_use | {state.round}
+    return pb.BufferStatus(
+        updates=state.collected, goal=state.policy.goal, working=state.working, versions=len(versions),
+        oldest=state.round - min(versions),
+    )  # fmt: skip
 
 
 def hide_cohort(status: pb.RunStatus | pb.RunOverview) -> None:

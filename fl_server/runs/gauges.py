@@ -133,6 +133,14 @@ RUN_GAUGES = (
         lambda run: {} if run.ended else {(reason,): n for reason, n in run.eligible.not_drawn_by_reason.items()},
         reason=tuple(dict.fromkeys(rule.reason for rule in RULES)),
     ),
+    _plain(
+        "fl_buffered_updates", "Updates in the buffer that no step has taken.",
+        lambda run: run.state.collected if run.state.policy.buffered and not run.ended else None,
+    ),
+    _plain(
+        "fl_model_versions", "Models in memory: the latest one, and with a buffer all that are in use.",
+        lambda run: run.model.versions if not run.ended else None,
+    ),
     _plain("fl_over_selection", "Clients drawn for each update wanted.", lambda run: run.state.draws_per_update),
     _plain("fl_round_deadline_seconds", "Deadline of an attempt.", lambda run: run.config.round.deadline_s),
     _plain(

@@ -37,7 +37,12 @@ def rounds_text(run: pb.RunStatus | pb.RunOverview) -> str:
 def delivered(run: pb.RunStatus | pb.RunOverview) -> str:
     """The current phase, and in a round that collects the clients that have delivered: collecting 3/5."""
     shown = run.phase == "collecting" and run.cohort_size
-    return f"{run.phase} {run.admitted}/{run.cohort_size}" if shown else run.phase
+    return f"{run.phase} {run.admitted}/{wanted(run)}" if shown else run.phase
+
+
+def wanted(run: pb.RunStatus | pb.RunOverview) -> int:
+    """The number of updates that the round under way can have; with a buffer, that of its step."""
+    return run.buffer.goal if isinstance(run, pb.RunStatus) and run.HasField("buffer") else run.cohort_size
 
 
 def current(run: pb.RunStatus) -> str:
@@ -161,10 +166,18 @@ HIDDEN = "hidden: the draws of a run with privacy of clients are secret"
 
 def under_way(run: pb.RunStatus) -> list[Fact]:
     """The round under way, and the clients that could be drawn."""
-    cohort = f"{run.admitted}/{run.cohort_size} updates of {first_of(run.cohort[:_NAMES_SHOWN], run.cohort_size)}"
+    names, buffer = first_of(run.cohort[:_NAMES_SHOWN], run.cohort_size), run.buffer
+    cohort = f"{run.admitted}/{run.cohort_size} updates of {names}"
+    if run.HasField("buffer"):
+        cohort = f"{buffer.working} at work of {names}"
+    in_buffer = (
+        f"{buffer.updates} of {buffer.goal} updates; {counted(buffer.versions, 'version')} of the model in use, the"
+        f" oldest {counted(buffer.oldest, 'step')} old"
+    )
     return [
         fact("phase", f"{run.phase}, attempt {run.attempt}" if run.phase else ""),
         fact("cohort", HIDDEN if run.cohorts_hidden else cohort if run.cohort_size else ""),
+        fact("buffer", in_buffer if run.HasField("buffer") else ""),
         fact("awaited", awaited(run)),
         fact("waits for", run.waiting_for),
         fact("eligible clients", str(run.eligible_clients)),

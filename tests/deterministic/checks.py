@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from fl_ops.simulate.federation import Federation
-from fl_ops.simulate.replay import Replay, config_of, find_run
+from fl_ops.simulate.replay import config_of, find_run, replay_of
 from fl_server.store.database.store import Store
 from fl_tasks import load_task
 from tests.deterministic import daemon
@@ -23,7 +23,10 @@ def check(life: Life) -> None:
     """Check everything that must hold at the end of a life. Raises AssertionError, which begins with a check's name."""
     assert life.server is not None
     store = life.server.store
-    _check_rounds(life, store)
+    if life.plan.job.max_staleness is None:
+        _check_rounds(life, store)
+    else:
+        _check_steps(life, store, life.plan.job.max_staleness)
     _check_acknowledged(life, store)
     _check_history(life, store)
     left = files_left(life)
@@ -55,6 +58,37 @@ def _check_rounds(life: Life, store: Store) -> None:
         assert counted_times == times[name], f"a client's updates are counted once: {listed}"
 
 
+def _check_steps(life: Life, store: Store, most: int) -> None:
+    """The same of a run with a buffer. most: its largest staleness."""
+    commits, record = store.commits(RUN), store.runs()[0]
+    numbers, rounds = [commit.round for commit in commits], record.spec["stop"]["rounds"]
+    whole = record.state == "stopped" or len(commits) == rounds
+    assert whole and numbers == list(range(len(commits))), f"a run has all of its rounds: {numbers} of {rounds}"  # noqa: PT018 - one check
+    times, counted = Counter[str](), set[tuple[str, int]]()
+    for commit in commits:
+        taken = store.taken(RUN, commit.round) or []
+        where = f"the list of round {commit.round}"
+        assert commit.accepted == len(taken), f"a commit tells how many updates it has: {where} has {len(taken)}"
+        for client, version, digest in taken:
+            line = store.update_of(RUN, version, 0, client)
+            asked = {each for attempt in store.attempts(RUN, version) for each in attempt.cohort}
+            assert client in asked, f"asked clients are accepted: {client} with version {version} in {where}"
+            right = line is not None and line.admitted and line.digest == digest
+            assert right, f"admitted updates are accepted: that of {client}, version {version}, in {where} was not"
+            stale = commit.round - version
+            assert 0 <= stale <= most, f"no update is too stale: {client}'s is {stale} versions old in {where}"
+            again = (client, version) in counted
+            assert not again, f"an update is in one step: {client}, version {version}, in {where} and before"
+            counted.add((client, version))
+        times.update(client for client, _, _ in taken)
+        assert commit.metrics, f"each round is evaluated: round {commit.round} never was"
+    for device in store.clients():
+        name, found = device.client_id, device.updates_counted
+        assert found == times[name], (
+            f"a client's updates are counted once: {name} in {times[name]} lists, {found} times"
+        )
+
+
 def _check_exchange(
     life: Life, store: Store, place: tuple[int, int], accepted: dict[str, bytes], asked: set[str]
 ) -> None:
@@ -79,9 +113,15 @@ def _check_acknowledged(life: Life, store: Store) -> None:
     """
     restarted = _rounds_with(life, store, {"round_restarted", "states_restarted", "culprit_dropped"})
     restarted |= set(range(len(store.commits(RUN)), 100))  # these are not committed
+    given_up = 0
+    if life.plan.job.max_staleness is not None:  # what no step had taken at the end has a line in the history
+        given_up = sum(entry.event == "update_given_up" for entry in store.history(RUN, 10_000))
     for (client, round_, exchange), digests in life.seen.acknowledged.items():
         line = store.update_of(RUN, round_, exchange, client)
         kept = line is not None and line.admitted and {line.digest} == set(digests)
+        if not kept and line is None and given_up:
+            given_up -= 1
+            continue
         assert kept or round_ in restarted, f"acknowledged updates stay: that of {client} in round {round_} does not"
     for (client, round_, exchange), digests in life.seen.refused.items():
         line = store.update_of(RUN, round_, exchange, client)
@@ -127,6 +167,6 @@ def _check_replay(life: Life, store: Store) -> None:
     config = config_of(find_run(store, RUN))
     clients = {name: daemon.local_task(name, life.model) for name in life.plan.clients}
     with Federation(config, load_task(config.task.name, config.task.options), clients) as federation:
-        for done in Replay(store, RUN, federation).rounds():
+        for done in replay_of(store, RUN, federation).rounds():
             others = f"; updates of {done.differing} differ" if done.differing else ""
             assert done.same, f"a replay has the same models: round {done.round} is {done.digest}{others}"

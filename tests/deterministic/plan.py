@@ -51,6 +51,12 @@ class Job:
         seconds: float = self.sections.get("secure_aggregation", {}).get("stage_s", 0.0)
         return seconds
 
+    @property
+    def max_staleness(self) -> int | None:
+        """Of a run with a buffer; None for another one."""
+        most: int | None = self.sections["round"].get("max_staleness")
+        return most
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -101,6 +107,19 @@ def secure_job() -> Job:
 
 SECURE_EVERY = 5
 """One of so many lives has secure aggregation."""
+
+
+BUFFERED_EVERY = 6
+"""One of so many other lives has a run with a buffer."""
+
+
+def buffered_job() -> Job:
+    """The run of these lives."""
+    round_ = {"close": "buffer", "goal": 2, "concurrency": 3, "max_staleness": 3, "deadline_s": 60.0}
+    sections = {**jobs()[0].sections, "round": round_, "stop": {"rounds": 5}}
+    return Job("buffer", sections, cohort=False)
+
+
 _CALLS = ("Register", "Attend", "FetchModel", "SubmitUpdate", "SubmitUpdate", "SubmitUpdate", "QueryUpload",
           "ReportStatus")  # fmt: skip
 _SERVER_EFFECTS = ("ledger:commit", "file:rename", "file:replace", "file:pwrite", "file:save", "file:fsync",
@@ -114,6 +133,8 @@ def plan_of(seed: int) -> Plan:
     job = draw.choice(jobs())
     if seed % SECURE_EVERY == 1:
         job = secure_job()
+    elif seed % BUFFERED_EVERY == BUFFERED_EVERY - 1:
+        job = buffered_job()
     clients = tuple(f"c-{number}" for number in range(draw.choice((4, 4, 5, 6, 8))))
     count = draw.choice((1, 2, 3, 4, 6, 10))
     faults = [_fault(draw, clients) for _ in range(count)]
