@@ -41,7 +41,7 @@ WORRY = {
     "fl_clients_eligible": "Below `fl_clients_per_round`: the next round waits.",
     "fl_clients_not_drawn": "Why a run waits: `lost` are away, `task` lack its task; `fl run show` has the remedy.",
     "fl_buffered_updates": "It stays below the goal while the run waits: too few clients are idle.",
-    "fl_model_versions": "It nears `round.max_staleness`: some clients are far slower; each version has a model's memory.",
+    "fl_model_versions": "It nears `round.max_staleness`: some clients are far slower than others.",
     "fl_over_selection": "It rises towards 2: many clients drop out.",
     "fl_last_commit_timestamp_seconds": "Long ago in state `running`: FlNoCommit.",
     "fl_clients_below_due": "Above 0: FlClientsBelowDue.",

@@ -138,8 +138,8 @@ RUN_GAUGES = (
         lambda run: run.state.collected if run.state.policy.buffered and not run.ended else None,
     ),
     _plain(
-        "fl_model_versions", "Models in memory: the latest one, and with a buffer all that are in use.",
-        lambda run: run.model.versions if not run.ended else None,
+        "fl_model_versions", "Models in memory of a run with a buffer: the latest one, and all others that are in use.",
+        lambda run: run.model.versions if run.state.policy.buffered and not run.ended else None,
     ),
     _plain("fl_over_selection", "Clients drawn for each update wanted.", lambda run: run.state.draws_per_update),
     _plain("fl_round_deadline_seconds", "Deadline of an attempt.", lambda run: run.config.round.deadline_s),

@@ -117,9 +117,10 @@ async def test_a_restart_changes_no_gauge(tmp_path: Path) -> None:
     assert before["fl_norm", ("of", "update_smallest"), ("run", "r")] > 0
     assert before["fl_client_evaluation", ("metric", "accuracy"), ("run", "r"), ("statistic", "deviation")] == 0.25
     # In two rounds no client is due five updates; test_client_shares restarts a longer run. The run is not private, and
-    # does not wait.
+    # does not wait. It has no buffer.
     of_privacy = {"fl_privacy_epsilon", "fl_privacy_stated_epsilon", "fl_secure_clients"}
-    others = {"fl_client_share_of_due", "fl_clients_not_drawn"} | of_privacy
+    of_buffers = {"fl_buffered_updates", "fl_model_versions"}
+    others = {"fl_client_share_of_due", "fl_clients_not_drawn"} | of_privacy | of_buffers
     assert {key[0] for key in before} == {gauge.name for gauge in RUN_GAUGES} - others
     async with World(tmp_path) as world:
         assert gauges(world) == before
