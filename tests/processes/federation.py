@@ -126,8 +126,9 @@ class Coordinator(Process):
             return eventually(probe, f"run {run_id}: {what}")
 
     def ended(self, run_id: str) -> admin_pb2.RunStatus:
-        """Wait until the run has ended, in any state."""
-        return self.until(run_id, lambda run: run.HasField("ended"), "it ends")
+        """Wait until the run has ended, in any state. After a restart its code may have to be loaded first."""
+        loading = "not loaded: its code is being loaded"
+        return self.until(run_id, lambda run: run.HasField("ended") and run.reason != loading, "it ends")
 
     def completed(self, run_id: str) -> admin_pb2.RunStatus:
         """Wait until the run has completed. Fails if it ended in another state."""
