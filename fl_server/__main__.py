@@ -115,6 +115,7 @@ def _serve(config: ServerConfig, *, is_worker: bool = False) -> int:
     # Imported here: torch takes seconds, and an error in the settings should appear at once.
     from fl_server.aggregation.outside_task.forking import ForkServer, default_memory
     from fl_server.app import serve
+    from fl_server.leadership.opening import may_stand_by
     from fl_server.runs.loading import outside_tasks
 
     # The quarter of a million objects so far live as long as the process. Without this, each full garbage collection
@@ -131,25 +132,26 @@ def _serve(config: ServerConfig, *, is_worker: bool = False) -> int:
     # While there is one thread. Without tasks from outside no process is needed.
     forks = ForkServer((config.limits.task_memory_mib << 20) or default_memory()) if outside_tasks(config) else None
     try:
-        return _ended(serve(config, repeats, forks))
+        return _ended(serve(config, repeats, forks), may_stand_by(config))
     finally:
         if forks is not None:
             forks.close()
 
 
-def _ended(process: Coroutine[Any, Any, None]) -> int:
-    """Run a process to its end. Returns the exit code."""
+def _ended(process: Coroutine[Any, Any, None], may_wait: bool = False) -> int:
+    """Run a process to its end. Returns the exit code. may_wait: whether a restart waits as a standby."""
     import asyncio
 
     from fl_common.settings import SettingsError
     from fl_server.app import EXIT_REPLACED
-    from fl_server.store.errors import StoreError, StoreTakenOver
+    from fl_server.store.errors import StoreError, StoreTakenOver, StoreUnavailable
 
     try:
         asyncio.run(process)
     except (SettingsError, StoreError) as error:
         print(f"fl-server: {error}", file=sys.stderr)
-        return EXIT_REPLACED if isinstance(error, StoreTakenOver) else EXIT_UNUSABLE
+        waits = isinstance(error, StoreTakenOver) or (may_wait and isinstance(error, StoreUnavailable))
+        return EXIT_REPLACED if waits else EXIT_UNUSABLE
     return EXIT_OK
 
 

@@ -37,7 +37,7 @@ STOP_S = 2.0
 """Time for closing everything after the grace. A step or a disk that hangs ends with the process."""
 EXIT_AT_ONCE = 130
 EXIT_REPLACED = 3
-"""Another coordinator leads: a restart waits as a standby."""
+"""Another coordinator leads, or the database was lost during a start: a restart waits as a standby."""
 
 
 def warn_of_open_ports(config: ServerConfig) -> None:

@@ -67,11 +67,10 @@ class SessionManager:
         self._handler = handler
         try:
             while True:
+                server = self._endpoint.server
                 wait, reason = await self._attend_once()
                 wait = self._reconnect.limit(wait)
-                log.warning(
-                    "disconnected", server=self._endpoint.server, reason=reason, next_try_seconds=round(wait, 1)
-                )
+                log.warning("disconnected", server=server, reason=reason, next_try_seconds=round(wait, 1))
                 self._handler.disconnected(refused=self._is_refused)
                 await self._sleep(wait)
         finally:

@@ -22,7 +22,8 @@ from fl_server.runs.deletion import Deletions
 from fl_server.runs.loading import RunLoading, in_its_own_process
 from fl_server.runs.table import RunTable
 from fl_server.services import Services
-from fl_server.store.errors import StoreFull
+from fl_server.store.errors import StoreFull, StoreUnavailable
+from fl_server.store.ledger import RETRY_S
 from fl_server.store.records import DELETING, ENDED, HistoryRecord, RunRecord
 from fl_tasks import TaskError
 from fl_tasks.errors import TaskTimedOut, is_own_fault
@@ -128,7 +129,7 @@ class Restoration:
         """Load a run. One whose code is to blame for a failure fails; any other is listed with the reason."""
         for tries in range(1, _TRIES + 1):
             try:
-                await self._load(record)
+                await self._load_when_possible(record)
             except (TaskError, InvalidInput, AlgorithmError) as error:
                 if (late := _timed_out(error)) and tries < _TRIES:
                     log.warning("run_loaded_again", run=record.run_id, error=str(error))
@@ -138,6 +139,17 @@ class Restoration:
                 if record.state not in ENDED and (late or is_own_fault(error)):
                     await self._fail(record, str(error))
             return
+
+    async def _load_when_possible(self, record: RunRecord) -> None:
+        """As `_load`. While database or store are away it is tried again."""
+        while True:
+            try:
+                await self._load(record)
+            except StoreUnavailable as error:
+                log.warning("run_loaded_again", run=record.run_id, error=str(error))
+                await asyncio.sleep(RETRY_S)
+            else:
+                return
 
     async def _load(self, record: RunRecord) -> None:
         """Load a run, and continue it. Raises TaskError, InvalidInput, AlgorithmError."""

@@ -43,7 +43,7 @@ def dashboard() -> models.Dashboard:
         Section("Clients", [Row(7, _clients()), Row(7, _trouble())]),
         Section("Devices", [Row(7, _devices())]),
         Section("Traffic", [Row(7, _traffic())]),
-        Section("Coordinator", [Row(7, _coordinator())]),
+        Section("Coordinator", [Row(7, _coordinator()), Row(7, _leadership())]),
     ]
     return place(FRAME.built(), sections)
 
@@ -266,3 +266,20 @@ def _coordinator() -> list[timeseries.Panel]:
         Query(f"max(rate(process_cpu_seconds_total[$window]) {PROCESS})", "cores"),
     )
     return [limit(lag, {0.5: "red"}), memory, processor]
+
+
+def _leadership() -> list[timeseries.Panel]:
+    leaders = lines(
+        What("Leader and standbys", "none", "One leads. With a standby the end of the leader costs seconds."),
+        Query("sum(fl_leading)", "lead"),
+        Query("max(fl_standbys)", "wait"),
+    )
+    lease = lines(
+        What("Lease", "s", "Since the leader renewed it and the standby read it. It ends after lease_s (10 s)."),
+        Query("fl_lease_age_seconds", "{{instance}}"),
+    )
+    store = lines(
+        What("Object store", "s", "95% of the requests are faster, with their repetitions."),
+        Query(quantile(0.95, "fl_object_request_seconds", by="le, request"), "{{request}}"),
+    )
+    return [coloured(leaders.decimals(0), {"lead": "green", "wait": "blue"}), limit(lease, {10: "red"}), store]

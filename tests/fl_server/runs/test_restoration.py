@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from algorithms import AlgorithmError
 from fl_server.errors import InvalidInput
 from fl_server.run_settings.config import RunConfig
+from fl_server.runs import restoration
 from fl_server.runs.loading import LoadedTask, RunLoading, not_loadable
+from fl_server.store.errors import StoreUnavailable
 from fl_tasks import TaskError
 from fl_tasks.errors import TaskFault, TaskTimedOut, is_own_fault
 from tests.fl_server.harness import World, until
@@ -107,3 +110,23 @@ async def test_code_that_takes_too_long_has_a_second_try(tmp_path: Path, monkeyp
     async with World(tmp_path) as world:
         (problem,) = world.coordinator.table.not_loaded.all()
         assert (problem.state, failing.tries) == ("failed", 2)
+
+
+async def test_a_run_is_restored_when_the_database_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that is lost while the run is loaded costs a second try, and no start."""
+    async with World(tmp_path) as world:
+        run_id = (await world.create(**NO_ROUND)).id
+    monkeypatch.setattr(restoration, "RETRY_S", 0.01)
+    with monkeypatch.context() as away:
+        build, tries = RunLoading.build, list[str]()
+
+        async def lost_once(loading: RunLoading, *arguments: Any) -> Any:
+            tries.append("")
+            if len(tries) == 1:
+                raise StoreUnavailable("the connection is lost")
+            return await build(loading, *arguments)
+
+        away.setattr(RunLoading, "build", lost_once)
+        async with World(tmp_path) as world:
+            assert world.coordinator.run(run_id).id == run_id
+    assert len(tries) == 2
