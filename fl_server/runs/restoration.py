@@ -141,7 +141,7 @@ class Restoration:
             return
 
     async def _load_when_possible(self, record: RunRecord) -> None:
-        """As `_load`. While database or store are away it is tried again."""
+        """Load a run, and try again while database or store are away."""
         while True:
             try:
                 await self._load(record)
