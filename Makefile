@@ -8,7 +8,7 @@ MINUTES ?= 30
 SECONDS ?= 120
 DAEMONS ?= 20
 TOOLS ?= prometheus prometheus-alertmanager
-MORE ?= buildah podman catatonit runc debootstrap chromium nginx-light
+MORE ?= buildah podman catatonit runc debootstrap chromium nginx-light libnginx-mod-stream
 BIN := .venv/bin
 
 # The tests start many processes. Without cached bytecode each of them compiles every module again.

@@ -220,7 +220,8 @@ class DaemonEndpoint(Endpoint):
             pem = self.certificates.current()
             note_certificate(self._services.audit, pem.cert)
             pem = replace(pem, ca=site.trusted_ca(pem.ca))
-        return self._transport(self.server, pem, self._services.traces, proxy_for(self.server, self._config.proxy))
+        config, server = self._config, self.server
+        return self._transport(server, pem, self._services.traces, proxy_for(server, config.proxy), config.keepalive_s)
 
     async def renewed(self) -> None:
         """Wait for new certificates, or another policy, which raises."""

@@ -141,11 +141,12 @@ class Fenced(TransportError):
 
 
 class ProtocolMismatch(TransportError):
-    """No protocol version in common. supported: the coordinator's oldest and newest."""
+    """No protocol version in common."""
 
-    def __init__(self, message: str, supported: tuple[int, int] = (0, 0)) -> None:
+    def __init__(self, message: str, supported: tuple[int, int] = (0, 0), clocks: str = "") -> None:
+        """supported: the coordinator's oldest and newest. clocks: how its clock differs from this one's, if it does."""
         super().__init__(message)
-        self.supported = supported
+        self.supported, self.clocks = supported, clocks
 
 
 class NotAllowed(TransportError):

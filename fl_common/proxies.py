@@ -34,6 +34,10 @@ _MOST_BYTES = 16 << 10
 """Largest answer of a proxy."""
 _FAILURES = (
     ("Connection refused", "the proxy does not answer: nothing listens there"),
+    (
+        "HTTP proxy returned response code 407",
+        "the proxy asks for a login (status 407): its URL is http://USER:PASSWORD@HOST:PORT, with %40 for an @ in them",
+    ),
     (r"HTTP proxy returned response code (\d+)", r"the proxy refuses the connection with status \1"),
     ("Expected status code", "the proxy does not answer as an HTTP proxy"),
 )
@@ -83,6 +87,7 @@ class Proxy:
         for pattern, words in _FAILURES:
             if match := re.search(pattern, message):
                 explanation = f"{match.expand(words)} ({message})"
+                break
         return f"{explanation}; the connection goes through {self}: if it needs no proxy, {self.without(setting)}"
 
     def without(self, setting: str) -> str:
@@ -187,6 +192,8 @@ def _tunnel(connection: socket.socket, address: str, proxy: Proxy, ends: float) 
     status = re.match(rb"HTTP/1\.\d (\d{3})", answer)
     if status is None:
         raise ProxyRefused(f"{proxy} does not answer as an HTTP proxy")
+    if status[1] == b"407":
+        raise ProxyRefused(f"{proxy} asks for a login (status 407): its URL is http://USER:PASSWORD@HOST:PORT")
     if not status[1].startswith(b"2"):
         raise ProxyRefused(f"{proxy} refuses the connection with status {status[1].decode()}")
 

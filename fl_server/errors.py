@@ -121,6 +121,7 @@ class NoCommonProtocol(ServerError):
             client=coordinator_pb2.ProtocolRange(min=client[0], max=client[1]),
             server=coordinator_pb2.ProtocolRange(min=server[0], max=server[1]),
         )
+        self.detail.time.GetCurrentTime()
 
 
 class Forbidden(ServerError):

@@ -43,11 +43,11 @@ MIN_PING_INTERVAL_SECONDS = 10
 ChannelOptions = tuple[tuple[str, int], ...]
 
 
-def _common_options() -> ChannelOptions:
+def _common_options(keepalive_s: float = KEEPALIVE_SECONDS) -> ChannelOptions:
     return (
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-        ("grpc.keepalive_time_ms", KEEPALIVE_SECONDS * 1000),
+        ("grpc.keepalive_time_ms", round(keepalive_s * 1000)),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_SECONDS * 1000),
         # The time that gRPC really waits for a ping: one minute without this option, despite the line above.
         ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_SECONDS * 1000),
@@ -58,10 +58,10 @@ def _common_options() -> ChannelOptions:
     )
 
 
-def client_options() -> ChannelOptions:
-    """Arguments of a client's channel."""
+def client_options(keepalive_s: float = KEEPALIVE_SECONDS) -> ChannelOptions:
+    """Arguments of a client's channel. keepalive_s: the silence after which it pings."""
     return (
-        *_common_options(),
+        *_common_options(keepalive_s),
         # The daemon decides about retries; the transport must not retry by itself.
         ("grpc.enable_retries", 0),
         # By default the backoff grows to two minutes, which is too long after a restart of the coordinator.

@@ -5,10 +5,12 @@ Sizes are checked before parsing: a few bytes of a repeated field become a whole
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TypeVar
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError, Message
+from google.protobuf.timestamp_pb2 import Timestamp
 
 CONTROL_BYTES = 256 << 10
 """Largest message without tensors and without a manifest."""
@@ -43,6 +45,25 @@ def log_text(text: str, max_chars: int = TEXT_CHARS) -> str:
         escaped = (letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in shown)
         shown = "".join(escaped)
     return shown if len(text) <= max_chars else f"{shown}... ({len(text)} characters)"
+
+
+CLOCKS_DIFFER_S = 60.0
+"""A difference of clocks that matters: certificates and gates by the time of day have limits of minutes."""
+
+
+def clocks_differ(there: Timestamp, now: float) -> str:
+    """Both times, if a coordinator's clock and this one's differ; empty if they agree, or it said no time.
+
+    now: Unix time here, seconds.
+    """
+    try:
+        seconds = there.seconds - now
+        if not there.seconds or abs(seconds) < CLOCKS_DIFFER_S:
+            return ""
+        times = [f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC" for at in (now, there.seconds)]
+    except (OverflowError, ValueError, OSError):
+        return ""  # no time of a calendar
+    return f"it is {times[0]} here and {times[1]} at the coordinator"
 
 
 def seconds_of(duration: Duration) -> float:

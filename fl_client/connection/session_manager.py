@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 
 from fl_client.connection.link import Link
-from fl_client.connection.messages import log_text, seconds_of
+from fl_client.connection.messages import clocks_differ, log_text, seconds_of
 from fl_client.connection.reconnect import NEEDS_A_PERSON, Endpoint, ReconnectPolicy
 from fl_client.connection.session import EventHandler, EventStream, check_registration, requested_events, session_of
 from fl_client.connection.transport import Connection
@@ -237,6 +237,8 @@ class SessionManager:
         self._endpoint.accept(response)
         coordinator = log_text(response.coordinator_id)
         log.info("registered", client=request.client_id, protocol=response.protocol, coordinator=coordinator)
+        if clocks := clocks_differ(response.time, time.time()):
+            log.warning("clocks_differ", reason=f"{clocks}: set the wrong one, for example by timedatectl set-ntp true")
         for event in requested_events(response, request):
             self._handler.handle(event)
         return response

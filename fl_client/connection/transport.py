@@ -21,7 +21,7 @@ from fl_common.tracing.traces import UNTRACED, Traces
 from protos.chunks import ReadChunk, is_chunk, read_chunk
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import enrollment_pb2, training_pb2
-from protos.wire import MAX_MESSAGE_BYTES, client_options
+from protos.wire import KEEPALIVE_SECONDS, MAX_MESSAGE_BYTES, client_options
 
 SECONDS = 30.0
 """Timeout of one call."""
@@ -133,10 +133,16 @@ class GrpcTransport:
     The daemon waits between tries, not grpc.
     """
 
-    def __init__(
-        self, address: str, tls: Pem | None = None, traces: Traces = UNTRACED, proxy: Proxy | None = None
+    def __init__(  # noqa: PLR0913, PLR0917 - what a connection needs
+        self,
+        address: str,
+        tls: Pem | None = None,
+        traces: Traces = UNTRACED,
+        proxy: Proxy | None = None,
+        keepalive_s: float = KEEPALIVE_SECONDS,
     ) -> None:
         self._address, self._tls, self._traces, self._proxy = address, tls, traces, proxy
+        self._options = list({**dict(client_options(keepalive_s)), **channel_options(proxy)}.items())
         self._channel = self._data = self._opened(address)
         self._data_address = ""
         self._unused: list[grpc.aio.Channel] = []
@@ -144,7 +150,7 @@ class GrpcTransport:
 
     def _opened(self, address: str) -> grpc.aio.Channel:
         settings: dict[str, Any] = {
-            "options": list({**dict(client_options()), **channel_options(self._proxy)}.items()),
+            "options": self._options,
             "interceptors": list(self._traces.client_interceptors()),
         }
         if self._tls is None:

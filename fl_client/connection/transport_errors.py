@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import time
+from datetime import UTC, datetime
 
 import grpc
 import grpc.aio
 
-from fl_client.connection.messages import log_text, seconds_of
+from fl_client.connection.messages import clocks_differ, log_text, seconds_of
 from fl_client.errors import (
     BrokenTransfer,
     Contested,
@@ -34,7 +36,9 @@ def error_of(error: grpc.aio.AioRpcError, proxy: Proxy | None = None) -> Transpo
     if isinstance(detail, errors_pb2.SessionFenced):
         return Fenced(message, detail.by_other_instance)
     if isinstance(detail, errors_pb2.ProtocolMismatch):
-        return ProtocolMismatch(message, (detail.server.min, detail.server.max))
+        return ProtocolMismatch(
+            message, (detail.server.min, detail.server.max), clocks_differ(detail.time, time.time())
+        )
     if isinstance(detail, errors_pb2.RetryLater):
         later = Contested if error.code() is grpc.StatusCode.ABORTED else Unreachable
         return later(message, seconds_of(detail.wait))
@@ -89,6 +93,10 @@ _NOT_YET = (
     "the coordinator's certificate, or that of its authority, is not valid yet: is the clock of this device right, and"
     " that of the authority?"
 )
+_FOREIGN = (
+    "the coordinator's certificate is not signed by tls.ca: that file is another authority's, or a proxy on the way"
+    " opens TLS (`fl-client doctor` names the issuer)"
+)
 _OTHER_HOST = (
     "the coordinator's certificate is for another host name: set server to a name of the certificate (`fl-client"
     " doctor` lists them), or issue it for this name too, `fl ca issue server --host NAME`"
@@ -98,7 +106,7 @@ _EXPLANATIONS = (
     ("Connection refused", "the port is closed; is the coordinator running?"),
     ("CERTIFICATE_VERIFY_FAILED: certificate has expired", _EXPIRED),
     ("CERTIFICATE_VERIFY_FAILED: certificate is not yet valid", _NOT_YET),
-    ("CERTIFICATE_VERIFY_FAILED", "the coordinator's certificate is not signed by tls.ca"),
+    ("CERTIFICATE_VERIFY_FAILED", _FOREIGN),
     ("Hostname Verification Check failed", _OTHER_HOST),
     ("WRONG_VERSION_NUMBER", "the coordinator uses plain text, this daemon TLS: remove [tls] here or add it there"),
     ("not match", _OTHER_HOST),
@@ -122,4 +130,8 @@ _EXPLANATIONS = (
 
 def _explained(message: str) -> str:
     """grpc's message, with an explanation in front where there is one. The text decides nothing else."""
-    return next((f"{words} ({message})" for pattern, words in _EXPLANATIONS if re.search(pattern, message)), message)
+    for pattern, words in _EXPLANATIONS:
+        if re.search(pattern, message):
+            clock = f"; it is {datetime.now(UTC):%Y-%m-%d %H:%M} UTC here" if words in {_EXPIRED, _NOT_YET} else ""
+            return f"{words}{clock} ({message})"
+    return message

@@ -254,6 +254,9 @@ class ClientConfig(Section):
     proxy: ProxySetting = ENVIRONMENT
     """The HTTP proxy of connections: "none", http://HOST:PORT, or "environment": grpc_proxy, https_proxy or
     http_proxy, except to the hosts of no_proxy. A coordinator on this machine never has one."""
+    keepalive_s: float = Field(default=30.0, ge=20, le=30)
+    """Silence after which the daemon pings the coordinator. Shorter than what firewalls and load balancers on the way
+    allow: `fl-client doctor --idle` measures it."""
     labels: dict[str, str] = Field(default_factory=dict)
     """Labels by which runs select clients."""
     gates: GatesConfig = GatesConfig()

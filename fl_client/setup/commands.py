@@ -126,9 +126,12 @@ def _values(config: Path, flags: Flags, *, ask: bool) -> dict[str, Any]:
 def doctor_command(
     config: Annotated[Path, typer.Option(metavar="FILE", help="The daemon's settings.")] = Path(CONFIG),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")] = False,
+    idle: Annotated[
+        bool, typer.Option("--idle", help="Measure which silence a connection survives on its way: half a minute.")
+    ] = False,
 ) -> None:
     """Check whether a daemon can work on this device: 0 if so, 1 if not. A running daemon is not disturbed."""
-    raise typer.Exit(report(run_checks(config), as_json))
+    raise typer.Exit(report(run_checks(config, silent=idle), as_json))
 
 
 @app.command(**examples("fl-client unit --install --memory 4G"))

@@ -56,6 +56,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             limits=self._limits(),
             data_address=self._data_address(),
         )
+        response.time.GetCurrentTime()
         response.outcomes.extend(await self._coordinator.outcomes.decided(request.pending, session.client_id))
         held = dict.fromkeys(held.run_id for held in request.states)
         response.ended_runs.extend(filter(self._coordinator.table.is_over, held))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -28,10 +29,10 @@ class HttpProxy:
 
 
 @contextmanager
-def http_proxy(folder: Path, status: int = 200) -> Iterator[HttpProxy]:
-    """A proxy in a process. status: of its answer; only 200 connects."""
+def http_proxy(folder: Path, status: int = 200, login: str = "") -> Iterator[HttpProxy]:
+    """A proxy in a process. status: of its answer; only 200 connects. login: user:password that it asks for, if any."""
     log = folder / f"proxy-{status}.log"
-    command = [sys.executable, "-m", "tests.processes.http_proxy", str(log), str(status)]
+    command = [sys.executable, "-m", "tests.processes.http_proxy", str(log), str(status), login]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -40,13 +41,16 @@ def http_proxy(folder: Path, status: int = 200) -> Iterator[HttpProxy]:
             process.kill()
 
 
-async def _serve(log: Path, status: int) -> None:
+async def _serve(log: Path, status: int, login: str) -> None:
+    wanted = f"proxy-authorization: basic {b64encode(login.encode()).decode()}".lower()
+
     async def serve_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        request = (await reader.readuntil(b"\r\n\r\n")).decode().splitlines()[0]
+        request, *headers = (await reader.readuntil(b"\r\n\r\n")).decode().splitlines()
         with log.open("a") as file:
             file.write(f"{request}\n")
-        writer.write(f"HTTP/1.1 {status} Answer\r\n\r\n".encode())
-        if status != 200:
+        answer = 407 if login and wanted not in map(str.lower, headers) else status
+        writer.write(f"HTTP/1.1 {answer} Answer\r\n\r\n".encode())
+        if answer != 200:
             writer.close()
             return
         port = int(request.split()[1].rpartition(":")[2])
@@ -70,4 +74,4 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 if __name__ == "__main__":
     Path(sys.argv[1]).touch()
-    asyncio.run(_serve(Path(sys.argv[1]), int(sys.argv[2])))
+    asyncio.run(_serve(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))

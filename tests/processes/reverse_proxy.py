@@ -68,6 +68,40 @@ def nginx(folder: Path, port: int, upstream: str, files: Certificates) -> Iterat
         server = server.replace(documented, here)
     config = folder / "nginx.conf"
     config.write_text(_AROUND.format(folder=folder, server=server))
+    with _serving(folder, port):
+        yield
+
+
+_STREAM = """
+load_module {module};
+daemon off;
+pid {folder}/nginx.pid;
+error_log {folder}/error.log warn;
+events {{ worker_connections 64; }}
+{block}
+"""
+_MODULE = Path("/usr/lib/nginx/modules/ngx_stream_module.so")
+
+
+@contextmanager
+def passthrough(folder: Path, port: int, upstream: str) -> Iterator[None]:
+    """Pass TLS for coordinator.example.org from 127.0.0.1:port on, as docs/devices/network.md describes it."""
+    if NGINX is None or not _MODULE.exists():
+        pytest.skip("nginx with its module `stream` is not installed: `make tools` installs Debian's")
+    (block,) = re.findall(r"```nginx\n(.*?)```", (ROOT / "docs" / "devices" / "network.md").read_text(), re.DOTALL)
+    for documented, here in {"listen 443;": f"listen 127.0.0.1:{port};", "10.0.0.5:7070": upstream}.items():
+        assert documented in block, f"docs/devices/network.md: expected {documented!r} in the block for nginx"
+        block = block.replace(documented, here)
+    (folder / "nginx.conf").write_text(_STREAM.format(module=_MODULE, folder=folder, block=block))
+    with _serving(folder, port):
+        yield
+
+
+@contextmanager
+def _serving(folder: Path, port: int) -> Iterator[None]:
+    """Run nginx with the folder's nginx.conf. It listens at the port."""
+    assert NGINX is not None
+    config = folder / "nginx.conf"
     with (folder / "nginx.out").open("wb") as output:
         process = subprocess.Popen([NGINX, "-p", str(folder), "-c", str(config)], stdout=output, stderr=output)
 

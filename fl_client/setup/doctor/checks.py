@@ -48,8 +48,11 @@ def _show(finding: Finding) -> None:
         typer.echo(f"     {'':<{_CHECK}} fix: {finding.fix}")
 
 
-def run_checks(path: Path) -> Iterator[Finding]:
-    """Findings as they are made, the quick checks first. Without valid settings there is only one."""
+def run_checks(path: Path, *, silent: bool = False) -> Iterator[Finding]:
+    """Findings as they are made, the quick checks first. Without valid settings there is only one.
+
+    silent: also measure which silence a connection survives, which takes half a minute.
+    """
     try:
         config = load_config(path)
     except ConfigError as error:
@@ -63,20 +66,21 @@ def run_checks(path: Path) -> Iterator[Finding]:
     yield from peers.check_peers(config)
     yield from files.check_state_directory(config)
     if Level.FAIL not in [finding.level for finding in own]:
-        yield from _connection(config)
+        yield from _connection(config, silent=silent)
     yield from _training(config)
 
 
-def _connection(config: ClientConfig) -> Iterator[Finding]:
+def _connection(config: ClientConfig, *, silent: bool) -> Iterator[Finding]:
     """Name, port, TLS and the coordinator. Ends at the first failure."""
     set_oldest_tls("1.3" if config.tls is None else config.tls.min_version)
-    from fl_client.setup.doctor import coordinator
+    from fl_client.setup.doctor import coordinator, idle
 
     if config.standbys:
         leading, found = network.find_leader(config)
         yield found
         config = config.model_copy(update={"server": leading})
-    for check in (network.check_proxy, network.look_up, network.connect, network.check_tls, coordinator.check):
+    checks = (network.check_proxy, network.look_up, network.connect, network.check_tls, coordinator.check)
+    for check in (*checks, idle.check) if silent else checks:
         findings = list(check(config))
         yield from findings
         if any(finding.level is Level.FAIL for finding in findings):

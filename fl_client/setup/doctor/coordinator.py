@@ -9,7 +9,7 @@ from fl_client.connection.session import ask
 from fl_client.errors import NotAllowed, ProtocolMismatch, Revoked, TransportError
 from fl_client.settings.config import ClientConfig
 from fl_client.settings.identity import identity_of
-from fl_client.setup.doctor.findings import Finding, fail, ok
+from fl_client.setup.doctor.findings import Finding, fail, ok, warn
 from fl_client.setup.doctor.network import uses_tls
 from fl_common.certificates.pem import PemFiles
 from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
@@ -22,6 +22,9 @@ def check(config: ClientConfig) -> Iterator[Finding]:
         asyncio.run(ask(config.server, identity_of(config), tls, proxy=config.proxy))
     except ProtocolMismatch as refusal:
         yield _versions(config, refusal)
+        if refusal.clocks:
+            message = f"expected the time of the coordinator, got another: {refusal.clocks}"
+            yield warn("clock", message, "set the wrong one: sudo timedatectl set-ntp true")
     except Revoked as refusal:
         message = f"expected to be accepted as {identity_of(config)}, got: the certificate is revoked: {refusal}"
         yield fail("coordinator", message, _ENROLL)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cryptography import x509
 
-from fl_client.settings.config import ClientConfig
+from fl_client.settings.config import ClientConfig, TlsConfig
 from fl_client.setup.doctor.files import read
 from fl_client.setup.doctor.findings import Finding, fail, ok, warn
 from fl_common import proxies
@@ -132,13 +132,8 @@ def check_tls(config: ClientConfig) -> Iterator[Finding]:
     """Do a handshake with this device's certificate. No finding without [tls]."""
     if config.tls is None:
         return
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as grpc does
-    context.load_verify_locations(config.tls.ca)
-    if config.tls.min_version == "1.3":
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
     try:
-        certificate = _shake(config, context)
+        certificate = _shake(config, verifying(config.tls))
     except ssl.SSLCertVerificationError as error:
         yield _unverified(config, error)
     except _ClosedAfterHandshake as error:
@@ -158,6 +153,16 @@ def check_tls(config: ClientConfig) -> Iterator[Finding]:
             yield warn("tls", message, _RENEW)
         yield from _other_role(certificate)
         yield ok("tls", f"{split_address(config.server)[0]} has a certificate signed by {config.tls.ca}")
+
+
+def verifying(tls: TlsConfig) -> ssl.SSLContext:
+    """A context that trusts the coordinator's authority alone."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as grpc does
+    context.load_verify_locations(tls.ca)
+    if tls.min_version == "1.3":
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+    return context
 
 
 def _other_role(certificate: x509.Certificate) -> Iterator[Finding]:
@@ -189,16 +194,20 @@ def uses_tls(config: ClientConfig) -> bool:
     return True
 
 
-def _shake(config: ClientConfig, context: ssl.SSLContext) -> x509.Certificate:
-    """Handshake until the peer's first byte: in TLS 1.3 it refuses a client's certificate only behind it."""
+def open_channel(config: ClientConfig, context: ssl.SSLContext) -> ssl.SSLSocket:
+    """A connection with TLS and this device's certificate, which the caller closes. Raises OSError."""
     context.set_alpn_protocols(["h2"])
     if config.tls is not None:
         context.load_cert_chain(config.tls.cert, config.tls.key)
-    with (
-        open_connection(config) as connection,
-        context.wrap_socket(connection, server_hostname=split_address(config.server)[0]) as channel,
-    ):
-        channel.settimeout(SECONDS)
+    with open_connection(config) as connection:
+        channel = context.wrap_socket(connection, server_hostname=split_address(config.server)[0])
+    channel.settimeout(SECONDS)
+    return channel
+
+
+def _shake(config: ClientConfig, context: ssl.SSLContext) -> x509.Certificate:
+    """Handshake until the peer's first byte: in TLS 1.3 it refuses a client's certificate only behind it."""
+    with open_channel(config, context) as channel:
         der = channel.getpeercert(binary_form=True)
         if channel.selected_alpn_protocol() != "h2":
             raise ssl.SSLError(0, _NO_HTTP2)
@@ -222,7 +231,8 @@ def _trusting() -> ssl.SSLContext:
 def _unverified(config: ClientConfig, error: ssl.SSLCertVerificationError) -> Finding:
     """The reason why this device does not trust the coordinator's certificate, with the certificate's content."""
     try:
-        certificate = _shake(config, _trusting())
+        with open_channel(config, _trusting()) as channel:  # without what the peer says of ours: a proxy may close then
+            certificate = x509.load_der_x509_certificate(channel.getpeercert(binary_form=True) or b"")
     except OSError as again:
         return fail("tls", f"expected a certificate signed by tls.ca, got: {error.verify_message}; then: {again}")
     host, now = split_address(config.server)[0], datetime.now(UTC)
@@ -238,7 +248,13 @@ def _unverified(config: ClientConfig, error: ssl.SSLCertVerificationError) -> Fi
         return fail("tls", message, f"{_RENEW}; or this device's clock is wrong: timedatectl")
     issuer = certificate.issuer.rfc4514_string()
     message = f"expected a certificate signed by {config.tls and config.tls.ca}, got one of {issuer}"
-    return fail("tls", f"{message} ({error.verify_message})", "copy ca.crt of the authority that signed it")
+    fix = "copy ca.crt of the authority that signed it"
+    if not any(uri.startswith(f"{SCHEME}:") for uri in uris_of(certificate)):
+        fix = (
+            "`fl ca` did not make it. If a proxy on the way opens TLS to look inside, its operator has to pass"
+            f" {config.server} through unopened: no other certificate than this device's is taken; else {fix}"
+        )
+    return fail("tls", f"{message} ({error.verify_message})", fix)
 
 
 def _refused(error: ssl.SSLError) -> Finding:

@@ -159,7 +159,7 @@ class Limits(_message.Message):
     def __init__(self, max_chunk_bytes: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., keepalive: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., reattach_grace: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class RegisterResponse(_message.Message):
-    __slots__ = ("session_id", "protocol", "coordinator_id", "limits", "outcomes", "ended_runs", "data_address")
+    __slots__ = ("session_id", "protocol", "coordinator_id", "limits", "outcomes", "ended_runs", "data_address", "time")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_ID_FIELD_NUMBER: _ClassVar[int]
@@ -167,6 +167,7 @@ class RegisterResponse(_message.Message):
     OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     ENDED_RUNS_FIELD_NUMBER: _ClassVar[int]
     DATA_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     protocol: int
     coordinator_id: str
@@ -174,7 +175,8 @@ class RegisterResponse(_message.Message):
     outcomes: _containers.RepeatedCompositeFieldContainer[_training_pb2.Outcome]
     ended_runs: _containers.RepeatedScalarFieldContainer[str]
     data_address: str
-    def __init__(self, session_id: _Optional[str] = ..., protocol: _Optional[int] = ..., coordinator_id: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., outcomes: _Optional[_Iterable[_Union[_training_pb2.Outcome, _Mapping]]] = ..., ended_runs: _Optional[_Iterable[str]] = ..., data_address: _Optional[str] = ...) -> None: ...
+    time: _timestamp_pb2.Timestamp
+    def __init__(self, session_id: _Optional[str] = ..., protocol: _Optional[int] = ..., coordinator_id: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., outcomes: _Optional[_Iterable[_Union[_training_pb2.Outcome, _Mapping]]] = ..., ended_runs: _Optional[_Iterable[str]] = ..., data_address: _Optional[str] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class AttendRequest(_message.Message):
     __slots__ = ("session_id",)

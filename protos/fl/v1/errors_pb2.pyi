@@ -1,6 +1,7 @@
 import datetime
 
 from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from protos.fl.v1 import coordinator_pb2 as _coordinator_pb2
 from protos.fl.v1 import training_pb2 as _training_pb2
 from google.protobuf.internal import containers as _containers
@@ -32,12 +33,14 @@ class SessionFenced(_message.Message):
     def __init__(self, by_other_instance: _Optional[bool] = ...) -> None: ...
 
 class ProtocolMismatch(_message.Message):
-    __slots__ = ("client", "server")
+    __slots__ = ("client", "server", "time")
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     SERVER_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
     client: _coordinator_pb2.ProtocolRange
     server: _coordinator_pb2.ProtocolRange
-    def __init__(self, client: _Optional[_Union[_coordinator_pb2.ProtocolRange, _Mapping]] = ..., server: _Optional[_Union[_coordinator_pb2.ProtocolRange, _Mapping]] = ...) -> None: ...
+    time: _timestamp_pb2.Timestamp
+    def __init__(self, client: _Optional[_Union[_coordinator_pb2.ProtocolRange, _Mapping]] = ..., server: _Optional[_Union[_coordinator_pb2.ProtocolRange, _Mapping]] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class NotAllowed(_message.Message):
     __slots__ = ("identity", "needed", "roles", "revoked")

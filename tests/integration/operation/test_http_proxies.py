@@ -130,3 +130,17 @@ def test_proxies_can_be_turned_off(
         fl = ("clients", "list", "--insecure", "--insecure-remote", "--server", admin, *options)
         assert run_fl(*fl, folder=tmp_path).returncode != 0
         assert proxy.asked == []
+
+
+def test_a_proxy_with_a_login(server: Coordinator, workspace: Workspace, tmp_path: Path) -> None:
+    """User and password are in the URL. Without them the message says so; the password is in no log."""
+    with http_proxy(tmp_path, login="site:p@ss:word") as proxy:
+        url = f"http://site:p%40ss%3Aword@{proxy.address}"
+        known = Daemon(workspace, elsewhere(server), "login", insecure_remote=True, proxy=url).start()
+        server.until_present("login")
+        unknown = Daemon(
+            workspace, elsewhere(server), "anonymous", insecure_remote=True, proxy=f"http://{proxy.address}"
+        )
+        reason = unknown.start().logged("disconnected")["reason"]
+    assert "asks for a login (status 407): its URL is http://USER:PASSWORD@HOST:PORT" in reason
+    assert "word" not in known.log.read_text()

@@ -38,7 +38,7 @@ def test_killed_processes_change_no_bit(workspace: Workspace, monkeypatch: pytes
         "task": {"name": task},
         "algorithm": {"name": "fedavgm"},
         "local": {"epochs": 2, "learning_rate": 0.01, "batch_size": 4},
-        "round": {"clients_per_round": 3},
+        "round": {"clients_per_round": 3, "quorum": 3},
         "stop": {"rounds": 4},
     }
     with fleet.lent():
