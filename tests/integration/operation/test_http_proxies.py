@@ -143,4 +143,5 @@ def test_a_proxy_with_a_login(server: Coordinator, workspace: Workspace, tmp_pat
         )
         reason = unknown.start().logged("disconnected")["reason"]
     assert "asks for a login (status 407): its URL is http://USER:PASSWORD@HOST:PORT" in reason
-    assert "word" not in known.log.read_text()
+    assert known.events("registered")
+    assert not any("word" in (workspace.folder / f"login.{end}").read_text() for end in ("out", "err"))
