@@ -50,7 +50,8 @@ def main(arguments: list[str] | None = None) -> int:
             with raised_interrupts():
                 return set_up(given)
         if given and not given[0].startswith("-") and given[0] != "run":
-            print(f"fl-client: expected a command of run, {', '.join(SETUP)}, got {given[0]!r}", file=sys.stderr)
+            wanted = f"write --config {given[0]}" if given[0].endswith(".toml") else f"expected run, {', '.join(SETUP)}"
+            print(f"fl-client: {wanted}, got {given[0]!r} as a command", file=sys.stderr)
             return CANNOT_START
         return _main(given[1:] if given[:1] == ["run"] else given)
 

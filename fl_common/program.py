@@ -110,7 +110,11 @@ def settings_files(
     about = f"settings in TOML; repeat it for {repeated}"
     parser.add_argument("--config", type=Path, required=True, action="append", metavar="FILE", help=about)
     parser.add_argument("--version", action="version", version=version_text(protocol))
-    files: list[Path] = parser.parse_args(arguments).config
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    bare = [text for text in given if text.endswith(".toml")]
+    if bare and not {"--config", "-h", "--help"} & {text.partition("=")[0] for text in given}:
+        parser.error(f"expected --config before the file, got {bare[0]}: write --config {bare[0]}")
+    files: list[Path] = parser.parse_args(given).config
     return files
 
 

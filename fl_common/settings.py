@@ -13,7 +13,7 @@ import functools
 import ipaddress
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
@@ -73,12 +73,31 @@ def read_settings(path: Path, kind: type[Settings], overrides: Sequence[Path] = 
     try:
         return validated(functools.reduce(_merged, files.values()), kind)
     except ValidationError as error:
+        for file, values in files.items():
+            if other := other_kind(values, kind.model_fields):
+                raise SettingsError(f"{file}: {other}") from None
         messages: dict[Path, list[str]] = {}
         for detail in error.errors():
             messages.setdefault(_file_of(detail["loc"], files), []).append(describe_error(detail, kind))
         raise SettingsError("; ".join(f"{file}: {'; '.join(texts)}" for file, texts in messages.items())) from None
     except ValueError as error:
         raise SettingsError(f"{', '.join(map(str, files))}: {error}") from None
+
+
+_FILES = {
+    **dict.fromkeys(("client_id", "shard", "standbys"), "settings of a daemon, for `fl-client --config`"),
+    **dict.fromkeys(("listen", "admin_listen"), "settings of a coordinator, for `fl-server --config`"),
+    **dict.fromkeys(("algorithm", "round", "stop"), "a run, for `fl run create`"),
+}
+"""Key that only one kind of file has -> that kind. The first one in a file decides."""
+
+
+def other_kind(values: Mapping[str, Any], known: Collection[str]) -> str:
+    """What a file is in place of the expected one, by a key that only the other kind has; "" if it has none."""
+    present = [key for key in _FILES if key in values]
+    if not present or any(key in known for key in present):
+        return ""
+    return f"this file is {_FILES[present[0]]}: it has the key {present[0]!r}"
 
 
 _NESTED = "its values are nested too deeply"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from fl_common.files import atomic_writer
-from fl_common.settings import parse_toml
+from fl_common.settings import other_kind, parse_toml
 from fl_ops.errors import OpsError, Refused, UsageError
 from protos.fl.v1 import admin_pb2
 from protos.run_file import SIMULATION, parse_run
@@ -99,10 +99,13 @@ def read_run(path: Path) -> admin_pb2.RunSpec:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The content of a run's file. Raises UsageError if it cannot be read."""
+    """The content of a run's file. Raises UsageError if it cannot be read, or is another program's file."""
     try:
-        return parse_toml(path.read_bytes())
+        content = parse_toml(path.read_bytes())
     except FileNotFoundError as exc:
         raise UsageError(f"there is no file {path}: expected a run's configuration in TOML") from exc
     except (OSError, ValueError) as exc:
         raise UsageError(f"{path} cannot be read as TOML: {exc}") from exc
+    if other := other_kind(content, {*admin_pb2.RunSpec.DESCRIPTOR.fields_by_name, SIMULATION}):
+        raise UsageError(f"{path}: expected a run's configuration: {other}")
+    return content

@@ -6,6 +6,7 @@ The first signal starts a drain, the second one ends the process at once.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -108,7 +109,14 @@ def check_addresses(config: ServerConfig) -> None:
             with socket.create_server((host, port), family=family):
                 pass
         except OSError as error:
-            raise SettingsError(f"{setting}: cannot listen on {address}: {error.strerror}; choose another") from error
+            raise _no_port(setting, address, error) from error
+
+
+def _no_port(setting: str, address: str, error: OSError) -> SettingsError:
+    """A port that cannot be used. A coordinator is often started twice by mistake."""
+    running = " (is this coordinator running already?)" if error.errno == errno.EADDRINUSE else ""
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return SettingsError(f"{setting}: cannot listen on {address}: {reason}{running}; choose another")
 
 
 def _serve_metrics(config: ServerConfig, connections: Connections, metrics: Metrics, held: ExitStack) -> str:
@@ -120,9 +128,7 @@ def _serve_metrics(config: ServerConfig, connections: Connections, metrics: Metr
         limits = ServerLimits(connections.metrics, config.connections.handshake_s)
         port = held.enter_context(serve_metrics(metrics.registry, (host, port), limits))
     except OSError as error:
-        raise SettingsError(
-            f"metrics_listen: cannot listen on {config.metrics_listen}: {error.strerror}; choose another"
-        ) from error
+        raise _no_port("metrics_listen", config.metrics_listen, error) from error
     return f"{host}:{port}"
 
 

@@ -102,6 +102,11 @@ _OTHER_HOST = (
     " doctor` lists them), or issue it for this name too, `fl ca issue server --host NAME`"
 )
 
+_OTHER_PORT = (
+    "the server is not a coordinator, or this is another of its ports: expected that of its `listen`, 7070 by default,"
+    " not the one for operators, metrics or the page"
+)
+
 _EXPLANATIONS = (
     ("Connection refused", "the port is closed; is the coordinator running?"),
     ("CERTIFICATE_VERIFY_FAILED: certificate has expired", _EXPIRED),
@@ -118,13 +123,13 @@ _EXPLANATIONS = (
     ("Handshake (read|write) failed", _CLOSED_IN_HANDSHAKE),
     ("DNS resolution failed", "the host name is not known"),
     ("Domain name not found", "the host name is not known"),
-    ("Method not found|unimplemented", "the server is not a coordinator"),
+    ("Method not found|unimplemented", _OTHER_PORT),
     (
         "failed to connect.*Socket closed",
         "the server closes the connection; does it use TLS, and know this device's CA?",
     ),
-    ("Expected SETTINGS frame as the first frame", "the server is not a coordinator"),
-    ("Trying to connect an http1.x server", "the server is not a coordinator, or it accepts TLS only"),
+    ("Trying to connect an http1.x server", f"{_OTHER_PORT}; or it accepts TLS only"),
+    ("Expected SETTINGS frame as the first frame", _OTHER_PORT),
 )
 
 

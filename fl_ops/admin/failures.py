@@ -24,8 +24,16 @@ _NOBODY_LISTENS = (
     ),
 )
 _CLOSED = "failed to connect.*(Socket closed|Connection reset|Broken pipe)"
+_OTHER_PORT = (
+    "Trying to connect an http1.x server",
+    (
+        "a server of web pages or metrics answers at {server}, or one with TLS: expected the address of the "
+        "coordinator's admin_listen, 127.0.0.1:7071 by default; with TLS give your certificates (--ca, --cert, --key)"
+    ),
+)
 _PLAIN: tuple[tuple[str, str], ...] = (
     _NOBODY_LISTENS,
+    _OTHER_PORT,
     (
         _CLOSED,
         (
