@@ -212,3 +212,25 @@ def test_values_of_the_right_types(tmp_path: Path) -> None:
     found = read_settings(path, Typed)
     assert (found.flag, found.count, found.share, found.path) == (True, 2, 1.0, Path("a/b"))
     assert (found.text, found.secret and found.secret.get_secret_value(), found.names) == ("é", "s", ("a",))
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (
+            'client_id = "a"\nserver = "h:1"',
+            "settings of a daemon, for `fl-client --config`: it has the key 'client_id'",
+        ),
+        ('admin_listen = "h:1"', "settings of a coordinator, for `fl-server --config`: it has the key 'admin_listen'"),
+        ('[algorithm]\nname = "fedcm"', "a run, for `fl run create`: it has the key 'algorithm'"),
+    ],
+)
+def test_the_file_of_another_program_is_named(tmp_path: Path, text: str, kind: str) -> None:
+    """In place of a list of unknown keys. A file that has a key of its own kind gets the list."""
+    path = tmp_path / "other.toml"
+    path.write_text(text)
+    with pytest.raises(SettingsError, match=re.escape(f"other.toml: this file is {kind}")):
+        read_settings(path, Outer)
+    path.write_text(f'listen = "127.0.0.1:1"\n{text}')
+    with pytest.raises(SettingsError, match=r"name: expected a value, found none; .*unknown key"):
+        read_settings(path, Outer)

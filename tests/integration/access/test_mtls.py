@@ -99,7 +99,7 @@ REFUSALS = {
     "foreign server": ("the coordinator's certificate is not signed by tls.ca",),
     "plain text": (
         "closes the connection; does it use TLS",
-        "the server is not a coordinator, or it accepts TLS only",
+        "; or it accepts TLS only",
     ),
 }
 """Kind of error -> messages. A daemon logs one of them: on a busy machine grpc may give up before the handshake."""

@@ -120,7 +120,9 @@ def test_a_missing_settings_file_is_named(workspace: Workspace) -> None:
         pytest.param({"round": {"clients_per_round": 0}}, "round.clients_per_round: expected greater than", id="value"),
         pytest.param({"round": {"quorum": 9}}, "quorum to be at most clients_per_round (2), got 9", id="quorum"),
         pytest.param(
-            {"round": {"close": "never"}}, "round.close: expected 'cohort' or 'goal', got 'never'", id="choice"
+            {"round": {"close": "never"}},
+            "round.close: expected 'cohort', 'goal' or 'buffer', got 'never'",
+            id="choice",
         ),
         pytest.param({"local": {"steps": 3}}, "epochs or steps, got both: remove one", id="work"),
         pytest.param({"initial_model": "/nowhere"}, "initial_model: expected one that you may use", id="initial-model"),
