@@ -301,4 +301,5 @@ def _registration(config: ClientConfig, local: LocalTask) -> pb.RegisterRequest:
         tasks=[local.offer()],
         methods=offers(local.methods),
         encodings=ENCODINGS.values(),
+        privacy_resets=AccountFiles(config.state_dir).resets(),
     )

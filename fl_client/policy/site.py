@@ -209,6 +209,8 @@ class SitePolicy:
             request.labels.clear()
         if not share.device:
             request.ClearField("device")
+        if not share.privacy:
+            request.ClearField("privacy_resets")
         if not share.evaluations:
             for offer in request.tasks:
                 offer.eval_examples = 0

@@ -99,6 +99,14 @@ class AccountFiles:
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise StateError(f"{path}: expected what this daemon wrote, got {error}: {_REMEDY}") from None
 
+    def resets(self) -> int:
+        """How often the owner began a new account, or went on with an older copy; 0 if that cannot be read."""
+        try:
+            witness = self.witness()
+        except StateError:
+            return 0
+        return 0 if witness is None else witness.resets
+
     def _account(self) -> Account | None:
         return read_account(self.folder / FILE)
 

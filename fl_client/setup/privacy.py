@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from fl_client.audit.file import AuditFile, Entry
 from fl_client.errors import StartError, UsageError
 from fl_client.policy.config import NO_POLICY, read_policy
 from fl_client.privacy.files import AccountFiles
@@ -18,6 +21,8 @@ from fl_common.command_help import Group, examples
 from fl_common.privacy.loss_distributions import FIRST_NAME, NAME, tight_epsilon_of
 
 app = typer.Typer()
+RESET = "privacy_account_reset"
+"""Method of the audit log's row."""
 _ConfigFile = Annotated[Path, typer.Option(metavar="FILE", help="The daemon's settings.")]
 
 
@@ -83,7 +88,19 @@ def reset(
         raise typer.Exit(1)
     try:
         with StateDir(load_config(config).state_dir) as state:
+            _note(state.path, keep=keep)  # before: no reset is without its row
             account = AccountFiles(state.path).reset(keep=keep)
     except (StartError, OSError) as error:
         raise UsageError(str(error)) from None
     print(f"the account has {account.charges} charges, epsilon {account.epsilon():.4g}")
+
+
+def _note(folder: Path, *, keep: bool) -> None:
+    """Add the owner's decision to the device's audit log. Raises OSError."""
+    files, lost = AccountFiles(folder), "what was spent before is not known"
+    with suppress(StartError):
+        if (witness := files.witness()) is not None:
+            lost = f"{witness.charges} charges were counted before"
+    result = "an older copy goes on" if keep else "a new account begins"
+    fields = {"actor": "owner", "method": RESET, "result": "ok", "detail": f"{result}; {lost}"}
+    AuditFile(folder).append([Entry(int(time.time() * 1e6), fields)])

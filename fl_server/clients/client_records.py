@@ -7,6 +7,7 @@ it, the counts of the clients concerned are read again.
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import replace
@@ -203,6 +204,21 @@ class ClientRecords:
     def write_history_later(self, why: HistoryRecord) -> None:
         """Write a history row that belongs to no change of a record, in the background."""
         self.in_background(partial(self._ledger.do, self._ledger.store.add_history, why))
+
+    async def note_resets(self, client_id: str, resets: int) -> None:
+        """Write that a device's privacy account began anew, once for each time that the device tells of.
+
+        resets: how often it did, as the device says.
+        """
+        if not resets:
+            return
+        store, event = self._ledger.store, "privacy_account_reset"
+        told = await self._ledger.do(store.history_details, client_id, event)
+        if any(detail.startswith(f"{resets} ") for detail in told):
+            return
+        why = f"{resets} times so far: what the device states of its privacy does not count what its data spent before"
+        log.warning(event, client=client_id, resets=resets)
+        self.write_history_later(HistoryRecord(time.time(), f"client:{client_id}", event, client_id, why))
 
     def in_background(self, write: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Write to the ledger in the background, as soon as it can be written."""

@@ -81,6 +81,7 @@ class Fleet:
     async def register(self, request: pb.RegisterRequest) -> tuple[Session, int]:
         """Open a session. Returns it and the protocol version."""
         session, protocol = await self.registration.register(request)
+        await self.records.note_resets(session.client_id, request.privacy_resets)
         self.eligibility.registered(request)
         return session, protocol
 

@@ -263,10 +263,12 @@ class AssignmentDispatch:
         """A client attached again or may train again: send it the work it still has.
 
         A client that may not train finishes what it began, or reports that it will not. Work that it gave up is not
-        sent while it may not train.
+        sent while it may not train. Work of an attempt that is still to be written is sent when it is.
         """
         state = self._control.state
         if (state.phase is Phase.COLLECTING or state.staged or state.policy.buffered) and state.works(client):
+            if self._control.unwritten:
+                return
             if self._submissions.failures.sent_to_another(client):
                 self._control.spawn(self._push_after_restart(client))
             else:

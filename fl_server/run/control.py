@@ -51,6 +51,8 @@ class RunControl(RunTasks):
         self.state = _first_state(context, record, config)
         self.account: Account | None = None
         """The privacy account of a private run, as it was at the last `take_account`."""
+        self.unwritten = False
+        """Whether the ledger does not have the cohort of the attempt under way yet: nobody gets its work before."""
         self.draining = False
         """Whether the coordinator is about to stop: no client gets new work."""
         self.run_status = RunStatus(context, self, record)
@@ -222,6 +224,7 @@ class RunControl(RunTasks):
     def _advance(self, event: ev.Event) -> tuple[effects.Effect, ...]:
         before = self.state
         self.state, commands = advance(before, event)
+        self.unwritten |= any(isinstance(command, effects.OpenAttempt) for command in commands)
         self.eligible.reserve(self.state)
         if self.state.phase is not before.phase:
             self._phase_changed(before.phase)
@@ -242,6 +245,7 @@ class RunControl(RunTasks):
                 await self.carry_out(command)
             except Exception as another:  # noqa: BLE001 - the other commands release what the run holds
                 log.error("end_incomplete", run=self.id, command=type(command).__name__, error=repr(another))
+        self.unwritten = False
         self._note_end()
 
     def _note_end(self) -> None:

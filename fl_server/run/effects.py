@@ -111,6 +111,7 @@ class Effects:
         await control.write(context.store.open_attempt, record, self._opened(record), charge)
         if charge is not None:
             await control.retry(partial(context.services.in_io, context.services.secrets.counted, charge))
+        control.unwritten = False
         if command.exchange == 0 and context.rounds.began is None:
             context.rounds.began = time.monotonic()
         if policy.buffered:

@@ -71,9 +71,16 @@ class Restoration:
         await self._wait()
 
     async def _charge_again(self) -> None:
-        """Charge the privacy accounts what a ledger that was restored from a backup has lost."""
+        """Charge the privacy accounts what a ledger that was restored from a backup has lost.
+
+        Charges that a kill left without their count outside of the ledger are counted, before any work is sent.
+        """
         ledger, secrets = self._services.ledger, self._services.secrets
-        missing = await self._services.in_io(secrets.missing, await ledger.do(ledger.store.charged_accounts))
+        charged = await ledger.do(ledger.store.charged_accounts)
+        for account, counted in (await self._services.in_io(secrets.not_counted, charged)).items():
+            for charge in (await ledger.do(ledger.store.charges, account))[counted:]:
+                await self._services.in_io(secrets.counted, charge)
+        missing = await self._services.in_io(secrets.missing, charged)
         for charge in missing:
             await ledger.do(ledger.store.add_charge, charge)
         for account, count in Counter(charge.account for charge in missing).items():

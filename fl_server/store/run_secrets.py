@@ -123,6 +123,17 @@ class RunSecrets:
             for number in range(charges.get(account, 0) + 1, known["number"] + 1)
         ]
 
+    def not_counted(self, charges: Mapping[str, int]) -> dict[str, int]:
+        """The accounts of which the ledger has more charges, with the least number that is counted. charges: as above.
+
+        A coordinator was killed between the two.
+        """
+        places = [self._counts(), *([] if self._outside is None else [self._outside.all()])]
+        here = {
+            account: min(place[account]["number"] if account in place else 0 for place in places) for account in charges
+        }
+        return {account: number for account, number in here.items() if number < charges[account]}
+
     def counts(self) -> Mapping[str, Any]:
         """The counts of both places, by account."""
         counts = dict(self._counts())

@@ -72,6 +72,9 @@ IN_OBJECTS = (
 """Passed in every round of a coordinator with an object store."""
 REMOVALS = (Write("objects' removal", f"{STORE}.objects_removed", sides=("before", "behind")),)
 """Passed some seconds after a round, while the coordinator is at work."""
+SECRETS = "fl_server.store.run_secrets:RunSecrets"
+PRIVATE = (Write("run's secret", f"{SECRETS}.make"), Write("charge's outside count", f"{SECRETS}.counted"))
+"""Passed by a run with privacy of clients: the first when it is created, the second in every round."""
 CULPRITS = (Write("culprit's refusal", f"{STORE}.refuse_accepted"),)
 """Passed only when an accepted update makes the result of its round invalid."""
 
@@ -105,7 +108,7 @@ class KillPoints:
 
     def install(self) -> None:
         """Put the points around all writes."""
-        for write in (*EVERY_ROUND, *AT_THE_END, *NEW_EPOCH, *TOGETHER, *CULPRITS, *IN_OBJECTS, *REMOVALS):
+        for write in (*EVERY_ROUND, *AT_THE_END, *NEW_EPOCH, *TOGETHER, *CULPRITS, *IN_OBJECTS, *REMOVALS, *PRIVATE):
             module, _, path = write.where.partition(":")
             *owners, name = path.split(".")
             owner = functools.reduce(getattr, owners, importlib.import_module(module))

@@ -11,7 +11,7 @@ from fl_ops.simulate.replay import config_of, find_run, replay_of
 from fl_server.store.database.store import Store
 from fl_tasks import load_task
 from tests.deterministic import daemon
-from tests.deterministic.plan import SERVER
+from tests.deterministic.plan import ACCOUNT, PRIVATE, SERVER
 
 if TYPE_CHECKING:
     from tests.deterministic.life import Life
@@ -29,6 +29,8 @@ def check(life: Life) -> None:
         _check_steps(life, store, life.plan.job.max_staleness)
     _check_acknowledged(life, store)
     _check_history(life, store)
+    if life.plan.job is PRIVATE:
+        life.private.check(store, RUN, ACCOUNT)
     left = files_left(life)
     assert not left, f"no file of an ended run stays: {left}"
     _check_replay(life, store)
@@ -52,7 +54,7 @@ def _check_rounds(life: Life, store: Store) -> None:
         counted = f"{commit.accepted}, and the list of round {commit.round} has {len(accepted)}"
         assert commit.accepted == len(accepted), f"a commit tells how many updates it has: {counted}"
         assert commit.metrics, f"each round is evaluated: round {commit.round} never was"
-    for device in store.clients():
+    for device in store.clients() if life.plan.job is not PRIVATE else ():  # its cohorts are not counted by client
         name, counted_times = device.client_id, device.updates_counted
         listed = f"{name} is in {times[name]} lists and was counted {counted_times} times"
         assert counted_times == times[name], f"a client's updates are counted once: {listed}"
@@ -166,7 +168,9 @@ def _check_replay(life: Life, store: Store) -> None:
     """A replay of the accepted lists gives the same models bit for bit."""
     config = config_of(find_run(store, RUN))
     clients = {name: daemon.local_task(name, life.model) for name in life.plan.clients}
-    with Federation(config, load_task(config.task.name, config.task.options), clients) as federation:
+    secret = life.server.services.secrets.read(RUN) if life.plan.job is PRIVATE and life.server else b""
+    task = load_task(config.task.name, config.task.options)
+    with Federation(config, task, clients, secret=secret) as federation:
         for done in replay_of(store, RUN, federation).rounds():
             others = f"; updates of {done.differing} differ" if done.differing else ""
             assert done.same, f"a replay has the same models: round {done.round} is {done.digest}{others}"

@@ -233,6 +233,7 @@ def installed(effects: Effects, loop: VirtualLoop, seed: int) -> Iterator[None]:
         (checkpoint_files, "save_file", _saving(effects, safetensors.torch.save_file)),
         (secrets, "token_hex", lambda count=16: draw.randbytes(count).hex()),
         (os, "urandom", random.Random(f"urandom {seed}").randbytes),
+        (secrets, "token_bytes", draw.randbytes),
         (uuid, "uuid4", lambda: uuid.UUID(int=draw.getrandbits(128), version=4)),
     ]
     state = random.getstate()

@@ -94,6 +94,16 @@ INVARIANTS: dict[str, dict[int, tuple[str, ...]]] = {
     "Each draw of a private run is charged, its budget ends it, and nobody is drawn for others": {
         1: ("each draw is counted", "a budget ends the run", "a private round is drawn once"),
     },
+    "A draw is charged, durably and outside of the ledger too, before its work is sent, and stays charged": {
+        2: (
+            "an assignment is charged before it is sent",
+            "a charge is counted outside of the ledger before work is sent",
+            "no less is charged than released",
+        ),
+    },
+    "Two noisy sums never share noise, and a sum that is computed again has the same": {
+        2: ("no two sums share noise", "a sum that is computed again has the same noise"),
+    },
     "Secure aggregation: one cohort a draw, one answer a stage, one signed list of survivors, the sum of these": {
         1: (
             "a draw has one cohort",
@@ -274,6 +284,18 @@ PLANTED: dict[int, dict[str, tuple[str, int]]] = {
         "a list of survivors is written without its last": ("a sum has the clients of its signed list", 1),
         "a pause by a full disk is not told": ("a full disk pauses a run with its reason", 24),
         "a pause by a full disk stays when there is room": ("a run goes on when there is room again", 24),
+        "draws after the first are free": ("an assignment is charged before it is sent", 3),
+        "a client that comes back gets work before its cohort is written": (
+            "an assignment is charged before it is sent",
+            276,
+        ),
+        "a charge that a kill left alone is not counted outside": (
+            "a charge is counted outside of the ledger before work is sent",
+            148,
+        ),
+        "a commit gives its charge back": ("no less is charged than released", 3),
+        "all sums have one noise": ("no two sums share noise", 3),
+        "the noise has another key at each computation": ("a sum that is computed again has the same noise", 3),
     },
 }
 """By depth: each planted fault with the check that finds it and the first seed whose life does."""

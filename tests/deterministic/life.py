@@ -12,6 +12,7 @@ from typing import Any
 from fl_server.run.run import Run
 from fl_server.run_settings.spec import from_values
 from fl_server.store.errors import StoreError
+from protos.fl.v1.coordinator_pb2 import AttendResponse
 from tests.deterministic import coordinator, daemon, operators
 from tests.deterministic.checks import files_left
 from tests.deterministic.coordinator import TASK, CoordinatorProcess
@@ -19,7 +20,8 @@ from tests.deterministic.effects import Effects
 from tests.deterministic.loop import Killed, Process
 from tests.deterministic.network import Network, Server
 from tests.deterministic.operators import RUN
-from tests.deterministic.plan import HEAL_S, LONGEST_S, SERVER, Fault, Plan
+from tests.deterministic.plan import HEAL_S, LONGEST_S, PRIVATE, SERVER, Fault, Plan
+from tests.deterministic.private_rounds import PrivateRounds
 from tests.deterministic.promises import Promises
 from tests.deterministic.seen import Seen, Violated
 from tests.deterministic.striking import Faults
@@ -45,6 +47,7 @@ class Life:
         self.network.trouble, self.network.lies = self.faults.trouble, self.faults.lie
         self.network.answered = self._answered
         self.effects = Effects(self.faults.watch)
+        self.private = PrivateRounds(self.seen.violations)
         self.config = coordinator.settings(folder / SERVER)
         self.model = "plain"
         self.processes: dict[str, Process] = {}
@@ -53,7 +56,7 @@ class Life:
         self.down_s = self.faults.down_s
         self.uptime = Uptime(loop, self.seen, plan.job.sections["round"]["deadline_s"], plan.job.stage_s)
         self.promises = Promises(self.seen, self.network.lied)
-        self.network.sends, self.network.pushed = self.promises.sends, self.promises.pushed
+        self.network.sends, self.network.pushed = self.promises.sends, self._pushed
         self.healed_at = HEAL_S if plan.faults else 0.0
         """Virtual time after which there are no faults any more."""
         self.over = False
@@ -63,6 +66,12 @@ class Life:
         """A line of the life's own log."""
         # The folder's name is another one each time.
         self.seen.note(self.loop.time(), text.replace(f"{self.folder}/", ""))
+
+    def _pushed(self, client: str, response: Any) -> None:
+        self.promises.pushed(client, response)
+        if self.plan.job is PRIVATE and isinstance(response, AttendResponse) and response.HasField("assignment"):
+            assignment = response.assignment
+            self.private.assigned(self.config.state_dir, assignment.key.round, assignment.attempt)
 
     def _answered(self, client: str, response: Any) -> None:
         receipt = getattr(response, "receipt", None)

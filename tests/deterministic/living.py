@@ -71,7 +71,7 @@ def _live(plan: Plan) -> Result:
             structlog.configure(processors=[partial(_keep, life)], cache_logger_on_first_use=False)
             advance = mock.patch.object(control, "advance", life.uptime.advance)
             retries = mock.patch.object(tasks, "write_when_possible", partial(told_pauses, life.seen))
-            with installed(life.effects, loop, plan.seed), advance, retries:
+            with installed(life.effects, loop, plan.seed), advance, retries, life.private.watched():
                 try:
                     loop.run_until_complete(life.live())
                     error = "; ".join(life.seen.violations)

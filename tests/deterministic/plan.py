@@ -68,20 +68,32 @@ class Plan:
     faults: tuple[Fault, ...] = field(default=())
 
 
+BASE: dict[str, Any] = {"name": "r", "local": {"steps": 2, "batch_size": 8}, "stop": {"rounds": 3}, "seed": 7}
+ACCOUNT = "all"
+"""The privacy account of all private lives."""
+PRIVACY = {
+    "unit": "client", "noise_multiplier": 1.0, "clip": 0.5, "delta": 0.01, "max_epsilon": 1000.0, "clip_quantile": 0.6,
+    "account": ACCOUNT,
+}  # fmt: skip
+PRIVATE = Job(
+    "privacy of clients",
+    {
+        **BASE, "algorithm": {"name": "fedcm", "parameters": {"alpha": 0.3}}, "population": 8, "privacy": PRIVACY,
+        "round": {"sampling": "bernoulli", "rate": 0.5, "deadline_s": 60.0},
+    },
+)  # fmt: skip
+PRIVATE_SEEDS, PRIVATE_OF = (3, 4, 5), 16
+"""The seeds with these remainders have privacy of clients in place of what is drawn for them."""
+
+
 def jobs() -> list[Job]:
-    """All kinds of runs."""
-    base: dict[str, Any] = {
-        "name": "r",
-        "local": {"steps": 2, "batch_size": 8},
-        "stop": {"rounds": 3},
-        "seed": 7,
-    }
+    """All other kinds of runs."""
     round_ = {"clients_per_round": 3, "quorum": 1, "deadline_s": 60.0}
 
     def job(name: str, algorithm: str, *, round_: Mapping[str, Any] = round_, **more: Any) -> Job:
         kept = {key: more.pop(key) for key in ("exchanges", "cohort") if key in more}
         parameters = more.pop("parameters", {})
-        sections = {**base, "algorithm": {"name": algorithm, "parameters": parameters}, "round": round_, **more}
+        sections = {**BASE, "algorithm": {"name": algorithm, "parameters": parameters}, "round": round_, **more}
         return Job(name, sections, **kept)
 
     return [
@@ -131,7 +143,9 @@ def plan_of(seed: int) -> Plan:
     """The life of a seed."""
     draw = random.Random(f"plan {seed}")
     job = draw.choice(jobs())
-    if seed % SECURE_EVERY == 1:
+    if seed % PRIVATE_OF in PRIVATE_SEEDS:
+        job = PRIVATE
+    elif seed % SECURE_EVERY == 1:
         job = secure_job()
     elif seed % BUFFERED_EVERY == BUFFERED_EVERY - 1:
         job = buffered_job()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fl_client.audit.file import rows_in
 from fl_client.privacy.account import FILE, Account, write_account
 from fl_client.privacy.files import AccountFiles
 from fl_client.setup import commands
@@ -69,6 +70,12 @@ def test_an_older_account_is_refused_until_it_is_reset(
     assert commands.main(["privacy", "reset", *flags, "--keep", "--yes"]) == 0
     assert files.read() == old
     assert commands.main(["privacy", "reset", *flags, "--yes"]) == 0
+    rows = [row for row in rows_in(tmp_path) if row.method == "privacy_account_reset"]
+    assert [(row.actor, row.detail) for row in rows] == [
+        ("owner", "an older copy goes on; 2 charges were counted before"),
+        ("owner", "a new account begins; 1 charges were counted before"),
+    ]
+    assert files.resets() == 2
     assert capsys.readouterr().out.endswith("the account has 0 charges, epsilon 0\n")
     assert commands.main(["privacy", *flags]) == 0
     assert "the account was reset 2 times" in capsys.readouterr().out

@@ -51,6 +51,16 @@ async def test_a_storm_of_changes_is_processed_once(world: World) -> None:
     assert checks == ["99"]
 
 
+async def test_each_new_begin_of_a_privacy_account_is_in_the_history_once(world: World) -> None:
+    """However often the device registers; also after a restart of the coordinator, which reads its history."""
+    device = Device("a")
+    for resets in (0, 1, 1, 2, 2):
+        await world.service.Register(device.registration(privacy_resets=resets), NO_CONTEXT)
+    await until(lambda: history(world).count("privacy_account_reset") == 2, "both are written")
+    details = world.store.history_details("a", "privacy_account_reset")
+    assert [detail.split(":")[0] for detail in details] == ["1 times so far", "2 times so far"]
+
+
 async def test_an_attached_client_is_present(world: World) -> None:
     """A registration alone does not make a client present."""
     a = Device("a")

@@ -9,11 +9,12 @@ from statistics import median
 import pytest
 
 from fl_client.privacy.account import FILE, Account, read_account, write_account
+from fl_client.setup import commands
 from fl_common.privacy.accountant import Mechanism
 from fl_ops.simulate.engines.client_work import simulated_secret
 from protos.fl.v1 import admin_pb2
 from tests.processes.federation import Daemon, Fleet
-from tests.processes.process import HERE, Workspace
+from tests.processes.process import HERE, Workspace, eventually
 from tests.processes.simulated import replay, simulated_digests
 
 PRIVACY = {"unit": "record", "noise_multiplier": 1.5, "clip": 0.5, "delta": 1e-5}
@@ -73,6 +74,16 @@ def test_a_killed_run_has_the_simulated_bits_and_is_charged_for_all_that_it_sent
             assert spent is not None
             assert 0 < shown[daemon.name].epsilon <= spent.epsilon(1e-5) * (1 + 1e-12)
             assert shown[daemon.name].delta == 1e-5
+    check_reset(fleet, slow)
     result = replay(fleet.server, "private")
     assert result.exit_code != 0
     assert "secrets that only the devices have" in json.dumps(result.output) + repr(result.exception)
+
+
+def check_reset(fleet: Fleet, daemon: Daemon) -> None:
+    """The owner begins the account anew: the coordinator hears it when the device registers again."""
+    daemon.kill()
+    assert commands.main(["privacy", "reset", "--config", str(daemon.config), "--yes"]) == 0
+    daemon.start()
+    event = "privacy_account_reset"
+    eventually(lambda: event in fleet.server.history(daemon.client_id), "the history has it")
