@@ -267,7 +267,7 @@ class AssignmentDispatch:
         """
         state = self._control.state
         if (state.phase is Phase.COLLECTING or state.staged or state.policy.buffered) and state.works(client):
-            if self._control.unwritten:
+            if client in self._control.unwritten:
                 return
             if self._submissions.failures.sent_to_another(client):
                 self._control.spawn(self._push_after_restart(client))

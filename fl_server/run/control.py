@@ -51,8 +51,8 @@ class RunControl(RunTasks):
         self.state = _first_state(context, record, config)
         self.account: Account | None = None
         """The privacy account of a private run, as it was at the last `take_account`."""
-        self.unwritten = False
-        """Whether the ledger does not have the cohort of the attempt under way yet: nobody gets its work before."""
+        self.unwritten = frozenset[str]()
+        """Clients whose attempt is not in the ledger yet: they get their work when it is."""
         self.draining = False
         """Whether the coordinator is about to stop: no client gets new work."""
         self.run_status = RunStatus(context, self, record)
@@ -224,11 +224,17 @@ class RunControl(RunTasks):
     def _advance(self, event: ev.Event) -> tuple[effects.Effect, ...]:
         before = self.state
         self.state, commands = advance(before, event)
-        self.unwritten |= any(isinstance(command, effects.OpenAttempt) for command in commands)
+        for command in commands:
+            if isinstance(command, effects.OpenAttempt):
+                self.unwritten |= {*command.cohort, *self.stragglers(command)}
         self.eligible.reserve(self.state)
         if self.state.phase is not before.phase:
             self._phase_changed(before.phase)
         return commands
+
+    def stragglers(self, attempt: effects.OpenAttempt) -> list[str]:
+        """Clients of earlier attempts, which continue. With a buffer each draw has its own deadline: none."""
+        return [] if self.state.policy.buffered else sorted(self.state.outstanding - set(attempt.cohort))
 
     async def _break_by(self, error: Exception) -> None:
         """Fail the run because a command failed. What cannot be written is left to the next start of the coordinator.
@@ -245,7 +251,7 @@ class RunControl(RunTasks):
                 await self.carry_out(command)
             except Exception as another:  # noqa: BLE001 - the other commands release what the run holds
                 log.error("end_incomplete", run=self.id, command=type(command).__name__, error=repr(another))
-        self.unwritten = False
+        self.unwritten = frozenset()
         self._note_end()
 
     def _note_end(self) -> None:

@@ -111,7 +111,6 @@ class Effects:
         await control.write(context.store.open_attempt, record, self._opened(record), charge)
         if charge is not None:
             await control.retry(partial(context.services.in_io, context.services.secrets.counted, charge))
-        control.unwritten = False
         if command.exchange == 0 and context.rounds.began is None:
             context.rounds.began = time.monotonic()
         if policy.buffered:
@@ -127,10 +126,10 @@ class Effects:
         if policy.secure:
             self._parts.stages.begin(command.cohort)
         self._parts.deadline.start(deadline_s)
-        # Clients of earlier attempts continue. Without a new assignment they would stop at their earlier deadline. With
-        # a buffer each draw has its own deadline.
-        stragglers = [] if policy.buffered else sorted(control.state.outstanding - set(command.cohort))
-        self._parts.dispatch.push_all((*command.cohort, *stragglers))
+        # Without a new assignment stragglers would stop at their earlier deadline.
+        asked = (*command.cohort, *control.stragglers(command))
+        control.unwritten = control.unwritten - set(asked) if policy.buffered else frozenset()
+        self._parts.dispatch.push_all(asked)
 
     async def _open_stage(self, command: effects.OpenStage) -> None:
         """Write a stage of secure aggregation, start its deadline, send its messages."""

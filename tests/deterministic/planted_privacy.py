@@ -31,7 +31,7 @@ def _work_before_its_cohort() -> Patch:
     back = AssignmentDispatch.client_back
 
     def client_back(self: AssignmentDispatch, client: str) -> None:
-        self._control.unwritten = False
+        self._control.unwritten = frozenset()
         back(self, client)
 
     return AssignmentDispatch, "client_back", client_back

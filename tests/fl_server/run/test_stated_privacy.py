@@ -8,8 +8,7 @@ from fl_server.rpc.admin import AdminService
 from fl_server.run.privacy import Stated
 from fl_server.store.client_work import ClientWork
 from protos.fl.v1 import admin_pb2 as pb
-from protos.fl.v1.coordinator_pb2 import UpdateHeader
-from protos.fl.v1.training_pb2 import Assignment
+from protos.fl.v1.training_pb2 import Assignment, UpdateHeader
 from tests.fl_server.devices import NO_CONTEXT, Device
 from tests.fl_server.harness import World
 
