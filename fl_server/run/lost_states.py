@@ -65,13 +65,13 @@ class LostStates:
     async def _is_at_work(self, client: str, key: ExchangeKey, why: str) -> bool:
         """Whether the report is about wanted work. Raises InvalidLossReport for work that the client cannot have."""
         state = self._control.state
+        if self._submissions.works(key, client):  # in a stage before the updates, too
+            return True
         reason = self._submissions.refusal_for(key, client)
         if reason == RefusalReason.REFUSAL_REASON_LATE and (key.round, key.exchange) <= (state.round, state.exchange):
             return False  # a late report is no fault
         if reason == RefusalReason.REFUSAL_REASON_BANNED:
             return False
-        if reason is None and state.works(client):
-            return True
         if client in state.out or self._context.client_states.excused(client):
             return False  # the report came twice, or the work was cancelled in the meantime
         await self._count_fault(client, why)

@@ -58,15 +58,24 @@ def test_a_run_completes(fleet: SecureFleet) -> None:
     [
         ({"name": "fedcm", "parameters": {"weights": "examples"}}, UNEQUAL, {"min_steps": 1, "max_examples": 40}),
         ({"name": "scaffold", "parameters": {"option": "I"}}, UNEQUAL, {"clips": {"variate_change": 5.0}}),
+        ({"name": "feddyn"}, {**UNEQUAL, "continue_data": True}, {}),
     ],
-    ids=["fedcm", "scaffold"],
+    ids=["fedcm", "scaffold", "personal"],
 )
 def test_several_payloads_in_one_masked_update(
     fleet: SecureFleet, algorithm: dict[str, Any], local: dict[str, Any], section: dict[str, Any]
 ) -> None:
     """Of clients with unequal steps, and with states that they make of what was summed. Bits as without masks."""
     run, secure = f"several-{algorithm['name']}", {**SECURE["secure_aggregation"], **section}
-    sections = {**SECURE, "algorithm": algorithm, "local": local, "secure_aggregation": secure, "population": SIZE}
+    personal = ["2.*"] if algorithm["name"] == "feddyn" else []
+    sections = {
+        "personal": personal,
+        **SECURE,
+        "algorithm": algorithm,
+        "local": local,
+        "secure_aggregation": secure,
+        "population": SIZE,
+    }
     fleet.server.create(run, **{**sections, "stop": {"rounds": 3}})
     digests = fleet.server.digests(run)
     assert digests == simulated_digests(run, clients=SIZE, **{**sections, "stop": {"rounds": 3}})
@@ -198,6 +207,29 @@ def test_client_states_survive_kills_in_any_stage(fleet: SecureFleet, killed: st
     fleet.at_phases(run, STAGES, kill)
     assert fleet.server.digests(run) == simulated_digests(run, clients=SIZE, **sections)
     assert [summary.accepted for summary in fleet.server.rounds(run)] == [SIZE] * (len(STAGES) + 1)
+    check_replay(fleet.server, run, clients=SIZE, task=SECURE["task"])
+
+
+@pytest.mark.slow
+def test_a_lost_client_state_restarts_all_states(fleet: SecureFleet) -> None:
+    """A device without its c_i: server and devices begin with zero together, in another draw of the round."""
+    sections = {**SECURE, "algorithm": {"name": "scaffold"}, "population": SIZE, "stop": {"rounds": 3}}
+    fleet.hold()
+    run, daemon = fleet.server.create("lost-state", **sections), fleet.daemons["edge-1"]
+
+    def lose(phase: str) -> None:
+        if phase != "agreeing":
+            return
+        state_dir = Path(daemon.settings["state_dir"])
+        daemon.kill()
+        for folder in ("states", "pending"):
+            shutil.rmtree(state_dir / folder)
+        daemon.start()
+
+    fleet.at_phases(run, ["opening", "agreeing"], lose)
+    fleet.server.completed(run)
+    assert "states_restarted" in fleet.server.history(run)
+    assert [summary.accepted for summary in fleet.server.rounds(run)] == [SIZE] * 3
     check_replay(fleet.server, run, clients=SIZE, task=SECURE["task"])
 
 
