@@ -295,7 +295,7 @@ PLANTED: dict[int, dict[str, tuple[str, int]]] = {
         ),
         "a commit gives its charge back": ("no less is charged than released", 3),
         "all sums have one noise": ("no two sums share noise", 3),
-        "the noise has another key at each computation": ("a sum that is computed again has the same noise", 3),
+        "the noise has another key at each computation": ("a sum that is computed again has the same noise", 5571),
     },
 }
 """By depth: each planted fault with the check that finds it and the first seed whose life does."""
