@@ -25,6 +25,8 @@ Values = npt.NDArray[Any]
 """[d], float32 or float64."""
 
 _ROW = 4096
+_ROWS = 8
+"""Rows that are transformed at a time: with the matrices between the two steps they fit a processor's cache."""
 _LOW = 64
 """The largest order of a matrix that is multiplied: numpy multiplies such small ones in the calling thread, whatever
 precision torch is set to."""
@@ -78,9 +80,10 @@ def _transform(window: Values) -> None:
 
 def _among_rows(grid: Values) -> None:
     """x <- H x for each column of [rows, values], some columns at a time where they are."""
-    matrix = _hadamard(len(grid), grid.dtype.char)
+    matrix, made = _hadamard(len(grid), grid.dtype.char), np.empty((len(grid), _LOW), grid.dtype)
     for start in range(0, grid.shape[1], _LOW):
-        grid[:, start : start + _LOW] = np.matmul(matrix, grid[:, start : start + _LOW])
+        columns = grid[:, start : start + _LOW]
+        columns[:] = np.matmul(matrix, columns, out=made)
 
 
 def _within_rows(matrix: Values) -> None:
@@ -88,9 +91,11 @@ def _within_rows(matrix: Values) -> None:
     width = matrix.shape[1]
     low = min(width, _LOW)
     left, right = _hadamard(width // low, matrix.dtype.char), _hadamard(low, matrix.dtype.char)
-    for start in range(0, len(matrix), _LOW):
-        some = matrix[start : start + _LOW]
-        some[:] = np.matmul(left, np.matmul(some.reshape(len(some), -1, low), right)).reshape(some.shape)
+    squares = matrix.reshape(len(matrix), -1, low)
+    made = np.empty((min(len(squares), _ROWS), *squares.shape[1:]), matrix.dtype)
+    for start in range(0, len(squares), _ROWS):
+        some = squares[start : start + _ROWS]
+        np.matmul(left, np.matmul(some, right, out=made[: len(some)]), out=some)
 
 
 @cache

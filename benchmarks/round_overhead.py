@@ -77,8 +77,10 @@ def measure(case: argparse.Namespace, deployment: Deployment, during: DuringRoun
     clients = [deployment.daemon(f"client-{index:03d}", server.address, task) for index in range(case.clients)]
     with server.operator() as admin:
         with during(server):
+            before = list(map(cpu_s, clients))
             run = admin.runs.create_run(_spec(case)).run.run_id
             rounds = committed_rounds(admin, run, case.rounds)
+            used = [cpu_s(client) - start for client, start in zip(clients, before, strict=True)]
         first = time.monotonic() - began - sum(row.seconds for row in rounds[1:])
         export(admin, run, model := deployment.folder / "model.safetensors")
     check(case, load_file(model))
@@ -99,6 +101,7 @@ def measure(case: argparse.Namespace, deployment: Deployment, during: DuringRoun
         "server_rss_mb_idle": idle_mb,
         "server_rss_models": round((peak_mb(server.child) - idle_mb) * 2**20 / (4 * case.params), 2),
         "server_cpu_s_per_round": round((cpu_s(server.child) - start_s) / case.rounds, 3),
+        "client_cpu_s_per_round": round(statistics.median(used) / case.rounds, 3),
         "client_rss_mb": {"peak": max(map(peak_mb, clients)), "median": statistics.median(map(peak_mb, clients))},
         "bytes_down": sum(row.bytes_down for row in rounds),
         "bytes_up": sum(row.bytes_up for row in rounds),

@@ -142,7 +142,8 @@ class Participant:
         draw = self._begun[assignment.key.run_id]
         delivery = await asyncio.shield(self._deliveries[draw])
         terms = _terms_of(assignment.secure_aggregation.terms)
-        values = np.frombuffer(b"".join(rounded.pieces), np.int32)
+        parts = [np.frombuffer(piece, np.int32) for piece in rounded.pieces]
+        values = parts[0] if len(parts) == 1 else np.concatenate(parts)
         header = training_pb2.UpdateHeader()
         header.CopyFrom(rounded.header)
         rounding = Rounding.from_text(terms.quantizer)

@@ -106,7 +106,7 @@ def result_of(  # noqa: PLR0913, PLR0917 - what a header has
     """
     payloads.check_finite(computed, ready.buffers)
     if assignment.HasField("secure_aggregation"):
-        update, summed = rounded_update(assignment, computed, examples)
+        update, summed = rounded_update(assignment, computed, examples, keeps=_keeps_state(ready))
         return TrainingResult(update, next_state_of(ready, summed))
     known = _known_part(assignment, ready.work, computed.steps)
     sparse = "delta" in computed.payloads and payloads.encoding_of(assignment).sparse

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from algorithms import tree
 from algorithms.base import ClientUpdate, Tensors
@@ -19,12 +20,20 @@ from protos.fl.v1 import tensor_pb2, training_pb2
 
 
 def rounded_update(
-    assignment: training_pb2.Assignment, computed: ClientUpdate, examples: int
+    assignment: training_pb2.Assignment, computed: ClientUpdate, examples: int, *, keeps: bool
 ) -> tuple[Update, ClientUpdate]:
     """The update's header without its digest, with its numbers as int32; and the update as it is summed.
 
-    The header stays on the device as it is: what is sent tells neither examples nor steps nor the loss. examples: n_i.
-    Raises WorkFailed.
+    The header stays on the device as it is: what is sent tells neither examples nor steps nor the loss.
+
+    Args:
+        assignment: with the terms.
+        computed: the update.
+        examples: n_i.
+        keeps: whether a client state is made of the update as it is summed. Else it is `computed`, which takes no time.
+
+    Raises:
+        WorkFailed: terms that do not fit the update.
     """
     try:
         terms = Terms.from_bytes(assignment.secure_aggregation.terms)
@@ -35,7 +44,8 @@ def rounded_update(
         pieces, counted = [], dict[str, Tensors]()
         for payload, numbers, values in _rounded(rounding, assignment, computed, examples):
             pieces.append(numbers)
-            counted[payload] = values
+            if keeps:
+                counted[payload] = _beside(computed.payloads[payload], values())
         scalars = count_of(rounding.metrics)
         shape = sum(map(len, pieces)), value_bits_for(rounding.bits, len(terms.cohort)), scalars
         if (has := (terms.values, terms.value_bits, terms.scalars)) != shape:
@@ -53,8 +63,8 @@ def rounded_update(
         training_loss=None if assignment.training.HasField("privacy") else computed.loss,
         state_epoch=assignment.state_epoch,
     )
-    update = Update(work_digest(assignment), header, tuple(numbers.tobytes() for numbers in pieces))
-    return update, replace(computed, payloads={name: counted[name] for name in came})
+    update = Update(work_digest(assignment), header, tuple(numbers.data.cast("B") for numbers in pieces))
+    return update, replace(computed, payloads={name: counted[name] for name in came}) if keeps else computed
 
 
 def wanted_metrics(assignment: training_pb2.Assignment) -> tuple[str, ...]:
@@ -72,14 +82,18 @@ def as_summed(assignment: training_pb2.Assignment, computed: ClientUpdate, examp
     if not assignment.rounding:
         return computed
     rounding = Rounding.from_text(assignment.rounding)
-    counted = {payload: values for payload, _, values in _rounded(rounding, assignment, computed, examples)}
+    made = _rounded(rounding, assignment, computed, examples)
+    counted = {payload: _beside(computed.payloads[payload], values()) for payload, _, values in made}
     return replace(computed, payloads={**computed.payloads, **counted})
 
 
 def _rounded(
     rounding: Rounding, assignment: training_pb2.Assignment, computed: ClientUpdate, examples: int
-) -> Iterator[tuple[str, Numbers, Tensors]]:
-    """For each payload of the rounding: its name, numbers, and the values that they stand for. Raises ValueError."""
+) -> Iterator[tuple[str, Numbers, Callable[[], Tensors]]]:
+    """For each payload of the rounding: its name, its numbers, and what makes the values that they stand for of them.
+
+    Raises ValueError.
+    """
     seed, exchange = assignment.training.seed, assignment.key.exchange
     for number, rule in enumerate(rounding.payloads):
         payload = computed.payloads[rule.payload]
@@ -88,5 +102,9 @@ def _rounded(
         rotation = SecretStream(rounding.rotation_key(number))
         own = SecretStream(rounding_key(seed, exchange, number))
         numbers = quantizer.quantize(payload, weight, rotation, own)
-        values = quantizer.mean(numbers, weight, rotation)
-        yield rule.payload, numbers, tree.map(lambda at, made: made.to(at.device), payload, values)
+        yield rule.payload, numbers, partial(quantizer.mean, numbers, weight, rotation)
+
+
+def _beside(payload: Tensors, values: Tensors) -> Tensors:
+    """Values on the devices of the payload that they were made of."""
+    return tree.map(lambda at, made: made.to(at.device), payload, values)
