@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import errno
+import fcntl
 import io
 import os
 import random
@@ -165,6 +166,33 @@ def _saving(effects: Effects, save: Callable[..., Any]) -> Callable[..., Any]:
     return saving
 
 
+class _Locks:
+    """Locks of files, which the kernel releases when their process ends. Its descriptors stay open here."""
+
+    def __init__(self) -> None:
+        self._flock, self._close = fcntl.flock, os.close
+        self._held: dict[int, Process] = {}
+        """Descriptor -> who has locked its file."""
+
+    def flock(self, descriptor: int, operation: int) -> None:
+        """In place of `fcntl.flock`."""
+        self._flock(descriptor, operation)
+        process = CURRENT.get()
+        if process is not None and operation & fcntl.LOCK_EX:
+            self._held[descriptor] = process
+            process.on_kill.append(lambda: self._release(descriptor, process))
+
+    def close(self, descriptor: int) -> None:
+        """In place of `os.close`."""
+        self._held.pop(descriptor, None)
+        self._close(descriptor)
+
+    def _release(self, descriptor: int, process: Process) -> None:
+        if self._held.get(descriptor) is process:
+            del self._held[descriptor]
+            self._flock(descriptor, fcntl.LOCK_UN)
+
+
 class _Dialect(SQLiteDialect_pysqlite):
     """All engines share what is compiled for one of them."""
 
@@ -236,6 +264,8 @@ def installed(effects: Effects, loop: VirtualLoop, seed: int) -> Iterator[None]:
         (secrets, "token_bytes", draw.randbytes),
         (uuid, "uuid4", lambda: uuid.UUID(int=draw.getrandbits(128), version=4)),
     ]
+    locks = _Locks()
+    changed += [(fcntl, "flock", locks.flock), (os, "close", locks.close)]
     state = random.getstate()
     with ExitStack() as patches:
         patches.enter_context(mock.patch.dict(VIRTUAL, clocks))
