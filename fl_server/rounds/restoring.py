@@ -153,10 +153,25 @@ def _in_stage(state: RoundState, saved: SavedRound) -> RoundState:
 def without_absent(state: RoundState, present: AbstractSet[str]) -> RoundState:
     """Wait for no client that was lost before the restart, that was refused, or that must not be drawn."""
     waited_for = {client for client in present if not state.barred(client)}
+    if state.policy.buffered:
+        waited_for = _with_slots(state, waited_for)
     out = state.outstanding - waited_for
     if state.phase in BEFORE_MASKS:
         return replace(state, out=out, answered=state.answered - out)
     return replace(state, out=out)
+
+
+def _with_slots(state: RoundState, clients: AbstractSet[str]) -> set[str]:
+    """Those of some clients that have the slots of a run with a buffer. The ledger does not say who lost its slot.
+
+    Work that did not fail comes first, and of that the latest: its client may have the slot of an earlier one.
+    """
+
+    def rank(client: str) -> tuple[bool, int, int, str]:
+        work = state.work[client]
+        return client in state.failed, -work.version, -work.attempt, client
+
+    return set(sorted(clients & state.work.keys(), key=rank)[: state.policy.concurrency])
 
 
 def with_evaluations(

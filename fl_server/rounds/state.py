@@ -191,8 +191,10 @@ class RoundState:
 
     @property
     def collected(self) -> int:
-        """Updates that are here for the step of this round."""
-        return len(self.buffer) if self.policy.buffered else len(self.admitted)
+        """Updates that are here for the step of this round; with a buffer, also those for the next one."""
+        if not self.policy.buffered:
+            return len(self.admitted)
+        return len(self.buffer) + (len(self.accepted) if self.computing else 0)
 
     @property
     def fills(self) -> int:

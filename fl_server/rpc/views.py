@@ -90,7 +90,7 @@ def run_status(run: Run) -> pb.RunStatus:
 def _buffer(state: RoundState) -> pb.BufferStatus:
     versions = state.versions_in_use | {state.round}
     return pb.BufferStatus(
-        updates=state.collected, goal=state.policy.goal, working=state.working, versions=len(versions),
+        updates=len(state.buffer), goal=state.policy.goal, working=state.working, versions=len(versions),
         oldest=state.round - min(versions),
     )  # fmt: skip
 

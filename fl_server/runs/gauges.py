@@ -135,7 +135,7 @@ RUN_GAUGES = (
     ),
     _plain(
         "fl_buffered_updates", "Updates in the buffer that no step has taken.",
-        lambda run: run.state.collected if run.state.policy.buffered and not run.ended else None,
+        lambda run: len(run.state.buffer) if run.state.policy.buffered and not run.ended else None,
     ),
     _plain(
         "fl_model_versions", "Models in memory of a run with a buffer: the latest one, and all others that are in use.",

@@ -10,6 +10,7 @@ from typing import Any
 
 from fl_server.rounds.committing import awaited_evaluations
 from fl_server.rounds.state import BEFORE_MASKS, Phase, RoundState
+from tests.deterministic import core_buffer
 from tests.deterministic.core_driver import Driver
 from tests.deterministic.core_ledger import digest
 from tests.deterministic.core_stages import update_of
@@ -39,7 +40,8 @@ def check_state(driver: Driver) -> None:
         waits = state.unanswered or (state.phase is Phase.SHARING and state.graph is None)
         works = waits if state.staged else state.working or state.fixed
         assert works, f"somebody works while a round collects: nobody in {state.phase.value}"
-        assert driver.deadline is not None, "a round that collects has a deadline: none"
+        timed = driver.deadline is not None or state.policy.buffered
+        assert timed, "a round that collects has a deadline: none"
     if state.phase is Phase.SELECTING and (state.goal or state.resting) and state.settled:
         assert driver.retries, "a round that waits is tried again: never"
     if state.policy.private and state.phase is not Phase.ENDED:
@@ -48,7 +50,9 @@ def check_state(driver: Driver) -> None:
         assert charged <= most or not most, f"a budget ends the run: {charged} draws of {most}"
         opened = len(ledger.attempts.get(state.round, ()))
         assert opened <= 1, f"a private round is drawn once: {opened} attempts of round {state.round}"
-    if state.under_way:
+    if state.policy.buffered:
+        core_buffer.check_state(ledger, state)
+    elif state.under_way:
         rows = ledger.updates.get((state.round, state.exchange), {})
         assert rows == dict(state.admitted), f"admitted as in the ledger: {state.admitted}, not {rows}"
         assert rows.keys() <= state.drawn, f"only drawn clients count: {rows.keys()} of {state.drawn}"
@@ -57,12 +61,15 @@ def check_state(driver: Driver) -> None:
 def check_restored(before: RoundState, after: RoundState) -> None:
     """A restart at rest leaves all as it was that decides."""
     same: tuple[str, ...] = _ALWAYS
-    if before.phase in _RESULTS:
+    if before.policy.buffered:
+        core_buffer.check_restored(before, after)
+        same += ("phase", "goal", "attempt") if before.phase is Phase.COLLECTING else ()
+    elif before.phase in _RESULTS:
         fixed = after.accepted if before.policy.secure else after.fixed
         assert fixed == before.accepted, f"a restart keeps the fixed list: {fixed}, not {before.accepted}"
     else:
         same += _OF_EPOCH
-    if before.phase is Phase.COLLECTING and not before.fixed:
+    if before.phase is Phase.COLLECTING and not before.fixed and not before.policy.buffered:
         same += _OF_ROUND
         same += () if before.repeated else _OF_UPDATES
     if before.policy.secure and before.phase is not Phase.ENDED:
@@ -126,6 +133,9 @@ def check_end(driver: Driver, faults: Collection[str]) -> None:
 def _check_round(driver: Driver, round_: int, model: bytes) -> None:
     """A committed round. model: the one that its clients got."""
     ledger, policy = driver.ledger, driver.state.policy
+    if policy.buffered:
+        core_buffer.check_round(ledger, policy, round_)
+        return
     committed, accepted, epoch, _ = ledger.commits[round_]
     last = policy.exchanges - 1
     clients = [client for client, _ in accepted]

@@ -18,7 +18,7 @@ from fl_server.rounds.committing import clients_due, evaluation_due
 from fl_server.rounds.restoring import SavedRound
 from fl_server.rounds.state import Phase, RoundState, replace
 from fl_server.rounds.stop_rules import Judged
-from tests.deterministic import core_stages
+from tests.deterministic import core_buffer, core_stages
 from tests.deterministic.core_ledger import Asked, Clock, Ledger, Place, Told, digest
 
 DEADLINE_S = 500.0
@@ -78,7 +78,7 @@ class Driver:
             missing.add("clients")
             self.work.append(f"ask {done - 1}")
         self.state = restoring.with_evaluations(state, evaluations, Judged(), missing)
-        if self.state.phase is Phase.COLLECTING or self.state.staged:
+        if (self.state.phase is Phase.COLLECTING or self.state.staged) and not policy.buffered:
             self.deadline = self.clock.now + self.time_left()
         yield "restored"
         yield from self.take(ev.RoundRestored())
@@ -93,6 +93,8 @@ class Driver:
 
     def saved(self, round_: int) -> SavedRound:
         """What the ledger has of a round."""
+        if self.state.policy.buffered:
+            return core_buffer.saved(self.ledger, self.state)
         attempts = self.ledger.attempts.get(round_, [])
         place = (round_, max((exchange for exchange, _, _ in attempts), default=0))
         admitted = tuple(self.ledger.updates.get(place, {}).items())
@@ -125,6 +127,7 @@ class Driver:
             for step in self.order_of_uploads:
                 rows: Any = self.ledger.updates.setdefault(place, {}) if step == "write" else self.told.acknowledged
                 rows[client if step == "write" else (*place, client)] = made
+                self.ledger.arrived += [(place[0], client)] * (step == "write")
                 yield f"update: {step}"
             yield from self.take(ev.UpdateAdmitted(client, made))
         elif known is not None and place[0] >= len(self.ledger.commits):
@@ -145,7 +148,7 @@ class Driver:
 
     def fail(self, client: str, place: Place, *, not_finite: bool) -> Iterator[str]:
         """The work of a client failed."""
-        if place == (self.state.round, self.state.exchange) and self.state.works(client):
+        if place == self.state.place_of(client) and self.state.works(client):
             event = ev.WorkFailed(client, "it failed", not_finite=not_finite)
             self._write_failure(client, "it failed", not_finite=not_finite)
             yield "failure written"
@@ -153,26 +156,26 @@ class Driver:
 
     def restart_client(self, client: str, place: Place) -> Iterator[str]:
         """Another process of a client at work is here."""
-        if place == (self.state.round, self.state.exchange) and self.state.works(client):
+        if place == self.state.place_of(client) and self.state.works(client):
             processes = self.ledger.processes.setdefault(place, {})
             processes[client] = processes.get(client, 0) + 1
             yield "restart written"
             yield from self.take(ev.ClientRestarted(client))
-            same, most = place == (self.state.round, self.state.exchange), self.state.policy.most_processes
+            same, most = place == self.state.place_of(client), self.state.policy.most_processes
             had = self.ledger.processes.get(place, {}).get(client, 0)  # 0 if the round was redrawn
             again = same and 0 < most <= had and self.state.works(client)
             assert not again, f"work goes to few processes of a daemon: {had} of {client} got it"
 
     def lose_state(self, client: str, place: Place) -> Iterator[str]:
         """A client at work has lost its state."""
-        if place == (self.state.round, self.state.exchange) and self.state.works(client):
+        if place == self.state.place_of(client) and self.state.works(client):
             if self.state.policy.population:
                 self.ledger.lost[client] = Lost("its disk is new", left_out=False)
                 yield "lost state written"
             yield from self.take(ev.StateLost(client, "its disk is new"))
 
     def _write_failure(self, client: str, why: str, *, not_finite: bool = False) -> None:
-        place = (self.state.round, self.state.exchange)
+        place = self.state.place_of(client)
         known = self.ledger.failed.setdefault(place, {}).pop(client, None)
         times = known.times + 1 if known else 1
         self.ledger.failed[place][client] = Failed(why, "", not_finite, times=times)
@@ -217,6 +220,8 @@ class Driver:
     def compute(self) -> bytes:
         """The model of the fixed list."""
         state, ledger = self.state, self.ledger
+        if state.policy.buffered:
+            return core_buffer.model_of_step(ledger, state.round)
         return digest(ledger.model, ledger.fixed[state.round, state.exchange])
 
     # Effects.
@@ -249,13 +254,15 @@ class Driver:
                 known = ledger.fixed.get(place)
                 assert known in (None, accepted), f"one list is fixed: {accepted} after {known} in {place}"
                 core_stages.check_opened(ledger, self.told, self.state, accepted)
-                ledger.fixed[place] = accepted
+                ledger.fixed[place], ledger.versions[place] = accepted, getattr(effect, "versions", ())
             case fx.DropCulprits():
                 self._drop(effect)
             case fx.RestartRound():
                 self._restart(effect)
             case fx.EndRun(status, reason):
                 ledger.status, ledger.reason = status, reason
+                if self.state.policy.buffered:
+                    core_buffer.give_up(ledger)
             case _:
                 return False
         return True
@@ -266,11 +273,16 @@ class Driver:
 
     def _drop(self, effect: fx.DropCulprits) -> None:
         ledger, place = self.ledger, (effect.round, effect.exchange)
-        for client, why in effect.culprits:
-            ledger.updates[place].pop(client)
-            ledger.refused.setdefault(place, {})[client] = Refused("not_finite", why)
-            self.told.acknowledged.pop((*place, client), None)
+        for (client, why), of in zip(effect.culprits, self._places(effect), strict=True):
+            ledger.updates[of].pop(client)
+            ledger.refused.setdefault(of, {})[client] = Refused("not_finite", why)
+            self.told.acknowledged.pop((*of, client), None)
         ledger.fixed.pop(place)
+
+    @staticmethod
+    def _places(effect: fx.DropCulprits) -> list[Place]:
+        rounds = effect.versions or (effect.round,) * len(effect.culprits)
+        return [(round_, effect.exchange) for round_ in rounds]
 
     def _restart(self, effect: fx.RestartRound) -> None:
         ledger, epoch = self.ledger, effect.state_epoch
@@ -288,6 +300,7 @@ class Driver:
         for rows in (ledger.updates, ledger.refused, ledger.failed, ledger.processes, ledger.fixed):
             for place in [place for place in rows if place[0] == round_]:
                 rows.pop(place)
+        core_buffer.drop(ledger, round_)
         for key in [key for key in self.told.acknowledged if key[0] == round_]:
             del self.told.acknowledged[key]
 
@@ -295,7 +308,7 @@ class Driver:
         """What the process does."""
         match effect:
             case fx.OpenAttempt() | fx.OpenStage():
-                self.deadline = self.clock.now + self.told.gives
+                self.deadline = None if self.state.policy.buffered else self.clock.now + self.told.gives
                 if isinstance(effect, fx.OpenStage):
                     self.work.extend(core_stages.absent(effect, self.told))
                     self.work.extend(["graph"] * (effect.stage == Phase.SHARING.value))
@@ -344,10 +357,11 @@ class Driver:
         state, ledger = self.state, self.ledger
         if state.staged and state.works(client):
             core_stages.ask(ledger, self.told, state, client)
-        if not core_stages.trains(state) or not state.works(client):
+        if not (state.policy.buffered or core_stages.trains(state)) or not state.works(client):
             return
-        cohorts = [cohort for exchange, _, cohort in ledger.attempts.get(state.round, []) if exchange == state.exchange]
+        round_, of = state.place_of(client)
+        cohorts = [cohort for exchange, _, cohort in ledger.attempts.get(round_, []) if exchange == of]
         assert any(client in cohort for cohort in cohorts), f"cohorts are written before their work: not {client}"
-        self.told.assigned[client] = (state.round, state.exchange, state.state_epoch, ledger.model)
+        self.told.assigned[client] = (round_, of, state.state_epoch, core_buffer.model_of(ledger, round_))
         if state.phase is Phase.COLLECTING:
             core_stages.ask(ledger, self.told, state, client)

@@ -67,6 +67,12 @@ class Ledger:
     processes: dict[Place, dict[str, int]] = field(default_factory=dict)
     """How often the work of each client was sent to another process of it."""
     fixed: dict[Place, ev.Accepted] = field(default_factory=dict)
+    arrived: list[tuple[int, str]] = field(default_factory=list)
+    """With a buffer: (version, client) of the admitted updates in the order of arrival."""
+    versions: dict[Place, tuple[int, ...]] = field(default_factory=dict)
+    """With a buffer: the versions of the updates of each fixed list."""
+    given_up: set[tuple[int, str]] = field(default_factory=set)
+    """With a buffer: what no step had taken when the run ended."""
     commits: list[tuple[bytes, ev.Accepted, int, float]] = field(default_factory=list)
     """(model, accepted list, epoch, over-selection factor) by round."""
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)

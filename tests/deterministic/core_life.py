@@ -160,6 +160,8 @@ class CoreLife:
         if driver.retries:
             possible.append("retry")
         busy = self.told.asked if state.staged else self.told.assigned
+        if state.policy.buffered and state.work and (not busy or draw.random() < 0.05):
+            possible.append("deadline")
         if driver.deadline is not None and (not busy or draw.random() < 0.05):
             possible.append("deadline")
         if state.paused and (self.healing or draw.random() < 0.2):
@@ -248,6 +250,10 @@ class CoreLife:
         self._do(self.driver.take(ev.RetryDue()))
 
     def _deadline(self) -> None:
+        if self.policy.buffered:  # of the first draw that is under way
+            first = min((work.version, work.attempt) for work in self.driver.state.work.values())
+            self._do(self.driver.take(ev.DeadlinePassed(*first)))
+            return
         assert self.driver.deadline is not None
         self.clock.go_on(max(0.0, self.driver.deadline - self.clock.now))
         self.driver.deadline = None

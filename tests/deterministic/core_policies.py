@@ -8,6 +8,7 @@ from dataclasses import replace
 from fl_server.rounds.metrics import BY_LOSS
 from fl_server.rounds.policy import RoundPolicy
 from fl_server.rounds.stop_rules import StopPolicy
+from tests.deterministic.core_buffer import OF, REST, buffered
 from tests.deterministic.core_stages import STAGE_S
 
 ROUNDS = 10
@@ -18,6 +19,8 @@ SECURE_EVERY = 5
 def policy_of(seed: int, draw: random.Random) -> RoundPolicy:
     """The policy of a life's run. draw: what is drawn for the life."""
     policy = _plain(draw)
+    if seed % OF == REST:
+        return buffered(policy, random.Random(f"buffer {seed}"))
     return _secure(policy, random.Random(f"secure {seed}")) if seed % SECURE_EVERY == SECURE_EVERY - 1 else policy
 
 

@@ -316,3 +316,22 @@ def test_a_model_is_committed_while_its_clients_work() -> None:
     before = at_work(state)
     state, _ = play(state, ModelCommitted())
     assert set(before) <= state.outstanding
+
+
+def test_a_fault_of_clients_ends_no_run_whose_step_is_under_way() -> None:
+    """Its updates were delivered: two clients got values that are not finite, but not all."""
+    state = buffered("abcd", concurrency=4)
+    state, effects = play(state, *arrive("ab"), StepComputed(), *(WorkFailed(each, not_finite=True) for each in "cd"))
+    assert state.phase is Phase.COMMITTING
+    assert not any(isinstance(effect, EndRun) for effect in effects)
+
+
+def test_a_restart_gives_out_no_more_slots_than_there_are() -> None:
+    """A client that had lost its slot is here again, and so is the one that got it; the ledger has work of both."""
+    state = buffered("abcd")
+    first = at_work(state)[0]
+    state, _ = play(state, *leave(first))
+    saved = SavedRound([(0, 0, ("a", "b", "c")), (0, 1, ("d",))], work=dict(state.work))
+    again = without_absent(restored_round(RoundState(state.policy, 3), saved), set("abcd"))
+    assert again.working == 3
+    assert {client for client, work in again.work.items() if work.attempt} <= again.outstanding
