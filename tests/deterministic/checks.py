@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fl_ops.simulate.federation import Federation
@@ -23,10 +24,7 @@ def check(life: Life) -> None:
     """Check everything that must hold at the end of a life. Raises AssertionError, which begins with a check's name."""
     assert life.server is not None
     store = life.server.store
-    if life.plan.job.max_staleness is None:
-        _check_rounds(life, store)
-    else:
-        _check_steps(life, store, life.plan.job.max_staleness)
+    _check_rounds(life, store)
     _check_acknowledged(life, store)
     _check_history(life, store)
     if life.plan.job is PRIVATE:
@@ -39,72 +37,52 @@ def check(life: Life) -> None:
 
 
 def _check_rounds(life: Life, store: Store) -> None:
-    """Each round was committed once, from admitted updates of its cohort; each update counts once."""
+    """Each round was committed once, from admitted updates of its cohort; each update counts once.
+
+    With a buffer the updates are of cohorts of some rounds before, too.
+    """
     commits, record = store.commits(RUN), store.runs()[0]
     numbers, rounds = [commit.round for commit in commits], record.spec["stop"]["rounds"]
     whole = record.state == "stopped" or len(commits) == rounds
     assert whole and numbers == list(range(len(commits))), f"a run has all of its rounds: {numbers} of {rounds}"  # noqa: PT018 - one check
-    times = Counter[str]()
+    updates = set[tuple[str, int]]()
     for commit in commits:
-        asked = {client for attempt in store.attempts(RUN, commit.round) for client in attempt.cohort}
+        taken: list[tuple[str, int, bytes]] = []
         for exchange in range(life.plan.job.exchanges):
-            accepted = store.accepted(RUN, commit.round, exchange) or []
-            _check_exchange(life, store, (commit.round, exchange), dict(accepted), asked)
-        times.update(dict(accepted).keys())  # of the last exchange
-        counted = f"{commit.accepted}, and the list of round {commit.round} has {len(accepted)}"
-        assert commit.accepted == len(accepted), f"a commit tells how many updates it has: {counted}"
+            taken = store.taken(RUN, commit.round, exchange) or []
+            _check_exchange(life, store, (commit.round, exchange), taken)
+        updates |= {(client, version) for client, version, _ in taken}  # of the last exchange
+        counted = f"{commit.accepted}, and the list of round {commit.round} has {len(taken)}"
+        assert commit.accepted == len(taken), f"a commit tells how many updates it has: {counted}"
         assert commit.metrics, f"each round is evaluated: round {commit.round} never was"
+    times = Counter(client for client, _ in updates)
     for device in store.clients() if life.plan.job is not PRIVATE else ():  # its cohorts are not counted by client
         name, counted_times = device.client_id, device.updates_counted
-        listed = f"{name} is in {times[name]} lists and was counted {counted_times} times"
+        listed = f"{name} has {times[name]} updates in lists and was counted {counted_times} times"
         assert counted_times == times[name], f"a client's updates are counted once: {listed}"
 
 
-def _check_steps(life: Life, store: Store, most: int) -> None:
-    """The same of a run with a buffer. most: its largest staleness."""
-    commits, record = store.commits(RUN), store.runs()[0]
-    numbers, rounds = [commit.round for commit in commits], record.spec["stop"]["rounds"]
-    whole = record.state == "stopped" or len(commits) == rounds
-    assert whole and numbers == list(range(len(commits))), f"a run has all of its rounds: {numbers} of {rounds}"  # noqa: PT018 - one check
-    times, counted = Counter[str](), set[tuple[str, int]]()
-    for commit in commits:
-        taken = store.taken(RUN, commit.round) or []
-        where = f"the list of round {commit.round}"
-        assert commit.accepted == len(taken), f"a commit tells how many updates it has: {where} has {len(taken)}"
-        for client, version, digest in taken:
-            line = store.update_of(RUN, version, 0, client)
-            asked = {each for attempt in store.attempts(RUN, version) for each in attempt.cohort}
-            assert client in asked, f"asked clients are accepted: {client} with version {version} in {where}"
-            right = line is not None and line.admitted and line.digest == digest
-            assert right, f"admitted updates are accepted: that of {client}, version {version}, in {where} was not"
-            stale = commit.round - version
-            assert 0 <= stale <= most, f"no update is too stale: {client}'s is {stale} versions old in {where}"
-            again = (client, version) in counted
-            assert not again, f"an update is in one step: {client}, version {version}, in {where} and before"
-            counted.add((client, version))
-        times.update(client for client, _, _ in taken)
-        assert commit.metrics, f"each round is evaluated: round {commit.round} never was"
-    for device in store.clients():
-        name, found = device.client_id, device.updates_counted
-        assert found == times[name], (
-            f"a client's updates are counted once: {name} in {times[name]} lists, {found} times"
-        )
-
-
-def _check_exchange(
-    life: Life, store: Store, place: tuple[int, int], accepted: dict[str, bytes], asked: set[str]
-) -> None:
-    """The accepted list of (round, exchange). asked: the clients of the round's attempts."""
-    where = f"{place[0]}.{place[1]}"
-    strangers = accepted.keys() - asked
+def _check_exchange(life: Life, store: Store, place: tuple[int, int], taken: Sequence[tuple[str, int, bytes]]) -> None:
+    """The accepted list of (round, exchange): (client, the round of its update, digest)."""
+    (round_, exchange), where = place, f"{place[0]}.{place[1]}"
+    versions, most = {version for _, version, _ in taken}, life.plan.job.max_staleness
+    asked = {
+        (client, version)
+        for version in versions
+        if round_ - (most or 0) <= version <= round_
+        for attempt in store.attempts(RUN, version)
+        for client in attempt.cohort
+    }
+    strangers = {(client, version) for client, version, _ in taken} - asked
     assert not strangers, f"asked clients are accepted: {strangers} in round {where}, which asked {asked}"
-    admitted = {line.client_id: line.digest for line in store.updates(RUN, *place) if line.admitted}
-    others = accepted.items() - admitted.items()
-    assert not others, f"admitted updates are accepted: those of {dict(others).keys()} in round {where} are others"
-    signed = [stage.members for stage in store.stages(RUN, place[0]) if stage.stage == "signing"]
-    clients = tuple(accepted)
+    rows = [line for version in versions | {round_} for line in store.updates(RUN, version, exchange) if line.admitted]
+    admitted = {(line.client_id, line.round, line.digest) for line in rows}
+    others = set(taken) - admitted
+    assert not others, f"admitted updates are accepted: those of {others} in round {where} are others"
+    signed = [stage.members for stage in store.stages(RUN, round_) if stage.stage == "signing"]
+    clients = tuple(client for client, _, _ in taken)
     assert signed in ([], [clients]), f"a sum has the clients of its signed list: {clients}, not {signed}"
-    missing = admitted.keys() - accepted.keys() if life.plan.job.cohort else set()
+    missing = {client for client, _, _ in admitted - set(taken)} if life.plan.job.cohort else set()
     assert not missing, f"all updates of a cohort are accepted: those of {missing} in round {where} are not"
 
 

@@ -118,6 +118,18 @@ INVARIANTS: dict[str, dict[int, tuple[str, ...]]] = {
             "a sum has the clients of its signed list",
         ),
     },
+    "With a buffer: what is acknowledged is in it until one step has it, from a version that is not too old": {
+        1: (
+            "a buffer is as in the ledger",
+            "only free slots are filled",
+            "a restart keeps the buffer",
+            "a restart keeps the work of each client",
+            "a step has its goal",
+            "no update is too stale",
+            "a step has admitted updates of their versions",
+            "a model is that of its step",
+        ),
+    },
     "A paused run begins no round": {1: ("no round begins in a pause",)},
     "A disk that is full and a database that is away pause a run, with the reason, until they are back": {
         2: ("a full disk pauses a run with its reason", "a run goes on when there is room again"),
@@ -244,6 +256,14 @@ PLANTED: dict[int, dict[str, tuple[str, int]]] = {
         "a restart forgets answers to stages": ("a restart keeps answers", 9),
         "a restart forgets who has shared": ("a restart keeps sharers", 4),
         "a stage begins with the time of the one before": ("a deadline gives its time while up", 109),
+        "an update that comes during a commit is not kept": ("a buffer is as in the ledger", 84),
+        "a restart gives the slots of lost clients out twice": ("only free slots are filled", 40),
+        "a restart forgets the buffer": ("a restart keeps the buffer", 62),
+        "a restart forgets who works from earlier versions": ("a restart keeps the work of each client", 40),
+        "a step has an update less than its goal": ("a step has its goal", 62),
+        "an update counts however old its version is": ("no update is too stale", 18),
+        "a client of a buffer trains another model": ("a step has admitted updates of their versions", 18),
+        "a step is computed without its list": ("a model is that of its step", 18),
     },
     2: {
         "an update is acknowledged before it is written": ("acknowledged updates stay", 19),

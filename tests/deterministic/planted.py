@@ -16,6 +16,7 @@ from fl_server.rounds.policy import RoundPolicy
 from fl_server.rounds.state import Phase, RoundState
 from tests.deterministic.core_driver import DEADLINE_S, Driver
 from tests.deterministic.core_ledger import digest
+from tests.deterministic.planted_buffer import BUFFER
 from tests.deterministic.planted_stages import STAGES
 
 Patch = tuple[Any, Any, Any]
@@ -428,7 +429,7 @@ PLANTED: dict[str, Callable[[], Patch]] = {
 }
 
 
-PLANTED |= STAGES
+PLANTED |= STAGES | BUFFER
 
 
 @contextmanager

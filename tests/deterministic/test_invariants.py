@@ -13,12 +13,12 @@ from tests.deterministic.invariants import INVARIANTS, PLANTED, RESTORED
 
 FOLDER = Path(__file__).parent
 MODULES = {
-    1: ("core_checks", "core_driver", "core_life", "core_stages"),
+    1: ("core_buffer", "core_checks", "core_driver", "core_life", "core_stages"),
     2: ("checks", "life", "living", "loop", "operators", "pauses", "private_rounds", "promises", "uptime"),
 }
 """The modules of each depth that have checks."""
 PATCHES = {
-    1: {"planted": "PLANTED", "planted_stages": "STAGES"},
+    1: {"planted": "PLANTED", "planted_stages": "STAGES", "planted_buffer": "BUFFER"},
     2: {"planted_system": "PLANTED", "planted_more": "MORE", "planted_privacy": "PRIVATE"},
 }
 """The modules of each depth that plant faults, with the dictionary of each."""
