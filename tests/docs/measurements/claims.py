@@ -134,10 +134,16 @@ class Page:
         return self.path.read_text(encoding="utf-8")
 
     @cached_property
+    def apart(self) -> str:
+        """The tables that are in a file of their own, beside the results, and no part of the page."""
+        path = self.path.with_suffix("") / "tables.txt"
+        return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+    @cached_property
     def tables(self) -> dict[tuple[str, str], PageTable]:
         """(name, heading) -> table."""
         found = {}
-        for block in _BLOCK.finditer(self.text):
+        for block in _BLOCK.finditer(self.text + self.apart):
             for part in block["text"].split("\n### ")[1:]:
                 heading, body = part.split("\n", 1)
                 rows = _rows(body)
@@ -173,6 +179,7 @@ class Page:
         number = 0
         for section in sections:
             about = about or any(f"<!-- fl compare {name}: begin -->" in section for name in filled)
+            about = about or f"({self.path.stem}/tables.txt)" in section
             for line in section.splitlines():
                 number += 1
                 in_code ^= line.startswith("```")

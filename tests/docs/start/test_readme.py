@@ -82,7 +82,7 @@ def test_every_dependency_has_its_reason() -> None:
 
 
 def test_the_index_has_every_page_once() -> None:
-    """docs/README.md has one row for each page, under the heading of its folder. configuration.md is above them.
+    """docs/README.md has one line for each page, under the heading of its folder. configuration.md is above them.
 
     The pages of decisions are listed in decisions.md.
     """
@@ -91,7 +91,7 @@ def test_the_index_has_every_page_once() -> None:
     rows = [
         (section.partition("\n")[0].lower(), link)
         for section in sections
-        for link in re.findall(r"^\| \[[^]]+\]\((\w[^)]+)\) \| ", section, re.MULTILINE)
+        for link in re.findall(r"^- \[[^]]+\]\((\w[^)]+)\): ", section, re.MULTILINE)
     ]
     decisions = re.findall(r"^- \[[^]]+\]\(([^)]+)\): ", read_page("docs/development/decisions.md"), re.MULTILINE)
     listed = [f"docs/{link}" for _, link in rows] + [f"docs/development/{link}" for link in decisions]
