@@ -62,8 +62,9 @@ def test_steps_add_up_in_any_order() -> None:
 
 def test_extreme_values_are_finite() -> None:
     """Next to no noise, next to no sampling, and very many steps."""
-    for mechanism, steps in ((Mechanism(0.01, 0.5), 10), (Mechanism(50.0, 1e-9), 10**9), (Mechanism(1e6, 1.0), 1)):
-        assert math.isfinite(epsilon_of({mechanism: steps}, 1e-12))
+    for z, q, steps in ((0.01, 0.5, 10), (50.0, 1e-9, 10**9), (1e6, 1.0, 1), (1e6, 1e-3, 10**6)):
+        for fixed_size in (False, True):
+            assert math.isfinite(epsilon_of({Mechanism(z, q, fixed_size): steps}, 1e-12))
 
 
 @pytest.mark.parametrize(("z", "q"), [(0.0, 0.1), (-1.0, 0.1), (math.nan, 0.1), (1.0, 0.0), (1.0, 1.1)])
@@ -86,7 +87,7 @@ FIXED = [(8.0, 0.01, 1000), (4.0, 0.05, 200), (2.0, 0.1, 10), (20.0, 0.5, 100), 
 
 @pytest.mark.parametrize(("z", "q", "steps"), FIXED)
 def test_samples_of_a_fixed_size_by_a_second_accountant(z: float, q: float, steps: int) -> None:
-    """dp-accounting has the same theorem with a smaller bound of some terms, and not the bound of the whole data.
+    """dp-accounting has the same theorems, and not the bound of the whole data.
 
     Its noise multiplier is relative to the change by a replacement, which is twice the norm of a contribution.
     """
@@ -99,7 +100,7 @@ def test_samples_of_a_fixed_size_by_a_second_accountant(z: float, q: float, step
     second.compose(noise if q == 1.0 else dp.SampledWithoutReplacementDpEvent(1000, round(1000 * q), noise), steps)
     tighter, found = second.get_epsilon(1e-5), epsilon_of({Mechanism(z, q, fixed_size=True): steps}, 1e-5)
     whole = epsilon_of({Mechanism(z, 1.0, fixed_size=True): steps}, 1e-5)
-    assert 0.95 * min(tighter, whole) <= found <= min(2 * tighter, whole)
+    assert 0.95 * min(tighter, whole) <= found <= min(tighter, whole) * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("s", [0.5, 1.0, 3.0])
