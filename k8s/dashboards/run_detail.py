@@ -45,6 +45,7 @@ def dashboard() -> models.Dashboard:
         Section("What is the model worth?", [Row(8, [*_worth(), _spread()])]),
         Section("Updates and momentum", [Row(8, [_norms(), _cosine(), _staleness()])]),
         Section("Clients", [Row(8, _clients())]),
+        Section("Privacy", [Row(8, [_privacy()])]),
         Section("Rounds", [Row(8, _rounds())]),
     ]
     return place(FRAME.built(), sections)
@@ -204,6 +205,22 @@ def _clients() -> list[timeseries.Panel]:
     colours = {"wanted in a round": "text", "drawn, with over-selection": "orange", "could be drawn": "green"}
     counted = [coloured(ends.decimals(0), ENDS), refused.decimals(0), coloured(drawn.fill_opacity(0), colours)]
     return [*counted, _shares()]
+
+
+def _privacy() -> timeseries.Panel:
+    spent = lines(
+        What(
+            "Privacy spent",
+            "none",
+            "Epsilon of the run's account, by accountant: Renyi divergences hold the budget. With privacy of records "
+            "what devices state. Empty without differential privacy.",
+        ),
+        Query(f'max(fl_privacy_epsilon{{{R},accountant="renyi"}})', "Renyi divergences"),
+        Query(f'max(fl_privacy_epsilon{{{R},accountant="loss_distributions"}})', "privacy loss distributions"),
+        Query(f'max(fl_privacy_stated_epsilon{{{R},statistic="median"}})', "stated: median"),
+        Query(f'max(fl_privacy_stated_epsilon{{{R},statistic="largest"}})', "stated: largest"),
+    )
+    return spent.fill_opacity(0)
 
 
 def _shares() -> timeseries.Panel:
