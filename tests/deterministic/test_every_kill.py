@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
             pytest.param(arguments, marks=pytest.mark.slow)
             for arguments in (
                 ("--who", "server"), ("--who", "c-0"), ("--who", "server", "--abandoned"),
-                ("--who", "c-2", "--abandoned"),
+                ("--who", "c-0", "--abandoned"),
             )
         ),
     ],
