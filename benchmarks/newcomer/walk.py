@@ -36,6 +36,7 @@ class Walked:
     """By command, on the clock."""
     processor_s: float
     environment_mb: int
+    """2^20 bytes, with the environments that Flower makes for its apps."""
     stand_in: bool
     """Whether Flower's hub was not reached, so that the benchmark's own app trained."""
 
@@ -76,7 +77,7 @@ def walk(way: Way, python: Path) -> Walked:
             round(sum(took for command, took in seconds.items() if _installs(command)) / 60, 2),
             {command: round(took, 1) for command, took in seconds.items()},
             round(spent, 1),
-            _megabytes(place / "env"),
+            _megabytes(place / "env") + _megabytes(Path(folder, "home", ".flwr")),
             (place / HUB).exists(),
         )
 
