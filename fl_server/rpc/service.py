@@ -110,7 +110,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     async def SubmitUpdate(self, request_iterator: Requests, context: Context) -> pb.SubmitUpdateResponse:
         """Receive an upload."""
-        holder = _holder(context)
+        holder = holder_of(context)
         async with self._transfer_limits.call(holder, "uploads") if holder else nullcontext():
             requests = aiter(request_iterator)
             header = await read_header(requests, self._services.config.limits.stall_s)
@@ -186,7 +186,7 @@ async def read_header(requests: Requests, stall_s: float) -> UpdateHeader:
     return first.header
 
 
-def _holder(context: Context) -> str:
+def holder_of(context: Context) -> str:
     """Who a call counts for before it names a session: the certificate's holder; without one, the connection."""
     who = caller.get()
     if who is not ANYBODY:

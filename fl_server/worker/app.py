@@ -176,20 +176,25 @@ class Worker:
         address = server.listen(self._workers.serve, "workers.serve")
         self._opened.push_async_callback(server.stop, 0.2)
         await server.start()
-        self._serve_metrics(connections)
-        log.info("serving", role="data", pid=os.getpid(), serve=address, **probes.addresses)
+        metrics = self._serve_metrics(connections)
+        log.info("serving", role="data", pid=os.getpid(), serve=address, metrics_listen=metrics, **probes.addresses)
 
-    def _serve_metrics(self, connections: Connections) -> None:
-        """Serve metrics where the settings say so. The usual address is the coordinator's, if it is on this machine."""
+    def _serve_metrics(self, connections: Connections) -> str:
+        """Serve metrics where the settings say so; returns the address.
+
+        The usual one is the coordinator's, if that is on this machine.
+        """
         self.metrics.watch(asyncio.get_running_loop(), self._config.state_dir)
         if self._config.metrics_listen is None:
-            return
+            return ""
         address = split_address(self._config.metrics_listen)
         try:
             limits = ServerLimits(connections.metrics, self._config.connections.handshake_s)
-            self._opened.enter_context(serve_metrics(self.metrics.registry, address, limits))
+            port = self._opened.enter_context(serve_metrics(self.metrics.registry, address, limits))
         except OSError as error:
             log.warning("no_metrics", metrics_listen=self._config.metrics_listen, reason=error.strerror)
+            return ""
+        return f"{address[0]}:{port}"
 
     async def keep_attached(self, probes: Health) -> None:
         """Attach to the coordinator, without end. Raises SettingsError for a state directory of another one."""

@@ -10,10 +10,9 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from fl_server.identity import caller
 from fl_server.rpc.downloads import digest_in
 from fl_server.rpc.requests import parse_request
-from fl_server.rpc.service import SERVICE, read_header
+from fl_server.rpc.service import SERVICE, holder_of, read_header
 from fl_server.store.objects.worker_files import WorkerFiles
 from fl_server.uploads.open_upload import Decided
 from fl_server.uploads.part_receiver import Disk, PartReceiver, spool_key
@@ -66,8 +65,7 @@ class DataService:
 
     async def SubmitUpdate(self, request_iterator: Requests, context: Context) -> pb.SubmitUpdateResponse:
         """Receive an update into the spool."""
-        del context
-        async with self._disk.limits.call(str(caller.get()), "uploads"):
+        async with self._disk.limits.call(holder_of(context), "uploads"):
             requests = aiter(request_iterator)
             header = await read_header(requests, self._disk.config.limits.stall_s)
             self.in_flight += 1

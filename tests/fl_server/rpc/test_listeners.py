@@ -13,7 +13,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from fl_server.rpc.ports import METADATA_BYTES, Connections, Port, ports, share
+from fl_server.rpc.ports import METADATA_BYTES, Connections, Port, ports, share, worker_port
 from fl_server.settings.config import ServerConfig
 from fl_server.settings.sections import ConnectionsConfig, TransfersConfig
 from protos.wire import MAX_MESSAGE_BYTES
@@ -66,6 +66,15 @@ def test_each_port_has_its_own_limits(tmp_path: Path) -> None:
     assert [each["grpc.max_allowed_incoming_connections"] for each in options.values()] == [100, 20, 20, 20, 7, 10]
     assert "grpc.max_connection_age_ms" in options["health_listen"]
     assert "grpc.max_connection_age_ms" not in options["listen"]
+
+
+def test_the_port_of_workers_for_clients_is_shared_and_its_connections_end(tmp_path: Path) -> None:
+    """All other ports have one owner, and connections of clients that last."""
+    config, connections = ServerConfig(state_dir=tmp_path, insecure=True), Connections(100, 20, 10, 5, 7)
+    options = dict(worker_port(config, connections, 600.0).options())
+    assert (options["grpc.so_reuseport"], options["grpc.max_connection_age_ms"]) == (1, 600_000)
+    assert options["grpc.max_connection_age_grace_ms"] == 600_000
+    assert {dict(port.options())["grpc.so_reuseport"] for port in ports(config, connections).values()} == {0}
 
 
 def test_only_the_clients_port_has_the_setting_for_bytes_ahead(tmp_path: Path) -> None:

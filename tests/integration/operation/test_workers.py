@@ -6,13 +6,14 @@ import random
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import grpc
 import pytest
 
 from protos.fl.v1 import coordinator_pb2, training_pb2
-from tests.processes.federation import Fleet
-from tests.processes.process import Workspace, eventually
+from tests.processes.federation import Coordinator, Fleet
+from tests.processes.process import Process, Workspace, eventually
 from tests.processes.raw_client import HALF_BYTES, RawClient, Update, messages
 from tests.processes.workers import Worker, section
 
@@ -91,6 +92,45 @@ def test_everything_is_killed(fleet: Fleet, workspace: Workspace, undisturbed: l
     assert undisturbed == fleet.server.digests("all-killed")
 
 
+def test_connections_end_with_age_so_that_a_new_worker_gets_its_share(tmp_path: Path) -> None:
+    """Of the connections that daemons have opened to the first worker, some move to the second."""
+    with Workspace(tmp_path) as workspace:
+        fleet = Fleet(workspace, 3, workers=section(age_s=1.0))
+        settings = {"metrics_listen": "127.0.0.1:0"}
+        Worker(workspace, fleet.server, "first", settings).serve()
+        fleet.server.create("long", round={"clients_per_round": 3}, stop={"rounds": 10_000})
+        fleet.server.until("long", lambda run: run.rounds_done, "a round is committed")
+        second = Worker(workspace, fleet.server, "second", settings).serve()
+        eventually(lambda: count_of(second, "SubmitUpdate"), "the second worker receives updates")
+        with fleet.server.admin() as admin:
+            admin.runs.stop_run("long", "seen")
+        assert fleet.server.run("long").rounds_done > 1
+
+
+def test_limits_of_one_client_hold_over_all_workers(tmp_path: Path) -> None:
+    """A second upload at once is refused by the coordinator, whichever workers have the two connections."""
+    with Workspace(tmp_path) as workspace:
+        server = Coordinator(workspace, settings={"workers": section(), "transfers": {"uploads_at_once": 1}}).serve()
+        for number in range(2):
+            Worker(workspace, server, f"worker-{number}").serve()
+        serve = str(server.settings["workers"]["serve"])
+        with RawClient(server.address, "raw") as control, RawClient(serve) as one, RawClient(serve) as other:
+            label = {"test": "limits"}
+            control.register(labels=label)
+            one.session_id = other.session_id = control.session_id
+            events = control.attend()
+            server.create("limits", round=ONE, stop={"rounds": 1}, labels=label)
+            update = one.update(next(event for event in events if event.HasField("assignment")).assignment)
+            goes_on = threading.Event()
+            sending = one.stub.SubmitUpdate.future(halting(messages(update, 64), goes_on))
+            eventually(lambda: other.query(update).kept_bytes == HALF_BYTES, "half of it is kept")
+            with pytest.raises(grpc.RpcError, match="transfers.uploads_at_once") as refused:
+                other.submit(update)
+            assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            goes_on.set()
+            assert sending.result().receipt.admitted
+
+
 def test_an_upload_is_resumed_at_another_worker(fleet: Fleet, workspace: Workspace) -> None:
     """A worker is killed in mid-upload. Another one finds the bytes that it had, and takes the rest."""
     (first,) = started(fleet, workspace, "cut")
@@ -123,9 +163,14 @@ def test_an_upload_is_resumed_at_another_worker(fleet: Fleet, workspace: Workspa
 
 def calls(fleet: Fleet, rpc: str) -> int:
     """Calls of a method at the coordinator that have ended well, since its start."""
+    return count_of(fleet.server, rpc)
+
+
+def count_of(process: Process, rpc: str) -> int:
+    """The same of any process."""
     counts = [
         float(line.rpartition(" ")[2])
-        for line in fleet.server.metrics().decode().splitlines()
+        for line in process.metrics().decode().splitlines()
         if line.startswith("fl_rpc_seconds_count{") and f'rpc="{rpc}"' in line and 'code="OK"' in line
     ]
     return int(sum(counts))
