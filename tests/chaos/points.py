@@ -75,6 +75,12 @@ REMOVALS = (Write("objects' removal", f"{STORE}.objects_removed", sides=("before
 SECRETS = "fl_server.store.run_secrets:RunSecrets"
 PRIVATE = (Write("run's secret", f"{SECRETS}.make"), Write("charge's outside count", f"{SECRETS}.counted"))
 """Passed by a run with privacy of clients: the first when it is created, the second in every round."""
+OF_WORKERS = (
+    # The machine's copy of a resource, in a worker; the upload that a worker may write, at the coordinator.
+    Write("resource's copy", "fl_server.worker.resources:Copies._fetch"),
+    Write("reservation", f"{SPOOL}.reserve", 2),
+)
+"""Passed in every round whose bytes workers move, with the first writes of an upload in the workers."""
 CULPRITS = (Write("culprit's refusal", f"{STORE}.refuse_accepted"),)
 """Passed only when an accepted update makes the result of its round invalid."""
 
@@ -108,7 +114,8 @@ class KillPoints:
 
     def install(self) -> None:
         """Put the points around all writes."""
-        for write in (*EVERY_ROUND, *AT_THE_END, *NEW_EPOCH, *TOGETHER, *CULPRITS, *IN_OBJECTS, *REMOVALS, *PRIVATE):
+        every = (EVERY_ROUND, AT_THE_END, NEW_EPOCH, TOGETHER, CULPRITS, IN_OBJECTS, REMOVALS, PRIVATE, OF_WORKERS)
+        for write in itertools.chain.from_iterable(every):
             module, _, path = write.where.partition(":")
             *owners, name = path.split(".")
             owner = functools.reduce(getattr, owners, importlib.import_module(module))

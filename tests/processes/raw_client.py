@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -161,6 +161,14 @@ HALF_BYTES = 128
 """Bytes before the halt, in chunks of 64."""
 
 
+def halting(parts: Sequence[pb.SubmitUpdateRequest], goes_on: threading.Event) -> Iterator[pb.SubmitUpdateRequest]:
+    """The messages of an upload, which stops in the middle."""
+    for number, message in enumerate(parts):
+        if number == 1 + HALF_BYTES // 64:
+            goes_on.wait(TIMEOUT_S)
+        yield message
+
+
 class HaltedUpload:
     """A client that stops during its upload until `goes_on` is set."""
 
@@ -171,14 +179,8 @@ class HaltedUpload:
         assignment = next(event for event in self.pushed if event.HasField("assignment")).assignment
         self.update = client.update(assignment)
         self.goes_on, self.client = threading.Event(), client
-        self.receipt = client.stub.SubmitUpdate.future(self._halting())
+        self.receipt = client.stub.SubmitUpdate.future(halting(messages(self.update, 64), self.goes_on))
         eventually(lambda: self.kept() == HALF_BYTES, "half of it is kept")
-
-    def _halting(self) -> Iterator[pb.SubmitUpdateRequest]:
-        for number, message in enumerate(messages(self.update, 64)):
-            if number == 1 + HALF_BYTES // 64:
-                self.goes_on.wait(TIMEOUT_S)
-            yield message
 
     def kept(self) -> int:
         """Number of bytes that the coordinator has received."""

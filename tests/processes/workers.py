@@ -26,9 +26,14 @@ class Worker(Process):
     """A worker, with the coordinator's settings and its own."""
 
     def __init__(
-        self, workspace: Workspace, server: Coordinator, name: str, settings: Mapping[str, Any] | None = None
+        self,
+        workspace: Workspace,
+        server: Coordinator,
+        name: str,
+        settings: Mapping[str, Any] | None = None,
+        program: str = "fl_server",
     ) -> None:
-        super().__init__(workspace, name, "fl_server")
+        super().__init__(workspace, name, program)
         self._server = server.config
         write_toml(self.config, {"metrics_listen": "", **(settings or {})})
 

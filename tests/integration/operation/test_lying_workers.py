@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +17,8 @@ from protos.fl.v1 import worker_pb2 as pb
 from protos.wire import client_options
 from tests.processes.certificates import Pki, credentials, server_section
 from tests.processes.federation import Coordinator, SecureCoordinator
-from tests.processes.process import TIMEOUT_S, Workspace
-from tests.processes.raw_client import RawClient, Update, detail
+from tests.processes.process import TIMEOUT_S, Workspace, eventually
+from tests.processes.raw_client import HALF_BYTES, RawClient, Update, detail, halting, messages
 from tests.processes.workers import Worker, section
 
 ONE = {"clients_per_round": 1, "min_clients": 1}
@@ -86,7 +87,7 @@ def test_only_a_workers_certificate_opens_the_service(workspace: Workspace) -> N
 
 
 def test_clients_and_operators_are_the_clients_of_a_worker(workspace: Workspace) -> None:
-    """A worker serves the holder of a client's certificate under its own name only, and nobody else; bans hold."""
+    """A worker serves the holder of a client's certificate under its own name only. A ban ends what is under way."""
     pki = Pki(workspace.folder / "pki")
     server = SecureCoordinator(workspace, pki, {"workers": section()}).serve()
     Worker(workspace, server, "worker", {"tls": server_section(pki.issue("worker", "w"))}).serve()
@@ -107,8 +108,13 @@ def test_clients_and_operators_are_the_clients_of_a_worker(workspace: Workspace)
         ):
             admin.submit(update)
         assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        sending = data.stub.SubmitUpdate.future(halting(messages(update, 64), threading.Event()))
+        eventually(lambda: data.query(update).kept_bytes == HALF_BYTES, "half of it is kept")
         with server.admin() as operator:
             operator.clients.ban_client("raw", "it lies")
+        assert sending.exception(TIMEOUT_S).code() is grpc.StatusCode.PERMISSION_DENIED
+        spool = Path(server.settings["state_dir"]) / "spool"
+        eventually(lambda: not list(spool.rglob("*.part")), "what it had sent is gone")
         with pytest.raises(grpc.RpcError, match="it lies") as banned:
             data.submit(update)
         assert banned.value.code() is grpc.StatusCode.PERMISSION_DENIED

@@ -5,16 +5,16 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import pytest
 
-from protos.fl.v1 import coordinator_pb2, training_pb2
+from protos.fl.v1 import training_pb2
 from tests.processes.federation import Coordinator, Fleet
 from tests.processes.process import Process, Workspace, eventually
-from tests.processes.raw_client import HALF_BYTES, RawClient, Update, messages
+from tests.processes.raw_client import HALF_BYTES, RawClient, Update, halting, messages
 from tests.processes.workers import Worker, section
 
 ONE = {"clients_per_round": 1, "min_clients": 1}
@@ -174,16 +174,6 @@ def count_of(process: Process, rpc: str) -> int:
         if line.startswith("fl_rpc_seconds_count{") and f'rpc="{rpc}"' in line and 'code="OK"' in line
     ]
     return int(sum(counts))
-
-
-def halting(
-    parts: Sequence[coordinator_pb2.SubmitUpdateRequest], goes_on: threading.Event
-) -> Iterator[coordinator_pb2.SubmitUpdateRequest]:
-    """The messages of an upload, which stops in the middle."""
-    for number, message in enumerate(parts):
-        if number == 1 + HALF_BYTES // 64:
-            goes_on.wait(120)
-        yield message
 
 
 def answered(client: RawClient, update: Update) -> int | None:
