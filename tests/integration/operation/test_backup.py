@@ -104,6 +104,7 @@ def test_a_restored_account_is_charged_what_was_released_since(tmp_path: Path, p
         assert charges(url) == spent
 
 
+@pytest.mark.slow
 def test_a_directory_is_backed_up_and_restored_elsewhere(tmp_path: Path, undisturbed: list[str]) -> None:
     """Not while its coordinator runs. A damaged backup is refused."""
     with Workspace(tmp_path) as workspace:
