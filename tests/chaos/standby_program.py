@@ -57,6 +57,8 @@ class StandbyTrial:
     missed: list[str] = field(default_factory=list)
     takeovers: dict[str, list[float]] = field(default_factory=dict)
     """Seconds until another coordinator served, by the fault's name."""
+    leases: list[float] = field(default_factory=list)
+    """Seconds until it had the lease, after a kill."""
     seconds: float = 0.0
 
 
@@ -76,8 +78,9 @@ def run_standby_trial(cluster: StandbyCluster, trial: StandbyTrial) -> None:
             gone = None
         cluster.until_led()
         if gone is not None:
-            waited = _served(cluster) - gone
-            trial.takeovers.setdefault(fault.name, []).append(waited)
+            trial.takeovers.setdefault(fault.name, []).append(_logged_at(cluster, "serving") - gone)
+            if cluster.server.events("leading")[-1]["killed"]:
+                trial.leases.append(_logged_at(cluster, "leading") - gone)
         cluster.settle()
     digests = cluster.server.digests(name)
     assert digests == undisturbed, f"expected the undisturbed run's models {undisturbed}, got {digests}"
@@ -92,10 +95,9 @@ def _has_reached(round_: int, run: admin_pb2.RunStatus) -> bool:
     return bool(run.HasField("ended") or run.rounds_done > round_ or run.cohort)
 
 
-def _served(cluster: StandbyCluster) -> float:
-    """The Unix time at which the leader began to serve."""
-    stamp = cluster.server.events("serving", pid=cluster.server.pid)[-1]["timestamp"]
-    return datetime.fromisoformat(stamp).timestamp()
+def _logged_at(cluster: StandbyCluster, event: str) -> float:
+    """The Unix time of the leader's last line of an event."""
+    return datetime.fromisoformat(cluster.server.events(event)[-1]["timestamp"]).timestamp()
 
 
 def _check_trained_once(cluster: StandbyCluster, run: str) -> None:
@@ -168,14 +170,7 @@ def summary(runner: StandbyRunner) -> dict[str, object]:
         for name, seconds in trial.takeovers.items():
             kind = "death" if name.startswith("death") else name
             times.setdefault(kind, []).extend(seconds)
-    takeovers = {
-        name: {
-            "count": len(seconds),
-            "median_s": round(statistics.median(seconds), 2),
-            "longest_s": round(max(seconds), 2),
-        }
-        for name, seconds in sorted(times.items())
-    }
+    takeovers = {name: _statistics(seconds) for name, seconds in sorted(times.items())}
     kills = sum(count for name, count in happened.items() if name.startswith(("death", "kill", "terminate")))
     return {
         "seeds": len(runner.trials),
@@ -184,4 +179,15 @@ def summary(runner: StandbyRunner) -> dict[str, object]:
         "cuts": happened.total() - kills,
         "faults": dict(sorted(happened.items())),
         "takeovers": takeovers,
+        "lease_after_a_kill": _statistics([seconds for trial in runner.trials for seconds in trial.leases]),
+    }
+
+
+def _statistics(seconds: list[float]) -> dict[str, float]:
+    if not seconds:
+        return {"count": 0}
+    return {
+        "count": len(seconds),
+        "median_s": round(statistics.median(seconds), 2),
+        "longest_s": round(max(seconds), 2),
     }
