@@ -39,7 +39,7 @@ def update_of(steps: int = 2, **payloads: dict[str, torch.Tensor]) -> ClientUpda
 
 def numbers_of(rounding: Rounding, computed: ClientUpdate) -> list[Values]:
     """The numbers of each payload."""
-    update, _ = rounded_update(assignment_of(rounding, VALUES * len(rounding.payloads)), computed, 3)
+    update, _ = rounded_update(assignment_of(rounding, VALUES * len(rounding.payloads)), computed, 3, keeps=False)
     return [np.frombuffer(piece, np.int32) for piece in update.pieces]
 
 
@@ -61,7 +61,7 @@ def test_the_summed_values_are_those_of_the_numbers() -> None:
     rounding = rounding_of(RoundedPayload("delta", 1.5), RoundedPayload("full_gradient", 100.0))
     computed = update_of(full_gradient={"w": 9.0 * DELTA["w"]})
     assignment = assignment_of(rounding, 2 * VALUES)
-    _, counted = rounded_update(assignment, computed, 3)
+    _, counted = rounded_update(assignment, computed, 3, keeps=True)
     norm = float(DELTA["w"].norm())
     assert torch.allclose(counted.payloads["delta"]["w"], DELTA["w"] * 1.5 / norm, atol=2e-3)
     assert torch.allclose(counted.payloads["full_gradient"]["w"], 9.0 * DELTA["w"], atol=0.1)
@@ -74,7 +74,7 @@ def test_the_summed_values_are_those_of_the_numbers() -> None:
 def test_terms_for_other_payloads_are_refused() -> None:
     """The device's method sends two, and the terms sum one."""
     with pytest.raises(WorkFailed, match="expected terms with the payloads delta, full_gradient, got delta"):
-        rounded_update(assignment_of(rounding_of(TWICE[0]), VALUES), update_of(full_gradient=DELTA), 3)
+        rounded_update(assignment_of(rounding_of(TWICE[0]), VALUES), update_of(full_gradient=DELTA), 3, keeps=True)
 
 
 def test_no_mask_is_used_for_two_payloads() -> None:
