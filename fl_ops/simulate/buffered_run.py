@@ -9,7 +9,6 @@ from fl_ops.simulate.federation import Federation
 from fl_ops.simulate.system.simulated_time import SimulatedTime
 from fl_server.rounds import effects
 from fl_server.rounds import events as ev
-from fl_server.rounds.machine import applies
 from fl_server.rounds.sampling import ticket
 from fl_server.rounds.state import RoundState
 from fl_server.run.assignments import RoundPosition
@@ -55,13 +54,10 @@ class BufferedRun:
         if self._time is None:
             return min(state.outstanding, key=lambda client: self._arrival(state, client), default=None)
         while (happens := self._time.go_on()) is not None:
-            if not isinstance(happens, str):
-                if applies(happens, state):
-                    return happens
-            elif happens in state.work and state.undecided(state.place_of(happens), happens):
+            wanted = not isinstance(happens, str) or state.undecided(state.place_of(happens), happens)
+            if wanted:
                 return happens
-            else:
-                self.updates.drop([happens])
+            self.updates.drop([str(happens)])
         return None
 
     def _arrival(self, state: RoundState, client: str) -> int:

@@ -32,7 +32,7 @@ from fl_server.errors import InvalidInput
 from fl_server.rounds import effects
 from fl_server.rounds import events as ev
 from fl_server.rounds.graph import Graph
-from fl_server.rounds.machine import advance
+from fl_server.rounds.machine import advance, applies
 from fl_server.rounds.policy import RoundPolicy
 from fl_server.rounds.sampling import by_id
 from fl_server.rounds.state import STAGES, Phase, RoundState
@@ -272,13 +272,7 @@ class Simulation:
         state = self._state
         match state.phase:
             case Phase.SELECTING | Phase.COLLECTING:
-                happens = run.go_on(state)
-                self._roster_changed = self._time is not None and happens is not None
-                if isinstance(happens, str):
-                    return self._result(run.updates.arrive(happens))
-                if isinstance(happens, ev.ClientDroppedOut):
-                    self._undelivered.gone(happens.client)
-                return happens
+                return next((event for event in self._happening(run) if applies(event, state)), None)
             case Phase.STEPPING:
                 updates = run.updates.of(accepted, state.versions)
                 return self._compute(updates, lambda: run.updates.step(accepted, state.versions))
@@ -287,6 +281,17 @@ class Simulation:
                 return ev.ModelCommitted()
             case _:
                 return None
+
+    def _happening(self, run: BufferedRun) -> Iterator[ev.Event]:
+        """What happens to the clients of a run with a buffer, as long as any of them works."""
+        while (happens := run.go_on(self._state)) is not None:
+            self._roster_changed = self._time is not None
+            if isinstance(happens, str):
+                yield self._result(run.updates.arrive(happens))
+            else:
+                if isinstance(happens, ev.ClientDroppedOut):
+                    self._undelivered.gone(happens.client)
+                yield happens
 
     def _collect(self) -> ev.Event:
         """What happens next in an open attempt; without simulated time, the results of clients' work."""

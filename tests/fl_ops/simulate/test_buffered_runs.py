@@ -116,6 +116,15 @@ def test_a_late_client_begins_again(run: Run, four: dict[str, Any]) -> None:
     assert sum(done.bytes_down for done in rounds) > 24 * MODEL
 
 
+def test_a_late_client_may_fail(simulated: Simulated, four: dict[str, Any]) -> None:
+    """All are late after 1 s and fail later, when their slots are free: nothing follows, until the time is over."""
+    sections = {"local": {"learning_rate": 3e38, "weight_decay": 10.0}, "stop": {"wall_time_s": 60.0}}
+    with simulated(round={**TWO, "deadline_s": 1}, simulation={"system": four}, **sections) as simulation:
+        assert list(simulation.rounds()) == []
+        assert simulation.ending == ("completed", "its 60 s are over")
+        assert any("c2" in failure for failure in simulation.failures)
+
+
 def test_drop_outs_are_drawn_again(run: Run) -> None:
     """Half of all work comes to nothing; the run has all of its steps, and counts what was lost."""
     rounds = run(TWO, {"speed": 10, "drop_out": 0.5}, stop={"rounds": 20})
