@@ -40,11 +40,18 @@ class StateOrigin:
         self.restored = False
 
     def _stated(self) -> dict[str, object] | None:
-        """The contents of the second file; None if there is neither, and an empty one if it cannot be used."""
+        """The contents of the second file; None in a new folder, and empty ones if they cannot be used.
+
+        A folder with the first file alone is new, too: its daemon was killed while it made the files, before it had
+        answered anything.
+        """
         try:
             raw = (self._folder / _STATED).read_bytes()
         except FileNotFoundError:
-            return {} if (self._folder / _MADE_ONCE).exists() else None
+            others = [
+                path for path in self._folder.iterdir() if not path.name.startswith((_MADE_ONCE, f".{_MADE_ONCE}"))
+            ]
+            return {} if others else None
         try:
             stated = json.loads(raw)
         except ValueError:

@@ -45,10 +45,20 @@ def test_a_restored_backup_is_noticed_until_it_is_settled(tmp_path: Path) -> Non
 def test_a_missing_or_another_file_counts_as_a_copy(tmp_path: Path, name: str, damage: str) -> None:
     """It proves nothing, whatever the other one says."""
     StateOrigin(tmp_path)
+    (tmp_path / "run.member").write_text("what was answered")
     (tmp_path / name).unlink()
     if damage == "other":
         (tmp_path / name).write_text("[1]")
     assert StateOrigin(tmp_path).restored
+
+
+def test_a_kill_while_the_files_are_made_is_no_copy(tmp_path: Path) -> None:
+    """Nothing was answered before both were there."""
+    StateOrigin(tmp_path)
+    (tmp_path / "origin.json").unlink()
+    origin = StateOrigin(tmp_path)
+    assert (origin.restored, origin.was_restored) == (False, False)
+    assert not StateOrigin(tmp_path).restored
 
 
 def test_moving_the_directory_is_no_copy(tmp_path: Path) -> None:
