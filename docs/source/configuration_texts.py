@@ -21,7 +21,7 @@ CLIENT_VALUES = {
 RUN_DEFAULTS = {
     ("RunSpec", "name"): "from task and algorithm",
     ("LocalSpec", "epochs"): "`1`, without `steps`",
-    ("RoundSpec", "min_clients"): '`clients_per_round`; `min_accepted` with "bernoulli"',
+    ("RoundSpec", "min_clients"): '`clients_per_round`; `min_accepted` with "bernoulli", `goal` with "buffer"',
     ("RoundSpec", "quorum"): 'half of `clients_per_round`, or with "bernoulli" of the cohort, rounded up',
     ("RoundSpec", "min_accepted"): "`1`, or the coordinator's `rounds.min_accepted`",
 }

@@ -111,6 +111,8 @@ _INTRO = """# The states of a round
 The functions of its rules contain the effects of each transition and their reasons.
 
 The diagram has the events that change the phase, the table those after which a phase lasts.
+
+In a run with a buffer clients deliver, fail and return in all phases of an open run: `BUFFERED_RULES`.
 """
 
 

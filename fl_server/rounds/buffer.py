@@ -61,8 +61,8 @@ def collect(state: RoundState, again: frozenset[str] = frozenset()) -> Result:
 def idle(state: RoundState, again: frozenset[str] = frozenset()) -> list[str]:
     """Eligible clients without work that have not had the version of this round, but for those in `again`."""
     had = {client for client, work in state.work.items() if work.version == state.round} - again
-    had |= state.delivered
-    return [client for client in state.candidates if client not in had and not state.works(client)]
+    not_idle = had | state.delivered | (state.drawn - state.out)
+    return [client for client in state.candidates if client not in not_idle]
 
 
 def _drawn(state: RoundState, again: frozenset[str]) -> tuple[RoundState, OpenAttempt]:

@@ -178,7 +178,7 @@ def applies(event: ev.Event, state: RoundState) -> bool:  # noqa: PLR0911 - a ta
 
 _OPEN = [phase for phase in Phase if phase is not Phase.ENDED]
 _COLLECTING = (Phase.SELECTING, Phase.COLLECTING, *STAGES)
-_BUFFERED = (Phase.SELECTING, Phase.COLLECTING, Phase.STEPPING, Phase.COMMITTING, Phase.EVALUATING)
+_BUFFERED = [phase for phase in _OPEN if phase not in STAGES]
 
 RULES: dict[tuple[Phase, type], Rule] = {
     (Phase.SELECTING, ev.RetryDue): retry,

@@ -160,7 +160,7 @@ COLLECTING = "from fl_server.rounds.collecting import (\n"
 HANDLER = "            effects.ComputeStep: self._compute_step,\n"
 COMMIT = "    async def _commit_model(self, command: effects.Commit) -> None:\n"
 WORK = "Phase.STEPPING, Phase.COMMITTING)\n"
-SIMULATED = "            case Phase.COMMITTING:\n"
+SIMULATED = "            case Phase.COMMITTING:\n                self._committed(self.federation.commit(accepted))\n"
 PHASE = (
     (f"{ROUNDS}/state.py", STEPPING, f'{STEPPING}    CHECKING = "checking"\n'),
     (f"{ROUNDS}/events.py", EVENT, f"@dataclass(frozen=True, slots=True)\nclass ModelChecked:\n    pass\n\n\n{EVENT}"),
