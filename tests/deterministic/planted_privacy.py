@@ -11,7 +11,6 @@ from sqlalchemy import delete
 from fl_common.privacy.secret_stream import derived
 from fl_server.aggregation import engine
 from fl_server.aggregation.private_sum import PrivateSum
-from fl_server.run.assignments import AssignmentDispatch
 from fl_server.store.database import schema
 from fl_server.store.database.store import Store
 from fl_server.store.run_secrets import RunSecrets
@@ -25,16 +24,6 @@ def _draws_are_free() -> Patch:
         opened(self, attempt, why, charge if attempt.round == 0 else None)
 
     return Store, "open_attempt", open_attempt
-
-
-def _work_before_its_cohort() -> Patch:
-    back = AssignmentDispatch.client_back
-
-    def client_back(self: AssignmentDispatch, client: str) -> None:
-        self._control.unwritten = frozenset()
-        back(self, client)
-
-    return AssignmentDispatch, "client_back", client_back
 
 
 def _nothing_outside() -> Patch:
@@ -65,7 +54,6 @@ def _noise_by_chance() -> Patch:
 
 PRIVATE: dict[str, Callable[[], Patch]] = {
     "draws after the first are free": _draws_are_free,
-    "a client that comes back gets work before its cohort is written": _work_before_its_cohort,
     "a charge that a kill left alone is not counted outside": _nothing_outside,
     "a commit gives its charge back": _charge_given_back,
     "all sums have one noise": _one_noise_for_all,
