@@ -302,7 +302,7 @@ PLANTED: dict[int, dict[str, tuple[str, int]]] = {
         "a call fails": ("the log has no line of a fault", 9),
         "what an update contains is not checked": ("no update of a liar is admitted", 7),
         "a call turns for ever": ("the clock goes on", 9),
-        "a device does not keep what it has answered": ("a device answers each stage in one way", 66),
+        "a device does not keep what it has answered": ("a device answers each stage in one way", 136),
         "a stage that opens has the message of the one before": ("a stage has one message", 171),
         "a list of survivors is written without its last": ("a sum has the clients of its signed list", 1),
         "a pause by a full disk is not told": ("a full disk pauses a run with its reason", 24),
