@@ -41,6 +41,8 @@ class Uptime:
         """The core's function of this name."""
         if isinstance(event, ev.DeadlinePassed):
             attempt = (state.round, state.exchange, state.attempt)
+            if state.policy.buffered:
+                attempt = (event.round, 0, event.attempt)
             used = self._seconds() - self._opened.get(attempt, 0.0)
             gives = self._stage_s if state.staged else self._deadline_s
             if used < gives - _ROUNDING_S:
