@@ -88,7 +88,7 @@ def _reduction(folder: Path, values: int, *, private: bool) -> Reduction:
         fl.RoundInfo(0, 0.1),
         AcceptedUpdates(cohort, sources, UpdateShape.of(("delta",), layout, layout)),
         torch.device("cpu"),
-        private=PrivateSum(Mechanism(1.0, 1.0, len(sources)), values, bytes(32)) if private else None,
+        special=PrivateSum(Mechanism(1.0, 1.0, len(sources)), values, bytes(32)) if private else None,
     )
 
 

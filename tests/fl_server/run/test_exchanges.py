@@ -113,7 +113,7 @@ async def test_a_draining_coordinator_sends_no_second_exchange(tmp_path: Path) -
         run.drain()
         for device, work in zip(devices, assigned, strict=True):
             await device.contribute(world, work)
-        await until(lambda: run.deadline._attempt == (0, 1, 0), "the second exchange is opened")
+        await until(lambda: run.state.exchange == 1 and run.deadline.started, "the second exchange is opened")
         for device in devices:
             world.fleet.streams.push(device.name, pb.AttendResponse(notice=pb.Notice(text="the last message")))
             await until(partial(device.pushed, "notice"), "it has received all messages")

@@ -70,7 +70,7 @@ async def test_a_stream_is_read_no_faster_than_it_is_written(
 
 async def test_a_silent_stream_holds_up_no_other_one(setup: UploadSetup) -> None:
     """With a slot for one chunk: the upload behind a client that sends nothing is admitted, and so is that client's."""
-    setup.world.uploads._slots = ReadSlots(1, patience_s=0.001)
+    setup.world.uploads._parts._slots = ReadSlots(1, patience_s=0.001)
     header, data = await setup.b.update(setup.world, await setup.b.assigned())
     silent = asyncio.create_task(setup.submit(*setup.parts()[:2], hangs=True))
     await until(lambda: setup.run.rounds.bytes.up, "a chunk of the silent stream has arrived")

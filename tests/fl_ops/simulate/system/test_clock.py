@@ -29,6 +29,7 @@ def assign(at: Clock, *clients: str, work: Amount = WORK, deadline_s: float = 1e
 def happen(at: Clock) -> Happening:
     """Let the next thing happen."""
     happening = at.upcoming()
+    assert happening is not None
     at.take(happening)
     return happening
 

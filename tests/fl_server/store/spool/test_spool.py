@@ -13,7 +13,8 @@ import pytest
 from fl_server.store.errors import StoreError, StoreFull
 from fl_server.store.files import Durability
 from fl_server.store.spool import part_file as spool_parts
-from fl_server.store.spool.spool import Leftover, PartBusy, Spool, SpoolKey
+from fl_server.store.spool.part_file import PartBusy
+from fl_server.store.spool.spool import Leftover, Spool, SpoolKey
 from protos.chunks import crc32c
 
 KEY = SpoolKey("r1", 12, 0, "device-7")
