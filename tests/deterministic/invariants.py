@@ -303,7 +303,7 @@ PLANTED: dict[int, dict[str, tuple[str, int]]] = {
         "what an update contains is not checked": ("no update of a liar is admitted", 7),
         "a call turns for ever": ("the clock goes on", 9),
         "a device does not keep what it has answered": ("a device answers each stage in one way", 136),
-        "a stage that opens has the message of the one before": ("a stage has one message", 171),
+        "a message of a stage that is sent again is another one": ("a stage has one message", 136),
         "a list of survivors is written without its last": ("a sum has the clients of its signed list", 1),
         "a pause by a full disk is not told": ("a full disk pauses a run with its reason", 24),
         "a pause by a full disk stays when there is room": ("a run goes on when there is room again", 24),

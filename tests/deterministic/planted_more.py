@@ -20,11 +20,10 @@ from fl_server.rounds.selecting import restart_round
 from fl_server.rounds.state import Phase, RoundState
 from fl_server.run import restore, restore_round
 from fl_server.run.record import RunStatus
-from fl_server.run.secure_stages import _STAGES, SecureStages
+from fl_server.run.secure_stages import SecureStages
 from fl_server.runs.actions import RunActions
 from fl_server.store.database.store import Store
 from fl_server.uploads.verdicts import Verdicts
-from protos.fl.v1.training_pb2 import StageMessage
 from tests.deterministic.planted import Patch, ends_a_round_early, last_round_not_evaluated
 
 
@@ -166,12 +165,14 @@ def _answers_not_kept() -> Patch:
     return Members, "_write", staticmethod(lambda path, member: None)
 
 
-def _message_of_the_stage_before() -> Patch:
+def _repeated_message_differs() -> Patch:
+    message, sent = SecureStages.message_for, Counter[tuple[Any, ...]]()
+
     def message_for(self: SecureStages, client: str) -> Any:
-        state, stage = self._control.state, self._stage
-        if stage is None or state.phase not in _STAGES or not (content := stage.message_for(client)):
-            return None
-        return StageMessage(key=self._key, draw=state.attempt, stage=_STAGES[state.phase], content=content)
+        if (made := message(self, client)) is not None:
+            sent[place := (client, made.key.round, made.draw, made.stage)] += 1
+            made.content = made.content[: len(made.content) - (sent[place] > 1)]
+        return made
 
     return SecureStages, "message_for", message_for
 
@@ -208,7 +209,7 @@ MORE: dict[str, Callable[[], Patch]] = {
     "a call turns for ever": _repeated(_turns_for_ever),
     "a pause by a full disk is not told": _pause_not_told,
     "a device does not keep what it has answered": _answers_not_kept,
-    "a stage that opens has the message of the one before": _message_of_the_stage_before,
+    "a message of a stage that is sent again is another one": _repeated_message_differs,
     "a list of survivors is written without its last": _list_without_its_last,
     "a pause by a full disk stays when there is room": _pause_stays,
 }
