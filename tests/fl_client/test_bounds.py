@@ -36,7 +36,7 @@ from tests.fl_client import storages
 from tests.fl_client.fake_coordinator import FakeCoordinator
 from tests.fl_client.fleet import Fleet
 
-NO_CONNECTION = cast(Connection, None)
+NO_CONNECTION = cast(Connection, SimpleNamespace(move_data_to=lambda address: None))
 """For sessions without calls."""
 
 # RetryDelays.

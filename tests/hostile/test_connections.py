@@ -33,7 +33,8 @@ MOST_MIB = 100
 """Allowed growth of memory under an attack that once took gigabytes."""
 ATTACK_S = 3.0
 HANDSHAKES = 25
-METHODS = [method for method in methods.METHODS if method.startswith("/fl.v1.") and "/fl.v1.WebLogin/" not in method]
+OTHER_PORTS = ("/fl.v1.WebLogin/", "/fl.v1.Workers/")
+METHODS = [method for method in methods.METHODS if method.startswith("/fl.v1.") and not method.startswith(OTHER_PORTS)]
 
 
 @pytest.fixture(scope="module")

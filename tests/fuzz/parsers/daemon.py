@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import grpc
@@ -85,7 +86,7 @@ def _registrations() -> list[Seed]:
 def _register(raw: bytes) -> None:
     response, request = parse(raw, pb.RegisterResponse), _request()
     check_registration(response, request)
-    session = session_of(response, cast(transport.Connection, None))
+    session = session_of(response, cast(transport.Connection, SimpleNamespace(move_data_to=str)))
     assert 0 < session.chunk_bytes <= session.max_chunk_bytes <= MAX_MESSAGE_BYTES
     for event in requested_events(response, request):
         transport._event(event.SerializeToString())

@@ -45,37 +45,37 @@ def test_a_killed_run_has_the_simulated_bits_and_is_charged_for_all_that_it_sent
     monkeypatch.syspath_prepend(HERE)
     fleet = KnownSecrets(workspace, 3)
     local = {"epochs": None, "steps": STEPS, "batch_size": BATCH}
-    _, slow = fleet.half_delivered("private", privacy=PRIVACY, local=local, stop={"rounds": ROUNDS})
-    slow.logged("privacy_charged", run="private", round=0)
+    _, slow = fleet.half_delivered("private-records", privacy=PRIVACY, local=local, stop={"rounds": ROUNDS})
+    slow.logged("privacy_charged", run="private-records", round=0)
     slow.kill()
     fleet.server.kill()
     fleet.server.serve()
     slow.start()
     slow.hold.unlink()
-    digests = fleet.server.digests("private")
-    assert digests == simulated_digests("private", privacy=PRIVACY, local=local, stop={"rounds": ROUNDS})
+    digests = fleet.server.digests("private-records")
+    assert digests == simulated_digests("private-records", privacy=PRIVACY, local=local, stop={"rounds": ROUNDS})
     assert len(set(digests)) == ROUNDS
     for daemon in fleet.daemons.values():
         account = read_account(folder_of(daemon) / FILE)
         assert account is not None
-        sent = len(daemon.events("submitted", run="private"))
+        sent = len(daemon.events("submitted", run="private-records"))
         assert account.spent == ({Mechanism(1.5, BATCH / EXAMPLES): sent * STEPS} if sent else {})
     with fleet.server.admin() as admin:
         order = admin_pb2.CLIENT_ORDER_EPSILON
         shown = {client.client_id: client.work for client in admin.clients.list_clients(order=order)}
-        stated = admin.runs.get_run("private", newest=0).run.stated_privacy
+        stated = admin.runs.get_run("private-records", newest=0).run.stated_privacy
     all_stated = [work.epsilon for work in shown.values() if work.HasField("epsilon")]
     assert all_stated == sorted(all_stated, reverse=True)
     assert (stated.clients, stated.largest, stated.delta) == (len(all_stated), all_stated[0], 1e-5)
     assert stated.median == median(all_stated)
     for daemon in fleet.daemons.values():
-        if daemon.events("submitted", run="private"):
+        if daemon.events("submitted", run="private-records"):
             spent = read_account(folder_of(daemon) / FILE)
             assert spent is not None
             assert 0 < shown[daemon.name].epsilon <= spent.epsilon(1e-5) * (1 + 1e-12)
             assert shown[daemon.name].delta == 1e-5
     check_reset(fleet, slow)
-    result = replay(fleet.server, "private")
+    result = replay(fleet.server, "private-records")
     assert result.exit_code != 0
     assert "secrets that only the devices have" in json.dumps(result.output) + repr(result.exception)
 
