@@ -5,6 +5,7 @@ Each error has a message of errors.proto with the same facts for programs. `stat
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -121,7 +122,7 @@ class NoCommonProtocol(ServerError):
             client=coordinator_pb2.ProtocolRange(min=client[0], max=client[1]),
             server=coordinator_pb2.ProtocolRange(min=server[0], max=server[1]),
         )
-        self.detail.time.GetCurrentTime()
+        self.detail.time.FromSeconds(int(time.time()))
 
 
 class Forbidden(ServerError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import nullcontext
 from typing import Any
@@ -56,7 +57,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             limits=self._limits(),
             data_address=self._data_address(),
         )
-        response.time.GetCurrentTime()
+        response.time.FromSeconds(int(time.time()))
         response.outcomes.extend(await self._coordinator.outcomes.decided(request.pending, session.client_id))
         held = dict.fromkeys(held.run_id for held in request.states)
         response.ended_runs.extend(filter(self._coordinator.table.is_over, held))
