@@ -15,12 +15,11 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("--who", "server", "--every", "40"),
-        ("--who", "c-0", "--every", "30"),
-        ("--who", "server", "--every", "40", "--abandoned"),
+        ("--who", "server", "--every", "60", "--abandoned"),
         *(
             pytest.param(arguments, marks=pytest.mark.slow)
             for arguments in (
+                ("--who", "c-0", "--every", "30"),
                 ("--who", "server"), ("--who", "c-0"), ("--who", "server", "--abandoned"),
                 ("--who", "c-0", "--abandoned"),
             )

@@ -192,7 +192,7 @@ def test_a_centre_is_added_once(updates_of: UpdatesOf) -> None:
 CANARY_TRIALS = 3000
 
 
-@pytest.mark.parametrize("deviation", [1.0, 0.0])
+@pytest.mark.parametrize("deviation", [1.0, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_a_canary_is_told_from_none_as_seldom_as_promised(updates_of: UpdatesOf, deviation: float) -> None:
     """Who knows all other updates looks for one of the largest norm, in the direction that shows it best.
 

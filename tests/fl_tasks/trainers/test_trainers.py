@@ -18,6 +18,7 @@ from fl_server.rounds.sampling import training_seed
 from fl_tasks import Shard, TaskError, TrainContext
 from fl_tasks.trainers import trainer_task
 from fl_tasks.trainers.script import ScriptTask
+from tests.marks import slow_except
 from tests.processes import simulated
 from tests.processes.process import HERE
 
@@ -121,7 +122,7 @@ def context_for(library: str, **changes: Any) -> tuple[ScriptTask, nn.Module, An
     return task, task.model(), task.train_data(Shard(torch.arange(24))), replace(context, **changes)
 
 
-@pytest.mark.parametrize("library", SCRIPTS)
+@pytest.mark.parametrize("library", slow_except(SCRIPTS, "lightning"))
 def test_a_round_has_the_steps_of_the_run_and_repeats_its_bits(library: str) -> None:
     """Rounds of a number of steps. The seed decides the order; the optimizer of an earlier round changes nothing."""
     steps = []
@@ -138,7 +139,7 @@ def test_a_round_has_the_steps_of_the_run_and_repeats_its_bits(library: str) -> 
     assert same == [False, True]
 
 
-@pytest.mark.parametrize("library", SCRIPTS)
+@pytest.mark.parametrize("library", slow_except(SCRIPTS, "lightning"))
 def test_the_end_of_a_rounds_work_passes_through_the_trainer(library: str) -> None:
     """The next round trains as if nothing had happened."""
 
