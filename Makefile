@@ -2,7 +2,7 @@
 # it if it is missing or if its sources have changed.
 
 PYTHON ?= python3
-WORKERS ?= 4
+WORKERS ?= 3
 SEEDS ?= 20
 MINUTES ?= 30
 SECONDS ?= 120

@@ -222,15 +222,7 @@ class RoundComputation:
             context.counters.round_short(reason)
             log.warning("round_short", run=context.run_id, round=state.round, why=reason)
         record = replace(self._commit_record(updates, now), norms=context.norms.after(norms).to_text())
-        if (
-            control.state.policy.secure or control.config.client_privacy is not None
-        ):  # nothing of single clients, and no mean without noise
-            record = replace(record, training_loss=None, epochs=(), norms="")
-        if control.state.policy.secure:
-            summed = self._summed
-            record = replace(
-                record, training_loss=summed.training_loss, metrics=as_received(summed.evaluated, summed.metrics)
-            )
+        record = self._of_sums_only(record)
         why = HistoryRecord(now, "coordinator", "round_committed", context.run_id, reason or f"round {state.round}")
         record = await context.model.commit(record, why, control)
         context.norms.put_back(record.norms)
@@ -254,6 +246,16 @@ class RoundComputation:
         with suppress(StoreError):  # the next write of the run reports it
             counted = {update.client_id for update in updates}
             await context.fleet.records.clear_notes(sorted(counted - context.label_order.suspected))
+
+    def _of_sums_only(self, record: CommitRecord) -> CommitRecord:
+        """Secure aggregation and privacy of clients: nothing of single clients, and no mean without noise."""
+        secure, summed = self._control.state.policy.secure, self._summed
+        if secure or self._control.config.client_privacy is not None:
+            record = replace(record, training_loss=None, epochs=(), norms="")
+        if not secure:
+            return record
+        metrics = as_received(summed.evaluated, summed.metrics)
+        return replace(record, training_loss=summed.training_loss, metrics=metrics)
 
     def _commit_record(self, updates: Iterable[UpdateRecord], now: float) -> CommitRecord:
         state, rounds = self._control.state, self._context.rounds

@@ -45,6 +45,7 @@ from fl_server.rounds.machine import RULES, advance
 from fl_server.rounds.policy import RoundPolicy
 from fl_server.rounds.sampling import bounds, by_id
 from fl_server.rounds.state import Phase, RoundState, UnexpectedEvent
+from tests.fl_server.rounds.delivering import expected_next
 
 CLIENTS = ("a", "B", "c", "é", "z", "10")
 P = Phase
@@ -331,21 +332,6 @@ class AnyOrder(RuleBasedStateMachine):
             self.no_round_is_committed_twice()
             limit -= 1
         assert self.state.phase is Phase.ENDED
-
-
-def expected_next(state: RoundState) -> Event:
-    """The next event of a driver whose clients all deliver."""
-    if state.phase is Phase.COLLECTING:
-        client = by_id(state.outstanding)[-1]
-        return UpdateAdmitted(client, client.encode())
-    return {
-        Phase.SELECTING: RetryDue() if state.goal else ResumeRequested(),
-        Phase.REDUCING: ExchangeReduced(),
-        Phase.STEPPING: StepComputed(),
-        Phase.COMMITTING: ModelCommitted(),
-        Phase.EVALUATING: Evaluated(min(state.awaited, default="server")),
-        Phase.ENDED: Extended(state.rounds + 1),
-    }[state.phase]
 
 
 class TestAnyOrder(AnyOrder.TestCase):  # type: ignore[misc, valid-type] # hypothesis makes this class
