@@ -11,7 +11,7 @@ the median and 16 s in the mean. Ten clients work at a time in every arm, and ev
     buffer   a step for every five updates, weights by staleness (1 + s)^-1/2
 
 FedCM over a buffer is measured in both forms: `learnt` exchanges the part of an update along an old direction for that
-along the current one, `naive` uses the deltas as they are. Every arm gets eight cells, judged on one in five TRAINING
+along the current one, `naive` uses the deltas as they are. Every arm gets ten cells, judged on one in five TRAINING
 scans, which no client has; the best cell runs with other seeds and all training scans, and is evaluated on 360 others.
 """
 
@@ -48,8 +48,8 @@ SMOOTH = 5
 """Evaluations whose mean must reach a target, so that more evaluations are no advantage."""
 SLOW_SHARE = 0.25
 """The slowest quarter of the clients."""
-RATES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.6)
-FEDCM_CELLS = tuple((rate, alpha) for alpha in (0.1, 0.3) for rate in (0.05, 0.1, 0.2, 0.4))
+RATES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0, 1.2, 1.6)
+FEDCM_CELLS = tuple((rate, alpha) for alpha in (0.1, 0.3) for rate in (0.05, 0.1, 0.2, 0.4, 0.8))
 """(rate, alpha)."""
 SECTIONS: dict[str, dict[str, Any]] = {
     "cohort": {"clients_per_round": WORKING},

@@ -30,7 +30,7 @@ from fl_tasks.new_model import new_model
 
 _NODES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvmap", "/dev/nvhost-ctrl", "/dev/nvgpu")
 _TEGRA = Path("/etc/nv_tegra_release")
-_JETSON = "install the torch of NVIDIA's JetPack for this board, see docs/devices/edge.md"
+_JETSON = "install the torch of NVIDIA's JetPack for this board, see docs/devices/jetson.md"
 _PC = "install a torch that is built for CUDA: https://pytorch.org/get-started"
 
 
