@@ -1,0 +1,97 @@
+"""docs/development/architecture.md: how many of the coordinator's modules one update passes.
+
+A module counts if one of its functions begins, in any thread, between the first message of an upload over a real port
+and its receipt: checks, chunks, digest, verdict, ledger, and the event of the core. Imports and class bodies do not.
+A smaller number on the page makes the test fail with their list.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from fl_server.rpc import service
+from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
+from fl_server.rpc.open_calls import CallLimits
+from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1 import coordinator_pb2_grpc
+from tests.docs.pages import read_page
+from tests.fl_server.harness import TIMEOUT_S, World, until
+from tests.fl_server.upload_setup import upload_setup
+
+ROOT = Path(service.__file__).parents[2]
+
+
+class PassedModules:
+    """Modules of fl_server whose functions begin. Threads that began before `watched` do not count."""
+
+    def __init__(self) -> None:
+        self.files: set[str] = set()
+        self.on = False
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> None:
+        """One event of the profiler."""
+        if self.on and event == "call" and frame.f_code.co_name != "<module>":
+            self.files.add(frame.f_code.co_filename)
+
+    @property
+    def names(self) -> list[str]:
+        """Their paths in the repository."""
+        paths = (Path(file).resolve() for file in self.files)
+        return sorted(str(path.relative_to(ROOT)) for path in paths if path.is_relative_to(ROOT / "fl_server"))
+
+
+@contextmanager
+def watched() -> Iterator[PassedModules]:
+    """Watch all threads that begin in this block, and this one."""
+    passed = PassedModules()
+    threading.setprofile(passed)
+    sys.setprofile(passed)
+    try:
+        yield passed
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+
+async def sent(world: World, messages: list[pb.SubmitUpdateRequest]) -> pb.SubmitUpdateResponse:
+    """The answer to an upload over a real port, through the interceptors."""
+    policy = CallPolicy(world.services.metrics, CallLimits(64, 1000), trusts_everybody=True)
+    server = grpc.aio.server(interceptors=[CallInterceptor(policy)])
+    server.add_generic_rpc_handlers((service.handlers(world.service),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+
+    async def requests() -> AsyncIterator[pb.SubmitUpdateRequest]:
+        for message in messages:
+            yield message
+
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call: Any = coordinator_pb2_grpc.CoordinatorStub(channel).SubmitUpdate(requests(), timeout=TIMEOUT_S)
+        response: pb.SubmitUpdateResponse = await call
+    await server.stop(None)
+    return response
+
+
+async def test_an_update_passes_no_more_modules_than_the_page_says(tmp_path: Path) -> None:
+    """The update is admitted and the core has it."""
+    stated = re.search(r"passes (\d+) modules", read_page("docs/development/architecture.md"))
+    assert stated is not None
+    with watched() as passed:
+        async with upload_setup(tmp_path) as setup:
+            passed.on = True
+            response = await sent(setup.world, setup.parts())
+            await until(lambda: setup.run.state.admitted, "the run has the update")
+            passed.on = False
+    assert response.receipt.admitted
+    assert "fl_server/rounds/collecting.py" in passed.names
+    assert len(passed.names) <= int(stated[1]), "\n".join(passed.names)
