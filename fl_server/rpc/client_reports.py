@@ -70,7 +70,7 @@ class Reports:
             raise problems[0]
 
     async def _failure(self, client: str, failure: pb.WorkFailure) -> None:
-        run, why = self._coordinator.run(failure.key.run_id), failure.message[:MAX_CHARS]
+        run, why = self._run(failure.key.run_id), failure.message[:MAX_CHARS]
         if run.run_status.write_failure:
             raise StoreFull(run.run_status.write_failure)  # the client tries again, instead of waiting with the run
         if failure.reason == pb.FAILURE_REASON_STATE_LOST:
@@ -96,6 +96,16 @@ class Reports:
             await run.submissions.failures.count(client, words)
         else:
             await self._services.fleet.records.write_note(client, words[:MAX_NOTE])
+
+    def _run(self, run_id: str) -> Run:
+        """The run of a failure. Raises NotNow while it is being loaded, and NoSuchRun if nothing loads it now.
+
+        Such a run asks for the work again when another start loads it, and other runs' failures do not wait for it.
+        """
+        waiting = self._coordinator.table.not_loaded.get(run_id)
+        if waiting is not None and not waiting.loading:
+            return self._coordinator.run(run_id)
+        return self._coordinator.run_of_call(run_id)
 
     async def _refused_by_policy(self, run: Run, client: str, kind: Work, why: str) -> None:
         """Draw the client no more for this work, before anything else is drawn in its place."""

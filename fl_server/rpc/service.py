@@ -125,7 +125,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     async def _submit(self, transfer: Transfer, header: UpdateHeader, requests: Requests) -> Receipt:
         try:
-            run = self._coordinator.run(header.key.run_id)
+            run = self._coordinator.run_of_call(header.key.run_id)
         except NoSuchRun:
             late = RefusalReason.REFUSAL_REASON_LATE
             return Receipt(key=header.key, digest=header.digest, reason=late, detail="no such run")
@@ -146,7 +146,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         """The offset at which to resume an upload, or its receipt."""
         client = self._client(request.session_id)
         async with self._transfer_limits.call(client, "queries"):
-            receipt, wanted = await self._uploads.query(self._coordinator.run(request.key.run_id), request.key, client)
+            receipt, wanted = await self._uploads.query(
+                self._coordinator.run_of_call(request.key.run_id), request.key, client
+            )
             if receipt is not None or not wanted:
                 return pb.QueryUploadResponse(receipt=receipt)
             digest = digest_in(request.digest, "digest")
@@ -161,7 +163,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         """Take a client's answer to a stage of secure aggregation."""
         client = self._client(request.session_id)
         async with self._transfer_limits.call(client, "queries"):
-            run = self._coordinator.run(request.answer.key.run_id)
+            run = self._coordinator.run_of_call(request.answer.key.run_id)
             return pb.AnswerStageResponse(wanted=await run.stages.answer(client, request.answer))
 
     async def ReportEvaluation(
@@ -170,7 +172,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         """Take a client's evaluation."""
         client_id = self._client(request.session_id)
         async with self._transfer_limits.call(client_id, "queries"):
-            run = self._coordinator.run(request.key.run_id)
+            run = self._coordinator.run_of_call(request.key.run_id)
             await run.client_evaluations.report(client_id, request)
         return pb.ReportEvaluationResponse()
 

@@ -101,7 +101,7 @@ class WorkersService(worker_pb2_grpc.WorkersServicer):
             async with self._limits.call(client, "uploads"):
                 with self._fleet.sessions.transfer(header.session_id) as transfer:
                     try:
-                        run = self._coordinator.run(header.key.run_id)
+                        run = self._coordinator.run_of_call(header.key.run_id)
                         upload = await self._uploads.open(run, header, transfer)
                         opened = WorkerUpload(self._services, self._uploads, upload)
                         async for answer in opened.answers(transfer, reports):
@@ -145,7 +145,7 @@ class WorkersService(worker_pb2_grpc.WorkersServicer):
         async with self._as_client(request.caller):
             client = self._fleet.sessions.of_call(query.session_id).client_id
             async with self._limits.call(client, "queries"):
-                run = self._coordinator.run(query.key.run_id)
+                run = self._coordinator.run_of_call(query.key.run_id)
                 receipt, wanted = await self._uploads.query(run, query.key, client)
                 if receipt is not None or not wanted:
                     return pb.QueryForClientResponse(receipt=receipt)

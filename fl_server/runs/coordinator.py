@@ -92,8 +92,13 @@ class Coordinator(FleetListener):
             raise NoSuchRun(run_id)
         return run
 
+    def run_of_call(self, run_id: str) -> Run:
+        """The run that a client's call names. Raises NotNow until it is loaded, and NoSuchRun if it has ended."""
+        self.table.not_loaded.ask_again(run_id)
+        return self.run(run_id)
+
     def resource(self, digest: bytes, run_id: str, client_id: str) -> tuple[Run, Broadcast]:
-        """The broadcast with a digest, and its run. Raises NoSuchResource.
+        """The broadcast with a digest, and its run. Raises NoSuchResource, or NotNow until the run is loaded.
 
         Several runs may have it: then that with `run_id`, else one that the client works for, else the first.
         """
@@ -102,6 +107,7 @@ class Coordinator(FleetListener):
             return named, broadcast
         holders = [(run, broadcast) for run in self.table.loaded.values() if (broadcast := run.broadcast(digest))]
         if not holders:
+            self.table.not_loaded.ask_again(run_id)
             raise NoSuchResource(digest_text(digest))
         return next((pair for pair in holders if pair[0].state.works(client_id)), holders[0])
 

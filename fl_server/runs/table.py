@@ -15,11 +15,14 @@ from typing import Any
 import structlog
 
 from fl_common.rate_limits import TokenBucket
-from fl_server.errors import NoSuchRun, WrongState, one_line
+from fl_server.errors import NoSuchRun, NotNow, WrongState, one_line
 from fl_server.run.run import Run
 from fl_server.store.errors import StoreError
 from fl_server.store.ledger import Ledger
-from fl_server.store.records import HistoryRecord, RunRecord
+from fl_server.store.records import ENDED, HistoryRecord, RunRecord
+
+LOADING_WAIT_S, NOT_LOADED_WAIT_S = 5.0, 60.0
+"""Wait of a client for a run that is being loaded, and for one that a start with other settings may load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,12 @@ class NotLoadedRuns:
     def all(self) -> list[NotLoaded]:
         """All runs, oldest first."""
         return list(self._runs.values())
+
+    def ask_again(self, run_id: str) -> None:
+        """Raises NotNow if the run is not loaded, and goes on once it is: its clients keep their work until then."""
+        if (waiting := self._runs.get(run_id)) is not None and waiting.record.state not in ENDED:
+            wait_s = LOADING_WAIT_S if waiting.loading else NOT_LOADED_WAIT_S
+            raise NotNow(f"run {run_id!r} is not loaded yet: {waiting.reason}", wait_s, routine=True)
 
     def refuse(self, run_id: str) -> None:
         """Raises NoSuchRun, with the reason, if the run is not loaded."""
