@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tests.deterministic import clocks
 from tests.deterministic.batches import SIZES, Batch, batches, live_batch
-from tests.deterministic.invariants import PLANTED
+from tests.deterministic.first_seeds import PLANTED
 from tests.deterministic.standing import commit_id, standing_of
 
 HASH_SEED = "0"

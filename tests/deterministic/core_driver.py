@@ -6,74 +6,37 @@ all that is in memory. A model is the digest of the model before it and of its a
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from fl_server.rounds import effects as fx
 from fl_server.rounds import events as ev
 from fl_server.rounds import machine, restoring
-from fl_server.rounds.by_client import ByClient, Failed, Lost, Refused
+from fl_server.rounds.by_client import ByClient, Lost, Refused
 from fl_server.rounds.committing import clients_due, evaluation_due
 from fl_server.rounds.restoring import SavedRound
 from fl_server.rounds.state import Phase, RoundState, replace
 from fl_server.rounds.stop_rules import Judged
 from tests.deterministic import core_buffer, core_stages
-from tests.deterministic.core_ledger import Asked, Clock, Ledger, Place, Told, digest
-
-DEADLINE_S = 500.0
-"""Time of an attempt."""
+from tests.deterministic.core_effects import Effects
+from tests.deterministic.core_ledger import Asked, Place, digest
 
 
-class Driver:
-    """One process of the coordinator."""
-
-    def __init__(self, new: RoundState, ledger: Ledger, told: Told, clock: Clock) -> None:
-        """new: the state of a run that was created and not begun."""
-        self.ledger, self.told, self.clock = ledger, told, clock
-        self.state = new
-        self.work: deque[str] = deque()
-        """Long work under way: "reduce", "step", "commit", "evaluate 3", "ask 3"."""
-        self.deadline: float | None = None
-        """When the attempt under way is over, by the clock."""
-        self.retries = False
-        self.counted: dict[int, Any] = {}
+class Driver(Effects):
+    """One process of the coordinator: its start, events, and long work."""
 
     # The start.
 
     def restore(self, present: frozenset[str]) -> Iterator[str]:
         """Restore the state, and continue."""
-        ledger, policy = self.ledger, self.state.policy
-        done = len(ledger.commits)
-        epochs = [commit[2] for commit in ledger.commits]
-        of_epoch = [number for number, epoch in enumerate(epochs) if epoch == ledger.epoch]
-        counted = of_epoch if policy.population else ()
-        state = replace(
-            self.state, rounds=ledger.rounds, round=done, paused=ledger.paused, state_epoch=ledger.epoch,
-            epoch_rounds=len(of_epoch), over_selection=ledger.commits[-1][3] if done else 0.0,
-            members=frozenset(client for number in counted for client, _ in ledger.commits[number][1]),
-            judged_from=ledger.judged_from, draws=self.draws(),
-            lost=ByClient(ledger.lost) if policy.population else ByClient(),
-        )  # fmt: skip
+        ledger, policy, done = self.ledger, self.state.policy, len(self.ledger.commits)
+        state = self._committed(done)
         if ledger.status != "running":
-            attempts = ledger.attempts.get(done, [])
-            self.state = replace(
-                state, phase=Phase.ENDED, ending=(ledger.status, ledger.reason), goal=1 if attempts else 0,
-                attempt=max((attempt for _, attempt, _ in attempts), default=0),
-            )  # fmt: skip
-            running = replace(state, ending=None)
-            for round_ in range(done):
-                if round_ not in ledger.metrics and evaluation_due(running, round_):
-                    self.work.append(f"evaluate {round_}")
+            self._restore_ended(state, done)
             return
         state = restoring.restored_round(state, self.saved(done))
         state = restoring.without_absent(state, present)
         evaluations = [(round_, found) for round_, found in ledger.metrics.items() if round_ >= ledger.judged_from]
-        missing: set[ev.Source] = set()
-        for round_ in range(done):
-            if round_ not in ledger.metrics and evaluation_due(state, round_):
-                self.work.append(f"evaluate {round_}")
-                missing |= {"server"} if round_ == done - 1 else set()
+        missing: set[ev.Source] = {"server"} if done - 1 in self._evaluate_again(state, done) else set()
         if done and clients_due(state, done - 1) and done - 1 not in ledger.by_clients:
             missing.add("clients")
             self.work.append(f"ask {done - 1}")
@@ -82,6 +45,33 @@ class Driver:
             self.deadline = self.clock.now + self.time_left()
         yield "restored"
         yield from self.take(ev.RoundRestored())
+
+    def _committed(self, done: int) -> RoundState:
+        """The state after the committed rounds, without what the ledger has of the round under way."""
+        ledger, population = self.ledger, self.state.policy.population
+        of_epoch = [number for number, commit in enumerate(ledger.commits) if commit[2] == ledger.epoch]
+        counted = of_epoch if population else ()
+        return replace(
+            self.state, rounds=ledger.rounds, round=done, paused=ledger.paused, state_epoch=ledger.epoch,
+            epoch_rounds=len(of_epoch), over_selection=ledger.commits[-1][3] if done else 0.0,
+            members=frozenset(client for number in counted for client, _ in ledger.commits[number][1]),
+            judged_from=ledger.judged_from, draws=self.draws(),
+            lost=ByClient(ledger.lost) if population else ByClient(),
+        )  # fmt: skip
+
+    def _restore_ended(self, state: RoundState, done: int) -> None:
+        attempts = self.ledger.attempts.get(done, [])
+        self.state = replace(
+            state, phase=Phase.ENDED, ending=(self.ledger.status, self.ledger.reason), goal=1 if attempts else 0,
+            attempt=max((attempt for _, attempt, _ in attempts), default=0),
+        )  # fmt: skip
+        self._evaluate_again(replace(state, ending=None), done)
+
+    def _evaluate_again(self, state: RoundState, done: int) -> list[int]:
+        """Begin the evaluations that the kill cut off. Returns their rounds."""
+        due = [number for number in range(done) if number not in self.ledger.metrics and evaluation_due(state, number)]
+        self.work.extend(f"evaluate {number}" for number in due)
+        return due
 
     def draws(self) -> int:
         """How often a private run has drawn a cohort."""
@@ -174,12 +164,6 @@ class Driver:
                 yield "lost state written"
             yield from self.take(ev.StateLost(client, "its disk is new"))
 
-    def _write_failure(self, client: str, why: str, *, not_finite: bool = False) -> None:
-        place = self.state.place_of(client)
-        known = self.ledger.failed.setdefault(place, {}).pop(client, None)
-        times = known.times + 1 if known else 1
-        self.ledger.failed[place][client] = Failed(why, "", not_finite, times=times)
-
     # Long work. Each piece ends with an event.
 
     def finish(self, work: str) -> Iterator[str]:
@@ -223,145 +207,3 @@ class Driver:
         if state.policy.buffered:
             return core_buffer.model_of_step(ledger, state.round)
         return digest(ledger.model, ledger.fixed[state.round, state.exchange])
-
-    # Effects.
-
-    order, order_of_uploads = ("write", "act", "send"), ("write", "acknowledge")
-
-    def carry_out(self, effect: fx.Effect) -> Iterator[str]:
-        """Write, act, send. A kill can come after each that did something."""
-        for step in self.order:
-            if getattr(self, step)(effect):
-                yield step
-
-    def write(self, effect: fx.Effect) -> bool:
-        """What the ledger has of an effect. Returns whether there is something, as `act` and `send` do."""
-        ledger, place = self.ledger, (self.state.round, self.state.exchange)
-        match effect:
-            case fx.OpenAttempt(round_, exchange, attempt, cohort):
-                rows = ledger.attempts.setdefault(round_, [])
-                assert rows or not ledger.paused, f"no round begins in a pause: round {round_}"
-                if (exchange, attempt) not in [row[:2] for row in rows]:
-                    rows.append((exchange, attempt, cohort))
-                    ledger.charged += [(round_, attempt)] * self.state.policy.private
-                self._gives(core_stages.STAGE_S if self.state.policy.secure else DEADLINE_S)
-            case fx.OpenStage(stage=stage):
-                core_stages.open_stage(ledger, self.told, effect)
-                self._gives(DEADLINE_S if stage == Phase.COLLECTING.value else core_stages.STAGE_S)
-            case fx.RecordFailure(client, why):
-                self._write_failure(client, why)
-            case fx.ReduceExchange(accepted) | fx.ComputeStep(accepted):
-                known = ledger.fixed.get(place)
-                assert known in (None, accepted), f"one list is fixed: {accepted} after {known} in {place}"
-                core_stages.check_opened(ledger, self.told, self.state, accepted)
-                ledger.fixed[place], ledger.versions[place] = accepted, getattr(effect, "versions", ())
-            case fx.DropCulprits():
-                self._drop(effect)
-            case fx.RestartRound():
-                self._restart(effect)
-            case fx.EndRun(status, reason):
-                ledger.status, ledger.reason = status, reason
-                if self.state.policy.buffered:
-                    core_buffer.give_up(ledger)
-            case _:
-                return False
-        return True
-
-    def _gives(self, seconds: float) -> None:
-        self.deadline = None  # that of the attempt or stage before: its time left is not written any more
-        self.ledger.seconds_left, self.told.opened, self.told.gives = seconds, self.clock.up, seconds
-
-    def _drop(self, effect: fx.DropCulprits) -> None:
-        ledger, place = self.ledger, (effect.round, effect.exchange)
-        for (client, why), of in zip(effect.culprits, self._places(effect), strict=True):
-            ledger.updates[of].pop(client)
-            ledger.refused.setdefault(of, {})[client] = Refused("not_finite", why)
-            self.told.acknowledged.pop((*of, client), None)
-        ledger.fixed.pop(place)
-
-    @staticmethod
-    def _places(effect: fx.DropCulprits) -> list[Place]:
-        rounds = effect.versions or (effect.round,) * len(effect.culprits)
-        return [(round_, effect.exchange) for round_ in rounds]
-
-    def _restart(self, effect: fx.RestartRound) -> None:
-        ledger, epoch = self.ledger, effect.state_epoch
-        self._forget_round(effect.round)
-        core_stages.forget(ledger, effect.round, effect.past_draws)
-        assert epoch == ledger.epoch + effect.states, f"epochs follow each other: {epoch} after {ledger.epoch}"
-        if effect.states:
-            ledger.epoch = epoch
-            ledger.lost.clear()
-
-    def _forget_round(self, round_: int) -> None:
-        ledger = self.ledger
-        ledger.restarts.add(round_)
-        ledger.attempts.pop(round_, None)
-        for rows in (ledger.updates, ledger.refused, ledger.failed, ledger.processes, ledger.fixed):
-            for place in [place for place in rows if place[0] == round_]:
-                rows.pop(place)
-        core_buffer.drop(ledger, round_)
-        for key in [key for key in self.told.acknowledged if key[0] == round_]:
-            del self.told.acknowledged[key]
-
-    def act(self, effect: fx.Effect) -> bool:
-        """What the process does."""
-        match effect:
-            case fx.OpenAttempt() | fx.OpenStage():
-                self.deadline = None if self.state.policy.buffered else self.clock.now + self.told.gives
-                if isinstance(effect, fx.OpenStage):
-                    self.work.extend(core_stages.absent(effect, self.told))
-                    self.work.extend(["graph"] * (effect.stage == Phase.SHARING.value))
-            case fx.RetryLater():
-                self.retries = True
-            case fx.ReduceExchange():
-                self.work.append("reduce")
-            case fx.ComputeStep():
-                self.work.append("step")
-            case fx.Commit():
-                self.work.append("commit")
-            case fx.Announce(round_, evaluate, ask):
-                self.work.extend([f"evaluate {round_}"] * evaluate + [f"ask {round_}"] * ask)
-            case fx.EndRun():
-                self.deadline, self.retries = None, False
-            case _:
-                return False
-        return True
-
-    def send(self, effect: fx.Effect) -> bool:
-        """What clients are told."""
-        match effect:
-            case fx.OpenAttempt():
-                for client in self.state.outstanding:
-                    self.assign(client)
-            case fx.SendWork(client):
-                self.assign(client)
-            case fx.OpenStage(members=members):
-                for client in members:
-                    core_stages.ask(self.ledger, self.told, self.state, client)
-            case fx.Cancel(clients):
-                for client in clients:
-                    self.told.assigned.pop(client, None)
-                    self.told.asked.pop(client, None)
-            case fx.Announce(round_):
-                assert round_ < len(self.ledger.commits), f"commits come before their news: not round {round_}"
-            case fx.EndRun():
-                self.told.assigned.clear()
-                self.told.asked.clear()
-            case _:
-                return False
-        return True
-
-    def assign(self, client: str) -> None:
-        """Send a client its work."""
-        state, ledger = self.state, self.ledger
-        if state.staged and state.works(client):
-            core_stages.ask(ledger, self.told, state, client)
-        if not (state.policy.buffered or core_stages.trains(state)) or not state.works(client):
-            return
-        round_, of = state.place_of(client)
-        cohorts = [cohort for exchange, _, cohort in ledger.attempts.get(round_, []) if exchange == of]
-        assert any(client in cohort for cohort in cohorts), f"cohorts are written before their work: not {client}"
-        self.told.assigned[client] = (round_, of, state.state_epoch, core_buffer.model_of(ledger, round_))
-        if state.phase is Phase.COLLECTING:
-            core_stages.ask(ledger, self.told, state, client)

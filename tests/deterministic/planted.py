@@ -14,7 +14,8 @@ from fl_server.rounds.by_client import ByClient
 from fl_server.rounds.machine import RULES
 from fl_server.rounds.policy import RoundPolicy
 from fl_server.rounds.state import Phase, RoundState
-from tests.deterministic.core_driver import DEADLINE_S, Driver
+from tests.deterministic.core_driver import Driver
+from tests.deterministic.core_effects import DEADLINE_S
 from tests.deterministic.core_ledger import digest
 from tests.deterministic.planted_buffer import BUFFER
 from tests.deterministic.planted_stages import STAGES

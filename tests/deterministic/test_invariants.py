@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.deterministic import invariants
-from tests.deterministic.invariants import INVARIANTS, PLANTED, RESTORED
+from tests.deterministic.first_seeds import PLANTED
+from tests.deterministic.invariants import INVARIANTS, RESTORED
 
 FOLDER = Path(__file__).parent
 MODULES = {
-    1: ("core_buffer", "core_checks", "core_driver", "core_life", "core_stages"),
+    1: ("core_buffer", "core_checks", "core_driver", "core_effects", "core_life", "core_stages"),
     2: ("checks", "life", "living", "loop", "operators", "pauses", "private_rounds", "promises", "uptime"),
 }
 """The modules of each depth that have checks."""

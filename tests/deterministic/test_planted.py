@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.deterministic.core_life import live_core
-from tests.deterministic.invariants import PLANTED
+from tests.deterministic.first_seeds import PLANTED
 from tests.deterministic.planted import planted
 
 SEEDS = 1000

@@ -309,7 +309,7 @@ def test_a_made_up_command_reaches_the_coordinator(copy: ChangedCopy) -> None:
     assert "in the cellar" in copy.run("-c", NOTE, str(copy.folder / "processes"))
 
 
-DRIVER = "tests/deterministic/core_driver.py"
+DRIVER, EFFECTS = "tests/deterministic/core_driver.py", "tests/deterministic/core_effects.py"
 ENDS = '        elif kind == "commit":\n'
 CHECK = '            case fx.CheckModel():\n                self.work.append("check")\n'
 CHECKED = '        elif kind == "check":\n            yield from self.take(ev.ModelChecked())\n'
@@ -321,7 +321,7 @@ def driven(copy: ChangedCopy) -> ChangedCopy:
     copy.begin("what the notes name")
     checks, phases = "tests/deterministic/core_checks.py", "Phase.STEPPING, Phase.COMMITTING"
     copy.put(checks, phases, phases.replace(",", ", Phase.CHECKING,"))
-    copy.put(DRIVER, "            case fx.Commit():\n", f"{CHECK}            case fx.Commit():\n")
+    copy.put(EFFECTS, "            case fx.Commit():\n", f"{CHECK}            case fx.Commit():\n")
     copy.put(DRIVER, ENDS, f"{CHECKED}{ENDS}")
     return copy
 

@@ -18,7 +18,8 @@ from fl_tasks.batches import batches
 from fl_tasks.data.examples import Examples
 from fl_tasks.evaluation import evaluate
 from tests.docs.pages import DOCS, ROOT, File, read_page, steps
-from tests.test_layering import LAYERS, MAY_IMPORT
+from tests.sources import MAY_IMPORT
+from tests.test_layering import LAYERS
 
 README = read_page("README.md")
 INDEX = read_page("docs/README.md")
