@@ -22,7 +22,7 @@ from fl_server.aggregation.methods import check_schedules
 from fl_server.errors import InvalidInput
 from fl_server.rounds.metrics import AVERAGED, Criterion, Directions, of_averaged
 from fl_server.run_settings.config import RunConfig, ScheduleSection
-from fl_server.run_settings.privacy import PrivacySection, with_private_defaults
+from fl_server.run_settings.privacy import PrivacySection, without_relative_limits
 from fl_server.run_settings.sections import OF_COHORTS, LocalSection, RoundSection
 from fl_server.run_settings.spec import from_values
 from fl_tasks import TaskError
@@ -209,7 +209,7 @@ class Table:
     def round(self, method: MethodSection) -> dict[str, Any]:
         """The section [round] of a method's runs, as plain values. Raises ValueError, also for unknown keys."""
         values = self.run.round.model_dump(mode="json")
-        own = with_private_defaults({"privacy": method.privacy or None, "round": method.round})["round"]
+        own = without_relative_limits({"privacy": method.privacy or None, "round": method.round})["round"]
         if own.get("close") == "buffer":  # it has no cohorts
             values = {name: value for name, value in values.items() if name not in OF_COHORTS}
         return RoundSection.model_validate({**values, **own}).model_dump(mode="json")

@@ -31,7 +31,7 @@ from fl_server.aggregation.snapshot import Snapshot
 from fl_server.errors import InvalidInput
 from fl_server.rounds import effects
 from fl_server.rounds import events as ev
-from fl_server.rounds.graph import Graph
+from fl_server.rounds.events import Graph
 from fl_server.rounds.machine import advance, applies
 from fl_server.rounds.policy import RoundPolicy
 from fl_server.rounds.sampling import by_id

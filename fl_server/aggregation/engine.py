@@ -20,9 +20,7 @@ from algorithms import tree
 from algorithms.buffered import buffered_sums, in_order, shares
 from algorithms.compose import SENT
 from fl_common.secure_aggregation.scalars import Measured
-from fl_server.aggregation.adaptive_clip import clip_rule
-from fl_server.aggregation.buffered_rules import staleness_rule
-from fl_server.aggregation.buffered_step import BufferSum, Told
+from fl_server.aggregation.buffered_step import BufferSum, Told, staleness_rule
 from fl_server.aggregation.bundles import CPU
 from fl_server.aggregation.encoded_update import Decoding, UpdateKeys, opened
 from fl_server.aggregation.evaluation import EvaluatedModel
@@ -37,9 +35,8 @@ from fl_server.aggregation.methods import (
 )
 from fl_server.aggregation.outgoing import ExchangeBundles, Outgoing, direction_of, dtype_names, in_encoding
 from fl_server.aggregation.outside_task.remote_task import RemoteModel, RemoteTask
-from fl_server.aggregation.private_rules import check_private_model, has_centre
-from fl_server.aggregation.private_sum import Mechanism, PrivateSum, key_of_round
-from fl_server.aggregation.record_rules import check_record_model
+from fl_server.aggregation.private_rules import check_private_model, check_record_model, has_centre
+from fl_server.aggregation.private_sum import Mechanism, PrivateSum, clip_rule, key_of_round
 from fl_server.aggregation.reduction import (
     OtherSum,
     Reduction,

@@ -10,9 +10,8 @@ from algorithms.optimizers.classes import check_optimizer
 from algorithms.optimizers.federated import check_combination, with_optimizer
 from algorithms.optimizers.spec import OptimizerSpec, RateSchedule
 from algorithms.reference import KnownPart, Reference, has_reference, reference_of
-from fl_server.aggregation.buffered_rules import check_buffered
-from fl_server.aggregation.private_rules import check_one_release, check_privacy
-from fl_server.aggregation.record_rules import check_record_privacy
+from fl_server.aggregation.buffered_step import check_buffered
+from fl_server.aggregation.private_rules import check_one_release, check_privacy, check_record_privacy
 from fl_server.aggregation.reduction import check_reducer
 from fl_server.aggregation.secure_rules import check_secure_aggregation, check_summed
 from fl_server.errors import InvalidInput

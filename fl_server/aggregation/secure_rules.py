@@ -12,7 +12,7 @@ from fl_server.aggregation.secure_sum import summands_in
 from fl_server.errors import InvalidInput
 from fl_server.rounds.metrics import by_clients
 from fl_server.run_settings.config import RunConfig
-from fl_server.run_settings.secure_aggregation import SecureAggregationSection
+from fl_server.run_settings.privacy import SecureAggregationSection
 from protos.layout import Layout
 
 MOST_CLIENTS = 500

@@ -30,7 +30,7 @@ from fl_common.secure_aggregation.terms import value_bits_for
 from fl_server.aggregation.private_sum import discrete_gaussian
 from fl_server.aggregation.updates import AcceptedUpdates, UpdateShape, read_block
 from fl_server.run_settings.config import RunConfig
-from fl_server.run_settings.secure_aggregation import SecureAggregationSection
+from fl_server.run_settings.privacy import SecureAggregationSection
 
 _SLACK = 1e-4
 _FINE = 1 + 2.0**-20

@@ -7,11 +7,10 @@ An event that reports something of a client (`UpdateAdmitted`, `UpdateRefused`, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Literal
-
-from fl_server.rounds.graph import Graph
 
 EndStatus = Literal["completed", "stopped", "failed"]
 Source = Literal["server", "clients", "earlier"]
@@ -22,6 +21,24 @@ Accepted = tuple[tuple[str, bytes], ...]
 Fault = Literal["", "not_finite", "norm", "layout"]
 CulpritFault = Literal["", "not_finite", "norm"]
 """What is wrong with a refused update, as far as the faults of several clients may be one fault of the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Who holds shares of whose secrets in a secure round, and how many clients must stay."""
+
+    holders: Mapping[str, frozenset[str]] = field(hash=False)
+    """For each client those that hold a share of its secrets, itself included."""
+    threshold: int
+    """Shares that open a secret."""
+    quorum: int
+    """Fewest clients that share, and fewest signatures on the list of survivors."""
+    fewest: int
+    """Fewest survivors."""
+
+    def opens_all(self, clients: Iterable[str], openers: AbstractSet[str]) -> bool:
+        """Whether the openers can open a secret of each of these clients."""
+        return all(len(self.holders.get(client, frozenset()) & openers) >= self.threshold for client in clients)
 
 
 # Events: what happened.

@@ -25,8 +25,7 @@ from fl_server.rounds.collecting import close_if_done
 from fl_server.rounds.committing import awaited_evaluations, go_on
 from fl_server.rounds.effects import EndRun
 from fl_server.rounds.ending import cancel, end_by_fault, ended, training_diverges
-from fl_server.rounds.events import Accepted, RoundRestored, Source
-from fl_server.rounds.graph import Graph
+from fl_server.rounds.events import Accepted, Graph, RoundRestored, Source
 from fl_server.rounds.sampling import by_id
 from fl_server.rounds.secure import abandon
 from fl_server.rounds.selecting import lost_states, restart_round

@@ -13,10 +13,9 @@ from fl_server.clients.fleet import Fleet
 from fl_server.metrics import Metrics
 from fl_server.rounds.metrics import Directions
 from fl_server.run.client_states import ClientStates
-from fl_server.run.cohort_log import CohortLog
 from fl_server.run.models import ModelSource, ModelStore
 from fl_server.run.privacy import Account
-from fl_server.run.progress import RoundTrace, Watchers
+from fl_server.run.progress import CohortLog, RoundTrace, Watchers
 from fl_server.run.rounds import RunCounters, RunRounds
 from fl_server.run.totals import Draw, LabelOrder
 from fl_server.run_settings.config import AlgorithmSection, RunConfig

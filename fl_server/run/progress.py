@@ -1,4 +1,4 @@
-"""A run's progress while it happens: events for operators that watch it, and one trace span for each round."""
+"""A run's progress while it happens: events for operators that watch it, trace spans of rounds, and log lines."""
 
 from __future__ import annotations
 
@@ -8,11 +8,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+import structlog
+
 from fl_common.tracing.traces import RoundSpan, Traces
 from fl_server.rounds.state import Phase, RoundState
 from fl_server.store.records import CommitRecord
 
 T = TypeVar("T")
+
+
+FREQUENT = frozenset({"admitted", "client_out"})
+"""Events of single clients: thousands of them in a round. The others are few, and are always sent."""
+FREQUENT_S = 0.25
+"""Least time between two of them. Of those that come in between, the latest is sent when this time is over."""
+log = structlog.get_logger()
+_FAILURES = frozenset({"client_failed", "update_refused"})
+"""Events that operators need to repair a device: they name client and reason, and neither run nor round."""
+_OF_COHORTS = frozenset({"clients", "cohort", "admitted", "accepted", "dropped", "bytes_down", "bytes_up", "first"})
+"""Values that tell how many clients, or which ones, take part."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +45,6 @@ class Progress:
             self._shown.append(make())
         shown: T = self._shown[0]
         return shown
-
-
-FREQUENT = frozenset({"admitted", "client_out"})
-"""Events of single clients: thousands of them in a round. The others are few, and are always sent."""
-FREQUENT_S = 0.25
-"""Least time between two of them. Of those that come in between, the latest is sent when this time is over."""
 
 
 class Watchers:
@@ -156,3 +163,31 @@ class RoundTrace:
         if self._span is not None:
             self._span.end(outcome)
             self._span = None
+
+
+class CohortLog:
+    """Log lines about the clients of a run. If its cohorts are hidden, they tell only whose work failed."""
+
+    def __init__(self, *, hidden: bool) -> None:
+        """hidden: the run's cohorts are (`RunConfig.hides_cohorts`)."""
+        self._hidden = hidden
+
+    def info(self, event: str, **values: object) -> None:
+        """Log an event that is expected."""
+        if (shown := self._shown(event, values)) is not None:
+            log.info(event, **shown)
+
+    def warning(self, event: str, **values: object) -> None:
+        """Log an event that somebody may have to act on."""
+        if (shown := self._shown(event, values)) is not None:
+            log.warning(event, **shown)
+
+    def _shown(self, event: str, values: dict[str, object]) -> dict[str, object] | None:
+        """The values that may be logged; None if the event may not be."""
+        if not self._hidden:
+            return values
+        if event in _FAILURES:
+            return {name: value for name, value in values.items() if name not in {"run", "round"}}
+        if "client" in values:
+            return None
+        return {name: value for name, value in values.items() if name not in _OF_COHORTS}

@@ -28,7 +28,7 @@ from fl_server.aggregation.updates import reads_of
 from fl_server.errors import InvalidInput
 from fl_server.rounds import effects
 from fl_server.rounds import events as ev
-from fl_server.rounds.graph import Graph
+from fl_server.rounds.events import Graph
 from fl_server.rounds.sampling import by_id
 from fl_server.rounds.state import Phase, RoundState
 from fl_server.run.context import RunContext
@@ -37,9 +37,8 @@ from fl_server.run.deadline import whole_time
 from fl_server.run.failures import Reason
 from fl_server.run.submissions import Submissions
 from fl_server.store.errors import StoreError, StoreFull
-from fl_server.store.records import HistoryRecord
+from fl_server.store.records import AnswerRecord, HistoryRecord, StageRecord
 from fl_server.store.spool.part_file import SpoolSource
-from fl_server.store.stage_records import AnswerRecord, StageRecord
 from protos.fl.v1.training_pb2 import ExchangeKey, SecureStage, StageMessage
 
 log = structlog.get_logger()

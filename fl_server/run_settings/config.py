@@ -16,7 +16,11 @@ from pydantic import AfterValidator, BaseModel, Field, field_validator, model_va
 from fl_server.rounds.metrics import LOSS, Criterion, Directions, by_clients, of_averaged
 from fl_server.rounds.policy import RoundPolicy
 from fl_server.rounds.stop_rules import StopPolicy
-from fl_server.run_settings.privacy import PrivacySection, with_private_defaults
+from fl_server.run_settings.privacy import (
+    PrivacySection,
+    SecureAggregationSection,
+    without_relative_limits,
+)
 from fl_server.run_settings.sections import (
     CHECKS,
     MAX_COUNT,
@@ -33,7 +37,6 @@ from fl_server.run_settings.sections import (
     Word,
     check_plain,
 )
-from fl_server.run_settings.secure_aggregation import SecureAggregationSection, with_secure_defaults
 from protos.encoding_spec import EDEN, SPARSE, Dense, Encoding
 from protos.run_file import MOST_WHOLE
 
@@ -262,7 +265,7 @@ class RunConfig(_Section):
         """Sections whose defaults depend on another one."""
         if not isinstance(values, dict):
             return values
-        return with_secure_defaults(with_private_defaults(with_preset(values)))
+        return without_relative_limits(with_preset(values))
 
     @model_validator(mode="after")
     def _metric_rules_need_evaluations(self) -> Self:

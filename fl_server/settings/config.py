@@ -9,12 +9,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from fl_common.settings import Address, Section, is_loopback, split_address
-from fl_server.settings.objects import ObjectsConfig, StorageUrl
 from fl_server.settings.sections import (
     ConnectionsConfig,
     EnrollmentConfig,
     LimitsConfig,
+    ObjectsConfig,
     OidcConfig,
+    StorageUrl,
     TlsConfig,
     TransfersConfig,
     WebTlsConfig,

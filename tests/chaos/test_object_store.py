@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fl_server.settings.objects import ObjectsConfig
+from fl_server.settings.sections import ObjectsConfig
 from fl_server.store.objects.bucket import Bucket
 from tests.chaos.checks import ledger_of
 from tests.chaos.cluster import ChaosCluster

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from fl_server.rounds import effects, events, restoring, secure, selecting
-from fl_server.rounds.graph import Graph
+from fl_server.rounds.events import Graph
 from fl_server.rounds.machine import RULES
 from fl_server.rounds.state import Phase, RoundState
 from tests.deterministic import core_stages

@@ -10,6 +10,7 @@ from fl_server.rounds.events import (
     EndRequested,
     Evaluated,
     Event,
+    Graph,
     GraphMade,
     ModelCommitted,
     RosterChanged,
@@ -17,7 +18,6 @@ from fl_server.rounds.events import (
     StepComputed,
     UpdateAdmitted,
 )
-from fl_server.rounds.graph import Graph
 from fl_server.rounds.machine import advance
 from fl_server.rounds.policy import RoundPolicy
 from fl_server.rounds.state import Phase, RoundState

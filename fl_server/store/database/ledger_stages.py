@@ -10,8 +10,7 @@ from sqlalchemy import update as change
 from fl_server.store.database import rows, schema
 from fl_server.store.database.rows import find, write_history
 from fl_server.store.database.transactions import Transactions
-from fl_server.store.records import HistoryRecord
-from fl_server.store.stage_records import STAGES, AnswerRecord, StageRecord
+from fl_server.store.records import STAGES, AnswerRecord, HistoryRecord, StageRecord
 
 _KEY = ("run_id", "round", "exchange", "attempt", "stage")
 

@@ -21,6 +21,7 @@ from fl_server.store.client_work import ClientWork
 from fl_server.store.database import schema
 from fl_server.store.errors import StoreError
 from fl_server.store.records import (
+    AnswerRecord,
     AttemptRecord,
     ChargeRecord,
     ClientEvaluation,
@@ -31,10 +32,10 @@ from fl_server.store.records import (
     HistoryRecord,
     QuarantineRecord,
     RunRecord,
+    StageRecord,
     TotalsRecord,
     UpdateRecord,
 )
-from fl_server.store.stage_records import AnswerRecord, StageRecord
 
 Record = (
     RunRecord | AttemptRecord | UpdateRecord | FailureRecord | CommitRecord | TotalsRecord | ClientEvaluation

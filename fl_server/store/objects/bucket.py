@@ -20,7 +20,7 @@ from prometheus_client import Histogram
 
 from fl_common.extras import install_hint
 from fl_common.files import fsync_path
-from fl_server.settings.objects import ObjectsConfig, storage_parts
+from fl_server.settings.sections import ObjectsConfig, storage_parts
 from fl_server.store.errors import StoreError, StoreUnavailable
 from fl_server.store.files import FULL_ERRNOS, disk_error
 

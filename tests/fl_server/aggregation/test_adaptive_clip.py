@@ -11,8 +11,7 @@ import torch
 
 import algorithms as fl
 from fl_server.aggregation import private_sum
-from fl_server.aggregation.adaptive_clip import ClipRule, clip_rule
-from fl_server.aggregation.private_sum import key_of_round
+from fl_server.aggregation.private_sum import ClipRule, clip_rule, key_of_round
 from fl_server.errors import InvalidInput
 from protos.codec import pack
 from tests.fl_server.aggregation.test_private_updates import PRIVACY, STEPS, private

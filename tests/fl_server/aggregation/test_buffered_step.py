@@ -13,7 +13,7 @@ from torch import nn
 
 import algorithms as fl
 from algorithms.buffered import apply_buffer
-from fl_server.aggregation.buffered_rules import staleness_rule
+from fl_server.aggregation.buffered_step import staleness_rule
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import round_info
 from fl_server.aggregation.snapshot import Snapshot

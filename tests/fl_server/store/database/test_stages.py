@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fl_server.store.database.store import Store
-from fl_server.store.stage_records import AnswerRecord, StageRecord
+from fl_server.store.records import AnswerRecord, StageRecord
 from tests.fl_server.store.records import a_run, an_attempt, why
 
 

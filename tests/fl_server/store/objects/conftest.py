@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_server.settings.objects import ObjectsConfig
+from fl_server.settings.sections import ObjectsConfig
 from fl_server.store.objects.bucket import Bucket
 from tests.s3_server import S3Server
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_server.settings.objects import ObjectsConfig
+from fl_server.settings.sections import ObjectsConfig
 from fl_server.store.errors import StoreError, StoreFull, StoreUnavailable
 from fl_server.store.objects.bucket import Bucket, NoObject, check_access
 from tests.s3_server import OTHER_KEY, OTHER_SECRET, S3Server
