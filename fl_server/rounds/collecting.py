@@ -32,7 +32,7 @@ from fl_server.rounds.events import (
     WorkFailed,
 )
 from fl_server.rounds.sampling import by_id
-from fl_server.rounds.secure import abandon, begin_signing, close_stage, close_stage_if_done, masks_open
+from fl_server.rounds.secure import abandon, begin_signing, close_stage, close_stage_if_done, masks_open, too_few
 from fl_server.rounds.selecting import draw_replacements, learn, lost_states, restart_round, select
 from fl_server.rounds.state import BEFORE_MASKS, Phase, Result, RoundState, UnexpectedEvent, replace
 
@@ -253,7 +253,7 @@ def next_attempt(state: RoundState, again: frozenset[str] = frozenset()) -> Resu
     if fault := same_failure(state, again):
         return end_by_fault(state, fault)
     if state.policy.secure:
-        return abandon(state, f"{len(state.admitted)} masked updates came of {len(state.sharers)}")
+        return abandon(state, too_few(state, state.admitted, state.sharers))
     missed = QuorumMissed(state.round, state.exchange, state.attempt, len(state.admitted), state.quorum)
     if state.exchange:
         # The cohort of a later exchange is the accepted list of the one before: there are no replacements.

@@ -66,6 +66,8 @@ class RoundPolicy:
     clients is abandoned with all that it has."""
     on_drop: Literal["repeat", "end"] = "repeat"
     """What follows an abandoned round: another draw for it, or the end of the run."""
+    tells_clients: bool = True
+    """Whether reasons tell how many clients of a cohort have answered, and which one has spoiled its round."""
     most_full: int = 20
     """Clients up to which everybody holds shares of everybody's secrets, so that no coins are tossed for the graph."""
     stage_s: float = 60.0

@@ -15,6 +15,8 @@ training seeds, since two sums over nearly the same work would show what they do
 
 from __future__ import annotations
 
+from collections.abc import Sized
+
 from fl_server.rounds.effects import Cancel, ComputeStep, Effect, OpenStage, QuorumMissed, RetryLater
 from fl_server.rounds.ending import cancel, end_by_fault, end_now, same_failure
 from fl_server.rounds.events import EndRequested, GraphMade, RoundSpoiled, StageAnswered
@@ -22,13 +24,15 @@ from fl_server.rounds.sampling import by_id
 from fl_server.rounds.selecting import given_up, redraw, select
 from fl_server.rounds.state import AFTER_MASKS, Phase, Result, RoundState, UnexpectedEvent, replace
 
-_WANTED = {
+ANSWERS = {
     Phase.AGREEING: "keys",
     Phase.TOSSING: "coins",
     Phase.SHARING: "shares",
+    Phase.COLLECTING: "masked updates",
     Phase.SIGNING: "signatures",
     Phase.OPENING: "opened shares",
 }
+"""What clients send in each stage."""
 
 
 def stage_answered(state: RoundState, event: StageAnswered) -> Result:
@@ -75,8 +79,13 @@ def close_stage(state: RoundState) -> Result:
             result = _open(state, Phase.OPENING, state.drawn)
         case Phase.OPENING if graph is not None and graph.opens_all(state.sharers, answered):
             result = replace(state, phase=Phase.STEPPING), (ComputeStep(state.accepted),)
-    why = f"{len(answered)} of {len(state.drawn)} clients sent their {_WANTED[state.phase]}"
-    return abandon(state, why) if result is None else result
+    return abandon(state, too_few(state, answered, state.drawn)) if result is None else result
+
+
+def too_few(state: RoundState, came: Sized, asked: Sized) -> str:
+    """Why the stage under way cannot end: of how many clients the answers came."""
+    who = f"{len(came)} of {len(asked)}" if state.policy.tells_clients else "too few"
+    return f"{who} clients sent their {ANSWERS[state.phase]}"
 
 
 def masks_open(state: RoundState) -> bool:
@@ -129,4 +138,4 @@ def round_spoiled(state: RoundState, event: RoundSpoiled) -> Result:
     """The answers of the stage, or the masked updates, cannot be used, though enough are here."""
     if state.ending is not None:
         return end_now(state, EndRequested(*state.ending))
-    return abandon(state, event.why)
+    return abandon(state, event.why if state.policy.tells_clients else "its answers or its sum cannot be used")

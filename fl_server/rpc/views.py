@@ -107,7 +107,7 @@ _OF_COHORTS = {
     "below_due", "first_below_due",
 }  # fmt: skip
 """Fields of a run's status."""
-_COUNTS = ("assignments", "refused", "staleness", "quorum_missed", "short", "why_short")
+_COUNTS = ("assignments", "refused", "staleness", "quorum_missed", "short", "why_short", "secure")
 """Fields of an account that tell of single assignments."""
 
 

@@ -140,7 +140,8 @@ class RoundComputation:
             else:
                 norms = await self._control.retry(lambda: model.compute_next(updates, sources, attempt))
         except (SecureAggregationError, SpoiledSum) as error:
-            log.warning("sum_spoiled", run=self._context.run_id, round=self._control.state.round, error=str(error))
+            warn = self._context.cohort_log.warning
+            warn("sum_spoiled", run=self._context.run_id, round=self._control.state.round, error=str(error))
             self._control.post(ev.RoundSpoiled(str(error)))
             return
         except Diverged as error:

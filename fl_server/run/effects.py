@@ -159,7 +159,7 @@ class Effects:
     async def _quorum_missed(self, command: effects.QuorumMissed) -> None:
         """Count an attempt with too few updates. The next attempt has a line in the history."""
         self._context.counters.quorum_missed()
-        log.warning(
+        self._context.cohort_log.warning(
             "quorum_missed", run=self._context.run_id, round=command.round, exchange=command.exchange,
             attempt=command.attempt, admitted=command.admitted, quorum=command.quorum,
         )  # fmt: skip

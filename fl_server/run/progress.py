@@ -24,7 +24,9 @@ FREQUENT_S = 0.25
 log = structlog.get_logger()
 _FAILURES = frozenset({"client_failed", "update_refused"})
 """Events that operators need to repair a device: they name client and reason, and neither run nor round."""
-_OF_COHORTS = frozenset({"clients", "cohort", "admitted", "accepted", "dropped", "bytes_down", "bytes_up", "first"})
+_OF_COHORTS = frozenset(
+    {"clients", "cohort", "admitted", "accepted", "answered", "dropped", "bytes_down", "bytes_up", "first", "error"}
+)
 """Values that tell how many clients, or which ones, take part."""
 
 

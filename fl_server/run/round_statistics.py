@@ -12,8 +12,9 @@ from typing import Any, Literal, Self
 
 from fl_server.rounds.state import RoundState
 
-SECURE_STAGES = ("members", "sharers", "survivors", "signers", "threshold")
-"""What is counted of a round with secure aggregation: clients by the stage that they completed; shares for a secret."""
+SECURE_STAGES = ("members", "sharers", "survivors", "signers", "dropped", "threshold")
+"""What is counted of a round with secure aggregation: clients by the stage that they completed; those of the cohort
+that are no survivors; shares for a secret."""
 MOST_STALE = 17
 """Updates staler than 16 rounds are counted together."""
 
@@ -35,7 +36,7 @@ class RoundStatistics:
     seconds: dict[str, float] = field(default_factory=dict)
     """The seconds by phase."""
     secure: dict[str, int] = field(default_factory=dict)
-    """With secure aggregation: members, sharers, survivors and signers, and the threshold of shares, of the round."""
+    """With secure aggregation: see SECURE_STAGES."""
     quorum_missed: int = 0
     """Attempts that closed with fewer updates than the quorum."""
     short: int = 0

@@ -30,6 +30,7 @@ from fl_server.rounds import effects
 from fl_server.rounds import events as ev
 from fl_server.rounds.events import Graph
 from fl_server.rounds.sampling import by_id
+from fl_server.rounds.secure import ANSWERS
 from fl_server.rounds.state import Phase, RoundState
 from fl_server.run.context import RunContext
 from fl_server.run.control import RunControl
@@ -45,6 +46,8 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 
+MOST_NAMES = 5
+"""Clients of a stage that the history names as dropped out."""
 MOST_ANSWER_BYTES = 1 << 20
 """Bytes of a client's answer: enough for shares for thousands of neighbours."""
 _STAGES: Mapping[Phase, SecureStage] = {
@@ -55,16 +58,6 @@ _STAGES: Mapping[Phase, SecureStage] = {
     Phase.SIGNING: SecureStage.SECURE_STAGE_SURVIVORS,
     Phase.OPENING: SecureStage.SECURE_STAGE_OPENING,
 }
-
-
-_ENDED = {
-    "tossing": "members",
-    "sharing": "members",
-    "collecting": "sharers",
-    "signing": "survivors",
-    "opening": "signers",
-}
-"""What those are whose answers ended the stage before, by the stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,17 +126,29 @@ class SecureStages:
         context, control = self._context, self._control
         place = (context.run_id, effect.round, effect.exchange, effect.attempt)
         record = StageRecord(*place, effect.stage, effect.members, effect.closed, time.time())
-        detail = (
-            f"round {effect.round}, attempt {effect.attempt}: {effect.stage}, {len(effect.closed)} clients answered"
-        )
-        why = HistoryRecord(record.opened_at, "coordinator", "stage_opened", context.run_id, detail)
+        why = HistoryRecord(record.opened_at, "coordinator", "stage_opened", context.run_id, self._told(effect))
         await control.write(context.store.open_stage, record, whole_time(control), why)
-        log.info(
+        context.cohort_log.info(
             "stage_opened", run=context.run_id, round=effect.round, attempt=effect.attempt, stage=effect.stage,
-            members=len(effect.members), answered=len(effect.closed),
+            clients=len(effect.members), answered=len(effect.closed),
         )  # fmt: skip
-        context.rounds.statistics.secure[_ENDED[effect.stage]] = len(effect.closed)
         await self._make()
+
+    def _told(self, effect: effects.OpenStage) -> str:
+        """The row of history of a stage: who has answered the stage before and who dropped out; shares for a secret."""
+        where, before = f"round {effect.round}, attempt {effect.attempt}: {effect.stage}", self._stage
+        if before is None or self._context.hides_cohorts:
+            return where
+        of = before.collector
+        asked = of.survivors or of.sharers or of.members or of.terms.cohort
+        gone = [client for client in asked if client not in effect.closed]
+        # Enough signatures end their stage: the other survivors have not dropped out.
+        told = gone[:MOST_NAMES] if before.phase is not Phase.SIGNING else []
+        without = f", and not {', '.join(told)}{' and others' if told != gone else ''}" if told else ""
+        shares = "" if (graph := graph_of(of)) is None else f"; {graph.threshold} shares open a secret"
+        return (
+            f"{where}; {len(effect.closed)} of {len(asked)} clients sent their {ANSWERS[before.phase]}{without}{shares}"
+        )
 
     async def restore(self) -> Graph | None:
         """Make the stage under way of the ledger again. Returns the graph of its shares, once its keys are closed."""
@@ -161,12 +166,13 @@ class SecureStages:
         try:
             self._stage = await self._from_ledger(stage_of)
         except SecureAggregationError as error:
-            log.warning("stage_not_closed", run=self._context.run_id, round=control.state.round, error=str(error))
+            warn = self._context.cohort_log.warning
+            warn("stage_not_closed", run=self._context.run_id, round=control.state.round, error=str(error))
             self._stage = None
             control.post(ev.RoundSpoiled(str(error)))
             return
+        self._context.rounds.statistics.secure.update(counted(self._stage.collector))
         if not restoring and control.state.phase is Phase.SHARING and (graph := graph_of(self._stage.collector)):
-            self._context.rounds.statistics.secure["threshold"] = graph.threshold
             control.post(ev.GraphMade(graph))
 
     async def _from_ledger(self, make: Callable[[StoredRound, Trust], T]) -> T:
@@ -316,6 +322,20 @@ def graph_of(collector: Collector) -> Graph | None:
     names = group.clients
     holders = {name: frozenset(names[at] for at in group.holders(number)) for number, name in enumerate(names)}
     return Graph(holders, plan.threshold, plan.quorum, plan.fewest)
+
+
+def counted(collector: Collector) -> dict[str, int]:
+    """The clients of a draw by the stage that they completed, and the shares for a secret; what is not known is out."""
+    graph, survivors = graph_of(collector), len(collector.survivors)
+    numbers = {
+        "members": len(collector.members),
+        "sharers": len(collector.sharers),
+        "survivors": survivors,
+        "signers": len(collector.signers),
+        "threshold": 0 if graph is None else graph.threshold,
+    }
+    known = {name: number for name, number in numbers.items() if number}
+    return known | ({"dropped": len(collector.terms.cohort) - survivors} if survivors else {})
 
 
 def total_of(stored: StoredRound, trust: Trust, sources: Sequence[SpoolSource]) -> Total:

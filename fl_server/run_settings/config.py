@@ -336,7 +336,7 @@ class RunConfig(_Section):
         if (secure := self.secure_aggregation) is not None:
             quorum = max(section.fewest, self.least)
             given |= {"secure": True, "on_drop": secure.on_drop, "stage_s": secure.stage_s}
-            given |= {"quorum": quorum, "min_accepted": self.least}
+            given |= {"quorum": quorum, "min_accepted": self.least, "tells_clients": not self.hides_cohorts}
         return RoundPolicy(
             **given,
             seed=self.seed,

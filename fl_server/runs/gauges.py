@@ -102,6 +102,11 @@ def _best(run: Run) -> GaugeValues:
     }
 
 
+def _secure(run: Run) -> GaugeValues:
+    secure = {} if run.context.hides_cohorts else run.rounds.latest_statistics.secure
+    return {(of,): count for of, count in secure.items()}
+
+
 def _by_statistic(run: Run) -> GaugeValues:
     by_name = spread(run.rounds.newest_metrics())
     return {(name, statistic): value for name, values in by_name.items() for statistic, value in values.items()}
@@ -206,8 +211,9 @@ RUN_GAUGES = (
     ),
     _labelled(
         "fl_secure_clients",
-        "Clients of the last round by the stage of secure aggregation that they completed; the shares for a secret.",
-        lambda run: {(of,): count for of, count in run.rounds.latest_statistics.secure.items()}, of=SECURE_STAGES,
+        "Clients of the last round by the stage of secure aggregation that they completed, and those that dropped out"
+        " before the sum; the shares for a secret.",
+        _secure, of=SECURE_STAGES,
     ),
     _plain(
         "fl_update_direction_cosine", "Cosine between the last round's movement and minus its direction.",

@@ -272,7 +272,7 @@ def _left_out(states: pb.StateMembers) -> str:
     return f"{names}, for lost client states: `fl clients release {states.first_left_out[0]}` admits it again"
 
 
-_SECURE = ("members", "sharers", "survivors", "signers", "threshold")
+_SECURE = ("members", "sharers", "survivors", "signers", "dropped", "threshold")
 """What is told of the stages of a round, in order."""
 
 

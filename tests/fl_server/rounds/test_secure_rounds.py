@@ -89,6 +89,17 @@ def test_on_drop_end_ends_the_run() -> None:
     )
 
 
+def test_reasons_of_hidden_cohorts_name_no_client_and_no_number() -> None:
+    """With privacy of clients who takes part, and how many, is told nobody: an abandoned round says why alone."""
+    _, effects = play(agreeing(tells_clients=False), *leave("ab"), *answer("c"))
+    assert [effect.why for effect in effects if isinstance(effect, fx.RestartRound)] == [
+        "too few clients sent their keys"
+    ]
+    _, effects = play(agreeing(tells_clients=False), ev.RoundSpoiled("c: expected shares that give the secret"))
+    [restart] = [effect for effect in effects if isinstance(effect, fx.RestartRound)]
+    assert restart.why == "its answers or its sum cannot be used"
+
+
 def test_deadlines_end_stages() -> None:
     """A stage ends at its deadline with those that answered, or the round is abandoned."""
     state = play(agreeing(), *answer("ab"))[0]

@@ -49,6 +49,13 @@ def test_a_run_completes(fleet: SecureFleet) -> None:
     status = fleet.server.run(run)
     secure = dict(status.latest.account.secure)
     assert (secure["members"], secure["sharers"], secure["survivors"], secure["threshold"]) == (SIZE, SIZE, SIZE, 4)
+    assert secure["dropped"] == 0
+    assert stages_told(fleet, run)[:4] == [
+        "round 0, attempt 0: sharing; 5 of 5 clients sent their keys",
+        "round 0, attempt 0: collecting; 5 of 5 clients sent their shares; 4 shares open a secret",
+        "round 0, attempt 0: signing; 5 of 5 clients sent their masked updates; 4 shares open a secret",
+        "round 0, attempt 0: opening; 4 of 5 clients sent their signatures; 4 shares open a secret",
+    ]
     told = str(dict(figures(status))["secure aggregation"])
     assert "sums of 3 clients or more; the authority of the clients' certificates is outside" in told
 
@@ -119,6 +126,19 @@ def test_losses_and_evaluations_are_sums(fleet: SecureFleet) -> None:
 STAGES = ("agreeing", "sharing", "collecting", "signing", "opening")
 
 
+def stages_told(fleet: SecureFleet, run: str) -> list[str]:
+    """What the history tells of the stages of a run."""
+    with fleet.server.admin() as admin:
+        rows = admin.history.list_history(run, 0)
+    return [row.detail for row in rows if row.event == "stage_opened"]
+
+
+def counts_of(summary: admin_pb2.RoundSummary) -> list[int]:
+    """Members, sharers, survivors, drop-outs and threshold of a round."""
+    secure = summary.account.secure
+    return [secure[name] for name in ("members", "sharers", "survivors", "dropped", "threshold")]
+
+
 def test_privacy_of_clients_in_a_masked_sum(fleet: SecureFleet) -> None:
     """Four of five clients a round, and noise for their sum: the bits of simulation and replay with the run's secret.
 
@@ -144,6 +164,9 @@ def test_privacy_of_clients_in_a_masked_sum(fleet: SecureFleet) -> None:
     assert digests != simulated_digests(run, clients=SIZE, **sections)
     check_replay(fleet.server, run, clients=SIZE, task=SECURE["task"])
     assert not any(it.HasField("training_loss") for it in fleet.server.rounds(run))
+    assert {detail.partition(";")[0] for detail in stages_told(fleet, run)} == {*stages_told(fleet, run)}
+    assert not any(it.account.secure for it in fleet.server.rounds(run))  # who drops out is told nobody, nor how many
+    assert f'fl_secure_clients{{of="members",run="{run}"}}' not in fleet.server.metrics().decode()
     spent = fleet.server.run(run).privacy
     assert spent.draws == 2
     assert spent.epsilon == pytest.approx(epsilon_of({Mechanism(0.5, 4 / SIZE, fixed_size=True): 2}, 0.01))
@@ -164,7 +187,9 @@ def test_a_coordinator_that_is_killed_in_any_stage_goes_on_in_it(fleet: SecureFl
 
     fleet.at_phases(run, STAGES, kill)
     digests = fleet.server.digests(run)
-    assert [(summary.accepted, summary.attempts) for summary in fleet.server.rounds(run)] == [(SIZE, 1)] * len(STAGES)
+    rounds = fleet.server.rounds(run)
+    assert [(summary.accepted, summary.attempts) for summary in rounds] == [(SIZE, 1)] * len(STAGES)
+    assert [counts_of(summary) for summary in rounds] == [[SIZE, SIZE, SIZE, 0, 4]] * len(STAGES)
     assert digests == simulated_digests("killed", clients=SIZE, **sections)
 
 
@@ -251,6 +276,11 @@ def test_clients_that_leave_after_their_shares(fleet: SecureFleet, gone: list[st
     first, _ = fleet.server.rounds(run)
     assert (first.accepted, first.attempts) == ((SIZE, 2) if late else (SIZE - 1, 1))
     assert ("round_restarted" in fleet.server.history(run)) == late
+    assert counts_of(first) == ([SIZE, SIZE, SIZE, 0, 4] if late else [SIZE, SIZE, SIZE - 1, 1, 4])
+    if not late:
+        signing = "round 0, attempt 0: signing; 4 of 5 clients sent their masked updates, and not edge-1; 4 shares open"
+        assert f"{signing} a secret" in stages_told(fleet, run)
+        assert f'fl_secure_clients{{of="threshold",run="{run}"}} 4.0' in fleet.server.metrics().decode()
     check_replay(fleet.server, run, clients=SIZE, task=SECURE["task"])
 
 
