@@ -47,7 +47,7 @@ def _main(arguments: Sequence[str] | None) -> int:
 
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] in (["backup"], ["restore"]):
-        from fl_server.backup.command import run
+        from fl_server.backup.commands import run
 
         return run(given[0], given[1:])
     only_check = given[:1] == ["check"]

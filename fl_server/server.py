@@ -44,8 +44,8 @@ from fl_server.store.checkpoints import Checkpoints
 from fl_server.store.files import disk_errors
 from fl_server.store.ledger import Ledger
 from fl_server.store.objects.bucket import Bucket, check_access
-from fl_server.store.objects.cache import LocalCache
 from fl_server.store.objects.files import StoredFiles
+from fl_server.store.objects.reading import LocalCache
 from fl_server.store.spool.spool import Spool, UnfinishedLimit
 from fl_server.store.uploaded_models import UploadedModels
 from fl_server.uploads.receiver import UploadReceiver

@@ -18,10 +18,10 @@ import structlog
 
 from fl_common.certificates.names import hosts_of
 from fl_common.rate_limits import TokenBucket, TokenBuckets, network_of
+from fl_common.settings import is_loopback, split_address
 from fl_server import identity
 from fl_server.audit.log import AuditLog
 from fl_server.audit.writer import AuditRecord
-from fl_server.enrollment.addresses import dialed
 from fl_server.enrollment.grants import Revocations, TokenActions, TokenSpec, state_of
 from fl_server.enrollment.issuing import Issued, Issuer
 from fl_server.errors import Forbidden, InvalidInput, LimitExceeded, NotConfigured, NotEnrolled, ServerError, TooMany
@@ -291,3 +291,31 @@ def _message(issuer: Issuer, issued: Issued) -> device_pb.IssuedCertificate:
         not_after=timestamp(record.not_after),
         renew_after=timestamp(issued.renew_after),
     )
+
+
+def dialed(config: ServerConfig, bound: Mapping[str, str], names: Sequence[str]) -> tuple[str, str]:
+    """The addresses host:port for clients and for enrollment.
+
+    The settings' own come first. Otherwise the port is the one that is open, and the host is one that the certificate
+    has, so that a device's check of it succeeds. The host is empty if nothing names it.
+
+    Args:
+        config: the settings.
+        bound: the open ports, host:port, by the setting's name.
+        names: the hosts of the coordinator's certificate.
+    """
+    given = {"listen": config.client_address, "enroll_listen": config.enroll_address}
+    hosts = [split_address(address)[0] for address in given.values() if address]
+    hosts += [name for name in names if not is_loopback(name) and not name.startswith("*")]
+    client, enrollment = (
+        address or _address(bound.get(port) or str(getattr(config, port)), hosts, names)
+        for port, address in given.items()
+    )
+    return client, enrollment
+
+
+def _address(bound: str, hosts: Sequence[str], names: Sequence[str]) -> str:
+    host, port = split_address(bound)
+    if host not in names and not is_loopback(host):
+        host = hosts[0] if hosts else ""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -19,8 +19,7 @@ from fl_server.store.database.ledger_objects import StoredFile
 from fl_server.store.errors import StoreError, StoreFull, StoreUnavailable
 from fl_server.store.spool.part_file import PartBusy
 from fl_server.store.spool.spool import TooManyUnfinished
-from fl_server.uploads.open_upload import Decided
-from fl_server.uploads.part_receiver import BUSY_WAIT_S, spool_key, too_many_kept
+from fl_server.uploads.part_receiver import BUSY_WAIT_S, Decided, spool_key, too_many_kept
 from fl_server.uploads.receiver import ControlledUpload, UploadReceiver
 from protos.codec import Entry, Layout, digest_bytes, unpack
 from protos.fl.v1 import worker_pb2 as pb

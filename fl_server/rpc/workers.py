@@ -21,8 +21,7 @@ from fl_server.rpc.open_calls import ExpiringCalls
 from fl_server.rpc.worker_uploads import Reports, WorkerUpload, next_report, report_bytes
 from fl_server.runs.coordinator import Coordinator
 from fl_server.services import Services
-from fl_server.uploads.open_upload import Decided
-from fl_server.uploads.part_receiver import spool_key
+from fl_server.uploads.part_receiver import Decided, spool_key
 from fl_server.uploads.receiver import UploadReceiver
 from protos.fl.v1 import worker_pb2 as pb
 from protos.fl.v1 import worker_pb2_grpc

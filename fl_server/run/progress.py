@@ -14,14 +14,14 @@ from fl_common.tracing.traces import RoundSpan, Traces
 from fl_server.rounds.state import Phase, RoundState
 from fl_server.store.records import CommitRecord
 
-T = TypeVar("T")
+log = structlog.get_logger()
 
+T = TypeVar("T")
 
 FREQUENT = frozenset({"admitted", "client_out"})
 """Events of single clients: thousands of them in a round. The others are few, and are always sent."""
 FREQUENT_S = 0.25
 """Least time between two of them. Of those that come in between, the latest is sent when this time is over."""
-log = structlog.get_logger()
 _FAILURES = frozenset({"client_failed", "update_refused"})
 """Events that operators need to repair a device: they name client and reason, and neither run nor round."""
 _OF_COHORTS = frozenset(

@@ -1,5 +1,7 @@
 """The files of one checkpoint: tensors as safetensors, each with its BLAKE3 digest in a meta.json. No pickle.
 
+In an object store all files of a checkpoint count together, and its folder on the disk is a copy.
+
 The averaged model of a run has float64 sums in files, made block by block, so that no sum is ever whole in memory. The
 sums of a round are made from those of the round before while its checkpoint is written. A simulation has them in
 memory, where its model is. The averaged model has the mean of the parameters and of the floating buffers, and the
@@ -11,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -27,7 +30,8 @@ from algorithms.averaging import Averaging, Term, mean_of, stepped
 from fl_common.files import fsync_path
 from fl_common.settings import parse_json
 from fl_server.store.errors import StoreError
-from fl_server.store.files import disk_error, disk_errors, file_digest
+from fl_server.store.files import disk_error, disk_errors, file_digest, remove_folder
+from fl_server.store.objects.files import StoredFiles
 from protos.digests import digest_text
 
 FORMAT = 1
@@ -38,6 +42,12 @@ _LENGTH_BYTES = 8
 """Bytes of the length of a safetensors header, at the beginning of its file."""
 _NO_METADATA: Mapping[str, str] = MappingProxyType({})
 _ERRNO = re.compile(r"(?:os error |code: )(\d+)")
+
+
+BLOCK = 1 << 16
+"""Entries of a block."""
+Sums = Path | Mapping[str, Mapping[str, torch.Tensor]]
+"""The sums of an averaged model: a folder of files, or tensors by the sum's name and the model's."""
 
 
 class Damaged(Exception):
@@ -151,14 +161,6 @@ def _library_errors(path: Path, doing: str) -> Iterator[None]:
         raise disk_error(f"{doing} {path}", number, error) from error
 
 
-BLOCK = 1 << 16
-"""Entries of a block."""
-
-
-Sums = Path | Mapping[str, Mapping[str, torch.Tensor]]
-"""The sums of an averaged model: a folder of files, or tensors by the sum's name and the model's."""
-
-
 @dataclass(frozen=True, slots=True)
 class AveragedModel:
     """The averaged model after a round."""
@@ -268,3 +270,70 @@ def _write(path: Path, blocks: Iterable[torch.Tensor]) -> bytes:
             hasher.update(raw)
             file.write(raw)
     return hasher.digest()
+
+
+class StoredCheckpoints:
+    """The checkpoints in an object store, copied below one directory.
+
+    Blocking and thread-safe; raises StoreUnavailable.
+    """
+
+    def __init__(self, files: StoredFiles, directory: Path) -> None:
+        self._files, self._directory = files, directory
+        self._bringing = threading.Lock()
+        self._newest: dict[Path, Path] = {}
+        """The latest checkpoint of each run that was written or read: its copy stays, because its sums may be read."""
+
+    def folders(self, run: Path) -> list[str]:
+        """Names of the checkpoints of a run that count."""
+        names = (name.rpartition("/") for name in self._files.names(self._files.name(run)))
+        return sorted({Path(folder).name for folder, _, file in names if file == META})
+
+    def put(self, folder: Path) -> None:
+        """Put a checkpoint. When this returns, it counts and is durable; an older one of its round does not."""
+        paths, name = sorted(folder.iterdir()), self._files.name(folder)
+        known = set(self._files.names(name)) - {self._files.name(path) for path in paths}
+        self._files.put_files(paths)
+        for other in known:
+            self._files.remove_file(other)
+        self._keep(folder)
+
+    def put_file(self, path: Path) -> None:
+        """Put one file, durably."""
+        self._files.put_files([path])
+
+    def bring(self, path: Path) -> None:
+        """Make the copy of a file, unless it is there or does not count. Raises DamagedObject."""
+        stored = self._files.find(self._files.name(path))
+        with self._bringing:
+            if stored is not None and (not path.exists() or path.stat().st_size != stored.size_bytes):
+                self._files.fetch(stored, path)
+
+    def bring_all(self, folder: Path) -> None:
+        """Make the copies of a checkpoint's files that are missing. Raises DamagedObject."""
+        meta = folder / META
+        stored = self._files.find(self._files.name(meta))
+        if stored is not None and meta.exists() and file_digest(meta) != stored.digest:
+            remove_folder(folder, f"remove {folder}, which is not the checkpoint that counts")
+        for name in self._files.names(self._files.name(folder)):
+            self.bring(self._directory / Path(name).relative_to(self._files.name(self._directory)))
+        self._keep(folder)
+
+    def remove(self, folder: Path) -> None:
+        """Let the checkpoints in a folder count no more."""
+        self._files.remove(self._files.name(folder))
+
+    def _keep(self, folder: Path) -> None:
+        """Keep the copy of a run's newest checkpoint; others may go when there is no room for them."""
+        cache, before = self._files.cache, self._newest.get(folder.parent)
+        newest = folder if before is None or not before.exists() or _round(folder) >= _round(before) else before
+        self._newest[folder.parent] = newest
+        cache.forget(newest)
+        for other in {folder, before} - {newest, None}:
+            if other is not None and other.exists():
+                cache.add(other, sum(file.stat().st_size for file in other.iterdir()))
+
+
+def _round(folder: Path) -> int:
+    number = folder.name.removeprefix("round-")
+    return int(number) if number.isdecimal() else -1

@@ -33,6 +33,7 @@ from fl_common.files import atomic_writer, fsync_path, make_folders
 from fl_server.store.checkpoint_files import (
     AveragedModel,
     Damaged,
+    StoredCheckpoints,
     check_file,
     read_meta,
     read_tensors,
@@ -41,7 +42,6 @@ from fl_server.store.checkpoint_files import (
 )
 from fl_server.store.errors import NoCheckpoint, StoreError
 from fl_server.store.files import check_id, disk_errors, remove_folder, run_folder
-from fl_server.store.objects.checkpoints import StoredCheckpoints
 from fl_server.store.objects.files import StoredFiles
 from fl_server.store.objects.reading import DamagedObject
 

@@ -1,6 +1,7 @@
 """The secrets of private runs, and the outside count of what privacy accounts were charged, in the state directory.
 
-With an object store both are there too, so that a coordinator on another machine continues private runs.
+With an object store both are there too, so that a coordinator on another machine continues private runs: the counts as
+objects of their own. The ledger does not refer to them.
 
     privacy/RUN_ID.key     32 random bytes: cohorts and noise of the run follow from them
     privacy/charges.json   {account: {"number": charges, "noise_multiplier": the least, "rate": the largest,
@@ -12,6 +13,7 @@ the missing ones are charged again, each as the dearest one of the account.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 import time
@@ -24,11 +26,14 @@ from fl_common.privacy.secret_stream import SECRET_BYTES
 from fl_common.settings import parse_json
 from fl_server.store.errors import StoreError
 from fl_server.store.files import disk_errors
-from fl_server.store.objects.charge_counts import ChargeCounts
+from fl_server.store.objects.bucket import Bucket
 from fl_server.store.objects.files import StoredFiles
 from fl_server.store.records import ChargeRecord
 
 COUNTS = "charges.json"
+
+
+FOLDER = "privacy-counts"
 
 
 class RunSecrets:
@@ -37,7 +42,7 @@ class RunSecrets:
     def __init__(self, folder: Path, files: StoredFiles | None = None, outside: ChargeCounts | None = None) -> None:
         """files: the object store, if there is one. outside: its counts, for one who has no files."""
         self._folder, self._files = folder, files
-        self._outside = outside if files is None else files.charge_counts
+        self._outside = outside if files is None else ChargeCounts(files.bucket, files.root)
 
     def path(self, run_id: str) -> Path:
         """The file of a run's secret."""
@@ -155,3 +160,36 @@ class RunSecrets:
         except (OSError, ValueError) as error:
             raise StoreError(f"{self._folder / COUNTS} cannot be read ({error}): restore it from a backup") from error
         return content if isinstance(content, dict) else {}
+
+
+class ChargeCounts:
+    """The counts of one ledger's accounts in the object store. Blocking; raises StoreUnavailable while the store fails.
+
+    LEDGER/privacy-counts/<hex of the account>/000000012        the count of one account up to a charge
+    """
+
+    def __init__(self, bucket: Bucket, root: str) -> None:
+        """root: the id of the ledger."""
+        self._bucket, self._folder = bucket, f"{root}/{FOLDER}"
+
+    def put(self, account: str, count: Mapping[str, Any]) -> None:
+        """Write the count of an account, durably, and remove its older ones."""
+        folder = f"{self._folder}/{hashlib.sha256(account.encode()).hexdigest()}"
+        content = json.dumps({"account": account, **count}).encode()
+        newest = f"{folder}/{count['number']:09d}"
+        self._bucket.put(newest, content, durable=True)
+        self._bucket.delete([key for key, _ in self._bucket.keys(folder) if key < newest])
+
+    def all(self) -> dict[str, dict[str, Any]]:
+        """The newest count of each account."""
+        newest: dict[str, str] = {}
+        for key, _ in self._bucket.keys(self._folder):
+            folder = key.rpartition("/")[0]
+            newest[folder] = max(newest.get(folder, ""), key)
+        counts = {}
+        for key in newest.values():
+            count = parse_json(self._bucket.get(key).decode())
+            if not isinstance(count, dict):
+                raise StoreError(f"expected the count of a privacy account in the object {key}, got something else")
+            counts[str(count.pop("account"))] = count
+        return counts

@@ -1,17 +1,19 @@
 """Receives the bytes of updates: chunks into a part file, its check as a whole, its final name.
 
-The same code runs in the coordinator and in a worker. What may be received, and what becomes of it, is decided by the
-`OpenUpload` that it is given.
+The same code runs in the coordinator and in a worker, which asks the coordinator. What may be received, and what
+becomes of it, is decided by the `OpenUpload` that it is given.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
+from pathlib import Path
+from typing import Any, ParamSpec, Protocol, TypeVar
 
+from fl_server.admission.reading import UpdateContent
 from fl_server.clients.transfer_limits import Excess, TransferLimits
 from fl_server.errors import NotNow, ServerError, UploadBroken
 from fl_server.metrics import Metrics
@@ -19,18 +21,80 @@ from fl_server.settings.config import ServerConfig
 from fl_server.store.errors import StoreError
 from fl_server.store.spool.part_file import PartBusy, PartFile
 from fl_server.store.spool.spool import Spool, SpoolKey, TooManyUnfinished
-from fl_server.uploads.open_upload import Decided, OpenUpload
 from fl_server.uploads.stream import ChunkStream, ReadSlots, Request, Requests, trailer_of
 from protos.chunks import ChunkError, ReadChunk, check_chunk
 from protos.codec import digest_bytes
-from protos.fl.v1.training_pb2 import ExchangeKey, Receipt, UpdateTrailer
+from protos.fl.v1.training_pb2 import ExchangeKey, Receipt, UpdateHeader, UpdateTrailer
 from protos.wire import MAX_CHUNK_BYTES
+
+T = TypeVar("T")
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
 BUSY_WAIT_S = 1.0
 """Retry wait of a client that has an older stream of the same update open: that stream may be dead, unnoticed yet."""
+
+
+class Decided(Exception):
+    """The coordinator has decided about the update: its client needs not send the rest."""
+
+    def __init__(self, receipt: Receipt) -> None:
+        super().__init__(receipt.detail)
+        self.receipt = receipt
+
+    def keeps(self, header: UpdateHeader) -> bool:
+        """Whether the bytes of an upload with this header are those of an admitted update."""
+        return self.receipt.admitted and self.receipt.digest == header.digest
+
+
+class OpenUpload(Protocol):
+    """One upload whose header is accepted. The coordinator has one for its own uploads, a worker asks the coordinator.
+
+    Each method may raise the error that ended the upload, or Decided.
+    """
+
+    @property
+    def header(self) -> UpdateHeader:
+        """Its header."""
+        ...
+
+    @property
+    def client(self) -> str:
+        """Who sends it."""
+        ...
+
+    async def unless_ended(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run work that may wait long for the client. Raises as soon as the upload is ended from outside."""
+        ...
+
+    def check(self) -> None:
+        """Raise if the client may not go on."""
+        ...
+
+    def wrote(self, count: int) -> None:
+        """So many bytes more are on the disk."""
+        ...
+
+    async def advance(self, count: int) -> None:
+        """So many bytes more have come. Returns when the next ones may come."""
+        ...
+
+    def read(self, path: Path) -> UpdateContent:
+        """Read the whole file for `check_content`. Blocking. Raises StoreError."""
+        ...
+
+    async def check_content(self, content: UpdateContent, path: Path) -> None:
+        """Have the update checked before it gets its final name. Raises UploadBroken, if other bytes may come."""
+        ...
+
+    async def admit(self) -> Receipt:
+        """Have the update counted, which is whole under its final name."""
+        ...
+
+    async def failed(self, error: StoreError) -> Receipt:
+        """The file of the upload cannot be used. Returns the receipt if that does not matter any more, else raises."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

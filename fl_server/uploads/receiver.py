@@ -25,8 +25,7 @@ from fl_server.run.round_statistics import ClientTransfer
 from fl_server.run.run import Run
 from fl_server.services import Services
 from fl_server.store.errors import StoreError, StoreFull
-from fl_server.uploads.open_upload import Decided
-from fl_server.uploads.part_receiver import Disk, PartReceiver, spool_key
+from fl_server.uploads.part_receiver import Decided, Disk, PartReceiver, spool_key
 from fl_server.uploads.stream import Requests
 from fl_server.uploads.verdicts import Submission, Verdicts
 from protos.codec import digest_bytes

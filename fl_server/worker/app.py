@@ -41,7 +41,7 @@ from fl_server.rpc.service import SERVICE
 from fl_server.settings.config import ServerConfig
 from fl_server.settings.sections import WorkersConfig
 from fl_server.store.objects.bucket import Bucket, check_access
-from fl_server.store.objects.cache import LocalCache
+from fl_server.store.objects.reading import LocalCache
 from fl_server.store.objects.worker_files import WorkerFiles
 from fl_server.store.spool.spool import Spool, UnfinishedLimit
 from fl_server.store.state_directory import ledger_of

@@ -16,8 +16,7 @@ from fl_server.store.errors import StoreError, StoreFull
 from fl_server.store.files import file_digest
 from fl_server.store.objects.worker_files import WorkerFiles
 from fl_server.store.spool.spool import Spool
-from fl_server.uploads.open_upload import Decided
-from fl_server.uploads.part_receiver import spool_key
+from fl_server.uploads.part_receiver import Decided, spool_key
 from fl_server.worker.link import Link, caller_now
 from fl_server.worker.transfer import CoordinatedTransfer, EarlyAnswer
 from protos.codec import Layout, digest_bytes

@@ -28,9 +28,7 @@ from fl_server.store.errors import StoreError, StoreTakenOver, StoreUnavailable
 from fl_server.store.files import disk_errors, file_digest
 from fl_server.store.ledger import Ledger
 from fl_server.store.objects.bucket import Bucket
-from fl_server.store.objects.cache import LocalCache
-from fl_server.store.objects.charge_counts import ChargeCounts
-from fl_server.store.objects.reading import ObjectReader
+from fl_server.store.objects.reading import LocalCache, ObjectReader
 
 log = structlog.get_logger(__name__)
 
@@ -104,13 +102,8 @@ class StoredFiles(ObjectReader):
 
     def is_whole(self, file: StoredFile) -> bool:
         """Whether all parts of a file are there with their sizes. Their digests are checked when they are read."""
-        there = dict(self.bucket.keys(f"{self._root}/{file.name}"))
+        there = dict(self.bucket.keys(f"{self.root}/{file.name}"))
         return all(there.get(self._key(key)) == size for key, (_, size) in zip(file.keys, _spans(file), strict=True))
-
-    @property
-    def charge_counts(self) -> ChargeCounts:
-        """The outside count of privacy accounts."""
-        return ChargeCounts(self.bucket, self._root)
 
     # Writing.
 
@@ -250,7 +243,7 @@ class StoredFiles(ObjectReader):
 
     def _keys(self, folder: str) -> list[tuple[str, int]]:
         """The keys of all objects in a folder, below the ledger's, and their sizes."""
-        return [(key.partition("/")[2], size) for key, size in self.bucket.keys(f"{self._root}/{folder}")]
+        return [(key.partition("/")[2], size) for key, size in self.bucket.keys(f"{self.root}/{folder}")]
 
     def _check_there(self) -> None:
         """Raises StoreError if the store has nothing of what counts: the wrong one, or a folder that is not mounted."""

@@ -14,9 +14,8 @@ from pathlib import Path
 
 from fl_server.store.database.ledger_objects import StoredFile
 from fl_server.store.objects.bucket import Bucket
-from fl_server.store.objects.cache import LocalCache
 from fl_server.store.objects.files import PART_BYTES, StoredFiles
-from fl_server.store.objects.reading import ObjectReader
+from fl_server.store.objects.reading import LocalCache, ObjectReader
 
 
 class WorkerFiles(StoredFiles):

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from fl_server.clients.registration_request import BURST_S, KEPT_S, RegistrationLimiter
+from fl_server.clients.registration import BURST_S, KEPT_S, RegistrationLimiter
 
 PER_S = 4.0
 """A quarter of a second for each registration, which is exact; 8 fit into a burst of 2 s."""

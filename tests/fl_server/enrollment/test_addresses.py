@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fl_server.enrollment.addresses import dialed
+from fl_server.enrollment.calls import dialed
 from fl_server.settings.config import ServerConfig
 
 NAMES = ["localhost", "*.example.org", "fl.example.org", "10.0.0.5", "127.0.0.1"]
