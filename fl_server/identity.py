@@ -18,6 +18,7 @@ from urllib.parse import unquote
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from fl_common.certificates.leaf import issuer_key_id
 from fl_common.certificates.names import NoHolder, holder_of, read_certificate
 from fl_server.errors import CertificateEnded, Forbidden
 
@@ -40,6 +41,8 @@ class Identity:
     """The certificate's serial number in hex."""
     key: str = field(default="", compare=False)
     """SHA-256 of the certificate's public key (SubjectPublicKeyInfo, DER) in hex."""
+    issuer: str = field(default="", compare=False)
+    """Id of the key that signed the certificate, in hex; empty: unknown."""
     source: str = field(default="certificate", compare=False)
     """"certificate", "token" or "none"."""
     roles: frozenset[str] = field(default=frozenset(), compare=False)
@@ -116,7 +119,8 @@ def _identity_in(pem: bytes) -> Identity | NoHolder:
     except (ValueError, UnsupportedAlgorithm) as error:
         return NoHolder(f"expected a certificate that can be read, got another: {error}")
     serial = f"{leaf.serial_number:x}"
-    return Identity(holder.role, holder.name, ends, begins, serial, hashlib.sha256(key).hexdigest())
+    digest = hashlib.sha256(key).hexdigest()
+    return Identity(holder.role, holder.name, ends, begins, serial, digest, issuer_key_id(leaf))
 
 
 def address_of(peer: str) -> str:

@@ -140,6 +140,7 @@ class Server:
             reads=reads,
             revocations=revocations,
             issuer=self._issuer(ledger, Checks(revocations, fleet.records.refuse_holder, fleet.records.find), reads),
+            pem_files=None if self._certificates is None else self._certificates.files,
             audit=audit,
             leading=leading,
             traces=traces,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ParamSpec, TypeVar
 
+from fl_common.certificates.pem import PemWatcher
 from fl_common.tracing.traces import UNTRACED, Traces
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.outside_task.remote_task import TaskProcesses
@@ -136,6 +137,8 @@ class Services:
     """Sessions of browsers."""
     issuer: Issuer | None = None
     """Signs certificates of devices; None if the settings have no authority for that."""
+    pem_files: PemWatcher | None = None
+    """The coordinator's certificate and the authorities of its callers; None without TLS."""
     traces: Traces = UNTRACED
     addresses: dict[str, str] = field(default_factory=dict)
     """The open ports, host:port, by the setting's name."""

@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from fl_client.connection.messages import InvalidMessage, M, log_text, parse
 from fl_client.connection.transport_errors import error_of
 from fl_client.errors import BrokenTransfer, Refused, TransportError, Unreachable
-from fl_common.certificates.pem import Pem
+from fl_common.certificates.pem import Pem, fingerprints
 from fl_common.proxies import Proxy, channel_options
 from fl_common.tracing.traces import UNTRACED, Traces
 from protos.chunks import ReadChunk, is_chunk, read_chunk
@@ -73,6 +73,8 @@ Fetched = pb.FetchModelResponse | ReadChunk
 
 EVENT_BYTES = 1 << 20
 """Largest event: the keys of all clients of a cohort, with their certificates."""
+_AUTHORITIES = 12
+"""Authorities that a coordinator takes the names of."""
 _OF_DATA = frozenset({"FetchModel", "SubmitUpdate", "QueryUpload"})
 """Methods that move model bytes."""
 CALL_SECONDS = 20.0
@@ -172,7 +174,9 @@ class GrpcTransport:
 
     async def attend(self, session_id: str) -> AsyncGenerator[pb.AttendResponse, None]:
         """See Connection."""
-        async for raw in self._stream("Attend", pb.AttendRequest(session_id=session_id)):
+        trusted = None if self._tls is None else self._tls.ca
+        authorities = [] if trusted is None else [bytes.fromhex(name) for name in fingerprints(trusted)[:_AUTHORITIES]]
+        async for raw in self._stream("Attend", pb.AttendRequest(session_id=session_id, authorities=authorities)):
             yield _event(raw)
 
     async def fetch(self, request: pb.FetchModelRequest, header_bytes: int) -> AsyncGenerator[Fetched, None]:

@@ -16,13 +16,13 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding
 from OpenSSL import SSL
 
 from fl_client.enrollment.folder import CertificateFolder, Issued, KeyRequest, checked
 from fl_client.errors import FailedCall, NotAllowed, Refused, TransportError, Unreachable, UsageError
 from fl_common.certificates.names import NoHolder, holder_of
+from fl_common.certificates.pem import fingerprint as fingerprint_of
 from fl_common.certificates.pem import invalid_now
 from fl_common.proxies import ENVIRONMENT, Proxy, connect, proxy_for
 from fl_common.settings import split_address
@@ -48,11 +48,6 @@ def parse_fingerprint(text: str) -> str:
             f"expected the SHA-256 of the authority's certificate, {_DIGITS} hexadecimal digits, got {text[:100]!r}"
         )
     return digits
-
-
-def fingerprint_of(certificate: x509.Certificate) -> str:
-    """SHA-256 of a certificate in DER, as hexadecimal digits."""
-    return certificate.fingerprint(hashes.SHA256()).hex()
 
 
 def find_authority(address: str, fingerprint: str, proxy: Proxy | None = None) -> bytes:

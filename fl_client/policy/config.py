@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import stat
 from collections.abc import Collection
-from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,6 +17,7 @@ from pydantic import AfterValidator, Field
 
 from fl_client.errors import ConfigError
 from fl_client.settings.config import WindowText, ZoneName
+from fl_common.certificates.pem import fingerprint
 from fl_common.settings import Section, SettingsError, read_settings
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -208,13 +208,3 @@ def trusted_certificates(bundle: bytes, pins: Collection[str]) -> bytes:
     return b"".join(
         certificate.public_bytes(Encoding.PEM) for certificate in certificates if fingerprint(certificate) in pins
     )
-
-
-def fingerprints(bundle: bytes) -> list[str]:
-    """SHA-256 of each certificate of a bundle in PEM, in hex."""
-    return [fingerprint(certificate) for certificate in x509.load_pem_x509_certificates(bundle)]
-
-
-def fingerprint(certificate: x509.Certificate) -> str:
-    """SHA-256 of a certificate in hex, as `openssl x509 -fingerprint -sha256` has it without the colons."""
-    return sha256(certificate.public_bytes(Encoding.DER)).hexdigest()

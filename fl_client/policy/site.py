@@ -15,10 +15,11 @@ from fl_client.errors import PolicyChanged, PolicyRefused, Untrusted, WorkFailed
 from fl_client.gates.availability import AvailabilityMonitor
 from fl_client.monitoring.metrics import Metrics
 from fl_client.policy.budget import NAMES, Amounts, Budget, OverBudget
-from fl_client.policy.config import Policy, fingerprints, trusted_certificates
+from fl_client.policy.config import Policy, trusted_certificates
 from fl_client.policy.file import InForce, PolicyFile
 from fl_client.policy.peers import trust_of_clients
 from fl_client.policy.rules import OrderedWork, Request, ShardSize, refusal, work_of
+from fl_common.certificates.pem import fingerprints
 from fl_common.secure_aggregation.signatures import Trust
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2

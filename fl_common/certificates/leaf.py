@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fl_common.certificates.names import SERVING_ROLES, Holder
@@ -133,6 +133,25 @@ def _host_name(host: str) -> x509.GeneralName:
     ):
         raise ValueError(f"expected a DNS name or an IP address as host, got {host!r}") from None
     return x509.DNSName(host)
+
+
+def key_id(authority: x509.Certificate) -> str:
+    """The id of an authority's key in hex, as the certificates that it signs name it."""
+    try:
+        return authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value.digest.hex()
+    except x509.ExtensionNotFound:  # an authority of another program
+        key = authority.public_key()
+        assert isinstance(key, ec.EllipticCurvePublicKey | rsa.RSAPublicKey)  # noqa: S101 - TLS has no others
+        return x509.SubjectKeyIdentifier.from_public_key(key).digest.hex()
+
+
+def issuer_key_id(certificate: x509.Certificate) -> str:
+    """The id of the key that signed a certificate, in hex; empty if the certificate does not name it."""
+    try:
+        named = certificate.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value.key_identifier
+    except (x509.ExtensionNotFound, ValueError):
+        return ""
+    return "" if named is None else named.hex()
 
 
 def is_issuer(authority: x509.Certificate, certificate: x509.Certificate) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from fl_common.certificates.leaf import Period, period_of
@@ -37,6 +38,16 @@ def invalid_now(certificate: x509.Certificate, now: datetime) -> str | None:
             f"is not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC, and it is {now:%Y-%m-%d %H:%M}"
         )
     return None
+
+
+def fingerprints(bundle: bytes) -> list[str]:
+    """SHA-256 of each certificate of a bundle in PEM, in hex."""
+    return [fingerprint(certificate) for certificate in x509.load_pem_x509_certificates(bundle)]
+
+
+def fingerprint(certificate: x509.Certificate) -> str:
+    """SHA-256 of a certificate in hex, as `openssl x509 -fingerprint -sha256` has it without the colons."""
+    return certificate.fingerprint(hashes.SHA256()).hex()
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,6 +193,10 @@ class AccessCalls:
         pages = self._calls.pages(request, admin_pb2.ListCertificatesResponse)
         return [certificate for page in pages for certificate in page.certificates]
 
+    def list_authorities(self) -> admin_pb2.ListAuthoritiesResponse:
+        """The authorities of certificates, with the clients that depend on each."""
+        return self._calls.call(admin_pb2.ListAuthoritiesRequest(), admin_pb2.ListAuthoritiesResponse)
+
     def revoke_certificates(self, reason: str, **which: str) -> list[admin_pb2.CertificateStatus]:
         """Deny certificates. which: one of name, serial and key."""
         request = admin_pb2.RevokeCertificatesRequest(reason=reason, **which)

@@ -128,7 +128,10 @@ def identity_of(certificate: x509.Certificate) -> Identity:
 
 
 def load_authority(certificate_pem: bytes, key_pem: bytes) -> Authority:
-    """The authority of two PEM files. Raises ValueError unless they are one authority's certificate and key."""
+    """The authority of two PEM files: of several certificates, the one that the key belongs to.
+
+    Raises ValueError unless they are an authority's certificate and key.
+    """
     certificate, key = load_pair(certificate_pem, key_pem)
     constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
     if not constraints.ca or not isinstance(key, ec.EllipticCurvePrivateKey):
@@ -138,11 +141,12 @@ def load_authority(certificate_pem: bytes, key_pem: bytes) -> Authority:
 
 def load_pair(certificate_pem: bytes, key_pem: bytes) -> tuple[x509.Certificate, object]:
     """Certificate and private key of two PEM files. Raises ValueError unless they belong together."""
-    certificate = x509.load_pem_x509_certificate(certificate_pem)
+    certificates = x509.load_pem_x509_certificates(certificate_pem)
     key = serialization.load_pem_private_key(key_pem, password=None)
-    if key.public_key() != certificate.public_key():
-        raise ValueError("expected the certificate's own private key, got another key")
-    return certificate, key
+    for certificate in certificates:
+        if key.public_key() == certificate.public_key():
+            return certificate, key
+    raise ValueError("expected the certificate's own private key, got another key")
 
 
 def certificate_pem(certificate: x509.Certificate) -> bytes:

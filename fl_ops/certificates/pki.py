@@ -137,21 +137,28 @@ def init_for_role(directory: Path, role: str, days: int) -> Issued:
 
     Its name is that of the first authority and the role. Raises UsageError.
     """
-    first = _load_authority(Pair(directory, AUTHORITY)).certificate
+    first = load_authority(Pair(directory, AUTHORITY)).certificate
     name = f"{first.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)[0].value!s:.50} {role}s"
     authority = ca.make_authority(name, ca.Validity(_now(), days), role)
     pair = Pair(directory, f"{AUTHORITY}-{role}")
     pair.write(authority.certificate, authority.key, "certificates of this authority are in use; choose another --dir")
     if role == "client":
-        bundle = ca.certificate_pem(first) + ca.certificate_pem(authority.certificate)
-        with written_whole(Target(directory / CLIENT_BUNDLE, replace=True)) as file:
-            file.write(bundle)
+        write_client_bundle(directory)
     return Issued(pair, authority.certificate)
+
+
+def write_client_bundle(directory: Path) -> None:
+    """Write the bundle again, if the folder has an authority for devices."""
+    files = [Pair(directory, stem).certificate for stem in (AUTHORITY, f"{AUTHORITY}-client")]
+    if files[1].exists():
+        with written_whole(Target(directory / CLIENT_BUNDLE, replace=True)) as bundle:
+            for file in files:
+                bundle.write(file.read_bytes())
 
 
 def issue(request: LeafRequest) -> Issued:
     """Issue a leaf and write its files. Raises UsageError."""
-    authority = _load_authority(Pair(request.directory, AUTHORITY))
+    authority = load_authority(Pair(request.directory, AUTHORITY))
     try:
         identity = ca.Identity(request.role, request.name, request.hosts)
         certificate, key = ca.issue(authority, identity, ca.Validity(_now(), request.days))
@@ -180,7 +187,7 @@ def server_hosts(hosts: Sequence[str], services: Sequence[str]) -> tuple[str, ..
 
 def renew(directory: Path, request: RenewalRequest) -> list[Issued]:
     """Issue new leaves with new keys to the same holders, in the authority's folder. Raises UsageError."""
-    authority = _load_authority(Pair(directory, AUTHORITY))
+    authority = load_authority(Pair(directory, AUTHORITY))
     last = _now() + timedelta(days=request.within) if request.within else datetime.max.replace(tzinfo=UTC)
     renewed = []
     for stem, old in _leaves(request.source, request.holders):
@@ -211,7 +218,11 @@ def _leaves(folder: Path, holders: Sequence[str]) -> Iterator[tuple[str, x509.Ce
             raise UsageError(f"{path} is no certificate: {exc}") from exc
 
 
-def _load_authority(pair: Pair) -> ca.Authority:
+def load_authority(pair: Pair) -> ca.Authority:
+    """The authority of these files that signs: of several certificates, the one that the key belongs to.
+
+    Raises UsageError.
+    """
     try:
         return ca.load_authority(pair.certificate.read_bytes(), pair.key.read_bytes())
     except FileNotFoundError as exc:

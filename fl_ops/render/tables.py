@@ -221,5 +221,21 @@ def certificates_table(certificates: Sequence[admin_pb2.CertificateStatus]) -> R
     return table if certificates else Text("no certificates: devices get them with tokens of `fl enroll create`")
 
 
+def authorities_table(known: admin_pb2.ListAuthoritiesResponse) -> RenderableType:
+    """A row for each authority: what it does, and the devices that have its certificates, depend on it, or lack it."""
+    columns = ("Authority", "SHA-256", "Ends", "Signs", ">Devices", ">Need it", ">Do not trust it")
+    table = FittedTable(columns, optional=("Ends", "SHA-256"))
+    for authority in known.authorities:
+        does = {"devices": authority.signs, "this coordinator": authority.signed_coordinator}
+        signs = ", ".join(what for what, signed in does.items() if signed)
+        table.add_row(
+            plain(authority.name), plain(authority.fingerprint[:16]), units.moment(authority.not_after),
+            plain(signs or NOTHING), f"{authority.holders:,}", f"{authority.dependents:,}",
+            f"{authority.strangers:,}" if authority.given else NOTHING,
+        )  # fmt: skip
+    total = units.counted(known.clients, "device")
+    return Group(table, plain(f"{total} with a certificate that can be used or renewed"))
+
+
 def _labels(labels: Mapping[str, str]) -> str:
     return ", ".join(f"{key}={value}" for key, value in sorted(labels.items()))

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import structlog
 
 from fl_server.clients.client_records import ClientRecords
 from fl_server.clients.roster import Presence, Roster
-from fl_server.clients.sessions import Session, Sessions, Stream
+from fl_server.clients.sessions import Session, Sessions, Stream, shown_certificate
 from fl_server.clients.transfer_limits import Excess, TransferLimits
 from fl_server.errors import UnknownSessionError
 from fl_server.store.records import ClientRecord, HistoryRecord
@@ -86,13 +87,13 @@ class Attendance:
             return time.time()
         return self.sessions.last_sign(record.client_id) or record.last_seen
 
-    async def begun(self, client_id: str) -> None:
-        """The client has attached. Raises StoreError."""
+    async def begun(self, client_id: str, certificate: Mapping[str, Any] | None = None) -> None:
+        """The client has attached. certificate: as `ClientRecord` has it. Raises StoreError."""
         before = (self._roster.settled, client_id in self._roster)
         self._roster.attached(client_id, time.monotonic())
         eligibility_changed = before != (self._roster.settled, True)
         log.debug("client_attached", client=client_id)
-        await self._set_present(client_id, True)
+        await self._set_present(client_id, True, certificate=certificate)
         self._changes.attached(client_id)
         self._changes.changed(eligibility=eligibility_changed)
 
@@ -143,10 +144,20 @@ class Attendance:
             why = HistoryRecord(time.time(), "coordinator", "client_lost", client_id, detail)
             await self._set_present(client_id, False, why)
 
-    async def _set_present(self, client_id: str, present: bool, why: HistoryRecord | None = None) -> None:
+    async def _set_present(
+        self,
+        client_id: str,
+        present: bool,
+        why: HistoryRecord | None = None,
+        certificate: Mapping[str, Any] | None = None,
+    ) -> None:
+        """certificate: the one that it shows now; None: none, or the same as before."""
         record = self._records.find(client_id)
-        if record is not None and record.present != present:
-            await self._records.write(replace(record, present=present, last_seen=self.last_seen(record)), why)
+        if record is None or (record.present == present and certificate in (None, record.certificate)):
+            return
+        shown = record.certificate if certificate is None else certificate
+        changed = replace(record, present=present, last_seen=self.last_seen(record), certificate=shown)
+        await self._records.write(changed, why)
 
 
 class Streams:
@@ -157,19 +168,19 @@ class Streams:
         self._sessions, self._attendance = sessions, attendance
         self._limits, self._most_waiting = limits, most_waiting
 
-    async def attend(self, session_id: str) -> AsyncIterator[pb.AttendResponse]:
+    async def attend(self, request: pb.AttendRequest) -> AsyncIterator[pb.AttendResponse]:
         """Yields the messages pushed to the client. It is present for as long as this is read.
 
-        Raises UnknownSessionError, Forbidden, StoreError.
+        Raises UnknownSessionError, Forbidden, InvalidInput, StoreError.
         """
-        session = self._sessions.of_call(session_id)
+        session, certificate = self._sessions.of_call(request.session_id), shown_certificate(request)
         if session.stream is not None:
             session.stream.end()
         stream = session.stream = Stream()
         stream.push(pb.AttendResponse(attached=pb.Attached()))
         client_id = session.client_id
         try:
-            await self._attendance.begun(client_id)
+            await self._attendance.begun(client_id, certificate)
             async for message in stream:
                 yield message
         finally:

@@ -10,12 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from fl_server.errors import Fenced, UnknownSessionError
+from fl_server.errors import Fenced, InvalidInput, UnknownSessionError
 from fl_server.identity import address, caller, require_name
-from protos.fl.v1.coordinator_pb2 import AttendResponse
+from protos.fl.v1.coordinator_pb2 import AttendRequest, AttendResponse
 
 MOST_SENT = 32
 """Digests of a session that are kept; an assignment has fewer resources."""
+MOST_AUTHORITIES = 12
+"""Authorities that a client may name when it attends."""
+_SHA256_BYTES = 32
 UNREAD_S = 30.0
 """An Attend stream with too many waiting messages is ended after this time without a read."""
 
@@ -77,6 +80,23 @@ def origin_of_call(instance_id: str) -> Origin:
     """The origin of the current call."""
     who = caller.get()
     return Origin(instance_id, address.get(), who.serial, who.ends)
+
+
+def shown_certificate(request: AttendRequest) -> dict[str, Any] | None:
+    """The certificate of the current call, as `ClientRecord` has it; None without one.
+
+    Raises InvalidInput for authorities that are no digests, or too many.
+    """
+    authorities = request.authorities
+    if len(authorities) > MOST_AUTHORITIES or any(len(digest) != _SHA256_BYTES for digest in authorities):
+        raise InvalidInput("authorities", f"at most {MOST_AUTHORITIES} digests of 32 bytes", f"{len(authorities)}")
+    who = caller.get()
+    if not who.serial or who.ends is None:
+        return None
+    return {
+        "serial": who.serial, "begins": who.begins, "ends": who.ends, "issuer": who.issuer,
+        "authorities": [digest.hex() for digest in authorities],
+    }  # fmt: skip
 
 
 @dataclass(slots=True)

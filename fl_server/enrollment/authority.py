@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from fl_common.certificates.leaf import CLOCK_SKEW, Leaf, Period, is_issuer, period_of, sign_leaf
 from fl_common.certificates.leaf import Authority as Signer
 from fl_common.certificates.names import Holder
-from fl_common.certificates.pem import Pem, PemChange, PemFiles, PemWatcher
+from fl_common.certificates.pem import Pem, PemChange, PemFiles, PemWatcher, fingerprint
 from fl_common.settings import SettingsError
 from fl_server.errors import InvalidInput, NotConfigured, NotEnrolled
 from fl_server.settings.sections import EnrollmentConfig
@@ -47,7 +47,7 @@ class Authority:
         """
         self._server = server
         bundle, setting = (config.ca_cert, "ca_cert") if config.server_ca is None else (config.server_ca, "server_ca")
-        files = PemFiles(config.ca_cert, config.ca_key, bundle, setting, "enrollment", "ca_")
+        files = _AuthorityFiles(config.ca_cert, config.ca_key, bundle, setting, "enrollment", "ca_")
         self._files = PemWatcher(files, _check)
         files.valid_now(self._files.pem)
         if not _trusts(server.pem.ca or b"", self._files.pem.leaf):
@@ -71,9 +71,14 @@ class Authority:
                 log.warning("authority_not_used", reason=self._files.problem, todo="the earlier one stays in use")
 
     @property
+    def certificate(self) -> x509.Certificate:
+        """The authority's own certificate."""
+        return self._files.pem.leaf
+
+    @property
     def period(self) -> Period:
         """When the authority's certificate is valid."""
-        return period_of(self._files.pem.leaf)
+        return period_of(self.certificate)
 
     def sign(self, holder: Holder, key: ec.EllipticCurvePublicKey, span: Validity) -> bytes:
         """A certificate in DER. It ends with the authority at the latest. Raises NotConfigured when that has ended."""
@@ -99,8 +104,9 @@ class Authority:
         return b"".join(parent.public_bytes(Encoding.PEM) for parent in (leaf, *above))
 
     def signed(self, certificate: x509.Certificate) -> bool:
-        """Whether this authority signed the certificate."""
-        return is_issuer(self._files.pem.leaf, certificate)
+        """Whether this authority signed the certificate, or an earlier one that its file still has."""
+        known = x509.load_pem_x509_certificates(self._files.pem.cert)
+        return any(is_issuer(authority, certificate) for authority in known)
 
     def presented(self) -> Pem:
         """The coordinator's certificate for `enroll_listen`, followed by the authority that signed it.
@@ -126,7 +132,27 @@ class Authority:
     def fingerprint(self) -> str:
         """SHA-256 of the authority that signed the coordinator's certificate (DER) in hex."""
         issuer = _issuer_of(self._server.pem, self._files.pem) or self._files.pem.leaf
-        return hashlib.sha256(issuer.public_bytes(Encoding.DER)).hexdigest()
+        return fingerprint(issuer)
+
+
+class _AuthorityFiles(PemFiles):
+    """The files of an authority. While it is changed, its file has the old and the new one, and the key decides.
+
+    So one step, the replacement of the key, makes the new one sign.
+    """
+
+    def contents(self) -> Pem:
+        """The contents, with the certificate of the key in front."""
+        pem = super().contents()
+        try:
+            key = load_pem_private_key(pem.key, password=None).public_key()
+            known = x509.load_pem_x509_certificates(pem.cert)
+        except (ValueError, TypeError, UnsupportedAlgorithm):
+            return pem  # `check` says what is wrong
+        ordered = sorted(known, key=lambda certificate: certificate.public_key() != key)
+        if ordered == known or len(known) != pem.cert.count(b"-----BEGIN CERTIFICATE-----"):
+            return pem
+        return replace(pem, cert=b"".join(certificate.public_bytes(Encoding.PEM) for certificate in ordered))
 
 
 def _check(pem: Pem) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import grpc.aio
 
 from fl_server.audit.calls import audit_page
+from fl_server.enrollment.authorities import Authorities
 from fl_server.enrollment.calls import EnrollmentCalls
 from fl_server.errors import InvalidInput, NotConfigured
 from fl_server.identity import ANYBODY, actor, caller
@@ -45,7 +46,10 @@ class AdminService(ListCalls, HistoryCalls, ClientCalls, OverviewCalls, admin_pb
         super().__init__(services, coordinator)
         self._exports = ModelExports(services, coordinator)
         self._initial_models = InitialModels(services, self._runs, self._exports)
-        self._enrollment = EnrollmentCalls(services.config, services.ledger, services.issuer, services.revocations)
+        ledger, issuer, revocations = services.ledger, services.issuer, services.revocations
+        self._enrollment = EnrollmentCalls(services.config, ledger, issuer, revocations)
+        clients = services.fleet.records.in_memory()
+        self._authorities = Authorities(ledger, services.pem_files, issuer, revocations, clients)
 
     async def CreateRun(self, request: pb.CreateRunRequest, context: Context) -> pb.CreateRunResponse:
         """Check a run's configuration, and create the run."""
@@ -193,6 +197,10 @@ class AdminService(ListCalls, HistoryCalls, ClientCalls, OverviewCalls, admin_pb
     ) -> pb.ListCertificatesResponse:
         """A page of certificates, the newest first."""
         return await self._enrollment.list_certificates(request)
+
+    async def ListAuthorities(self, request: pb.ListAuthoritiesRequest, context: Context) -> pb.ListAuthoritiesResponse:
+        """The authorities of certificates, with the clients that depend on each."""
+        return await self._authorities.listed()
 
     async def RevokeCertificates(
         self, request: pb.RevokeCertificatesRequest, context: Context

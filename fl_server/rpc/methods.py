@@ -173,6 +173,7 @@ METHODS: Mapping[str, Method] = {
     "/fl.v1.Admin/ListEnrollments": Method(_ENROLL, _ADMIN_CALL, _LIST),
     "/fl.v1.Admin/RevokeEnrollment": _changing(_ENROLL, _field("id"), "reason"),
     "/fl.v1.Admin/ListCertificates": Method(_ENROLL, _ADMIN_CALL, Recorded(changes=False, subject=_field("name"))),
+    "/fl.v1.Admin/ListAuthorities": Method(_ENROLL, RequestLimit(at_once=2), _LIST),
     "/fl.v1.Admin/BanClient": _changing(_ADMIN_ONLY, _CLIENT_ID, "reason"),
     "/fl.v1.Admin/UnbanClient": _changing(_ADMIN_ONLY, _CLIENT_ID),
     "/fl.v1.Admin/ForgetClient": _changing(_ADMIN_ONLY, _CLIENT_ID),

@@ -96,7 +96,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     async def Attend(self, request: pb.AttendRequest, context: Context) -> AsyncIterator[pb.AttendResponse]:
         """Push work to the client for as long as it reads."""
         async with self._transfer_limits.call(self._client(request.session_id), "attends"):
-            async for message in self._fleet.streams.attend(request.session_id):
+            async for message in self._fleet.streams.attend(request):
                 yield message
 
     def _client(self, session_id: str) -> str:

@@ -249,6 +249,9 @@ class ClientRecord:
     enrolled: Mapping[str, str] | None = None
     """Labels of its enrollment, which it cannot change. None: it last registered with a certificate of another source,
     or with none."""
+    certificate: Mapping[str, Any] | None = None
+    """The certificate with which it last attended: serial, begins, ends (Unix seconds), issuer (key id in hex), and
+    authorities, the fingerprints of those by which it checked the coordinator. None: it attended with none."""
 
 
 def only_banned(client: ClientRecord) -> ClientRecord:

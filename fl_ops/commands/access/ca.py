@@ -12,8 +12,8 @@ import typer
 
 from fl_common.command_help import Group, examples
 from fl_ops.admin import settings
-from fl_ops.commands.options import Context, command
-from fl_ops.render import output
+from fl_ops.commands.options import Context, admin_command, command
+from fl_ops.render import output, tables
 
 app = typer.Typer(
     cls=Group, no_args_is_help=True, help="Make certificates for a site that has no authority of its own."
@@ -222,6 +222,40 @@ def renew(
     ]
     text = "\n".join(lines) or f"no certificate ends within {within} days"
     output.show({"renewed": [certificate.facts() for certificate in renewed]}, text, context.as_json)
+
+
+@app.command(**examples("fl ca status", "fl ca status --json"))
+@admin_command
+def status(context: Context) -> None:
+    """Show the authorities that the coordinator knows, and how many devices depend on each."""
+    with context.connect() as client:
+        known = client.access.list_authorities()
+    output.show(known, lambda: tables.authorities_table(known), context.as_json)
+
+
+@app.command(**examples("fl ca rotate", "fl ca rotate --finish", "fl ca rotate client --dir pki"))
+@admin_command
+def rotate(
+    context: Context,
+    role: Annotated[
+        Literal["client"] | None, typer.Argument(help="The authority of `fl ca limited client`. None: the first one.")
+    ] = None,
+    directory: Dir = Path("pki"),
+    finish: Annotated[bool, typer.Option("--finish", help="Drop the old authority, the last step.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Do not ask the coordinator. Devices that are not ready need a new token.")
+    ] = False,
+    days: Days = 3_650,
+) -> None:
+    """Replace an authority and its key, without enrolling devices again: run it, run it again, then with --finish.
+
+    First both authorities are trusted, then the new one signs, then the old one is dropped. A step is refused while
+    devices are not ready for it, with their number. `fl ca status` has the numbers.
+    """
+    from fl_ops.commands.access.ca_rotation import Changing
+
+    text, facts = Changing(context.connect, directory, role or "", days, force=force).step(finish=finish)
+    output.show(facts, text, context.as_json)
 
 
 def _section(name: str, **files: Path) -> str:

@@ -21,6 +21,7 @@ from sqlalchemy import (
     and_,
     delete,
     exists,
+    func,
     insert,
     or_,
     select,
@@ -38,7 +39,7 @@ from fl_server.store.certificates import (
     RevocationRecord,
     of_renewed,
 )
-from fl_server.store.database import rows
+from fl_server.store.database import rows, schema
 from fl_server.store.database.rows import find, rows_where, write_history
 from fl_server.store.database.schema import JsonText, Words, metadata
 from fl_server.store.database.transactions import Transactions
@@ -183,6 +184,15 @@ class CertificateLedger(Transactions):
         query = select(certificates).where(certificates.c[kind] == value).order_by(certificates.c.issued_at.desc())
         if kind == "name":
             query = query.where(certificates.c.role == "client")
+        return [CertificateRecord(**row) for row in self._read("certificates", query)]
+
+    def certificates_never_presented(self, after: float) -> list[CertificateRecord]:
+        """The newest certificate of each client that has attended with none, if it ends after this Unix time."""
+        known = select(schema.clients.c.client_id).where(schema.clients.c.certificate.is_not(None))
+        columns = certificates.c
+        issued = select(columns.name, func.max(columns.issued_at).label("at")).where(columns.role == "client")
+        newest = issued.where(columns.not_after > after, columns.name.not_in(known)).group_by(columns.name).subquery()
+        query = select(certificates).join(newest, and_(columns.name == newest.c.name, columns.issued_at == newest.c.at))
         return [CertificateRecord(**row) for row in self._read("certificates", query)]
 
     def revoke(self, revocations_: Sequence[RevocationRecord], why: HistoryRecord) -> list[CertificateRecord]:

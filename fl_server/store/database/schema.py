@@ -292,6 +292,7 @@ clients = Table(
     _number("updates_counted"),
     Column("work", JsonText, nullable=False),
     Column("enrolled", JsonText),
+    Column("certificate", JsonText),
 )
 
 quarantines = Table(

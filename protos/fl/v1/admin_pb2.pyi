@@ -1653,6 +1653,46 @@ class RevokeCertificatesResponse(_message.Message):
     revoked: _containers.RepeatedCompositeFieldContainer[CertificateStatus]
     def __init__(self, revoked: _Optional[_Iterable[_Union[CertificateStatus, _Mapping]]] = ...) -> None: ...
 
+class Authority(_message.Message):
+    __slots__ = ("fingerprint", "name", "not_after", "accepted", "given", "signs", "signed_coordinator", "holders", "dependents", "dependent_names", "strangers", "stranger_names")
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NOT_AFTER_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    GIVEN_FIELD_NUMBER: _ClassVar[int]
+    SIGNS_FIELD_NUMBER: _ClassVar[int]
+    SIGNED_COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    DEPENDENTS_FIELD_NUMBER: _ClassVar[int]
+    DEPENDENT_NAMES_FIELD_NUMBER: _ClassVar[int]
+    STRANGERS_FIELD_NUMBER: _ClassVar[int]
+    STRANGER_NAMES_FIELD_NUMBER: _ClassVar[int]
+    fingerprint: str
+    name: str
+    not_after: _timestamp_pb2.Timestamp
+    accepted: bool
+    given: bool
+    signs: bool
+    signed_coordinator: bool
+    holders: int
+    dependents: int
+    dependent_names: _containers.RepeatedScalarFieldContainer[str]
+    strangers: int
+    stranger_names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, fingerprint: _Optional[str] = ..., name: _Optional[str] = ..., not_after: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., accepted: _Optional[bool] = ..., given: _Optional[bool] = ..., signs: _Optional[bool] = ..., signed_coordinator: _Optional[bool] = ..., holders: _Optional[int] = ..., dependents: _Optional[int] = ..., dependent_names: _Optional[_Iterable[str]] = ..., strangers: _Optional[int] = ..., stranger_names: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ListAuthoritiesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListAuthoritiesResponse(_message.Message):
+    __slots__ = ("authorities", "clients")
+    AUTHORITIES_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    authorities: _containers.RepeatedCompositeFieldContainer[Authority]
+    clients: int
+    def __init__(self, authorities: _Optional[_Iterable[_Union[Authority, _Mapping]]] = ..., clients: _Optional[int] = ...) -> None: ...
+
 class AuditEntry(_message.Message):
     __slots__ = ("number", "time", "actor", "address", "method", "subject", "result", "detail", "hash")
     NUMBER_FIELD_NUMBER: _ClassVar[int]

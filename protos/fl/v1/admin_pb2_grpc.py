@@ -195,6 +195,11 @@ class AdminStub:
                 request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.RevokeCertificatesRequest.SerializeToString,
                 response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.RevokeCertificatesResponse.FromString,
                 _registered_method=True)
+        self.ListAuthorities = channel.unary_unary(
+                '/fl.v1.Admin/ListAuthorities',
+                request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListAuthoritiesRequest.SerializeToString,
+                response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListAuthoritiesResponse.FromString,
+                _registered_method=True)
         self.ListAudit = channel.unary_unary(
                 '/fl.v1.Admin/ListAudit',
                 request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListAuditRequest.SerializeToString,
@@ -433,6 +438,14 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListAuthorities(self, request, context):
+        """The authorities of certificates, and the clients that depend on each: to change an authority without locking
+        anybody out.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListAudit(self, request, context):
         """The audit log, the oldest first: every call of an operator, every enrollment and every refusal of an identity.
         """
@@ -597,6 +610,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.RevokeCertificates,
                     request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.RevokeCertificatesRequest.FromString,
                     response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.RevokeCertificatesResponse.SerializeToString,
+            ),
+            'ListAuthorities': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAuthorities,
+                    request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListAuthoritiesRequest.FromString,
+                    response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListAuthoritiesResponse.SerializeToString,
             ),
             'ListAudit': grpc.unary_unary_rpc_method_handler(
                     servicer.ListAudit,
@@ -1447,6 +1465,33 @@ class Admin:
             '/fl.v1.Admin/RevokeCertificates',
             protos_dot_fl_dot_v1_dot_admin__pb2.RevokeCertificatesRequest.SerializeToString,
             protos_dot_fl_dot_v1_dot_admin__pb2.RevokeCertificatesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAuthorities(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fl.v1.Admin/ListAuthorities',
+            protos_dot_fl_dot_v1_dot_admin__pb2.ListAuthoritiesRequest.SerializeToString,
+            protos_dot_fl_dot_v1_dot_admin__pb2.ListAuthoritiesResponse.FromString,
             options,
             channel_credentials,
             insecure,

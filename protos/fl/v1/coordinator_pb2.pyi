@@ -181,10 +181,12 @@ class RegisterResponse(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., protocol: _Optional[int] = ..., coordinator_id: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., outcomes: _Optional[_Iterable[_Union[_training_pb2.Outcome, _Mapping]]] = ..., ended_runs: _Optional[_Iterable[str]] = ..., data_address: _Optional[str] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class AttendRequest(_message.Message):
-    __slots__ = ("session_id",)
+    __slots__ = ("session_id", "authorities")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    AUTHORITIES_FIELD_NUMBER: _ClassVar[int]
     session_id: str
-    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+    authorities: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, session_id: _Optional[str] = ..., authorities: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Attached(_message.Message):
     __slots__ = ()

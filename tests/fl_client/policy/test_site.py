@@ -15,7 +15,8 @@ from structlog.typing import EventDict
 
 from fl_client.errors import ConfigError
 from fl_client.policy import budget as usage_file
-from fl_client.policy.config import fingerprint, trusted_certificates
+from fl_client.policy.config import trusted_certificates
+from fl_common.certificates.pem import fingerprint
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
 from tests.fl_client.fake_coordinator import FakeCoordinator

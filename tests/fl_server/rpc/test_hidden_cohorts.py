@@ -53,6 +53,7 @@ OTHERS = {
     "CreateRun", "PauseRun", "ResumeRun", "ExtendRun", "StopRun", "DeleteRun", "BanClient", "UnbanClient",
     "ReleaseClient", "ForgetClient", "DrainClient", "ExportModel", "UploadModel", "WhoAmI", "CreateWebLink",
     "CreateEnrollments", "ListEnrollments", "RevokeEnrollment", "ListCertificates", "RevokeCertificates",
+    "ListAuthorities",
     "WatchRun", "WatchHistory",
 }  # fmt: skip
 """The calls that change something, that are not about runs and clients, or whose content is in the others' or below."""

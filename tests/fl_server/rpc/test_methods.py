@@ -71,7 +71,8 @@ def test_what_each_role_may_do() -> None:
         "DrainClient", "ReleaseClient",
     }  # fmt: skip
     assert allowed["enroller"] == {
-        "WhoAmI", "CreateEnrollments", "ListEnrollments", "RevokeEnrollment", "ListCertificates"
+        "WhoAmI", "CreateEnrollments", "ListEnrollments", "RevokeEnrollment", "ListCertificates",
+        "ListAuthorities",
     }  # fmt: skip
     assert allowed["admin"] == set(methods_of(ANYBODY)) == {method.name for method in _admin().methods}
     assert allowed["server"] == allowed["client"] == set()

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from fl_client.settings.config import load_config
 from fl_client.settings.identity import identity_of
 from fl_common.certificates.names import OPERATOR_ROLES, holder_of
+from fl_common.certificates.pem import fingerprints
 from fl_common.settings import read_settings
 from fl_ops.admin import settings
 from fl_ops.certificates import ca
@@ -26,7 +27,7 @@ from fl_ops.errors import Exit
 from fl_server.settings.config import ServerConfig
 from protos.fl.v1 import admin_pb2
 from tests.docs.pages import check_fl_command
-from tests.fl_ops.conftest import Fl, Serve
+from tests.fl_ops.conftest import FakeAdmin, Fl, Serve
 
 
 @pytest.fixture(scope="module")
@@ -315,3 +316,80 @@ def test_the_lines_for_an_operator_are_loaded(fl: Fl, tmp_path: Path, role: str)
     holder = holder_of(x509.load_pem_x509_certificate(stem.with_suffix(".crt").read_bytes()))
     assert (holder.role, holder.name) == (role, "alice")
     assert f"in {tmp_path / 'config/impetus/fl.toml'}:" in text
+
+
+def known(*authorities: admin_pb2.Authority) -> admin_pb2.ListAuthoritiesResponse:
+    """The coordinator's answer."""
+    return admin_pb2.ListAuthoritiesResponse(authorities=authorities, clients=12)
+
+
+def digests(pki: Path) -> list[str]:
+    """The fingerprints in the authority's file: the old one's first."""
+    return fingerprints((pki / "ca.crt").read_bytes())
+
+
+@pytest.fixture
+def half_way(pki: Path, fl: Fl) -> Path:
+    """A folder in which both authorities are trusted."""
+    assert fl("ca", "rotate").exit_code == 0
+    return pki
+
+
+def test_a_step_waits_for_the_devices_that_lack_the_new_authority(admin: FakeAdmin, fl: Fl, half_way: Path) -> None:
+    """The command refuses with their number and first names, and signs nothing. --force goes on."""
+    lacking = admin_pb2.Authority(
+        fingerprint=digests(half_way)[1], accepted=True, given=True, strangers=12, stranger_names=["a", "b"]
+    )
+    admin.responses["ListAuthorities"] = known(lacking)
+    before = (half_way / "ca.key").read_bytes()
+    refused = fl("ca", "rotate")
+    assert refused.exit_code == Exit.REFUSED
+    assert "12 devices (a, b and 10 more) without trust in the new authority" in refused.stderr
+    assert (half_way / "ca.key").read_bytes() == before
+    assert fl("ca", "rotate", "--finish").exit_code == Exit.MISUSED
+    forced = json.loads(fl("ca", "rotate", "--force", "--json").stdout)
+    again = ["admin-alice", "client-edge-3", "server-coordinator"]
+    assert (forced["stage"], forced["signed_again"]) == ("signing", again)
+
+
+@pytest.mark.parametrize(
+    ("old", "message"),
+    [
+        ({"dependents": 1, "dependent_names": ["edge-7"]}, "1 device (edge-7) with need of the old authority"),
+        ({"signed_coordinator": True}, "still shows a certificate of the old authority"),
+        ({"signs": True}, "still signs devices with the old authority"),
+    ],
+)
+def test_the_old_authority_is_kept_while_it_is_needed(
+    admin: FakeAdmin, fl: Fl, half_way: Path, old: dict[str, Any], message: str
+) -> None:
+    """By a device or by the coordinator itself. Then it is dropped, once."""
+    first, second = digests(half_way)
+    admin.responses["ListAuthorities"] = known(admin_pb2.Authority(fingerprint=second, accepted=True, given=True))
+    assert fl("ca", "rotate").exit_code == 0
+    admin.responses["ListAuthorities"] = known(admin_pb2.Authority(fingerprint=first, **old))
+    refused = fl("ca", "rotate", "--finish")
+    assert (refused.exit_code, message in refused.stderr) == (Exit.REFUSED, True), refused.stderr
+    assert digests(half_way) == [first, second]
+    admin.responses["ListAuthorities"] = known(admin_pb2.Authority(fingerprint=first))
+    assert fl("ca", "rotate", "--finish").exit_code == 0
+    assert digests(half_way) == [second]
+    assert fl("ca", "rotate", "--finish").exit_code == Exit.MISUSED
+
+
+def test_the_coordinator_has_to_know_the_new_authority(admin: FakeAdmin, fl: Fl, half_way: Path) -> None:
+    """Before that nothing is signed with it."""
+    admin.responses["ListAuthorities"] = known(admin_pb2.Authority(fingerprint=digests(half_way)[0], accepted=True))
+    refused = fl("ca", "rotate")
+    assert (refused.exit_code, "tls.client_ca, enrollment.ca_cert" in refused.stderr) == (Exit.REFUSED, True)
+
+
+def test_the_list_of_authorities(admin: FakeAdmin, fl: Fl) -> None:
+    """What each one signs, and how many devices need it or lack it."""
+    admin.responses["ListAuthorities"] = known(
+        admin_pb2.Authority(name="Clinic CA", signed_coordinator=True, given=True, holders=5, dependents=7),
+        admin_pb2.Authority(name="Clinic CA 2", signs=True, given=True, holders=7, strangers=3),
+    )
+    shown = fl("ca", "status").stdout
+    assert "this coordinator" in shown
+    assert "12 devices with a certificate that can be used or renewed" in shown
