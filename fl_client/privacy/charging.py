@@ -79,7 +79,7 @@ class PrivacyCharging:
         )
 
     async def _read(self) -> Account:
-        """The account, which is made if there is none yet."""
+        """The account, which is made if there is none yet. Its charges are counted beside it from here on."""
         if self._account is None:
             try:
                 account = await self._state.required(self._files.read)
@@ -90,5 +90,7 @@ class PrivacyCharging:
             if account is None:
                 account = Account.new()
                 await self._state.required(self._files.write, account)
+            else:
+                await self._state.required(self._files.count, account)
             self._account = account
         return self._account

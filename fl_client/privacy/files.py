@@ -71,9 +71,18 @@ class AccountFiles:
 
     def write(self, account: Account) -> None:
         """Replace both files, durably, the account first. Raises OSError, StateError."""
-        resets = 0 if (before := self.witness()) is None else before.resets
         write_account(self.folder / FILE, account)
-        self._write_witness(Witness(_digest(account), account.charges, resets))
+        self.count(account)
+
+    def count(self, account: Account) -> None:
+        """Write the witness of an account that is written, unless it is there. Raises OSError, StateError.
+
+        After a kill between the two files the witness is behind the account, and would accept its older copy.
+        """
+        before = self.witness()
+        now = Witness(_digest(account), account.charges, 0 if before is None else before.resets)
+        if now != before:
+            self._write_witness(now)
 
     def reset(self, *, keep: bool) -> Account:
         """Begin a new account, or go on with the file that is there. Raises OSError, StateError."""

@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import Any, BinaryIO, Literal
 
 from fl_ops.render.figures import COLOURS, INK, marker_for, new_figure, plain_axes
+from fl_web.facts.run import shown_epsilon
 from protos.fl.v1 import admin_pb2
 
 Axis = Literal["rounds", "bytes", "time"]
@@ -54,8 +55,11 @@ _PANELS = (
 
 
 def draw(runs: Mapping[str, admin_pb2.GetRunResponse], axis: Axis, file: BinaryIO) -> bool:
-    """Write the picture of runs, by id, with their rounds. Returns False, and writes nothing, if nothing is known."""
-    rounds = {name: run.rounds for name, run in runs.items()}
+    """Write the picture of runs, by id, with their rounds. Returns False, and writes nothing, if nothing is known.
+
+    The legend has what private runs have spent.
+    """
+    rounds = {", ".join(filter(None, (name, shown_epsilon(run.run)))): run.rounds for name, run in runs.items()}
     own = _own_panels(dict.fromkeys(run.run.spec.stop.metric for run in runs.values()))
     panels = [panel for panel in (*own, *_PANELS) if _known(panel.lines, rounds)]
     if not panels:

@@ -28,11 +28,11 @@ def check_privacy(config: RunConfig) -> None:
     secure = config.secure_aggregation
     sampling, why_sampling = ("bernoulli", _OTHERS) if secure is None else ("fixed", "its keys are of one cohort")
     wanted: list[tuple[str, object, object, str]] = [
+        ("round.reducer", round_.reducer, "mean", "the noise is for a sum"),
         ("round.sampling", round_.sampling, sampling, why_sampling),
         ("round.close", round_.close, "cohort", _OTHERS),
         ("round.quorum", round_.quorum, None, _OTHERS),
         ("round.min_accepted", round_.min_accepted, None, _OTHERS),
-        ("round.reducer", round_.reducer, "mean", "the noise is for a sum"),
         ("round.max_relative_norm", round_.max_relative_norm, 0.0, _OTHERS),
         ("round.max_relative_payload", round_.max_relative_payload, 0.0, _OTHERS),
         ("round.max_client_share", round_.max_client_share, 0.0, "all clients weigh the same"),

@@ -297,6 +297,17 @@ def privacy_text(run: pb.RunStatus) -> str:
     return f"epsilon {promised}: {first}; {draws}{clip}"
 
 
+def shown_epsilon(run: pb.RunStatus) -> str:
+    """What a private run has spent, in one number: by the tighter accountant, or the most that a device states."""
+    if run.HasField("stated_privacy"):
+        return f"epsilon up to {run.stated_privacy.largest:.3g} at delta {run.stated_privacy.delta:g}"
+    if not run.HasField("privacy"):
+        return ""
+    spent = run.privacy
+    tight = spent.tight_epsilon if spent.HasField("tight_epsilon") else spent.epsilon
+    return f"epsilon {tight:.3g} at delta {run.spec.privacy.delta:g}"
+
+
 def _epsilon(hidden: float, seen: float | None) -> str:
     return f"{hidden:.3g}" + ("" if seen is None else f" ({seen:.3g} for who sees the cohorts)")
 

@@ -12,7 +12,7 @@ from fl_ops.simulate.replay import config_of, find_run, replay_of
 from fl_server.store.database.store import Store
 from fl_tasks import load_task
 from tests.deterministic import daemon
-from tests.deterministic.plan import ACCOUNT, PRIVATE, SERVER
+from tests.deterministic.plan import ACCOUNT, SERVER
 
 if TYPE_CHECKING:
     from tests.deterministic.life import Life
@@ -27,8 +27,10 @@ def check(life: Life) -> None:
     _check_rounds(life, store)
     _check_acknowledged(life, store)
     _check_history(life, store)
-    if life.plan.job is PRIVATE:
+    if life.plan.job.unit == "client":
         life.private.check(store, RUN, ACCOUNT)
+    if life.plan.job.unit == "record":
+        life.records.check()
     left = files_left(life)
     assert not left, f"no file of an ended run stays: {left}"
     _check_replay(life, store)
@@ -56,7 +58,7 @@ def _check_rounds(life: Life, store: Store) -> None:
         assert commit.accepted == len(taken), f"a commit tells how many updates it has: {counted}"
         assert commit.metrics, f"each round is evaluated: round {commit.round} never was"
     times = Counter(client for client, _ in updates)
-    for device in store.clients() if life.plan.job is not PRIVATE else ():  # its cohorts are not counted by client
+    for device in store.clients() if life.plan.job.unit != "client" else ():  # its cohorts are not counted by client
         name, counted_times = device.client_id, device.updates_counted
         listed = f"{name} has {times[name]} updates in lists and was counted {counted_times} times"
         assert counted_times == times[name], f"a client's updates are counted once: {listed}"
@@ -146,7 +148,7 @@ def _check_replay(life: Life, store: Store) -> None:
     """A replay of the accepted lists gives the same models bit for bit."""
     config = config_of(find_run(store, RUN))
     clients = {name: daemon.local_task(name, life.model) for name in life.plan.clients}
-    secret = life.server.services.secrets.read(RUN) if life.plan.job is PRIVATE and life.server else b""
+    secret = life.server.services.secrets.read(RUN) if life.plan.job.unit == "client" and life.server else b""
     task = load_task(config.task.name, config.task.options)
     with Federation(config, task, clients, secret=secret) as federation:
         for done in replay_of(store, RUN, federation).rounds():

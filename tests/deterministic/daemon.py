@@ -15,6 +15,7 @@ from fl_client.connection.link import RetryDelays
 from fl_client.connection.transport import GrpcTransport
 from fl_client.monitoring.logs import Progress
 from fl_client.monitoring.metrics import Metrics
+from fl_client.privacy.files import AccountFiles
 from fl_client.settings.config import ClientConfig
 from fl_client.storage.state import StateDir
 from fl_client.training.data import LocalTask, load_local_task
@@ -30,8 +31,8 @@ audit_log.ThreadPoolExecutor = Threads  # type: ignore[attr-defined, assignment]
 CLIENTS = 8
 
 
-def settings(name: str, folder: Path, model: str) -> ClientConfig:
-    """A daemon's settings."""
+def settings(name: str, folder: Path, model: str, policy: Path | None = None) -> ClientConfig:
+    """A daemon's settings. policy: the file of its site."""
     index = int(name.rpartition("-")[2])
     return ClientConfig.model_validate(
         {
@@ -42,6 +43,7 @@ def settings(name: str, folder: Path, model: str) -> ClientConfig:
             "device": "cpu",
             "task": {"name": TASK, "options": {"model": model, "kept": 4}},
             "shard": {"partition": {"method": "iid", "clients": CLIENTS, "seed": 0}, "index": index},
+            "policy": policy,
         }
     )
 
@@ -70,13 +72,15 @@ class Transport(GrpcTransport):
         return self._simulated
 
 
-async def run_daemon(config: ClientConfig, model: str, network: Network) -> None:
-    """Run one daemon until it is killed. Runs in its process."""
+async def run_daemon(config: ClientConfig, model: str, network: Network, *, private: bool = False) -> None:
+    """Run one daemon until it is killed. Runs in its process. private: it has an account from its first start."""
     process, name = CURRENT.get(), str(config.client_id)
     assert process is not None
     state = StateDir(config.state_dir)
     state.__enter__()
     process.on_kill.append(lambda: state.__exit__(None, None, None))
+    if private:
+        AccountFiles(state.path).begin()
     state.claim(name)
     local = local_task(name, model)
 

@@ -1,8 +1,9 @@
-"""`python -m tests.deterministic.every_kill --who server --every 5`: kills at the writes of one secure aggregation.
+"""`python -m tests.deterministic.every_kill --who server --every 5`: kills at the writes of one round.
 
 The round is lived once, and then once for each write of one process, after which that process is killed; one that
 writes a file dies in the middle of it, too. The model must be the same. The exit status is the number of lives in which
-it was not. With --abandoned two clients are away, so that the first draw of the round is given up with all that it has.
+it was not. The round has secure aggregation, or with --records privacy of records. With --abandoned two clients are
+away, so that the first draw of a secure round is given up with all that it has.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 
 from tests.deterministic import clocks
-from tests.deterministic.plan import SERVER, Fault, Job, Plan, secure_job
+from tests.deterministic.plan import RECORDS, SERVER, Fault, Plan, secure_job
 
 CREATED_S, AWAY_S = 2.0, 3.4
 """Virtual seconds after which a kill may come: the clients have registered, and the run is being created. With
@@ -23,12 +26,13 @@ MOST = 400
 """Writes of a process within a life, at most."""
 
 
-def plan_of(kills: tuple[Fault, ...], *, abandoned: bool) -> Plan:
+def plan_of(kills: tuple[Fault, ...], *, abandoned: bool, records: bool = False) -> Plan:
     """A run of one round with these kills."""
-    job = secure_job()
+    job = RECORDS if records else secure_job()
     sections = {**job.sections, "stop": {"rounds": 1}, "evaluation": {"clients_every": 0}}
     away = [Fault("block", client, AWAY_S, seconds=400.0) for client in ("c-1", "c-4") if abandoned]
-    return Plan(1, Job(job.name, sections), tuple(f"c-{number}" for number in range(6)), (*away, *kills))
+    clients = tuple(f"c-{number}" for number in range(3 if records else 6))
+    return Plan(1, replace(job, sections=sections), clients, (*away, *kills))
 
 
 def outcome(plan: Plan) -> tuple[object, bool, str]:
@@ -53,11 +57,13 @@ def main() -> int:
     parser.add_argument("--who", default=SERVER, help="the process that is killed: server, or c-0 and so on")
     parser.add_argument("--every", type=int, default=1, help="one of so many writes")
     parser.add_argument("--abandoned", action="store_true", help="the first draw of the round is given up")
+    parser.add_argument("--records", action="store_true", help="a round with privacy of records")
     options = parser.parse_args()
-    expected, _, error = outcome(plan_of((), abandoned=options.abandoned))
+    plan = partial(plan_of, abandoned=options.abandoned, records=options.records)
+    expected, _, error = outcome(plan(()))
     wrong, lives = {"undisturbed": error} if error else {}, 0
     for kill in kills(options.who, options.every, AWAY_S if options.abandoned else CREATED_S):
-        got, happened, error = outcome(plan_of((kill,), abandoned=options.abandoned))
+        got, happened, error = outcome(plan((kill,)))
         if not happened:
             break
         lives += 1

@@ -137,8 +137,20 @@ PLANTED: dict[int, dict[str, tuple[str, int]]] = {
             787,
         ),
         "a commit gives its charge back": ("no less is charged than released", 3),
+        "work is sent before its cohort is written": ("cohorts are written before their work", 0),
+        "work is sent before its charge is written": ("an assignment is charged before it is sent", 3),
         "all sums have one noise": ("no two sums share noise", 3),
         "the noise has another key at each computation": ("a sum that is computed again has the same noise", 5571),
+        "private steps are made before their charge is written": ("private steps are charged before the first one", 22),
+        "a device does not count its charges beside the account": (
+            "a charge is counted beside the account before its steps",
+            6,
+        ),
+        "a device keeps its latest charge alone": ("a device is charged for all that it sent", 6),
+        "a device does not look at its limit": ("a device stops at its own limit", 27),
+        "private work that is repeated is charged again": ("the same private work is charged once", 203),
+        "all private work of a device has one noise": ("no two updates of a device share noise", 6),
+        "private work has another noise at each start": ("the same private work has the same bits", 203),
     },
 }
 """By depth: each planted fault with the check that finds it and the first seed whose life does."""

@@ -52,6 +52,7 @@ INVARIANTS: dict[str, dict[int, tuple[str, ...]]] = {
             "all updates of a cohort are accepted",
             "a commit tells how many updates it has",
             "a client's updates are counted once",
+            "cohorts are written before their work",
         ),
     },
     "A repeat of an update gets the first verdict again": {2: ("no receipt refuses an admitted update",)},
@@ -102,6 +103,18 @@ INVARIANTS: dict[str, dict[int, tuple[str, ...]]] = {
             "a charge is counted outside of the ledger before work is sent",
             "no less is charged than released",
         ),
+    },
+    "A device charges private work once, durably, before its first step, and stops at its own limit": {
+        2: (
+            "private steps are charged before the first one",
+            "a charge is counted beside the account before its steps",
+            "a device is charged for all that it sent",
+            "the same private work is charged once",
+            "a device stops at its own limit",
+        ),
+    },
+    "Two updates of private steps never share noise, and the same work has the same": {
+        2: ("no two updates of a device share noise", "the same private work has the same bits"),
     },
     "Two noisy sums never share noise, and a sum that is computed again has the same": {
         2: ("no two sums share noise", "a sum that is computed again has the same noise"),

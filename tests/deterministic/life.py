@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from tests.deterministic.effects import Effects
 from tests.deterministic.loop import Killed, Process
 from tests.deterministic.network import Network, Server
 from tests.deterministic.operators import RUN
-from tests.deterministic.plan import HEAL_S, LONGEST_S, PRIVATE, SERVER, Fault, Plan
+from tests.deterministic.plan import HEAL_S, LONGEST_S, SERVER, Fault, Plan
+from tests.deterministic.private_records import PrivateRecords, limit, policy_of
 from tests.deterministic.private_rounds import PrivateRounds
 from tests.deterministic.promises import Promises
 from tests.deterministic.seen import Seen, Violated
@@ -56,7 +57,8 @@ class Life:
         self.down_s = self.faults.down_s
         self.uptime = Uptime(loop, self.seen, plan.job.sections["round"]["deadline_s"], plan.job.stage_s)
         self.promises = Promises(self.seen, self.network.lied)
-        self.network.sends, self.network.pushed = self.promises.sends, self._pushed
+        self.records = PrivateRecords(self.seen.violations, folder, limit(daemon.CLIENTS), self.network.lied)
+        self.network.sends, self.network.pushed = self._sent, self._pushed
         self.healed_at = HEAL_S if plan.faults else 0.0
         """Virtual time after which there are no faults any more."""
         self.over = False
@@ -67,11 +69,24 @@ class Life:
         # The folder's name is another one each time.
         self.seen.note(self.loop.time(), text.replace(f"{self.folder}/", ""))
 
+    def _sent(self, client: str, method: str, message: bytes) -> None:
+        self.promises.sends(client, method, message)
+        if self.plan.job.unit == "record":
+            self.records.sends(client, method, message)
+
     def _pushed(self, client: str, response: Any) -> None:
         self.promises.pushed(client, response)
-        if self.plan.job is PRIVATE and isinstance(response, AttendResponse) and response.HasField("assignment"):
+        if isinstance(response, AttendResponse) and response.HasField("assignment"):
             assignment = response.assignment
-            self.private.assigned(self.config.state_dir, assignment.key.round, assignment.attempt)
+            self.promises.assigned(self.config.state_dir, client, assignment)
+            if self.plan.job.unit == "client":
+                self.private.assigned(self.config.state_dir, assignment.key.round, assignment.attempt)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Watch what the life's processes do with privacy."""
+        with self.private.watched(), self.records.watched() if self.plan.job.unit == "record" else nullcontext():
+            yield
 
     def _answered(self, client: str, response: Any) -> None:
         receipt = getattr(response, "receipt", None)
@@ -127,10 +142,12 @@ class Life:
 
     async def _run_client(self, name: str) -> None:
         """Start a daemon again and again."""
-        config = daemon.settings(name, self.folder / name, self.model)
+        private = self.plan.job.unit == "record"
+        policy = policy_of(name, daemon.CLIENTS, self.folder) if private else None
+        config = daemon.settings(name, self.folder / name, self.model, policy)
         while not self.over:
             process, died = self._process(name)
-            task = process.spawn(daemon.run_daemon(config, self.model, self.network))
+            task = process.spawn(daemon.run_daemon(config, self.model, self.network, private=private))
             waiting = asyncio.ensure_future(died.wait())
             await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
             if task.done() and process.alive:
@@ -173,6 +190,7 @@ class Life:
                 self._kill(fault.who, fault.seconds)
                 shutil.rmtree(self.folder / fault.who, ignore_errors=True)
                 self.promises.forgets(fault.who)
+                self.records.forgets(fault.who)
             case "term":
                 await self._terminate(fault.seconds)
             case "operator":

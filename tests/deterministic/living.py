@@ -30,7 +30,7 @@ _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of its own is made th
 _FOLDERS = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
 _FAULTS_LOGGED = frozenset(
     {"rpc_failed", "run_failed", "work_broken", "attendance_broken", "event_broken", "change_broken",
-     "state_dir_check_broken", "end_incomplete"}
+     "state_dir_check_broken", "end_incomplete", "privacy_account_lost"}
 )  # fmt: skip
 """Lines of the log that only a fault of the product writes."""
 
@@ -71,7 +71,7 @@ def _live(plan: Plan) -> Result:
             structlog.configure(processors=[partial(_keep, life)], cache_logger_on_first_use=False)
             advance = mock.patch.object(control, "advance", life.uptime.advance)
             retries = mock.patch.object(tasks, "write_when_possible", partial(told_pauses, life.seen))
-            with installed(life.effects, loop, plan.seed), advance, retries, life.private.watched():
+            with installed(life.effects, loop, plan.seed), advance, retries, life.watched():
                 try:
                     loop.run_until_complete(life.live())
                     error = "; ".join(life.seen.violations)

@@ -52,6 +52,12 @@ class Job:
         return seconds
 
     @property
+    def unit(self) -> str:
+        """Of privacy: "client", "record", or empty without it."""
+        unit: str = self.sections.get("privacy", {}).get("unit", "")
+        return unit
+
+    @property
     def max_staleness(self) -> int | None:
         """Of a run with a buffer; None for another one."""
         most: int | None = self.sections["round"].get("max_staleness")
@@ -84,6 +90,16 @@ PRIVATE = Job(
 )  # fmt: skip
 PRIVATE_SEEDS, PRIVATE_OF = (3, 4, 5), 16
 """The seeds with these remainders have privacy of clients in place of what is drawn for them."""
+RECORD_PRIVACY: dict[str, Any] = {"unit": "record", "noise_multiplier": 1.5, "clip": 0.5, "delta": 1e-5}
+RECORDS = Job(
+    "privacy of records",
+    {
+        **BASE, "algorithm": {"name": "fedcm", "parameters": {"alpha": 0.3, "weights": "uniform"}},
+        "round": {"clients_per_round": 3, "quorum": 1, "deadline_s": 60.0}, "privacy": RECORD_PRIVACY,
+    },
+)  # fmt: skip
+RECORD_SEEDS = (6, 11)
+"""The same for privacy of records, by `PRIVATE_OF`."""
 
 
 def jobs() -> list[Job]:
@@ -145,6 +161,8 @@ def plan_of(seed: int) -> Plan:
     job = draw.choice(jobs())
     if seed % PRIVATE_OF in PRIVATE_SEEDS:
         job = PRIVATE
+    elif seed % PRIVATE_OF in RECORD_SEEDS:
+        job = RECORDS
     elif seed % SECURE_EVERY == 1:
         job = secure_job()
     elif seed % 11 in BUFFERED:

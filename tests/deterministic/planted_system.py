@@ -28,20 +28,13 @@ from tests.deterministic.living import live
 from tests.deterministic.plan import plan_of
 from tests.deterministic.planted import Patch, patched
 from tests.deterministic.planted_more import MORE
-from tests.deterministic.planted_privacy import PRIVATE
-
-_LATER_S = 0.5
-
-
-def _later(work: Callable[[], object]) -> None:
-    """Do it in half a second, unless the process is killed before."""
-    asyncio.get_running_loop().call_later(_LATER_S, work)
+from tests.deterministic.planted_privacy import PRIVATE, later
 
 
 def _acknowledged_before_written() -> Patch:
     async def enter(self: Any, submission: Any, record: Any) -> Any:
         write = submission.run.submissions.record_verdict(record, submission.header)
-        _later(lambda: asyncio.ensure_future(write))
+        later(lambda: asyncio.ensure_future(write))
         return verdicts._receipt(submission.header.key, record)
 
     return Verdicts, "_enter", enter
@@ -52,8 +45,8 @@ def _acknowledged_before_in_place() -> Patch:
 
     def sealed(self: PartFile) -> Path:
         path = seal(self)
-        later = path.rename(path.with_suffix(".later"))
-        _later(lambda: later.rename(path))
+        aside = path.rename(path.with_suffix(".later"))
+        later(lambda: aside.rename(path))
         return path
 
     return PartFile, "seal", sealed
@@ -123,7 +116,7 @@ def _commit_before_checkpoint() -> Patch:
     save = ModelStore._save
 
     async def saved(self: Any, snapshot: Any, facts: Any) -> Any:
-        _later(lambda: asyncio.ensure_future(save(self, snapshot, facts)))
+        later(lambda: asyncio.ensure_future(save(self, snapshot, facts)))
         return snapshot
 
     return ModelStore, "_save", saved

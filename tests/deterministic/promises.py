@@ -1,17 +1,24 @@
-"""What devices and coordinator promise in secure aggregation, as it is seen on the wire and in the ledger."""
+"""What devices and coordinator promise of messages, as it is seen on the wire and in the ledger.
+
+A cohort is written before its work is sent, and secure aggregation has one message and one answer a stage.
+"""
 
 from __future__ import annotations
 
+import json
+import sqlite3
 from collections.abc import Set as AbstractSet
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from protos.fl.v1 import coordinator_pb2 as pb
-from protos.fl.v1.training_pb2 import SecureStage, StageMessage
+from protos.fl.v1.training_pb2 import Assignment, SecureStage, StageMessage
 from tests.deterministic.seen import Seen
 
 
 class Promises:
-    """The messages of the stages of one life."""
+    """The messages of one life."""
 
     def __init__(self, seen: Seen, lied: AbstractSet[bytes]) -> None:
         """lied: the digests of updates that no device has made."""
@@ -47,6 +54,18 @@ class Promises:
         """A device has lost its directory. It may make new keys, which are of use with no message of the others."""
         for place in [place for place in self._answers if place[0] == client and place[3] == _KEYS]:
             del self._answers[place]
+
+    def assigned(self, state: Path, client: str, assignment: Assignment) -> None:
+        """The coordinator sends an assignment. state: its state directory; only what is committed there is seen."""
+        key, attempt = assignment.key, assignment.attempt
+        with closing(sqlite3.connect(f"file:{state / 'ledger.sqlite'}?mode=ro", uri=True)) as ledger:
+            cohorts = ledger.execute(
+                "select cohort from attempts where round = ? and exchange = ? and attempt <= ?",
+                (key.round, key.exchange, attempt),
+            ).fetchall()
+        if not any(client in json.loads(cohort) for (cohort,) in cohorts):
+            where = f"{client} in round {key.round}.{key.exchange}, attempt {attempt}"
+            self._seen.violations.append(f"cohorts are written before their work: not with {where}")
 
     def pushed(self, client: str, response: Any) -> None:
         """The coordinator sends a message of a stream."""

@@ -1,4 +1,4 @@
-"""A kill after, and in the middle of, every write of a round with secure aggregation."""
+"""A kill after, and in the middle of, every write of a round with secure aggregation, or with privacy of records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
             for arguments in (
                 ("--who", "c-0", "--every", "30"),
                 ("--who", "server"), ("--who", "c-0"), ("--who", "server", "--abandoned"),
-                ("--who", "c-0", "--abandoned"),
+                ("--who", "c-0", "--abandoned"), ("--who", "server", "--records"), ("--who", "c-0", "--records"),
             )
         ),
     ],

@@ -92,6 +92,33 @@ async def test_the_same_work_after_a_restart_has_the_same_bits_and_is_charged_on
     assert spent(fleet) == 2 * STEPS
 
 
+async def test_a_charge_that_a_kill_left_alone_is_counted_before_its_steps(
+    fleet: Fleet, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The account was written and its witness was not: the same work is not charged again, and an older copy is."""
+    count = AccountFiles.count
+
+    def killed(files: AccountFiles, given: Account) -> None:
+        if given.charges:
+            raise OSError(5, "as if the process had ended here")
+        count(files, given)
+
+    for attempt in range(2):
+        with monkeypatch.context() as patched:
+            if not attempt:
+                patched.setattr(AccountFiles, "count", killed)
+            async with fleet.daemon():
+                await coordinator.until_called("Attend", attempt + 1)
+                coordinator.push(assignment=private(coordinator))
+                await coordinator.until(lambda: coordinator.updates or failures(coordinator))
+        witness = AccountFiles(fleet.folder).witness()
+        assert witness is not None
+        assert (witness.charges, account(fleet).charges, len(coordinator.updates)) == (attempt, 1, attempt)
+        if not attempt:
+            coordinator.calls["ReportStatus"].clear()
+    assert spent(fleet) == STEPS
+
+
 async def test_no_step_is_made_before_the_charge_is_on_the_disk(
     fleet: Fleet, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +188,20 @@ class BatchedTask(TinyTask):
         return Batched(lambda _: [(held.inputs, held.targets)], 1, len(held))
 
 
+class LoopTask(TinyTask):
+    """The same examples, in a training loop of the task's own."""
+
+    def train(self, model: Any, data: Any, context: Any) -> None:
+        """Never called."""
+        raise AssertionError("expected no training")
+
+
+OTHER_TASKS = {
+    BatchedTask: "got Batched, whose batches the task makes of several examples",
+    LoopTask: "expected a task without a training loop of its own",
+}
+
+
 async def test_samples_are_drawn_one_by_one_with_the_same_bits(fleet: Fleet, coordinator: FakeCoordinator) -> None:
     """A restart makes the same update, which is charged once."""
     fleet.task, digests = SampledTask(), []
@@ -178,14 +219,17 @@ async def test_samples_are_drawn_one_by_one_with_the_same_bits(fleet: Fleet, coo
     assert spent(fleet) == STEPS
 
 
-async def test_batches_of_the_task_are_refused_with_the_reason(fleet: Fleet, coordinator: FakeCoordinator) -> None:
+@pytest.mark.parametrize("task", OTHER_TASKS)
+async def test_what_the_task_does_by_itself_is_refused_with_the_reason(
+    fleet: Fleet, coordinator: FakeCoordinator, task: type[TinyTask]
+) -> None:
     """Nothing is charged."""
-    fleet.task = BatchedTask()
+    fleet.task = task()
     async with fleet.daemon():
         await coordinator.until_called("Attend")
         coordinator.push(assignment=private(coordinator))
         await coordinator.until(lambda: failures(coordinator))
-    assert "got Batched, whose batches the task makes of several examples" in failures(coordinator)[0].message
+    assert OTHER_TASKS[task] in failures(coordinator)[0].message
     assert not (fleet.folder / FILE).exists()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from io import BytesIO
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,29 @@ def test_each_run_has_its_own_metric_in_the_picture(panels: list[tuple[str, list
         ("clients_mae_worst_decile", [7.0]),
         ("Loss", [2.0, 1.0, 3.0]),
     ]
+
+
+def test_the_legend_has_what_private_runs_have_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the tighter accountant where it has answered; of records, the most that a device states."""
+    figure, legends = pytest.importorskip("matplotlib.figure"), list[list[str]]()
+
+    def keep(drawn: Any, *_: object, **__: object) -> None:
+        legends.extend([text.get_text() for text in axes.get_legend().get_texts()] for axes in drawn.axes)
+
+    monkeypatch.setattr(figure.Figure, "savefig", keep)
+    runs = {name: a_run("loss", loss=1.0) for name in ("plain", "first", "both", "records")}
+    for name in ("first", "both"):
+        runs[name].run.spec.privacy.delta = 0.01
+        runs[name].run.privacy.epsilon = 2.789
+    runs["both"].run.privacy.tight_epsilon = 2.291
+    runs["records"].run.stated_privacy.CopyFrom(
+        admin_pb2.StatedPrivacy(clients=2, median=0.5, largest=0.64, delta=1e-5)
+    )
+    assert draw(runs, "rounds", BytesIO())
+    assert legends == [
+        ["plain", "first, epsilon 2.79 at delta 0.01", "both, epsilon 2.29 at delta 0.01",
+         "records, epsilon up to 0.64 at delta 1e-05"]
+    ]  # fmt: skip
 
 
 def test_runs_without_values_are_not_drawn() -> None:

@@ -48,6 +48,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"local": {"max_gradient_norm": 1.0}}, "local.max_gradient_norm: expected 0 with .privacy."),
     ({"evaluation": {"clients_every": 2}}, "evaluation.clients_every: expected 0 with .privacy."),
     ({"task": NORMED}, "task: expected a model without batch norm .*use torch.nn.GroupNorm, got batch norm at '1'"),
+    ({"task": LOOP}, "privacy: expected none for a task with a training loop of its own"),
     ({"privacy": {**PRIVACY, "max_epsilon": 3.0}}, "privacy: expected neither max_epsilon nor account"),
     ({"privacy": {**PRIVACY, "noise_multiplier": 0}}, "privacy.noise_multiplier"),
     ({"privacy": {**PRIVACY, "delta": 1}}, "privacy.delta"),

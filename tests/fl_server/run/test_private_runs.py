@@ -213,6 +213,9 @@ async def test_a_lost_secret_stops_the_run_alone(tmp_path: Path) -> None:
     [
         ({"round": {}}, "round.sampling: expected 'bernoulli' with [privacy]"),
         ({"round": {"sampling": "bernoulli", "quorum": 2}}, "round.quorum: expected none with [privacy]"),
+        ({"round": {"sampling": "bernoulli", "min_accepted": 2}}, "round.min_accepted: expected none with [privacy]"),
+        ({"round": {"reducer": "median", "clients_per_round": 3, "quorum": 3}}, "round.reducer: expected 'mean' with"),
+        ({"round": {"sampling": "bernoulli", "close": "goal"}}, "round.close: expected 'cohort' with [privacy]"),
         ({"round": {"sampling": "bernoulli", "max_relative_norm": 3.0}}, "round.max_relative_norm: expected 0.0"),
         ({"evaluation": {"clients_every": 1}}, "evaluation.clients_every: expected 0 with [privacy]: the metrics of"),
         ({"encodings": {"update": "int8"}}, "encodings.update: expected 'plain' with [privacy]"),
