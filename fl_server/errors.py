@@ -229,6 +229,18 @@ class NoSuchClient(ServerError):
         self.detail = errors_pb2.UnknownClient(client_id=client_id)
 
 
+class NoSuchRelease(ServerError):
+    """No release of that model, or not of that version. Without a detail: its text is complete."""
+
+    def __init__(self, model: str, version: int = 0) -> None:
+        which = f"version {version} of {short(model)!r}" if version else f"release of a model {short(model)!r}"
+        super().__init__(f"no {which}; `fl release list` shows those there are")
+
+
+class WrongRelease(ServerError):
+    """The release cannot do this now. Without a detail: its text is complete."""
+
+
 class NoSuchToken(ServerError):
     """No enrollment token of that id. Without a detail: its text is complete."""
 

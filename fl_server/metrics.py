@@ -128,9 +128,9 @@ class Metrics:
         self.bytes = factory.counter(
             "fl_transfer_bytes",
             "Tensor bytes, by direction and kind.",
-            [("down", "model"), ("down", "direction"), ("down", "frozen"), ("up", "update")],
+            [("down", "model"), ("down", "direction"), ("down", "frozen"), ("down", "release"), ("up", "update")],
             direction=("down", "up"),
-            kind=("model", "direction", "frozen", "update"),
+            kind=("model", "direction", "frozen", "release", "update"),
         )
         self.uploads_in_flight = factory.gauge(
             "fl_uploads_in_flight_bytes", "Bytes of uploads announced and not complete."

@@ -32,6 +32,8 @@ CODES: dict[type[Exception], grpc.StatusCode] = {
     errors.RunExists: grpc.StatusCode.ALREADY_EXISTS,
     errors.NoSuchService: grpc.StatusCode.NOT_FOUND,
     errors.NoSuchClient: grpc.StatusCode.NOT_FOUND,
+    errors.NoSuchRelease: grpc.StatusCode.NOT_FOUND,
+    errors.WrongRelease: grpc.StatusCode.FAILED_PRECONDITION,
     errors.NoSuchToken: grpc.StatusCode.NOT_FOUND,
     errors.NotConfigured: grpc.StatusCode.FAILED_PRECONDITION,
     errors.WrongState: grpc.StatusCode.FAILED_PRECONDITION,

@@ -98,7 +98,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "errors",
     ),
     "fl_ops.commands": ("cli", "places", "coordinator", "access", "local", "completion", "options"),
-    "fl_ops.render": ("watching", "top", "tables", "plot", "rounds", "text", "fitted", "output", "figures"),
+    "fl_ops.render": ("watching", "top", "tables", "releases", "plot", "rounds", "text", "fitted", "output", "figures"),
 }
 """Sub-packages and modules of a package. Each imports only those behind it in the list."""
 

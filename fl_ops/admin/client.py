@@ -149,9 +149,27 @@ class ModelCalls:
         request = admin_pb2.ExportModelRequest(run_id=run_id, round=which, model=model)
         return self._calls.stream(request, admin_pb2.ExportModelResponse)
 
-    def upload_model(self, file: BinaryIO) -> str:
-        """Send a safetensors file. Returns the `initial_model` of a run that starts from it."""
-        return self._calls.upload("UploadModel", model_parts(file), admin_pb2.UploadModelResponse).initial_model
+    def upload_model(self, file: BinaryIO, *, release: bool = False) -> str:
+        """Send a safetensors file. Returns the `initial_model` of a run that starts from it.
+
+        release: the file has the files of a release, for `CreateRelease`.
+        """
+        parts = model_parts(file, release=release)
+        return self._calls.upload("UploadModel", parts, admin_pb2.UploadModelResponse).initial_model
+
+    def list_releases(self, model: str = "") -> list[admin_pb2.ReleaseStatus]:
+        """The releases of a model, or of all, the newest first."""
+        pages = self._calls.pages(admin_pb2.ListReleasesRequest(model=model), admin_pb2.ListReleasesResponse)
+        return [release for page in pages for release in page.releases]
+
+    def get_release(self, model: str, version: int = 0) -> admin_pb2.GetReleaseResponse:
+        """One release and all its devices. version: 0 for the newest."""
+        request = admin_pb2.GetReleaseRequest(model=model, version=version)
+        first, *others = self._calls.pages(request, admin_pb2.GetReleaseResponse)
+        for page in others:
+            first.devices.extend(page.devices)
+        first.ClearField("next_page_token")
+        return first
 
 
 class HistoryCalls:
@@ -211,14 +229,14 @@ CHUNK_BYTES = 512 << 10
 """The largest chunk that a coordinator takes."""
 
 
-def model_parts(file: BinaryIO) -> Iterator[admin_pb2.UploadModelRequest]:
+def model_parts(file: BinaryIO, *, release: bool = False) -> Iterator[admin_pb2.UploadModelRequest]:
     """Header and chunks of an open file, which is read twice: for its digest, and to be sent. Raises OSError."""
     hasher, size = blake3(), 0
     file.seek(0)
     while block := file.read(CHUNK_BYTES):
         hasher.update(block)
         size += len(block)
-    header = admin_pb2.UploadModelHeader(size_bytes=size, digest=digest_message(hasher.digest()))
+    header = admin_pb2.UploadModelHeader(size_bytes=size, digest=digest_message(hasher.digest()), release=release)
     yield admin_pb2.UploadModelRequest(header=header)
     file.seek(0)
     offset = 0

@@ -55,6 +55,9 @@ COMMANDS = {
             "fl export tuned --format adapter --config run.toml --out adapter",
         ),
     ),
+    "release": Place(
+        "coordinator.releases", "app", "Release a run's model to devices, signed, in stages, with a way back."
+    ),
     "demo": Place(
         "local.demo",
         "demo",

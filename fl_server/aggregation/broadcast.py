@@ -1,4 +1,4 @@
-"""Bundles for clients, sent from the model's own memory, message by message."""
+"""Bundles for clients, sent from the model's own memory, and files of releases, message by message."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from protos.chunks import crc32c
 from protos.codec import Buffer, chunk_spans, digest_message, digest_of, encode_chunk, encode_fetch_header
 from protos.differences import make_difference
 from protos.encodings import PLAIN
-from protos.fl.v1.tensor_pb2 import ENCODING_PLAIN, Difference, Manifest, Resource
+from protos.fl.v1.tensor_pb2 import ENCODING_PLAIN, Difference, Manifest, Resource, ResourceKind
 
 RECENT = 4
 """Encoded chunks that are kept."""
@@ -38,7 +38,7 @@ class Broadcast:
 
     @property
     def kind(self) -> str:
-        """One of "model", "direction", "frozen", "optimizer" or "averaged"."""
+        """One of "model", "direction", "frozen", "optimizer", "averaged" or "release"."""
         return kind_name(self.resource.kind)
 
     def named(self, digest: bytes) -> Broadcast | None:
@@ -91,7 +91,7 @@ def make_broadcast(outgoing: Outgoing, chunk_bytes: int, previous: Broadcast | N
         if previous.digest == digest and previous.resource.encoding_key == outgoing.key:
             return previous
         if len(previous.bundle) == len(bundle) and (data := make_difference(previous.bundle, bundle, outgoing.word)):
-            difference = _difference(resource, data, chunk_bytes)
+            difference = plain_broadcast(resource.kind, data, chunk_bytes, resource.name)
             resource.difference.CopyFrom(_described(difference, previous, outgoing.word))
     values_digest = digest if outgoing.encoding == PLAIN else outgoing.digest
     header = encode_fetch_header(resource, encoded.to_manifest())
@@ -99,15 +99,15 @@ def make_broadcast(outgoing: Outgoing, chunk_bytes: int, previous: Broadcast | N
     return Broadcast(resource, digest, values_digest, header, bundle, checksums, chunk_bytes, difference)
 
 
-def _difference(resource: Resource, data: bytes, chunk_bytes: int) -> Broadcast:
-    """The broadcast of a difference that makes a resource."""
+def plain_broadcast(kind: ResourceKind, data: Buffer, chunk_bytes: int, name: str = "") -> Broadcast:
+    """The broadcast of bytes that are no tensors: of a difference that makes a resource, or the files of a release."""
     digest = digest_of(data)
     own = Resource(
-        kind=resource.kind,
+        kind=kind,
         digest=digest_message(digest),
         size_bytes=len(data),
         encoding=ENCODING_PLAIN,
-        name=resource.name,
+        name=name,
     )
     header = encode_fetch_header(own, Manifest(size_bytes=len(data), encoding=ENCODING_PLAIN))
     return Broadcast(own, digest, digest, header, data, _checksums(data, chunk_bytes), chunk_bytes)

@@ -39,7 +39,7 @@ _WORDS: Mapping[str, int] = MappingProxyType({"bf16": 2, "int8": 1, "int4": 1, "
 
 
 def kind_name(kind: ResourceKind) -> str:
-    """One of "model", "direction", "frozen", "optimizer" or "averaged"."""
+    """One of "model", "direction", "frozen", "optimizer", "averaged" or "release"."""
     return ResourceKind.Name(kind).removeprefix("RESOURCE_KIND_").lower()
 
 

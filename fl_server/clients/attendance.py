@@ -210,6 +210,8 @@ class Streams:
             self._limits.assigned(client_id, (key.run_id, key.round, key.exchange, attempt))
         elif message.HasField("evaluation"):
             self._limits.assigned(client_id, (message.evaluation.key.run_id, message.evaluation.key.round))
+        elif message.HasField("release"):
+            self._limits.assigned(client_id, ("release", message.release.model, message.release.version))
 
     def _drop_unread(self, session: Session, stream: Stream) -> None:
         """End the stream of a client that reads nothing. It registers again and is sent its outstanding work."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import structlog
 
-from fl_common.names import check_id
+from fl_common.names import ID_PATTERN, check_id
 from fl_common.rate_limits import TokenBucket
 from fl_server.audit.log import RowLimit
 from fl_server.clients.attendance import Attendance
@@ -31,6 +31,8 @@ from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
 log = structlog.get_logger()
 
 MAX_ENTRIES = {"labels": 64, "tasks": 64, "methods": 64, "encodings": 64, "pending": 1000, "states": 1000, "held": 64}
+MAX_MODELS = 64
+"""Released models of one device."""
 MAX_CHARS = 256
 """Longest label, task name, device name and other text in a request."""
 _END_OF_TIME = 253_402_300_800 - 86_400
@@ -78,6 +80,15 @@ def held_resources(request: pb.RegisterRequest) -> list[bytes]:
         return [digest_bytes(digest) for digest in request.held]
     except ValueError as error:
         raise InvalidInput("held", "digests", str(error)) from error
+
+
+def held_releases(request: pb.RegisterRequest) -> dict[str, int]:
+    """The versions of released models on the client's device. Raises InvalidInput."""
+    held = {release.model: release.version for release in request.releases.held}
+    if len(request.releases.held) > MAX_MODELS or not all(map(ID_PATTERN.fullmatch, held)):
+        came = f"{len(request.releases.held)} with the names {', '.join(sorted(held)[:5])}"
+        raise InvalidInput("releases.held", f"at most {MAX_MODELS} models with names of A-Z a-z 0-9 . _ -", came)
+    return held
 
 
 def _check_frozen(offer: pb.TaskOffer) -> None:
@@ -149,6 +160,7 @@ def record_of(
             {"name": offer.name, "version": offer.fingerprint.version, "source": offer.fingerprint.source}
             for offer in request.methods
         ],
+        releases=request.HasField("releases"),
     )  # fmt: skip
 
 
@@ -234,7 +246,7 @@ class Registration:
         self._refuse_unwanted(client_id)
         protocol = common_protocol(request.protocol)
         check_sizes(request)
-        held = held_resources(request)
+        held, releases = held_resources(request), held_releases(request)
         if not request.tasks:
             raise InvalidInput("tasks", "at least one task that the client can train", "none")
         await self._wait_for_slot(client_id)
@@ -243,6 +255,7 @@ class Registration:
         _warn_of_claims(client_id, request.labels, enrolled or {})
         known = self._records.find(client_id)
         session, older = self._sessions.open(client_id, origin)
+        session.releases = releases if request.HasField("releases") else None
         for digest in held:
             session.resource_sent(digest)
         try:

@@ -110,6 +110,8 @@ class Session:
     origin: Origin = Origin("")
     closed: bool = False
     """Whether it was closed, or fenced by a newer one."""
+    releases: dict[str, int] | None = None
+    """The version in use of each released model on the device, by name. None: its owner takes none."""
     sent: dict[bytes, None] = field(default_factory=dict)
     """Digests of the resources that the daemon's process held when it registered, or that went out to it completely,
     the newest last. For display only: a daemon keeps what its newest assignment needs, and fetches the rest again."""

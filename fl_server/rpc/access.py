@@ -98,11 +98,11 @@ class OwnedRuns:
 
     def loaded(self) -> list[Run]:
         """The runs that the caller sees, the oldest first."""
-        return [run for run in self._coordinator.runs() if _sees(run.config.owner)]
+        return [run for run in self._coordinator.runs() if sees(run.config.owner)]
 
     def not_loaded(self) -> list[NotLoaded]:
         """Those that this coordinator could not load, the oldest first."""
-        return [run for run in self._coordinator.table.not_loaded.all() if _sees(run.owner)]
+        return [run for run in self._coordinator.table.not_loaded.all() if sees(run.owner)]
 
     def get(self, run_id: str) -> Run:
         """A run that the caller sees. Raises NoSuchRun."""
@@ -123,15 +123,13 @@ class OwnedRuns:
         """Raises NoSuchRun for a run that the caller does not see, and Forbidden for one that it only sees."""
         if self.hides(run_id):
             raise NoSuchRun(run_id)
-        who, owner = caller.get(), self._owner(run_id)
-        if owner and who is not ANYBODY and owner != who.name and not _has(who, _CHANGE_ALL):
-            raise Forbidden(str(who), f"the owner of the run, {owner}, or the role admin", ("admin",))
+        require_owner(self._owner(run_id))
 
     def hides(self, run_id: str) -> bool:
         """Whether there is or was such a run, and the caller may not see it. Nobody owns a deleted run."""
         if self.all_seen:
             return False
-        return run_id in self._coordinator.creation.deleted_ids or not _sees(self._owner(run_id))
+        return run_id in self._coordinator.creation.deleted_ids or not sees(self._owner(run_id))
 
     def hides_cohorts(self, run_id: str) -> bool:
         """Whether nobody may see who, and how many, take part in the run's rounds."""
@@ -163,12 +161,20 @@ class OperatorCalls:
         self._runs = OwnedRuns(coordinator)
 
 
+def require_owner(owner: str | None) -> None:
+    """Raises Forbidden if the caller may not change what belongs to this operator's run. None or empty: nobody's."""
+    who = caller.get()
+    if owner and who is not ANYBODY and owner != who.name and not _has(who, _CHANGE_ALL):
+        raise Forbidden(str(who), f"the owner of the run, {owner}, or the role admin", ("admin",))
+
+
 def _has(who: Identity, roles: frozenset[str]) -> bool:
     """Whether the caller has one of the roles, or callers have no identity here."""
     return who is ANYBODY or not roles.isdisjoint(who.roles)
 
 
-def _sees(owner: str | None) -> bool:
+def sees(owner: str | None) -> bool:
+    """Whether the caller sees what belongs to this operator's run. None or empty: nobody's."""
     who = caller.get()
     return not owner or owner == who.name or _has(who, _SEE_ALL)
 

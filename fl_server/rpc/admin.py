@@ -20,6 +20,7 @@ from fl_server.rpc.clients import ClientCalls
 from fl_server.rpc.lists import HistoryCalls, ListCalls
 from fl_server.rpc.models import InitialModels, ModelExports
 from fl_server.rpc.overview import OverviewCalls
+from fl_server.rpc.releases import ReleaseCalls
 from fl_server.rpc.views import add_leadership, not_loaded_status, round_summary, run_status
 from fl_server.run.progress import Progress
 from fl_server.run.run import Run
@@ -39,7 +40,7 @@ _ROUNDS_AT_ONCE = 100
 """Missed rounds that are read at once."""
 
 
-class AdminService(ListCalls, HistoryCalls, ClientCalls, OverviewCalls, admin_pb2_grpc.AdminServicer):
+class AdminService(ListCalls, HistoryCalls, ClientCalls, OverviewCalls, ReleaseCalls, admin_pb2_grpc.AdminServicer):
     """The methods that the `fl` command calls: here those for runs, models, certificates and the caller."""
 
     def __init__(self, services: Services, coordinator: Coordinator) -> None:

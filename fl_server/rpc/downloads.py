@@ -34,14 +34,14 @@ class Download:
         self._limits = services.fleet.transfer_limits.of(self._client)
         self._fetch = self._limits.allowance.fetch(self.digest, len(broadcast.header) + self.size_bytes)
         self._sent, self.places = services.metrics.bytes.labels("down", broadcast.kind), broadcast.places(self._offset)
-        if broadcast.kind == "model":
+        if broadcast.kind == "model" and self._run is not None:
             self._run.rounds.bytes.download_started(self._client, self._offset)
         # A slow reader keeps no model of an earlier round in memory: its run alone does. Looked up once, for a search
         # through all runs for each message would be most of the work for a large model.
         self._kept = ref(broadcast)
         # An earlier model, which the client evaluates, is no transfer of the exchange under way.
-        is_current = any(sent_now is broadcast for sent_now in self._run.model.sent)
-        self._transfers = self._run.rounds.transfers if is_current else ClientTransfers()
+        rounds = self._run.rounds if self._run and any(sent is broadcast for sent in self._run.model.sent) else None
+        self._transfers = ClientTransfers() if rounds is None else rounds.transfers
         self._shown: ClientTransfer
 
     @contextmanager
@@ -70,7 +70,8 @@ class Download:
     async def sent(self, count: int) -> None:
         """So many bytes have gone. Returns when the next ones may go."""
         self._sent.inc(count)
-        self._run.rounds.bytes.total_down += count
+        if self._run is not None:
+            self._run.rounds.bytes.total_down += count
         await self._limits.pace(count)
 
 

@@ -93,6 +93,10 @@ def _created_run(response: Any) -> str:
     return str(response.run.run_id)
 
 
+def _released(response: Any) -> str:
+    return f"{response.release.model} {response.release.version}"
+
+
 def _wanted_run(request: Any) -> str:
     return str(request.spec.name or request.spec.task.name)
 
@@ -133,6 +137,7 @@ METHODS: Mapping[str, Method] = {
     # An answer of 1 MiB.
     "/fl.v1.Coordinator/AnswerStage": Method(_CLIENT, RequestLimit(size_bytes=(1 << 20) + 1024, values=16, at_once=8)),
     "/fl.v1.Coordinator/ReportEvaluation": Method(_CLIENT, RequestLimit(at_once=8)),
+    "/fl.v1.Coordinator/ReportRelease": Method(_CLIENT, RequestLimit(at_once=8)),
     f"{WORKERS}Serve": Method(_WORKER, _SMALL),
     # A header, the squares of a model's tensors, and pieces of its buffers.
     f"{WORKERS}ReceiveUpdate": Method(
@@ -165,6 +170,11 @@ METHODS: Mapping[str, Method] = {
     "/fl.v1.Admin/DeleteRun": _changing(_OPERATE, _RUN, "reason"),
     "/fl.v1.Admin/ExportModel": _changing(_OPERATE, _RUN, "round"),
     "/fl.v1.Admin/UploadModel": Method(_OPERATE, _MODEL, Recorded(made=_field("initial_model"))),
+    "/fl.v1.Admin/CreateRelease": Method(_OPERATE, _ADMIN_CALL, Recorded(details=("signer",), made=_released)),
+    "/fl.v1.Admin/AdvanceRelease": _changing(_OPERATE, _field("model"), "share"),
+    "/fl.v1.Admin/RollBackRelease": _changing(_OPERATE, _field("model"), "version", "reason"),
+    "/fl.v1.Admin/ListReleases": _reading(Recorded(changes=False, subject=_field("model"))),
+    "/fl.v1.Admin/GetRelease": _reading(Recorded(changes=False, subject=_field("model"))),
     "/fl.v1.Admin/DrainClient": _changing(_OPERATE, _CLIENT_ID, "reason", "undo"),
     "/fl.v1.Admin/ReleaseClient": _changing(_OPERATE, _CLIENT_ID),
     "/fl.v1.Admin/CreateEnrollments": Method(

@@ -165,12 +165,13 @@ class InitialModels:
         if header is None or not header.HasField("header"):
             raise InvalidInput("part", "a header first", "nothing" if header is None else header.WhichOneof("part"))
         size, digest = self._described(header.header)
-        upload = await services.in_io(services.uploaded.begin, _owner(), digest, size)
+        release = header.header.release
+        upload = await services.in_io(partial(services.uploaded.begin, _owner(), digest, size, release=release))
         try:
             await self._chunks(requests, stall, upload, size)
             await services.in_io(upload.finish)
         except (WrongBytes, ChunkError) as error:
-            raise InvalidInput("chunk", "a safetensors file as its header describes it", error) from error
+            raise InvalidInput("chunk", "a file as its header describes it", error) from error
         finally:
             await services.in_io(upload.close)
         return f"upload:{digest.hex()}"

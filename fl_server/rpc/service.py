@@ -25,6 +25,7 @@ from fl_server.clients.sessions import Transfer
 from fl_server.errors import InvalidInput, NoSuchRun, NotNow
 from fl_server.identity import ANYBODY, address, caller
 from fl_server.rpc.downloads import Download, digest_in
+from fl_server.rpc.releases import reported_device
 from fl_server.rpc.requests import MOST_VALUES, VALUES_A_TENSOR, parse_request
 from fl_server.run.failures import MAX_NOTE, Reason
 from fl_server.run.lost_states import InvalidLossReport
@@ -194,6 +195,14 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             await run.client_evaluations.report(client_id, request)
         return pb.ReportEvaluationResponse()
 
+    async def ReportRelease(self, request: pb.ReportReleaseRequest, context: Context) -> pb.ReportReleaseResponse:
+        """Take what became of a released model on a client's device."""
+        client = self._client(request.session_id)
+        async with self._transfer_limits.call(client, "queries"):
+            device = reported_device(request)
+            await self._coordinator.releases.report(client, request.model, request.version, device)
+        return pb.ReportReleaseResponse()
+
 
 async def read_header(requests: Requests, stall_s: float) -> UpdateHeader:
     """The first message of an upload. Raises NotNow if it does not come in time, InvalidInput."""
@@ -234,6 +243,7 @@ def handlers(service: CoordinatorService) -> grpc.GenericRpcHandler:
         "ReportStatus": _method(unary, service.ReportStatus, pb.ReportStatusRequest),
         "AnswerStage": _method(unary, service.AnswerStage, pb.AnswerStageRequest),
         "ReportEvaluation": _method(unary, service.ReportEvaluation, pb.ReportEvaluationRequest),
+        "ReportRelease": _method(unary, service.ReportRelease, pb.ReportReleaseRequest),
     }
     return grpc.method_handlers_generic_handler(SERVICE, methods)
 

@@ -168,13 +168,13 @@ def check_report(request: pb.ReportEvaluationRequest, config: RunConfig) -> None
     if not averaged:
         _check_committed([*request.metrics, *(summed.metric for summed in request.sums)])
     check_sums(request, personal=personal)
-    _check_values("metrics", request.metrics)
+    check_values("metrics", request.metrics)
     expected = request.metrics.keys() if personal else set[str]()
     if request.without_personal.keys() != expected:
         names = ", ".join(sorted(expected)) or "nothing, because the run has no personal parameters"
         came = ", ".join(sorted(request.without_personal)) or "nothing"
         raise InvalidInput("without_personal", names, came[:200])
-    _check_values("without_personal", request.without_personal)
+    check_values("without_personal", request.without_personal)
 
 
 def _check_committed(names: Iterable[str]) -> None:
@@ -183,7 +183,8 @@ def _check_committed(names: Iterable[str]) -> None:
         raise InvalidInput("metrics", expected, repr(name[:100]))
 
 
-def _check_values(field: str, metrics: Mapping[str, float]) -> None:
+def check_values(field: str, metrics: Mapping[str, float]) -> None:
+    """Raises InvalidInput for names or values that no device sends."""
     for name, value in metrics.items():
         if (rule := wrong_name(name)) is not None:
             raise InvalidInput(field, rule, repr(name[:100]))

@@ -20,6 +20,7 @@ from fl_server.runs.creation import RunCreation
 from fl_server.runs.deletion import Deletions, Retention
 from fl_server.runs.gauges import RunsCollector
 from fl_server.runs.loading import RunLoading
+from fl_server.runs.releases import Releases
 from fl_server.runs.restoration import Restoration
 from fl_server.runs.table import Audit, RunTable
 from fl_server.services import Services
@@ -50,6 +51,7 @@ class Coordinator(FleetListener):
         self.actions = RunActions(self.table, loading)
         self._restoration = Restoration(services, self.table, loading, self.deletions)
         self.outcomes = Outcomes(services.ledger, self.table)
+        self.releases = Releases(services)
         self.retention = Retention(services.config.retention, services.ledger, self.table, self.deletions)
         self._retaining: asyncio.Task[None] | None = None
         self.attention = ClientAttention(services.fleet, self.table, services.config.attention)
@@ -60,12 +62,14 @@ class Coordinator(FleetListener):
         """Restore every run, and continue those that had not ended. Some may still be loaded when it returns."""
         self._services.fleet.changes.listener = self
         await self._restoration.restore_all()
+        await self.releases.start()
         self._retaining = asyncio.create_task(self.retention.apply_regularly())
 
     async def close(self) -> None:
         """Stop all runs where they are."""
         if self._retaining is not None:
             self._retaining.cancel()
+        self.releases.close()
         await self._restoration.close()
         await self.deletions.close()
         await asyncio.gather(*(run.close() for run in self.table.loaded.values()))
@@ -97,16 +101,19 @@ class Coordinator(FleetListener):
         self.table.not_loaded.ask_again(run_id)
         return self.run(run_id)
 
-    def resource(self, digest: bytes, run_id: str, client_id: str) -> tuple[Run, Broadcast]:
-        """The broadcast with a digest, and its run. Raises NoSuchResource, or NotNow until the run is loaded.
+    def resource(self, digest: bytes, run_id: str, client_id: str) -> tuple[Run | None, Broadcast]:
+        """The broadcast with a digest, and its run; None: a release has it.
 
         Several runs may have it: then that with `run_id`, else one that the client works for, else the first.
+        Raises NoSuchResource, or NotNow until the run is loaded.
         """
         named = self.table.loaded.get(run_id)
         if named is not None and (broadcast := named.broadcast(digest)):
             return named, broadcast
         holders = [(run, broadcast) for run in self.table.loaded.values() if (broadcast := run.broadcast(digest))]
         if not holders:
+            if (released := self.releases.broadcast(digest)) is not None:
+                return None, released
             self.table.not_loaded.ask_again(run_id)
             raise NoSuchResource(digest_text(digest))
         return next((pair for pair in holders if pair[0].state.works(client_id)), holders[0])
@@ -140,6 +147,7 @@ class Coordinator(FleetListener):
         """A client attached: send it the work that it still has."""
         for run in self.table.loaded.values():
             run.client_attached(client_id)
+        self.releases.client_attached(client_id)
 
     def client_available(self, client_id: str) -> None:
         """A client may train again: ask it once more for work that it gave up and that is still wanted."""
@@ -156,6 +164,7 @@ class Coordinator(FleetListener):
                 run.client_states.drop(client_id)
             if reason in _PERMANENT and not run.ended and client_id in run.state.members:
                 run.post(ev.StatesLost(f"{client_id} was {reason}, and with it its state"))
+        self.releases.client_gone(client_id, reason)
         if reason in _PERMANENT:
             self._services.io.submit(self._remove_unfinished, client_id)
 

@@ -252,6 +252,8 @@ class ClientRecord:
     certificate: Mapping[str, Any] | None = None
     """The certificate with which it last attended: serial, begins, ends (Unix seconds), issuer (key id in hex), and
     authorities, the fingerprints of those by which it checked the coordinator. None: it attended with none."""
+    releases: bool = False
+    """Whether its owner takes released models."""
 
 
 def only_banned(client: ClientRecord) -> ClientRecord:

@@ -1,6 +1,7 @@
-"""Models that operators have sent and that a run may start from, until the run is created.
+"""Models that operators have sent and that a run may start from, until the run is created; and files of releases.
 
     OWNER/HEX.safetensors     OWNER: digest of the operator's name; HEX: BLAKE3 of the file
+    OWNER/HEX.bundle          the files of a release, until it is created
 
 A file is written under a temporary name, checked and renamed. It is kept for an hour; an operator has two at most.
 """
@@ -23,6 +24,8 @@ from fl_server.store.files import disk_errors
 
 MOST, KEPT_S = 2, 3600.0
 """Files of one operator, and seconds for which each is kept."""
+BUNDLE = ".bundle"
+"""Suffix of the files of a release."""
 _PART = ".part-"
 _LONGEST_HEADER = 64 << 20
 """Bytes; a header of a thousand tensors has about 100,000."""
@@ -45,12 +48,12 @@ class UploadedModels:
                     part.unlink()
                 _expire(owner)
 
-    def begin(self, owner: str, digest: bytes, size: int) -> Upload:
-        """A new file of an operator. size: of the whole file, in bytes."""
+    def begin(self, owner: str, digest: bytes, size: int, *, release: bool = False) -> Upload:
+        """A new file of an operator. size: of the whole file, in bytes. release: it has the files of a release."""
         folder = self._of(owner)
         with disk_errors(f"write an uploaded model in {folder}"):
             make_folders(folder, durable=False)
-            _expire(folder, most=MOST - 1, but=_name(digest))
+            _expire(folder, most=MOST - 1, but=_name(digest, release=release))
             number, part = tempfile.mkstemp(prefix=_PART, dir=folder)
             file = os.fdopen(number, "wb")
             try:
@@ -59,11 +62,11 @@ class UploadedModels:
                 file.close()
                 Path(part).unlink()
                 raise
-        return Upload(file, Path(part), folder / _name(digest), digest)
+        return Upload(file, Path(part), folder / _name(digest, release=release), digest)
 
-    def path(self, owner: str, digest: bytes) -> Path:
+    def path(self, owner: str, digest: bytes, *, release: bool = False) -> Path:
         """The path of an operator's file, which may not exist. Raises ValueError for a digest that is not 32 bytes."""
-        return self._of(owner) / _name(digest)
+        return self._of(owner) / _name(digest, release=release)
 
     def _of(self, owner: str) -> Path:
         return self._folder / hashlib.sha256(owner.encode()).hexdigest()[:32]
@@ -89,7 +92,7 @@ class Upload:
         with disk_errors(f"write {self._part}"):
             self._file.flush()
             with self._part.open("rb") as written:
-                if not is_safetensors(written):
+                if self._target.suffix != BUNDLE and not is_safetensors(written):
                     raise WrongBytes("expected a safetensors file, got another kind of file")
             self._file.close()
             self._part.replace(self._target)
@@ -112,15 +115,16 @@ def is_safetensors(file: BinaryIO | FileIO) -> bool:
         return False
 
 
-def _name(digest: bytes) -> str:
+def _name(digest: bytes, *, release: bool) -> str:
     if len(digest) != 32:
         raise ValueError(f"expected a digest of 32 bytes, got {len(digest)}")
-    return f"{digest.hex()}.safetensors"
+    return f"{digest.hex()}{BUNDLE if release else '.safetensors'}"
 
 
 def _expire(folder: Path, most: int = MOST, but: str = "") -> None:
     """Remove files that are too old, and the oldest of those that are too many."""
-    files = sorted(folder.glob("*.safetensors"), key=lambda file: file.stat().st_mtime, reverse=True)
+    whole = (file for file in folder.iterdir() if not file.name.startswith(_PART))
+    files = sorted(whole, key=lambda file: file.stat().st_mtime, reverse=True)
     others = [file for file in files if file.name != but]
     for place, file in enumerate(others):
         if place >= most or time.time() - file.stat().st_mtime > KEPT_S:

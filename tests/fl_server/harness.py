@@ -105,7 +105,7 @@ WRITES = {
     "create_run", "update_run", "open_attempt", "record_update", "record_updates", "drop_update", "fix_accepted",
     "refuse_accepted", "restart_round", "commit", "set_metrics", "set_seconds_left", "set_usage",
     "set_clients_seconds_left", "record_evaluation", "put_clients", "add_history", "clear_quarantine_record",
-    "put_quarantine_record", "put_client_state_records", "seal", "save",
+    "put_quarantine_record", "put_client_state_records", "seal", "save", "add_release", "save_release",
 }  # fmt: skip
 """Methods of ledger, spool and checkpoints that write to the disk."""
 

@@ -9,6 +9,7 @@ from sqlalchemy import update as change
 
 from fl_server.store.client_work import ClientWork
 from fl_server.store.database import rows, schema
+from fl_server.store.database.ledger_releases import release_devices
 from fl_server.store.database.rows import count_work, find, replace_quarantine_record, write_history
 from fl_server.store.database.transactions import Transactions
 from fl_server.store.records import ClientRecord, ClientStateRecord, HistoryRecord, QuarantineRecord, only_banned
@@ -39,7 +40,7 @@ class ClientLedger(Transactions):
             write_history(db, *whys)
 
     def forget_client(self, client_id: str, why: HistoryRecord) -> bool:
-        """Remove a client from the roster, with its quarantine record and its client states.
+        """Remove a client from the roster, with its quarantine record, its client states, and its part in releases.
 
         Returns False if there is no such client. History and updates stay. Of a banned client `only_banned` stays: a
         ban ends only by unbanning.
@@ -51,7 +52,7 @@ class ClientLedger(Transactions):
             db.execute(delete(schema.clients).filter_by(client_id=client_id))
             if client["banned"]:
                 db.execute(insert(schema.clients), rows.to_row(only_banned(rows.client(client))))
-            for table in (schema.quarantines, schema.client_states):
+            for table in (schema.quarantines, schema.client_states, release_devices):
                 db.execute(delete(table).filter_by(client_id=client_id))
             write_history(db, why)
             return True

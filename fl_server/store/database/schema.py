@@ -293,6 +293,7 @@ clients = Table(
     Column("work", JsonText, nullable=False),
     Column("enrolled", JsonText),
     Column("certificate", JsonText),
+    Column("releases", Boolean, nullable=False),
 )
 
 quarantines = Table(

@@ -12,6 +12,7 @@ from fl_server.store.database.ledger_audit import AuditLedger
 from fl_server.store.database.ledger_certificates import CertificateLedger
 from fl_server.store.database.ledger_clients import ClientLedger
 from fl_server.store.database.ledger_objects import ObjectLedger
+from fl_server.store.database.ledger_releases import ReleaseLedger
 from fl_server.store.database.ledger_rounds import RoundLedger
 from fl_server.store.database.ledger_runs import CommitLedger, Removal, RunLedger
 from fl_server.store.database.ledger_stages import StageLedger
@@ -32,6 +33,7 @@ class Store(
     CertificateLedger,
     AuditLedger,
     ObjectLedger,
+    ReleaseLedger,
 ):
     """The ledger: runs, attempts, admitted updates, accepted lists, commits, clients, certificates and history.
 

@@ -234,7 +234,7 @@ class StoredFiles(ObjectReader):
     def remove_leftovers(self) -> bool:
         """Have objects removed that an earlier coordinator put and of which no file was made, but for uploads."""
         counted = {key for file in list(self._files.values()) for key in file.keys}
-        there = [*self._keys("checkpoints"), *self._keys("privacy")]
+        there = [key for folder in ("checkpoints", "privacy", "releases") for key in self._keys(folder)]
         keys = [key for key, _ in there if key not in counted and _epoch(key) < self.epoch]
         self._removed([], keys)
         return False
@@ -268,7 +268,7 @@ class StoredFiles(ObjectReader):
     def _move(self) -> None:
         """Put the files of the state directory into the store, for a ledger that had none until now."""
         folders = [*self._state_dir.glob("checkpoints/run-*/round-*"), *self._state_dir.glob("spool/run-*/*/*")]
-        started = list(self._state_dir.glob("checkpoints/run-*/start.safetensors"))
+        started = [*self._state_dir.glob("checkpoints/run-*/start.safetensors"), *self._state_dir.glob("releases/*")]
         for paths in (started, *(sorted(folder.iterdir()) for folder in folders if not folder.suffix)):
             self.put_files([path for path in paths if path.suffix not in {".part", ".kept"}])
         self._ledger.call(self._ledger.store.moved_to, self.bucket.url)

@@ -1153,12 +1153,14 @@ class ExportModelResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[ExportHeader, _Mapping]] = ..., chunk: _Optional[_Union[_tensor_pb2.Chunk, _Mapping]] = ...) -> None: ...
 
 class UploadModelHeader(_message.Message):
-    __slots__ = ("size_bytes", "digest")
+    __slots__ = ("size_bytes", "digest", "release")
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
     size_bytes: int
     digest: _tensor_pb2.Digest
-    def __init__(self, size_bytes: _Optional[int] = ..., digest: _Optional[_Union[_tensor_pb2.Digest, _Mapping]] = ...) -> None: ...
+    release: bool
+    def __init__(self, size_bytes: _Optional[int] = ..., digest: _Optional[_Union[_tensor_pb2.Digest, _Mapping]] = ..., release: _Optional[bool] = ...) -> None: ...
 
 class UploadModelRequest(_message.Message):
     __slots__ = ("header", "chunk")
@@ -1748,3 +1750,199 @@ class ListAuditResponse(_message.Message):
     head_number: int
     head_hash: bytes
     def __init__(self, entries: _Optional[_Iterable[_Union[AuditEntry, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., head_number: _Optional[int] = ..., head_hash: _Optional[bytes] = ...) -> None: ...
+
+class ReleaseRules(_message.Message):
+    __slots__ = ("stages", "advance_after_s", "most_failed", "metric", "most_drop", "lower_is_better")
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    ADVANCE_AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    MOST_FAILED_FIELD_NUMBER: _ClassVar[int]
+    METRIC_FIELD_NUMBER: _ClassVar[int]
+    MOST_DROP_FIELD_NUMBER: _ClassVar[int]
+    LOWER_IS_BETTER_FIELD_NUMBER: _ClassVar[int]
+    stages: _containers.RepeatedScalarFieldContainer[float]
+    advance_after_s: float
+    most_failed: float
+    metric: str
+    most_drop: float
+    lower_is_better: bool
+    def __init__(self, stages: _Optional[_Iterable[float]] = ..., advance_after_s: _Optional[float] = ..., most_failed: _Optional[float] = ..., metric: _Optional[str] = ..., most_drop: _Optional[float] = ..., lower_is_better: _Optional[bool] = ...) -> None: ...
+
+class ReleaseStatus(_message.Message):
+    __slots__ = ("model", "version", "state", "reason", "run_id", "round", "form", "labels", "signer", "digest", "size_bytes", "owner", "created", "rules", "share", "stage_began", "devices", "fell", "metric_before", "metric_now")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class DevicesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    FORM_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    SIGNER_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    RULES_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    STAGE_BEGAN_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    FELL_FIELD_NUMBER: _ClassVar[int]
+    METRIC_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    METRIC_NOW_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    version: int
+    state: str
+    reason: str
+    run_id: str
+    round: int
+    form: str
+    labels: _containers.ScalarMap[str, str]
+    signer: str
+    digest: str
+    size_bytes: int
+    owner: str
+    created: _timestamp_pb2.Timestamp
+    rules: ReleaseRules
+    share: float
+    stage_began: _timestamp_pb2.Timestamp
+    devices: _containers.ScalarMap[str, int]
+    fell: int
+    metric_before: float
+    metric_now: float
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[int] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., run_id: _Optional[str] = ..., round: _Optional[int] = ..., form: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., signer: _Optional[str] = ..., digest: _Optional[str] = ..., size_bytes: _Optional[int] = ..., owner: _Optional[str] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., rules: _Optional[_Union[ReleaseRules, _Mapping]] = ..., share: _Optional[float] = ..., stage_began: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., devices: _Optional[_Mapping[str, int]] = ..., fell: _Optional[int] = ..., metric_before: _Optional[float] = ..., metric_now: _Optional[float] = ...) -> None: ...
+
+class ReleaseDevice(_message.Message):
+    __slots__ = ("client_id", "state", "detail", "num_examples", "metrics", "metrics_before", "reported", "fell")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class MetricsBeforeEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    NUM_EXAMPLES_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    REPORTED_FIELD_NUMBER: _ClassVar[int]
+    FELL_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    state: str
+    detail: str
+    num_examples: int
+    metrics: _containers.ScalarMap[str, float]
+    metrics_before: _containers.ScalarMap[str, float]
+    reported: _timestamp_pb2.Timestamp
+    fell: bool
+    def __init__(self, client_id: _Optional[str] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ..., num_examples: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., metrics_before: _Optional[_Mapping[str, float]] = ..., reported: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., fell: _Optional[bool] = ...) -> None: ...
+
+class CreateReleaseRequest(_message.Message):
+    __slots__ = ("description", "signature", "signer", "rules")
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    SIGNER_FIELD_NUMBER: _ClassVar[int]
+    RULES_FIELD_NUMBER: _ClassVar[int]
+    description: bytes
+    signature: bytes
+    signer: str
+    rules: ReleaseRules
+    def __init__(self, description: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., signer: _Optional[str] = ..., rules: _Optional[_Union[ReleaseRules, _Mapping]] = ...) -> None: ...
+
+class CreateReleaseResponse(_message.Message):
+    __slots__ = ("release",)
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    release: ReleaseStatus
+    def __init__(self, release: _Optional[_Union[ReleaseStatus, _Mapping]] = ...) -> None: ...
+
+class ListReleasesRequest(_message.Message):
+    __slots__ = ("model", "page_size", "page_token")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    page_size: int
+    page_token: str
+    def __init__(self, model: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListReleasesResponse(_message.Message):
+    __slots__ = ("releases", "next_page_token")
+    RELEASES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    releases: _containers.RepeatedCompositeFieldContainer[ReleaseStatus]
+    next_page_token: str
+    def __init__(self, releases: _Optional[_Iterable[_Union[ReleaseStatus, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class GetReleaseRequest(_message.Message):
+    __slots__ = ("model", "version", "page_size", "page_token")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    version: int
+    page_size: int
+    page_token: str
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[int] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class GetReleaseResponse(_message.Message):
+    __slots__ = ("release", "devices", "next_page_token")
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    release: ReleaseStatus
+    devices: _containers.RepeatedCompositeFieldContainer[ReleaseDevice]
+    next_page_token: str
+    def __init__(self, release: _Optional[_Union[ReleaseStatus, _Mapping]] = ..., devices: _Optional[_Iterable[_Union[ReleaseDevice, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class AdvanceReleaseRequest(_message.Message):
+    __slots__ = ("model", "share")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    share: float
+    def __init__(self, model: _Optional[str] = ..., share: _Optional[float] = ...) -> None: ...
+
+class AdvanceReleaseResponse(_message.Message):
+    __slots__ = ("release",)
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    release: ReleaseStatus
+    def __init__(self, release: _Optional[_Union[ReleaseStatus, _Mapping]] = ...) -> None: ...
+
+class RollBackReleaseRequest(_message.Message):
+    __slots__ = ("model", "version", "reason")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    version: int
+    reason: str
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class RollBackReleaseResponse(_message.Message):
+    __slots__ = ("release",)
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    release: ReleaseStatus
+    def __init__(self, release: _Optional[_Union[ReleaseStatus, _Mapping]] = ...) -> None: ...

@@ -205,6 +205,31 @@ class AdminStub:
                 request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListAuditRequest.SerializeToString,
                 response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListAuditResponse.FromString,
                 _registered_method=True)
+        self.CreateRelease = channel.unary_unary(
+                '/fl.v1.Admin/CreateRelease',
+                request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.CreateReleaseRequest.SerializeToString,
+                response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.CreateReleaseResponse.FromString,
+                _registered_method=True)
+        self.ListReleases = channel.unary_unary(
+                '/fl.v1.Admin/ListReleases',
+                request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListReleasesRequest.SerializeToString,
+                response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListReleasesResponse.FromString,
+                _registered_method=True)
+        self.GetRelease = channel.unary_unary(
+                '/fl.v1.Admin/GetRelease',
+                request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.GetReleaseRequest.SerializeToString,
+                response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.GetReleaseResponse.FromString,
+                _registered_method=True)
+        self.AdvanceRelease = channel.unary_unary(
+                '/fl.v1.Admin/AdvanceRelease',
+                request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.AdvanceReleaseRequest.SerializeToString,
+                response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.AdvanceReleaseResponse.FromString,
+                _registered_method=True)
+        self.RollBackRelease = channel.unary_unary(
+                '/fl.v1.Admin/RollBackRelease',
+                request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.RollBackReleaseRequest.SerializeToString,
+                response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.RollBackReleaseResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -453,6 +478,41 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateRelease(self, request, context):
+        """Releases a signed model to devices. Its bytes were sent by UploadModel before, with `release` in the header.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListReleases(self, request, context):
+        """Releases, the newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetRelease(self, request, context):
+        """One release and its devices, in order of client id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AdvanceRelease(self, request, context):
+        """Sends the newest version of a model to more devices.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RollBackRelease(self, request, context):
+        """Takes a version back: its devices use the version before it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -620,6 +680,31 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ListAudit,
                     request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListAuditRequest.FromString,
                     response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListAuditResponse.SerializeToString,
+            ),
+            'CreateRelease': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateRelease,
+                    request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.CreateReleaseRequest.FromString,
+                    response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.CreateReleaseResponse.SerializeToString,
+            ),
+            'ListReleases': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListReleases,
+                    request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListReleasesRequest.FromString,
+                    response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListReleasesResponse.SerializeToString,
+            ),
+            'GetRelease': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRelease,
+                    request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.GetReleaseRequest.FromString,
+                    response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.GetReleaseResponse.SerializeToString,
+            ),
+            'AdvanceRelease': grpc.unary_unary_rpc_method_handler(
+                    servicer.AdvanceRelease,
+                    request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.AdvanceReleaseRequest.FromString,
+                    response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.AdvanceReleaseResponse.SerializeToString,
+            ),
+            'RollBackRelease': grpc.unary_unary_rpc_method_handler(
+                    servicer.RollBackRelease,
+                    request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.RollBackReleaseRequest.FromString,
+                    response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.RollBackReleaseResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1519,6 +1604,141 @@ class Admin:
             '/fl.v1.Admin/ListAudit',
             protos_dot_fl_dot_v1_dot_admin__pb2.ListAuditRequest.SerializeToString,
             protos_dot_fl_dot_v1_dot_admin__pb2.ListAuditResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateRelease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fl.v1.Admin/CreateRelease',
+            protos_dot_fl_dot_v1_dot_admin__pb2.CreateReleaseRequest.SerializeToString,
+            protos_dot_fl_dot_v1_dot_admin__pb2.CreateReleaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListReleases(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fl.v1.Admin/ListReleases',
+            protos_dot_fl_dot_v1_dot_admin__pb2.ListReleasesRequest.SerializeToString,
+            protos_dot_fl_dot_v1_dot_admin__pb2.ListReleasesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRelease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fl.v1.Admin/GetRelease',
+            protos_dot_fl_dot_v1_dot_admin__pb2.GetReleaseRequest.SerializeToString,
+            protos_dot_fl_dot_v1_dot_admin__pb2.GetReleaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AdvanceRelease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fl.v1.Admin/AdvanceRelease',
+            protos_dot_fl_dot_v1_dot_admin__pb2.AdvanceReleaseRequest.SerializeToString,
+            protos_dot_fl_dot_v1_dot_admin__pb2.AdvanceReleaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RollBackRelease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fl.v1.Admin/RollBackRelease',
+            protos_dot_fl_dot_v1_dot_admin__pb2.RollBackReleaseRequest.SerializeToString,
+            protos_dot_fl_dot_v1_dot_admin__pb2.RollBackReleaseResponse.FromString,
             options,
             channel_credentials,
             insecure,

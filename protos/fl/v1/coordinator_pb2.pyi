@@ -38,6 +38,15 @@ class FailureReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_REASON_REFUSED: _ClassVar[FailureReason]
     FAILURE_REASON_POLICY: _ClassVar[FailureReason]
     FAILURE_REASON_SECURE_AGGREGATION: _ClassVar[FailureReason]
+
+class ReleaseOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RELEASE_OUTCOME_UNSPECIFIED: _ClassVar[ReleaseOutcome]
+    RELEASE_OUTCOME_INSTALLED: _ClassVar[ReleaseOutcome]
+    RELEASE_OUTCOME_EVALUATED: _ClassVar[ReleaseOutcome]
+    RELEASE_OUTCOME_NOT_EVALUATED: _ClassVar[ReleaseOutcome]
+    RELEASE_OUTCOME_REFUSED: _ClassVar[ReleaseOutcome]
+    RELEASE_OUTCOME_FAILED: _ClassVar[ReleaseOutcome]
 UNAVAILABLE_REASON_UNSPECIFIED: UnavailableReason
 UNAVAILABLE_REASON_TIME_WINDOW: UnavailableReason
 UNAVAILABLE_REASON_DEVICE_BUSY: UnavailableReason
@@ -58,6 +67,12 @@ FAILURE_REASON_STATE_LOST: FailureReason
 FAILURE_REASON_REFUSED: FailureReason
 FAILURE_REASON_POLICY: FailureReason
 FAILURE_REASON_SECURE_AGGREGATION: FailureReason
+RELEASE_OUTCOME_UNSPECIFIED: ReleaseOutcome
+RELEASE_OUTCOME_INSTALLED: ReleaseOutcome
+RELEASE_OUTCOME_EVALUATED: ReleaseOutcome
+RELEASE_OUTCOME_NOT_EVALUATED: ReleaseOutcome
+RELEASE_OUTCOME_REFUSED: ReleaseOutcome
+RELEASE_OUTCOME_FAILED: ReleaseOutcome
 
 class ProtocolRange(_message.Message):
     __slots__ = ("min", "max")
@@ -110,7 +125,7 @@ class HeldState(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., state_epoch: _Optional[int] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("client_id", "instance_id", "protocol", "software", "labels", "device", "tasks", "pending", "states", "encodings", "availability", "methods", "held", "privacy_resets")
+    __slots__ = ("client_id", "instance_id", "protocol", "software", "labels", "device", "tasks", "pending", "states", "encodings", "availability", "methods", "held", "privacy_resets", "releases")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -132,6 +147,7 @@ class RegisterRequest(_message.Message):
     METHODS_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     PRIVACY_RESETS_FIELD_NUMBER: _ClassVar[int]
+    RELEASES_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     instance_id: str
     protocol: ProtocolRange
@@ -146,7 +162,22 @@ class RegisterRequest(_message.Message):
     methods: _containers.RepeatedCompositeFieldContainer[MethodOffer]
     held: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Digest]
     privacy_resets: int
-    def __init__(self, client_id: _Optional[str] = ..., instance_id: _Optional[str] = ..., protocol: _Optional[_Union[ProtocolRange, _Mapping]] = ..., software: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., tasks: _Optional[_Iterable[_Union[TaskOffer, _Mapping]]] = ..., pending: _Optional[_Iterable[_Union[_training_pb2.ExchangeKey, _Mapping]]] = ..., states: _Optional[_Iterable[_Union[HeldState, _Mapping]]] = ..., encodings: _Optional[_Iterable[_Union[_tensor_pb2.Encoding, str]]] = ..., availability: _Optional[_Union[Availability, _Mapping]] = ..., methods: _Optional[_Iterable[_Union[MethodOffer, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[_tensor_pb2.Digest, _Mapping]]] = ..., privacy_resets: _Optional[int] = ...) -> None: ...
+    releases: HeldReleases
+    def __init__(self, client_id: _Optional[str] = ..., instance_id: _Optional[str] = ..., protocol: _Optional[_Union[ProtocolRange, _Mapping]] = ..., software: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., tasks: _Optional[_Iterable[_Union[TaskOffer, _Mapping]]] = ..., pending: _Optional[_Iterable[_Union[_training_pb2.ExchangeKey, _Mapping]]] = ..., states: _Optional[_Iterable[_Union[HeldState, _Mapping]]] = ..., encodings: _Optional[_Iterable[_Union[_tensor_pb2.Encoding, str]]] = ..., availability: _Optional[_Union[Availability, _Mapping]] = ..., methods: _Optional[_Iterable[_Union[MethodOffer, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[_tensor_pb2.Digest, _Mapping]]] = ..., privacy_resets: _Optional[int] = ..., releases: _Optional[_Union[HeldReleases, _Mapping]] = ...) -> None: ...
+
+class HeldReleases(_message.Message):
+    __slots__ = ("held",)
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    held: _containers.RepeatedCompositeFieldContainer[HeldRelease]
+    def __init__(self, held: _Optional[_Iterable[_Union[HeldRelease, _Mapping]]] = ...) -> None: ...
+
+class HeldRelease(_message.Message):
+    __slots__ = ("model", "version")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    version: int
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("max_chunk_bytes", "chunk_bytes", "keepalive", "reattach_grace")
@@ -229,7 +260,7 @@ class RunEnded(_message.Message):
     def __init__(self, run_id: _Optional[str] = ...) -> None: ...
 
 class AttendResponse(_message.Message):
-    __slots__ = ("attached", "assignment", "evaluation", "outcome", "retry", "cancel", "drain", "notice", "run_ended", "stage")
+    __slots__ = ("attached", "assignment", "evaluation", "outcome", "retry", "cancel", "drain", "notice", "run_ended", "stage", "release")
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
@@ -240,6 +271,7 @@ class AttendResponse(_message.Message):
     NOTICE_FIELD_NUMBER: _ClassVar[int]
     RUN_ENDED_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
     attached: Attached
     assignment: _training_pb2.Assignment
     evaluation: _training_pb2.EvaluationAssignment
@@ -250,7 +282,20 @@ class AttendResponse(_message.Message):
     notice: Notice
     run_ended: RunEnded
     stage: _training_pb2.StageMessage
-    def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., assignment: _Optional[_Union[_training_pb2.Assignment, _Mapping]] = ..., evaluation: _Optional[_Union[_training_pb2.EvaluationAssignment, _Mapping]] = ..., outcome: _Optional[_Union[_training_pb2.Outcome, _Mapping]] = ..., retry: _Optional[_Union[RetryWindow, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., run_ended: _Optional[_Union[RunEnded, _Mapping]] = ..., stage: _Optional[_Union[_training_pb2.StageMessage, _Mapping]] = ...) -> None: ...
+    release: ReleaseOrder
+    def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., assignment: _Optional[_Union[_training_pb2.Assignment, _Mapping]] = ..., evaluation: _Optional[_Union[_training_pb2.EvaluationAssignment, _Mapping]] = ..., outcome: _Optional[_Union[_training_pb2.Outcome, _Mapping]] = ..., retry: _Optional[_Union[RetryWindow, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., run_ended: _Optional[_Union[RunEnded, _Mapping]] = ..., stage: _Optional[_Union[_training_pb2.StageMessage, _Mapping]] = ..., release: _Optional[_Union[ReleaseOrder, _Mapping]] = ...) -> None: ...
+
+class ReleaseOrder(_message.Message):
+    __slots__ = ("model", "version", "description", "signature")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    version: int
+    description: bytes
+    signature: bytes
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[int] = ..., description: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class FetchModelRequest(_message.Message):
     __slots__ = ("session_id", "digest", "offset", "run_id")
@@ -413,5 +458,43 @@ class MetricSum(_message.Message):
     def __init__(self, metric: _Optional[str] = ..., name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., values: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class ReportEvaluationResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReportReleaseRequest(_message.Message):
+    __slots__ = ("session_id", "model", "version", "outcome", "detail", "num_examples", "metrics", "metrics_before")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class MetricsBeforeEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    NUM_EXAMPLES_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    model: str
+    version: int
+    outcome: ReleaseOutcome
+    detail: str
+    num_examples: int
+    metrics: _containers.ScalarMap[str, float]
+    metrics_before: _containers.ScalarMap[str, float]
+    def __init__(self, session_id: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[int] = ..., outcome: _Optional[_Union[ReleaseOutcome, str]] = ..., detail: _Optional[str] = ..., num_examples: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., metrics_before: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class ReportReleaseResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -76,6 +76,11 @@ class CoordinatorStub:
                 request_serializer=protos_dot_fl_dot_v1_dot_coordinator__pb2.ReportEvaluationRequest.SerializeToString,
                 response_deserializer=protos_dot_fl_dot_v1_dot_coordinator__pb2.ReportEvaluationResponse.FromString,
                 _registered_method=True)
+        self.ReportRelease = channel.unary_unary(
+                '/fl.v1.Coordinator/ReportRelease',
+                request_serializer=protos_dot_fl_dot_v1_dot_coordinator__pb2.ReportReleaseRequest.SerializeToString,
+                response_deserializer=protos_dot_fl_dot_v1_dot_coordinator__pb2.ReportReleaseResponse.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServicer:
@@ -144,6 +149,14 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportRelease(self, request, context):
+        """What became of a ReleaseOrder, durable when the response comes. A repeat is harmless; a later report of the same
+        version replaces the earlier one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -186,6 +199,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.ReportEvaluation,
                     request_deserializer=protos_dot_fl_dot_v1_dot_coordinator__pb2.ReportEvaluationRequest.FromString,
                     response_serializer=protos_dot_fl_dot_v1_dot_coordinator__pb2.ReportEvaluationResponse.SerializeToString,
+            ),
+            'ReportRelease': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportRelease,
+                    request_deserializer=protos_dot_fl_dot_v1_dot_coordinator__pb2.ReportReleaseRequest.FromString,
+                    response_serializer=protos_dot_fl_dot_v1_dot_coordinator__pb2.ReportReleaseResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -406,6 +424,33 @@ class Coordinator:
             '/fl.v1.Coordinator/ReportEvaluation',
             protos_dot_fl_dot_v1_dot_coordinator__pb2.ReportEvaluationRequest.SerializeToString,
             protos_dot_fl_dot_v1_dot_coordinator__pb2.ReportEvaluationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportRelease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fl.v1.Coordinator/ReportRelease',
+            protos_dot_fl_dot_v1_dot_coordinator__pb2.ReportReleaseRequest.SerializeToString,
+            protos_dot_fl_dot_v1_dot_coordinator__pb2.ReportReleaseResponse.FromString,
             options,
             channel_credentials,
             insecure,

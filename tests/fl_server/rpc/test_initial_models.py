@@ -201,7 +201,7 @@ def _damaged(parts: list[pb.UploadModelRequest]) -> list[pb.UploadModelRequest]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_cut, "chunk: expected a safetensors file as its header describes it, got 0 of"),
+        (_cut, "chunk: expected a file as its header describes it, got 0 of"),
         (_digest, "chunk: expected the digest 0000"),
         (_size, r"size_bytes: expected 1 to 2147483648 bytes \(limits.max_update_mib\)"),
         (_headless, "part: expected a header first, got chunk"),

@@ -27,7 +27,7 @@ FILES = (
 )
 READ = {
     "ListRuns", "GetRun", "ListRounds", "WatchRun", "ListEvaluations", "ListClients", "GetClient", "ListHistory",
-    "WatchHistory", "GetOverview", "ListCohort", "CreateWebLink", "WhoAmI",
+    "WatchHistory", "GetOverview", "ListCohort", "ListReleases", "GetRelease", "CreateWebLink", "WhoAmI",
 }  # fmt: skip
 
 

@@ -1,0 +1,63 @@
+"""What the terminal and the page say of a release: its devices by state, its rules, its metric."""
+
+from __future__ import annotations
+
+from fl_common.units import NOTHING
+from protos.fl.v1 import admin_pb2 as pb
+
+STATES = ("waiting", "installed", "evaluated", "not_evaluated", "refused", "failed", "returned")
+
+
+def share_text(share: float) -> str:
+    """A share in percent: "12.5%"."""
+    return f"{100 * share:.4g}%"
+
+
+def devices_text(release: pb.ReleaseStatus) -> str:
+    """Devices by state: "18 evaluated, 1 waiting, 1 refused; 2 fell"."""
+    counts = [f"{release.devices[name]} {name.replace('_', ' ')}" for name in STATES if release.devices.get(name)]
+    fell = f"; {release.fell} fell" if release.fell else ""
+    return ", ".join(counts) + fell or NOTHING
+
+
+def state_text(release: pb.ReleaseStatus) -> str:
+    """Its state in words: "staged, 10%"."""
+    state = release.state.replace("_", " ")
+    return f"{state}, {share_text(release.share)}" if release.state == "staged" else state
+
+
+def metric_text(release: pb.ReleaseStatus) -> str:
+    """The metric's means: "accuracy 0.91 -> 0.93"."""
+    if not release.HasField("metric_now"):
+        return NOTHING
+    before = f"{release.metric_before:.4g} -> " if release.HasField("metric_before") else ""
+    return f"{release.rules.metric} {before}{release.metric_now:.4g}"
+
+
+def rules_text(release: pb.ReleaseStatus) -> str:
+    """Its rules on one line."""
+    rules = release.rules
+    stages = ", ".join(map(share_text, rules.stages))
+    on = f"by itself after {rules.advance_after_s:g} s" if rules.advance_after_s else "by hand"
+    drop = f", or if {rules.metric} gets worse by more than {rules.most_drop:g} there" if rules.metric else ""
+    return f"stages {stages}, {on}; back if more than {share_text(rules.most_failed)} fail{drop}"
+
+
+def labels_text(release: pb.ReleaseStatus) -> str:
+    """The labels of its devices: "site=north"."""
+    return ", ".join(f"{key}={value}" for key, value in sorted(release.labels.items())) or "all devices"
+
+
+def round_text(release: pb.ReleaseStatus) -> str:
+    """Where it is from: "digits-1, round 12"."""
+    where = f"round {release.round}" if release.HasField("round") else "first model"
+    return f"{release.run_id}, {where}"
+
+
+def device_metric(release: pb.ReleaseStatus, device: pb.ReleaseDevice) -> str:
+    """The metric on a device: "0.91 -> 0.93"."""
+    name = release.rules.metric or next(iter(sorted(device.metrics)), "")
+    if name not in device.metrics:
+        return NOTHING
+    before = f"{device.metrics_before[name]:.4g} -> " if name in device.metrics_before else ""
+    return f"{name} {before}{device.metrics[name]:.4g}"
