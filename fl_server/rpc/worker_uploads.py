@@ -46,7 +46,7 @@ class WorkerUpload:
             with self._uploads.counted():
                 plan = _plan(upload, report_bytes(self._services.config))
                 if (files := self._services.files) is not None:
-                    plan.parts.extend(files.loose(self._name).values())
+                    plan.parts.extend(files.to_continue(self._name))
                 yield pb.ReceiveUpdateResponse(plan=plan)
                 buffers = bytearray()
                 with upload.under_way():

@@ -129,6 +129,9 @@ class WorkersConfig(Section):
     """The coordinator's address for workers. A caller needs a certificate with the role worker."""
     coordinator: Address | None = None
     """`listen` as workers dial it. None: `listen`."""
+    standbys: list[Address] = Field(default_factory=list)
+    """The same of other coordinators of the same ledger: workers attach to whichever leads. One name for all of them,
+    such as a Service of Kubernetes, needs no list."""
     serve: Address = "127.0.0.1:7077"
     """The workers' address for clients. All workers of a machine share it."""
     address: Address | None = None

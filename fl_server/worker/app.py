@@ -118,7 +118,9 @@ class Worker:
         self.is_attached = asyncio.Event()
         """Set when the coordinator has been there once. Nothing is written before."""
         name = "".join(letter if ID_PATTERN.fullmatch(letter) else "-" for letter in socket.gethostname())
-        self._link = Link(workers.coordinator or workers.listen, f"{name[:48]}-{os.getpid()}", "impetus")
+        self._link = Link(
+            [workers.coordinator or workers.listen, *workers.standbys], f"{name[:48]}-{os.getpid()}", "impetus"
+        )
         opened.push_async_callback(self._link.close)
         self._service: DataService
         self._files: WorkerFiles | None = None

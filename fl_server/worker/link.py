@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import grpc
@@ -25,7 +26,13 @@ log = structlog.get_logger()
 AGAIN_S = 1.0
 """Time after which a client tries again while the coordinator cannot be reached."""
 RECONNECT_S = 0.5
-"""Time between two tries to reach the coordinator."""
+"""Time between two tries to reach the coordinator at all of its addresses."""
+CONNECT_MS = 5000
+"""Longest time for a connection to one address: after it, another coordinator may lead."""
+LONGEST_CALL_S = 3600.0
+"""Calls in progress on an earlier connection go on for so long."""
+CERTIFICATE_CHECK_S = 2.0
+"""Period of the checks for a new certificate."""
 _PATH = "/fl.v1.Workers/"
 _OF_THE_COORDINATOR = frozenset({"INVALID_ARGUMENT", "NOT_FOUND", "ABORTED", "DATA_LOSS", "RESOURCE_EXHAUSTED"})
 """Statuses without a detail that are about the client's call, not about the worker or its connection."""
@@ -43,52 +50,82 @@ class Terms:
 class Link:
     """The channel to the coordinator, for as long as the process lives. Lives on the event loop."""
 
-    def __init__(self, server: str, name: str, software: str) -> None:
-        self._server, self._name, self._software = server, name, software
-        self._pem: Pem | None = None
+    def __init__(self, servers: Sequence[str], name: str, software: str) -> None:
+        """servers: the addresses of the coordinators, of which one leads."""
+        self._servers, self._name, self._software = tuple(servers), name, software
         self._channel: grpc.aio.Channel | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+        """The ends of earlier connections, whose calls in progress go on."""
+        self._problems: dict[str, str] = {}
+        """Why an address cannot be used, as far as it is in the log."""
         self.terms: Terms | None = None
         """Those of the coordinator that is attached; None while there is none."""
 
     async def keep_attached(self, pem: Callable[[], Pem | None], attached: Callable[[Terms | None], None]) -> None:
-        """Attach, and attach again, without end.
+        """Attach to whichever coordinator leads, and attach again, without end.
 
         pem: the worker's certificate now. attached: called with the terms, and with None when the coordinator is gone.
         """
-        while True:
+        failed = 0
+        for server in cycle(self._servers):
             try:
-                await self._renew(pem())
-                call = self._stream("Serve", pb.ServeRequest, pb.ServeResponse)(
-                    pb.ServeRequest(name=self._name, software=self._software), wait_for_ready=True
-                )
-                async for said in call:
-                    self.terms = Terms(said.coordinator_id, said.objects, said.epoch)
-                    log.info("attached", server=self._server, coordinator=said.coordinator_id)
-                    attached(self.terms)
+                while await self._attend(server, pem, attached):
+                    pass  # with another certificate
                 why = "the coordinator ended the call"
             except grpc.aio.AioRpcError as error:
                 why = f"{error.code().name}: {error.details()}"
-            log.warning("detached", server=self._server, reason=why, next_try_seconds=RECONNECT_S)
-            self.terms = None
-            attached(None)
-            await asyncio.sleep(RECONNECT_S)
+            if self.terms is not None:
+                self.terms, failed = None, 0
+                attached(None)
+            failed += 1
+            wait_s = 0.0 if failed % len(self._servers) else RECONNECT_S
+            if self._problems.get(server) != why:
+                self._problems[server] = why
+                log.warning("detached", server=server, reason=why, next_try_seconds=wait_s)
+            await asyncio.sleep(wait_s)
 
-    async def _renew(self, pem: Pem | None) -> None:
-        """Use renewed certificates from the next attachment on."""
-        if self._channel is not None and pem is self._pem:
-            return
-        before, self._pem = self._channel, pem
-        options = [*dict(client_options()).items(), ("grpc.max_reconnect_backoff_ms", 1000)]
+    async def _attend(
+        self, server: str, pem: Callable[[], Pem | None], attached: Callable[[Terms | None], None]
+    ) -> bool:
+        """Stay attached until the coordinator ends the call (False), or this worker's certificate is another (True)."""
+        used = pem()
+        self._connect(server, used)
+        request = pb.ServeRequest(name=self._name, software=self._software)
+        call = self._stream("Serve", pb.ServeRequest, pb.ServeResponse)(request)
+        try:
+            reading = asyncio.ensure_future(call.read())
+            while pem() is used:
+                if not (await asyncio.wait({reading}, timeout=CERTIFICATE_CHECK_S))[0]:
+                    continue
+                if (said := reading.result()) is grpc.aio.EOF:
+                    return False
+                self.terms = Terms(said.coordinator_id, said.objects, said.epoch)
+                self._problems.clear()
+                log.info("attached", server=server, coordinator=said.coordinator_id)
+                attached(self.terms)
+                reading = asyncio.ensure_future(call.read())
+            return True
+        finally:
+            reading.cancel()
+            call.cancel()
+
+    def _connect(self, server: str, pem: Pem | None) -> None:
+        """Open a connection. Calls in progress on the one before go on."""
+        if (before := self._channel) is not None:
+            closing = asyncio.create_task(before.close(LONGEST_CALL_S))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+        options = [*dict(client_options()).items(), ("grpc.min_reconnect_backoff_ms", CONNECT_MS)]
         if pem is None:
-            self._channel = grpc.aio.insecure_channel(self._server, options)
+            self._channel = grpc.aio.insecure_channel(server, options)
         else:
             credentials = grpc.ssl_channel_credentials(pem.ca, pem.key, pem.cert)
-            self._channel = grpc.aio.secure_channel(self._server, credentials, options)
-        if before is not None:
-            await before.close()
+            self._channel = grpc.aio.secure_channel(server, credentials, options)
 
     async def close(self) -> None:
-        """Close the connection. Calls in progress fail."""
+        """Close the connections. Calls in progress fail."""
+        for closing in self._closing:
+            closing.cancel()
         if self._channel is not None:
             await self._channel.close()
 
@@ -121,7 +158,7 @@ class Link:
         return answer
 
     def _stream(self, method: str, request: type[Message], response: type[Message]) -> Any:
-        assert self._channel is not None  # noqa: S101 - after `_renew`
+        assert self._channel is not None  # noqa: S101 - after `_connect`
         return self._channel.unary_stream(_PATH + method, request.SerializeToString, response.FromString)
 
 

@@ -7,7 +7,7 @@ has no time to remove, changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 
 from sqlalchemy import BigInteger, Column, Connection, LargeBinary, String, Table, delete, insert, select
@@ -60,9 +60,9 @@ class ObjectLedger(Transactions):
         return [StoredFile(**{**row, "parts": tuple(row["parts"])}) for row in rows]
 
     def add_stored_files(self, files: Sequence[StoredFile], *, fsynced: bool) -> None:
-        """Let files count. The parts of files that they replace are to be removed."""
+        """Let files count. The parts of files that they replace are to be removed, but for those that they have too."""
         with self._transaction("add files in the object store", fsynced=fsynced) as db:
-            self._remove(db, [file.name for file in files])
+            self._remove(db, [file.name for file in files], {key for file in files for key in file.keys})
             if files:
                 db.execute(insert(objects), [asdict(file) for file in files])
 
@@ -83,10 +83,12 @@ class ObjectLedger(Transactions):
             for some in _some(keys):
                 db.execute(delete(object_removals).where(object_removals.c.key.in_(some)))
 
-    def _remove(self, db: Connection, names: Sequence[str]) -> None:
+    def _remove(self, db: Connection, names: Sequence[str], kept: Collection[str] = ()) -> None:
+        """kept: keys of parts that stay."""
         for some in _some(names):
             rows = db.execute(select(objects.c.name, objects.c.parts).where(objects.c.name.in_(some))).all()
-            self._to_remove(db, [f"{name}/{part}" for name, parts in rows for part in parts])
+            keys = [f"{name}/{part}" for name, parts in rows for part in parts]
+            self._to_remove(db, [key for key in keys if key not in kept])
             db.execute(delete(objects).where(objects.c.name.in_(some)))
 
     @staticmethod

@@ -92,6 +92,14 @@ class StoredFiles(ObjectReader):
         with self._lock:
             return {_number(part): part for part in self._loose.get(name, ())}
 
+    def to_continue(self, name: str) -> list[str]:
+        """The parts behind which an upload of a file goes on.
+
+        All of them if the file counts: its coordinator was killed before the verdict.
+        """
+        whole = self.find(name)
+        return list(self.loose(name).values()) if whole is None else list(whole.parts)
+
     def kept(self, name: str) -> int:
         """Bytes from the start that the store has of a file, whole or not."""
         if (file := self.find(name)) is not None:

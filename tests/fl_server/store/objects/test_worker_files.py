@@ -43,7 +43,7 @@ class Site:
         files = WorkerFiles(self.bucket, self.ledger.store.coordinator_id, state, LocalCache(1 << 20))
         files.part_bytes = PART
         self.files.learn(self.name)
-        files.give(self.name, list(self.files.loose(self.name).values()))
+        files.give(self.name, self.files.to_continue(self.name))
         return files, Spool(state / "spool", files=files).open_part(KEY, DIGEST, len(DATA))
 
     def objects(self) -> list[str]:
@@ -81,6 +81,25 @@ def test_an_upload_continues_at_another_worker(site: Site) -> None:
     assert isinstance(source, StoredUpdate)
     assert (source.read(0, 1000), source.read(100, 60)) == (DATA, DATA[100:160])
     assert site.spool.is_whole(KEY, DIGEST)
+
+
+def test_an_update_that_counts_without_a_verdict_is_sent_again(site: Site) -> None:
+    """Its coordinator was killed between the two writes. Another worker has all of it, and no part is removed."""
+    files, part = site.worker("first")
+    part.write(0, DATA)
+    part.seal()
+    stored = files.take(site.name)
+    assert stored is not None
+    site.files.count([stored])
+    files, part = site.worker("second")
+    assert part.kept_bytes == site.files.kept(site.name) == len(DATA)
+    part.seal()
+    again = files.take(site.name)
+    assert again == stored
+    site.files.count([again])
+    site.files.remove_objects()
+    assert site.spool.is_whole(KEY, DIGEST)
+    assert len(site.objects()) == len(stored.parts)
 
 
 def test_parts_whose_removal_is_written_are_not_used(site: Site) -> None:
