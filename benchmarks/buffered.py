@@ -89,12 +89,11 @@ def cells(arm: str) -> list[Cell]:
     return [Cell(arm, rate, {"alpha": alpha}) for rate, alpha in FEDCM_CELLS]
 
 
-def run(job: Job) -> dict[str, Any]:
-    """The accuracies, times and bytes after each step, and who was in the steps."""
-    torch.set_num_threads(1)
-    algorithm, close, naive = ARMS[job.cell.arm]
+def _config(job: Job) -> dict[str, Any]:
+    """The file of a simulation."""
+    algorithm, close, _ = ARMS[job.cell.arm]
     speed = {"distribution": "lognormal", "median": BATCH, "sigma": 1.0}
-    config = {
+    return {
         "seed": job.seed,
         "task": {"name": "benchmarks.perceptron:DigitsPerceptron"},
         "algorithm": {"name": algorithm, "parameters": job.cell.parameters},
@@ -110,7 +109,13 @@ def run(job: Job) -> dict[str, Any]:
             "system": {"speed": speed, "latency_s": 0.1},
         },
     }
-    prepared = prepare(parse_simulation(config), job.seed)
+
+
+def run(job: Job) -> dict[str, Any]:
+    """The accuracies, times and bytes after each step, and who was in the steps."""
+    torch.set_num_threads(1)
+    naive = ARMS[job.cell.arm][2]
+    prepared = prepare(parse_simulation(_config(job)), job.seed)
     if (devices := prepared.devices) is None:
         raise RuntimeError("expected simulated devices")
     slowest = sorted(prepared.clients, key=lambda client: devices[client].speed)[: int(SLOW_SHARE * CLIENTS)]

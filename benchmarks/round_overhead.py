@@ -32,6 +32,8 @@ from protos.fl.v1 import admin_pb2
 DuringRounds = Callable[[Server], AbstractContextManager[object]]
 ALPHA = 0.5
 """FedCM's local share; a power of two keeps the expected model exact."""
+STATED = ("clients", "params", "tensors", "algorithm", "averaging", "tls", "secure", "ahead_mib")
+"""Options of a case that stand in its results."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -86,14 +88,7 @@ def measure(case: argparse.Namespace, deployment: Deployment, during: DuringRoun
     check(case, load_file(model))
     seconds = [row.seconds for row in rounds]
     return {
-        "clients": case.clients,
-        "params": case.params,
-        "tensors": case.tensors,
-        "algorithm": case.algorithm,
-        "averaging": case.averaging,
-        "tls": case.tls,
-        "secure": case.secure,
-        "ahead_mib": case.ahead_mib,
+        **{name: getattr(case, name) for name in STATED},
         "storage": case.storage.partition(":")[0] or "directory",
         "round_s": [round(duration, 4) for duration in seconds],
         "round_s_median": round(statistics.median(seconds), 4),

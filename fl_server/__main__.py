@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Coroutine, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,6 @@ def _main(arguments: Sequence[str] | None) -> int:
     from fl_common.files import set_private_umask
     from fl_common.settings import SettingsError, read_settings
     from fl_server.settings.config import ServerConfig
-    from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
 
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] in (["backup"], ["restore"]):
@@ -52,19 +52,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         return run(given[0], given[1:])
     only_check = given[:1] == ["check"]
     is_worker, given = _role(given)
-    first, *on_top = settings_files(
-        "fl-server",
-        given[1:] if only_check else given,
-        (PROTOCOL_MIN, PROTOCOL_MAX),
-        "a file whose keys replace earlier ones",
-        description="The coordinator of federated training: serves until SIGTERM.\n\n"
-        "fl-server check --config FILE only reads the settings and uses the object store that they name: 0 if a start\n"
-        "can use both, else 2.\n\n"
-        "fl-server --role data --config FILE --config OWN runs a worker, which ends the clients' streams of bytes for\n"
-        "the coordinator with the settings FILE; OWN has the worker's certificate.\n\n"
-        "fl-server backup and fl-server restore have a --help of their own.",
-        epilog="example: fl-server --config server.toml",
-    )
+    first, *on_top = _settings_files(given[1:] if only_check else given)
     try:
         config = read_settings(first, ServerConfig, on_top)
     except SettingsError as error:
@@ -79,6 +67,25 @@ def _main(arguments: Sequence[str] | None) -> int:
     # Before there is a second thread.
     share_one_heap()
     return _serve(config, is_worker=is_worker)
+
+
+def _settings_files(given: Sequence[str]) -> list[Path]:
+    """The files after --config, in order. Ends the process for other arguments, or after --help or --version."""
+    from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
+
+    return settings_files(
+        "fl-server",
+        given,
+        (PROTOCOL_MIN, PROTOCOL_MAX),
+        "a file whose keys replace earlier ones",
+        description="The coordinator of federated training: serves until SIGTERM.\n\n"
+        "fl-server check --config FILE only reads the settings and uses the object store that they name: 0 if a start\n"
+        "can use both, else 2.\n\n"
+        "fl-server --role data --config FILE --config OWN runs a worker, which ends the clients' streams of bytes for\n"
+        "the coordinator with the settings FILE; OWN has the worker's certificate.\n\n"
+        "fl-server backup and fl-server restore have a --help of their own.",
+        epilog="example: fl-server --config server.toml",
+    )
 
 
 def _role(given: Sequence[str]) -> tuple[bool, list[str]]:

@@ -108,12 +108,8 @@ class Server:
         config, state = self.config, self.config.state_dir
         traces = open_traces("fl-server")
         self._open.push_async_callback(asyncio.to_thread, traces.close)
-        self._open.callback(opened.lock.release)
-        ledger = Ledger(opened.store)
-        self._open.callback(ledger.close)
+        ledger = self._ledger(opened)
         leading = self._leading(ledger, metrics)
-        if still := restrict_permissions(state):
-            log.warning("state_is_open_to_others", files=len(still), first=str(still[0]), todo="chmod -R go= state_dir")
         torch.set_num_threads(config.threads)
         outside = self._outside(state / "outside-calls")
         files = self._stored_files(ledger, metrics)
@@ -147,6 +143,15 @@ class Server:
             web=WebSessions(revocations),
             second=SecondAccountant(self._pool("privacy", 1)),
         )
+
+    def _ledger(self, opened: Opened) -> Ledger:
+        """The ledger and the lock of the state directory, which others may not read."""
+        self._open.callback(opened.lock.release)
+        ledger = Ledger(opened.store)
+        self._open.callback(ledger.close)
+        if still := restrict_permissions(self.config.state_dir):
+            log.warning("state_is_open_to_others", files=len(still), first=str(still[0]), todo="chmod -R go= state_dir")
+        return ledger
 
     def _outside(self, file: Path) -> OutsideCalls:
         """The watch of code from outside, started."""

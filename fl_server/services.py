@@ -85,7 +85,7 @@ class EvaluationSlots:
         while self._waiting[0] is not mine or len(self._held) >= self._places:
             for place in self._held:
                 if place.over and place.engine is not None:
-                    place.engine.leave_evaluation(GIVES_WAY)
+                    place.engine.model.leave_evaluation(GIVES_WAY)
             async with self._changed:
                 try:
                     await asyncio.wait_for(self._changed.wait(), _AGAIN_S)

@@ -182,10 +182,15 @@ class AssignmentExecutor:
 
         with services.traces.span("training"):
             result, measured = await self._compute(work)
+        self._note_trained(key, result.update.header, measured)
+        return result, measured
+
+    def _note_trained(self, key: Key, header: training_pb2.UpdateHeader, measured: Measured) -> None:
+        """Count, record and log a training, and the evaluation of the model that was received."""
+        services = self._services
         if measured.examples:
             detail = f"{measured.examples} examples, sums of {', '.join(sorted(measured.metrics))} under masks"
             services.audit.note("evaluated", subject_of(key), detail=detail)
-        header = result.update.header
         services.metrics.update_trained(header)
         detail = f"{header.num_examples} examples, {header.num_steps} steps"
         services.audit.note("trained", subject_of(key), detail=detail)
@@ -196,7 +201,6 @@ class AssignmentExecutor:
             loss=round(header.training_loss, 5) if header.HasField("training_loss") else None,
             seconds=round(header.training_seconds, 3),
         )
-        return result, measured
 
     async def _save(self, result: TrainingResult) -> PendingUpdate:
         """Write the update before it is sent, so that a restart does not repeat the training.

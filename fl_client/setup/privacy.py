@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -51,24 +52,28 @@ def show(
     wanted = delta or (None if account is None or not spent else account.delta)
     epsilon = 0.0 if account is None else account.epsilon(wanted)
     tight = None if wanted is None else tight_epsilon_of(spent, wanted)
-    limit, resets = policy.privacy.max_epsilon, 0 if witness is None else witness.resets
-    if as_json:
-        steps = [
-            {"noise_multiplier": mechanism.noise_multiplier, "rate": mechanism.rate, "steps": count}
-            for mechanism, count in sorted(spent.items())
-        ]
-        facts = {"epsilon": epsilon, "tight_epsilon": tight, "delta": wanted, "max_epsilon": limit}
-        print(json.dumps({**facts, "spent": steps, "resets": resets}))
-        return
-    for mechanism, count in sorted(spent.items()):
-        print(f"{count} steps with noise_multiplier {mechanism.noise_multiplier:g} at rate {mechanism.rate:g}")
+    resets = 0 if witness is None else witness.resets
+    facts = {"epsilon": epsilon, "tight_epsilon": tight, "delta": wanted, "max_epsilon": policy.privacy.max_epsilon}
+    steps = [
+        {"noise_multiplier": mechanism.noise_multiplier, "rate": mechanism.rate, "steps": count}
+        for mechanism, count in sorted(spent.items())
+    ]
+    values = {**facts, "spent": steps, "resets": resets}
+    print(json.dumps(values) if as_json else "\n".join(_lines(values)))
+
+
+def _lines(values: Mapping[str, Any]) -> Iterator[str]:
+    """The values of `show` for people."""
+    for steps in values["spent"]:
+        yield f"{steps['steps']} steps with noise_multiplier {steps['noise_multiplier']:g} at rate {steps['rate']:g}"
+    limit, delta = values["max_epsilon"], values["delta"]
     of = "without a limit of the site" if limit is None else f"of {limit:g} that the site allows (privacy.max_epsilon)"
-    at = "" if wanted is None else f" at delta {wanted:g} by {FIRST_NAME}"
-    print(f"epsilon {epsilon:.4g}{at}, {of}")
-    if tight is not None:
-        print(f"epsilon {tight:.4g} by {NAME}")
-    if resets:
-        print(f"the account was reset {resets} times: what was spent before is not in it")
+    at = "" if delta is None else f" at delta {delta:g} by {FIRST_NAME}"
+    yield f"epsilon {values['epsilon']:.4g}{at}, {of}"
+    if values["tight_epsilon"] is not None:
+        yield f"epsilon {values['tight_epsilon']:.4g} by {NAME}"
+    if values["resets"]:
+        yield f"the account was reset {values['resets']} times: what was spent before is not in it"
 
 
 @app.command(**examples("fl-client privacy reset --config client.toml --keep"))

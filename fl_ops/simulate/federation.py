@@ -83,7 +83,7 @@ class Federation:
         self.engine = Engine(config, task, options.device, secret=self.secret)
         self.snapshot: Snapshot = self.engine.first()
         place_held_out(self.engine, clients, options)
-        check_metric(config, self.engine.reported_metrics(self.snapshot) if needs_metric(config) else None)
+        check_metric(config, self.engine.model.reported_metrics(self.snapshot) if needs_metric(config) else None)
         self.state_epoch = 0
         self.traffic = TrafficCounter()
         self.profile = Profile()
@@ -223,8 +223,8 @@ class Federation:
         """Metrics of the latest and of the averaged model on the server's held-out examples. Raises TaskError."""
         with self.profile.part("evaluation"), one_thread():
             metrics = self._shared.evaluate(self.snapshot)
-            if self.engine.estimates_statistics:
-                return {**metrics, **self.engine.evaluate_averaged(self.snapshot)}
+            if self.engine.model.estimates_statistics:
+                return {**metrics, **self.engine.model.evaluate_averaged(self.snapshot)}
             averaged = self.snapshot.of_average()
             return metrics if averaged is None else {**metrics, **as_averaged(self._shared.evaluate(averaged))}
 
@@ -323,7 +323,7 @@ class Federation:
     @property
     def engine_report(self) -> str:
         """What the engine has measured and chosen, and how the model is evaluated; empty if nothing yet."""
-        return "; ".join(filter(None, (self._engine.report, self.engine.evaluated_model.report)))
+        return "; ".join(filter(None, (self._engine.report, self.engine.model.in_process.report)))
 
     def restart_states(self, state_epoch: int) -> None:
         """Delete all clients' states and restart the server's part of them from zero."""
@@ -352,7 +352,7 @@ class Federation:
     def model(self) -> dict[str, torch.Tensor]:
         """The latest model's whole state_dict."""
         if self.engine.local_frozen is not None:
-            return dict(self.engine.whole_model(self.snapshot))
+            return dict(self.engine.model.whole(self.snapshot))
         return dict(self.engine.snapshots.checkpoint(self.snapshot, {}).state_dict)
 
     @property
@@ -371,8 +371,8 @@ class Federation:
         averaged = self.snapshot.of_average()
         if averaged is None:
             return None
-        if self.engine.local_frozen is not None or self.engine.estimates_statistics:
-            return dict(self.engine.whole_model(averaged, estimate=self.engine.estimates_statistics))
+        if self.engine.local_frozen is not None or self.engine.model.estimates_statistics:
+            return dict(self.engine.model.whole(averaged, estimate=self.engine.model.estimates_statistics))
         return dict(self.engine.snapshots.checkpoint(averaged, {}).state_dict)
 
     def accepted(self, exchange: int, accepted: Iterable[str]) -> list[Contribution]:

@@ -24,7 +24,7 @@ def place_held_out(server: Engine, clients: Mapping[str, LocalTask], options: En
     """
     if not (server.config.evaluation.every or needs_metric(server.config)):
         return
-    model, device = server.evaluated_model, options.device
+    model, device = server.model.in_process, options.device
     if device.type != "cpu":
         whole = clients.whole if isinstance(clients, SimulatedClients) else None
         check_room(device, {

@@ -41,15 +41,17 @@ class SharedWork:
 
     def evaluate(self, snapshot: Snapshot) -> dict[str, float]:
         """The task's metrics on the server's held-out examples. Raises TaskError."""
-        count = self._server.evaluated_model.batches() if self._processes > 1 else None
+        count = self._server.model.in_process.batches() if self._processes > 1 else None
         if count is None or count < self._processes:
-            return self._server.evaluate(snapshot)
+            return self._server.model.evaluate(snapshot)
         self._model.write_bytes(pack({**snapshot.parameters, **snapshot.buffers}, self._server.layout))
         parts = [EvaluationPart(self._model, first, last) for first, last in _cuts(count, self._processes)]
         if (results := self._engine.share(parts)) is None:
-            return self._server.evaluate(snapshot)
-        examples = len(self._server.evaluated_model.held_out())
-        return self._server.evaluated_model.finished(totals_of((batch for part in results for batch in part), examples))
+            return self._server.model.evaluate(snapshot)
+        examples = len(self._server.model.in_process.held_out())
+        return self._server.model.in_process.finished(
+            totals_of((batch for part in results for batch in part), examples)
+        )
 
     def sum_updates(
         self, sources: Sequence[Source], layout: Layout, rows: Sequence[Sequence[float]]

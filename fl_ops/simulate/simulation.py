@@ -79,9 +79,7 @@ class Simulation:
         self._members = by_id(clients)
         task = task or clients[self._members[0]].task
         self._digests = engine.device.type == "cpu" if digests is None else digests
-        if self.config.round.close == "buffer" and (engine.batched is not None or engine.ranks is not None):
-            expected = 'one at a time, in this process or in workers, for close = "buffer"'
-            raise InvalidInput("round.close", f"clients that train {expected}", "clients in lockstep or in ranks")
+        _check_engine(self.config, engine)
         self.federation = Federation(self.config, task, clients, engine, digests=self._digests, secret=secret)
         self.config = self.federation.config  # with the direction of its metric
         self._time = None if devices is None else SimulatedTime(devices, self.federation)
@@ -95,9 +93,7 @@ class Simulation:
         self._finished: list[RoundResult] = []
         self._metrics: Mapping[str, float] = {}
         """The metrics of the latest evaluation."""
-        self._engine_report = ""
-        self._roster_changed = False
-        self._earlier_s = 0.0
+        self._engine_report, self._roster_changed, self._earlier_s = "", False, 0.0
         self._started = self._began = time.monotonic()
         self.point: RunPoint | None = None
         """What to save now: the run after its last round, or after its end. None during a commit and its evaluation."""
@@ -375,3 +371,10 @@ class Simulation:
                 f"{len(self._members)} clients are available: too few, and none of the others comes back in time"
             )
         return f"expected {self._state.policy.min_clients} clients or more, there are {len(self._members)}"
+
+
+def _check_engine(config: RunConfig, engine: EngineOptions) -> None:
+    """Raises InvalidInput for a run with a buffer whose clients would train together."""
+    if config.round.close == "buffer" and (engine.batched is not None or engine.ranks is not None):
+        expected = 'one at a time, in this process or in workers, for close = "buffer"'
+        raise InvalidInput("round.close", f"clients that train {expected}", "clients in lockstep or in ranks")

@@ -9,11 +9,12 @@ import algorithms as fl
 from fl_ops.simulate.engines.engine import Failed, Trained
 from fl_ops.simulate.engines.held import TrainedTogether
 from fl_server.admission.buffer_rules import buffer_facts
-from fl_server.admission.client_rules import Epochs, RegisteredData, UpdateRefused, epochs_of, fault_of
+from fl_server.admission.client_rules import Epochs, RegisteredData, UpdateRefused, epochs_of
 from fl_server.admission.gate import AdmissionGate, Collecting, build_gate
 from fl_server.admission.norms import Measured
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.updates import Source
+from fl_server.clients.quarantine import fault_of
 from fl_server.rounds.events import Fault
 from fl_server.rounds.metrics import ClientMetrics
 from fl_tasks.summed_metrics import PlainSum

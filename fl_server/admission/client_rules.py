@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from fl_server.aggregation.updates import UpdateShape
 from fl_server.clients.draw_rules import offers_task
-from fl_server.rounds.events import Fault
 from fl_server.run_settings.privacy import PrivacySection
 from fl_server.run_settings.sections import LocalSection
 from fl_server.store.records import ClientRecord
@@ -30,17 +29,6 @@ _TIMES_TENSORS = 10
 _MOST_SHOWN = 16
 """Payloads of a wrong update that the refusal lists."""
 _KEEP = "; parameters and buffers keep their shapes and types in training"
-_FAULTS: Mapping[str, Fault] = {
-    "REFUSAL_REASON_NOT_FINITE": "not_finite",
-    "REFUSAL_REASON_NORM": "norm",
-    "REFUSAL_REASON_RELATIVE_NORM": "norm",
-    "REFUSAL_REASON_LAYOUT": "layout",
-}
-
-
-def fault_of(reason: str) -> Fault:
-    """The fault that several clients may have in common. reason: the name of a RefusalReason."""
-    return _FAULTS.get(reason, "")
 
 
 class UpdateRefused(Exception):

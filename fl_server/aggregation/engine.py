@@ -1,17 +1,15 @@
-"""Computes a run: first model, server update, bundles for clients, evaluation. Blocking; called from worker threads.
+"""Computes a run: first model, server update, bundles for clients. Blocking; called from worker threads.
 
 A Snapshot holds everything that passes from round to round; the engine itself keeps only constants.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import torch
 
@@ -23,7 +21,6 @@ from fl_common.secure_aggregation.scalars import Measured
 from fl_server.aggregation.buffered_step import BufferSum, Told, staleness_rule
 from fl_server.aggregation.bundles import CPU
 from fl_server.aggregation.encoded_update import Decoding, UpdateKeys, opened
-from fl_server.aggregation.evaluation import EvaluatedModel
 from fl_server.aggregation.methods import (
     References,
     algorithm_in,
@@ -34,8 +31,8 @@ from fl_server.aggregation.methods import (
     update_encoding,
 )
 from fl_server.aggregation.outgoing import ExchangeBundles, Outgoing, direction_of, dtype_names, in_encoding
-from fl_server.aggregation.outside_task.remote_task import RemoteModel, RemoteTask
-from fl_server.aggregation.private_rules import check_private_model, check_record_model, has_centre
+from fl_server.aggregation.outside_task.remote_task import RemoteTask
+from fl_server.aggregation.private_rules import check_private_model, has_centre
 from fl_server.aggregation.private_sum import Mechanism, PrivateSum, clip_rule, key_of_round
 from fl_server.aggregation.reduction import (
     OtherSum,
@@ -51,15 +48,13 @@ from fl_server.aggregation.reduction import (
 from fl_server.aggregation.secure_rules import check_secure_model
 from fl_server.aggregation.secure_sum import SecureMeans, SummedRound, SumNoise, Total
 from fl_server.aggregation.server_update import ServerUpdateStats, apply_server_update, check_finite, part_of
-from fl_server.aggregation.snapshot import Snapshot, Snapshots
+from fl_server.aggregation.snapshot import RunModel, Snapshot, Snapshots, model_of
 from fl_server.aggregation.task_model import initial_path
 from fl_server.aggregation.updates import AcceptedUpdates, Source, UpdateShape
-from fl_server.rounds.metrics import as_averaged
 from fl_server.rounds.sampling import training_seeds
 from fl_server.run_settings.config import RunConfig
 from fl_server.store.checkpoints import Checkpoint
 from fl_tasks import Task
-from fl_tasks.evaluation import BatchSums
 from fl_tasks.own_loop import own_loop
 from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_AVERAGED
 
@@ -101,17 +96,16 @@ class Engine:
         """Whether clients train with a loop of the task's own."""
         check_local_steps(config, self.algorithm, own_loop=self.own_loop)
         self._references = References(config)
-        self._model = _model_of(config, task, device, max_model_bytes)
-        self._evaluating = threading.Lock()
-        """Held while the model's memory is filled."""
-        self.layout, self._trainable_layout = self._model.layout, self._model.trainable_layout
-        self.local_frozen = self._model.local_frozen
+        model = model_of(config, task, device, max_model_bytes)
+        self.layout, self._trainable_layout = model.layout, model.trainable_layout
+        self.local_frozen = model.local_frozen
         """The frozen parameters that clients must have from their own tasks. None if they are sent."""
-        self.remarks = self._model.remarks
+        self.remarks = model.remarks
         """What the creator of the run should know of its model, as lines of text."""
-        self.snapshots = Snapshots(self._model, device)
+        self.snapshots = Snapshots(model, device)
+        self.model = RunModel(config, model, self.snapshots)
+        """The model of the task, for evaluations."""
         check_private_model(config, self.layout)
-        check_record_model(config, self.layout)
         check_secure_model(config, self.layout)
         self._shapes = self._shapes_of_updates()
 
@@ -129,7 +123,7 @@ class Engine:
 
     def first(self) -> Snapshot:
         """The state before round 0. Raises InvalidInput if the file of `initial_model` does not fit."""
-        with self._evaluating, self._model.first(initial_path(self.config.initial_model, self._start)) as start:
+        with self.model.first(initial_path(self.config.initial_model, self._start)) as start:
             snapshot = self.snapshots.first(start, self.algorithm.init(start.trainable))
             del start  # with it goes its memory, when the block ends
         privacy = self.config.client_privacy
@@ -137,8 +131,7 @@ class Engine:
 
     def restored(self, checkpoint: Checkpoint) -> Snapshot:
         """The snapshot of a checkpoint. Raises TaskError if the task has other frozen parameters than the run."""
-        with self._evaluating:
-            self._model.release()
+        self.model.release()
         return self.snapshots.restored(checkpoint)
 
     def averaged_for_clients(self, snapshot: Snapshot) -> Outgoing | None:
@@ -392,71 +385,3 @@ class Engine:
     def restart(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot with the server's part of the client states reset; the model stays."""
         return replace(snapshot, state=self.algorithm.restart(snapshot.state))
-
-    @property
-    def evaluated_model(self) -> EvaluatedModel:
-        """The model of a task in this process."""
-        if not isinstance(self._model, EvaluatedModel):
-            raise TypeError("expected a task in this process, got one in a process of its own")
-        return self._model
-
-    def _values(self, snapshot: Snapshot) -> fl.ModelState:
-        return fl.ModelState(snapshot.parameters, snapshot.buffers, self.snapshots.frozen)
-
-    def whole_model(self, snapshot: Snapshot, *, estimate: bool = False) -> fl.Tensors:
-        """The whole state_dict, with frozen parameters that checkpoints leave out. In memory of its own.
-
-        estimate: with running statistics that are computed anew; for a task in this process.
-        """
-        with self._evaluating:
-            return self.evaluated_model.whole(self._values(snapshot), estimate=estimate)
-
-    def leave_evaluation(self, why: str) -> None:
-        """End the evaluation under way, at its next batch; a process of its own ends at once. Thread-safe."""
-        self._model.leave(why)
-
-    @property
-    def estimates_statistics(self) -> bool:
-        """Whether the running statistics of the averaged model are computed anew before it is evaluated."""
-        return self.config.averaging is not None and self.config.averaging.statistics == "estimated"
-
-    def evaluate_averaged(self, snapshot: Snapshot) -> dict[str, float]:
-        """The same of the averaged model, under its names; empty if there is none. Raises as `evaluate`."""
-        averaged = snapshot.of_average()
-        if averaged is None:
-            return {}
-        return as_averaged(self.evaluate(averaged, estimate=self.estimates_statistics))
-
-    def evaluate(self, snapshot: Snapshot, *, estimate: bool = False) -> dict[str, float]:
-        """The task's metrics on the server's held-out examples, which are read once. One evaluation at a time.
-
-        estimate: of the model with running statistics that are computed anew.
-        Raises TaskError, and EvaluationLeft after `leave_evaluation`.
-        """
-        with self._evaluating:
-            return self._model.evaluate(self._values(snapshot), estimate=estimate)
-
-    def reported_metrics(self, snapshot: Snapshot) -> list[str] | None:
-        """Names of the task's metrics, from one batch of the held-out examples; None if the server has no examples."""
-        with self._evaluating:
-            return self._model.names(self._values(snapshot))
-
-    def evaluate_part(self, snapshot: Snapshot, first: int, last: int) -> list[BatchSums]:
-        """The batches of an evaluation on the CPU from `first` up to `last`, in order."""
-        with self._evaluating:
-            return self.evaluated_model.part(self._values(snapshot), first, last)
-
-
-def _model_of(
-    config: RunConfig, task: Task | RemoteTask, device: torch.device, most: int
-) -> EvaluatedModel | RemoteModel:
-    """The model of a run's task. most: bytes of the tensors that building it takes; 0: any."""
-    options: dict[str, Any] = {
-        "seed": config.seed,
-        "personal": config.personal,
-        "own_frozen": config.task.frozen == "local",
-        "max_bytes": most,
-    }
-    if isinstance(task, RemoteTask):
-        return task.model(config.evaluation.batch_size, **options)
-    return EvaluatedModel(task, device, config.evaluation.batch_size, **options)

@@ -16,6 +16,8 @@ from fl_server.run_settings.config import RunConfig
 from fl_server.run_settings.privacy import PrivacySection, SecureAggregationSection
 from protos.layout import Layout
 
+_STATISTICS = "num_batches_tracked"
+"""The buffer that every batch norm of torch has."""
 _OTHERS = "whether a client takes part and counts must not depend on the others"
 
 
@@ -79,7 +81,18 @@ def check_one_release(config: RunConfig, algorithm: fl.Algorithm) -> None:
 
 
 def check_private_model(config: RunConfig, layout: Layout) -> None:
-    """Raises InvalidInput for running statistics in a private run: they are means over clients, without noise."""
+    """Raises InvalidInput for running statistics in a private run: they are means over clients, without noise.
+
+    Clients refuse batch norm with privacy of records.
+    """
+    names = [entry.name for entry in layout.entries if entry.name.rpartition(".")[2] == _STATISTICS]
+    if config.record_privacy is not None and names:
+        raise InvalidInput(
+            "task",
+            "a model without batch norm with [privacy], because the gradient of each example is clipped alone: use"
+            " torch.nn.GroupNorm",
+            f"batch norm at {names[0].rpartition('.')[0] or 'the model itself'!r}",
+        )
     floating = [entry.name for entry in layout.entries if not entry.trainable and entry.dtype.is_floating_point]
     if config.client_privacy is not None and floating:
         expected = "a model without running statistics with [privacy], such as one with group norms"
@@ -98,10 +111,6 @@ def shares_of(algorithm: fl.Algorithm, examples: int, steps: int) -> tuple[tuple
     cohort = [fl.UpdateInfo("a", examples, steps), fl.UpdateInfo("b", 1, 1)]
     sums = algorithm.exchanges[0].sums(cohort, fl.RoundInfo(0, 0.1, rounds=1, population=2, cohort_size=2))
     return tuple((name, row.payload, row.coefficients[0]) for name, row in sums.items())
-
-
-_STATISTICS = "num_batches_tracked"
-"""The buffer that every batch norm of torch has."""
 
 
 def check_record_privacy(config: RunConfig, algorithm: fl.Algorithm) -> None:
@@ -137,17 +146,3 @@ def check_record_privacy(config: RunConfig, algorithm: fl.Algorithm) -> None:
     for field, (given, expected) in refused.items():
         if given:
             raise InvalidInput(field, expected, "one that is set")
-
-
-def check_record_model(config: RunConfig, layout: Layout) -> None:
-    """Raises InvalidInput if the model of a run with privacy has batch norm, which clients would refuse."""
-    if config.record_privacy is None:
-        return
-    names = [entry.name for entry in layout.entries if entry.name.rpartition(".")[2] == _STATISTICS]
-    if names:
-        raise InvalidInput(
-            "task",
-            "a model without batch norm with [privacy], because the gradient of each example is clipped alone: use"
-            " torch.nn.GroupNorm",
-            f"batch norm at {names[0].rpartition('.')[0] or 'the model itself'!r}",
-        )

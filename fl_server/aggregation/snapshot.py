@@ -1,10 +1,13 @@
-"""A model of a run with the server's state: everything that passes from round to round."""
+"""A model of a run with the server's state: everything that passes from round to round; and its evaluation."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,12 +16,15 @@ from algorithms import tree
 from algorithms.averaging import Averaging
 from algorithms.precision import master_dtype
 from fl_server.aggregation.bundles import CPU, blank, laid_out, master_layout
-from fl_server.aggregation.outside_task.remote_task import RemoteModel
+from fl_server.aggregation.evaluation import EvaluatedModel
+from fl_server.aggregation.outside_task.remote_task import RemoteModel, RemoteTask
 from fl_server.aggregation.task_model import TaskModel, other_frozen
-from fl_server.run_settings.config import AveragingSection
+from fl_server.rounds.metrics import as_averaged
+from fl_server.run_settings.config import AveragingSection, RunConfig
 from fl_server.store.checkpoint_files import AveragedModel
 from fl_server.store.checkpoints import FROZEN, Checkpoint
-from fl_tasks import TaskError
+from fl_tasks import Task, TaskError
+from fl_tasks.evaluation import BatchSums
 from protos.codec import Layout, digest_of, pieces_of
 from protos.digests import digest_text
 from protos.frozen import frozen_text
@@ -171,3 +177,91 @@ class Snapshots:
 
     def _digest(self, model: fl.Tensors) -> str:
         return digest_text(digest_of(self._layout.table, pieces=pieces_of(model, self._layout)))
+
+
+class RunModel:
+    """The model of a run's task. Its memory is filled by one user at a time: with first values, and for evaluations."""
+
+    def __init__(self, config: RunConfig, model: EvaluatedModel | RemoteModel, snapshots: Snapshots) -> None:
+        self._config, self._model, self._snapshots = config, model, snapshots
+        self._filling = threading.Lock()
+        """Held while the model's memory is filled."""
+
+    @contextmanager
+    def first(self, path: str) -> Iterator[fl.ModelState]:
+        """The values before round 0. Raises InvalidInput if the file of `initial_model` does not fit."""
+        with self._filling, self._model.first(path) as values:
+            yield values
+
+    def release(self) -> None:
+        """Give the memory of the first values back."""
+        with self._filling:
+            self._model.release()
+
+    @property
+    def in_process(self) -> EvaluatedModel:
+        """The model of a task in this process."""
+        if not isinstance(self._model, EvaluatedModel):
+            raise TypeError("expected a task in this process, got one in a process of its own")
+        return self._model
+
+    def _values(self, snapshot: Snapshot) -> fl.ModelState:
+        return fl.ModelState(snapshot.parameters, snapshot.buffers, self._snapshots.frozen)
+
+    def whole(self, snapshot: Snapshot, *, estimate: bool = False) -> fl.Tensors:
+        """The whole state_dict, with frozen parameters that checkpoints leave out. In memory of its own.
+
+        estimate: with running statistics that are computed anew; for a task in this process.
+        """
+        with self._filling:
+            return self.in_process.whole(self._values(snapshot), estimate=estimate)
+
+    def leave_evaluation(self, why: str) -> None:
+        """End the evaluation under way, at its next batch; a process of its own ends at once. Thread-safe."""
+        self._model.leave(why)
+
+    @property
+    def estimates_statistics(self) -> bool:
+        """Whether the running statistics of the averaged model are computed anew before it is evaluated."""
+        return self._config.averaging is not None and self._config.averaging.statistics == "estimated"
+
+    def evaluate_averaged(self, snapshot: Snapshot) -> dict[str, float]:
+        """The same of the averaged model, under its names; empty if there is none. Raises as `evaluate`."""
+        averaged = snapshot.of_average()
+        if averaged is None:
+            return {}
+        return as_averaged(self.evaluate(averaged, estimate=self.estimates_statistics))
+
+    def evaluate(self, snapshot: Snapshot, *, estimate: bool = False) -> dict[str, float]:
+        """The task's metrics on the server's held-out examples, which are read once. One evaluation at a time.
+
+        estimate: of the model with running statistics that are computed anew.
+        Raises TaskError, and EvaluationLeft after `leave_evaluation`.
+        """
+        with self._filling:
+            return self._model.evaluate(self._values(snapshot), estimate=estimate)
+
+    def reported_metrics(self, snapshot: Snapshot) -> list[str] | None:
+        """Names of the task's metrics, from one batch of the held-out examples; None if the server has no examples."""
+        with self._filling:
+            return self._model.names(self._values(snapshot))
+
+    def evaluate_part(self, snapshot: Snapshot, first: int, last: int) -> list[BatchSums]:
+        """The batches of an evaluation on the CPU from `first` up to `last`, in order."""
+        with self._filling:
+            return self.in_process.part(self._values(snapshot), first, last)
+
+
+def model_of(
+    config: RunConfig, task: Task | RemoteTask, device: torch.device, most: int
+) -> EvaluatedModel | RemoteModel:
+    """The model of a run's task. most: bytes of the tensors that building it takes; 0: any."""
+    options: dict[str, Any] = {
+        "seed": config.seed,
+        "personal": config.personal,
+        "own_frozen": config.task.frozen == "local",
+        "max_bytes": most,
+    }
+    if isinstance(task, RemoteTask):
+        return task.model(config.evaluation.batch_size, **options)
+    return EvaluatedModel(task, device, config.evaluation.batch_size, **options)

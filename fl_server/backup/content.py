@@ -19,12 +19,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Column, Connection, LargeBinary, Table, func, insert, select, text
+from sqlalchemy import Column, Connection, LargeBinary, Table, insert, select
 
 from fl_common.files import atomic_writer, fsync_path
 from fl_common.settings import parse_json
 from fl_server.store.database import lease
 from fl_server.store.database.ledger_objects import StoredFile, objects
+from fl_server.store.database.postgres import count_on
 from fl_server.store.database.schema import charges, identity, metadata
 from fl_server.store.errors import StoreError
 from fl_server.store.files import disk_errors, file_digest
@@ -106,7 +107,7 @@ def read_tables(db: Connection, folder: Path, storage: str) -> None:
         rows = _rows(table, folder)
         while some := list(islice(rows, AT_ONCE)):
             db.execute(insert(table), some)
-        _count_on(db, table)
+        count_on(db, table)
     db.execute(identity.update().values(epoch=identity.c.epoch + EPOCHS, directory="", storage=storage))
 
 
@@ -141,16 +142,3 @@ def _value(column: Column[Any], value: Any) -> Any:
     if isinstance(column.type, LargeBinary) and value is not None:
         return base64.b64decode(value)
     return value
-
-
-def _count_on(db: Connection, table: Table) -> None:
-    """Let PostgreSQL count numbers on behind the restored ones."""
-    column = table.autoincrement_column
-    if column is None or db.dialect.name != "postgresql":
-        return
-    sequence = db.execute(
-        text("SELECT pg_get_serial_sequence(:table, :name)"), {"table": table.name, "name": column.name}
-    ).scalar()
-    last = db.execute(select(func.max(column))).scalar()
-    if sequence is not None and last is not None:
-        db.execute(text("SELECT setval(:sequence, :last)"), {"sequence": sequence, "last": last})

@@ -11,11 +11,12 @@ wall clock, so that a restart changes nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from fl_common.units import utc
+from fl_server.rounds.events import Fault
 from fl_server.settings.config import QuarantineConfig
 from fl_server.store.records import HistoryRecord, QuarantineRecord, UpdateRecord
 from protos.fl.v1.training_pb2 import RefusalReason
@@ -32,9 +33,21 @@ FAULTS = frozenset(
     )
 )
 """Names of the refusal reasons that are the client's own fault."""
+_SHARED: Mapping[str, Fault] = {
+    "REFUSAL_REASON_NOT_FINITE": "not_finite",
+    "REFUSAL_REASON_NORM": "norm",
+    "REFUSAL_REASON_RELATIVE_NORM": "norm",
+    "REFUSAL_REASON_LAYOUT": "layout",
+}
+"""Faults that several clients may have in common, and then they are faults of the run."""
 
 Verdict = tuple[QuarantineRecord | None, HistoryRecord | None]
 """The client's new quarantine record, if it changes; and the history row of a new quarantine, if there is one."""
+
+
+def fault_of(reason: str) -> Fault:
+    """The fault that several clients may have in common. reason: the name of a RefusalReason."""
+    return _SHARED.get(reason, "")
 
 
 class Quarantine:

@@ -48,6 +48,7 @@ def run_status(run: Run) -> pb.RunStatus:
     down, up = rounds.bytes.total
     hidden = run.context.hides_cohorts
     status = pb.RunStatus(
+        **_of_devices(run),
         run_id=run.id,
         spec=to_spec(run.config),
         state=f"RUN_STATE_{run.status.upper()}",
@@ -61,23 +62,15 @@ def run_status(run: Run) -> pb.RunStatus:
         created=timestamp(record.created_at),
         bytes_down=down,
         bytes_up=up,
-        eligible_clients=0 if run.ended else len(run.eligible.now()),
         over_selection=state.draws_per_update,
         account=_account(rounds.totals(), hidden=hidden),
         newest_metrics=rounds.newest_metrics(),
         best_metrics={metric: best.value for metric, best in rounds.best_values().items()},
         lower_is_better=known_directions(run, rounds.newest_metrics()),
-        policy_refusals={} if run.ended else policy_refusals(run.context),
-        below_due=len(rounds.shares.too_low),
-        first_below_due=_below_due(rounds.shares.too_low),
         ended=None if record.ended_at is None else timestamp(record.ended_at),
         latest=None if rounds.latest is None else round_summary(rounds.latest, hidden=hidden),
         best=None if rounds.best_commit is None else round_summary(rounds.best_commit, hidden=hidden),
-        latest_failure=_latest_failure(run.submissions.failures),
-        states=_states(run) if run.context.keeps_client_state else None,
         privacy=_privacy(run),
-        stated_privacy=None if rounds.stated is None else pb.StatedPrivacy(**rounds.stated._asdict()),
-        clients_authority=run.stages.trust.holder if run.config.secure_aggregation is not None else "",
     )
     if state.policy.buffered and not run.ended:
         status.buffer.CopyFrom(_buffer(state))
@@ -85,6 +78,21 @@ def run_status(run: Run) -> pb.RunStatus:
     if hidden:
         hide_cohort(status)
     return status
+
+
+def _of_devices(run: Run) -> dict[str, Any]:
+    """The fields of a run's status about the devices that it may draw."""
+    rounds = run.rounds
+    return {
+        "eligible_clients": 0 if run.ended else len(run.eligible.now()),
+        "policy_refusals": {} if run.ended else policy_refusals(run.context),
+        "below_due": len(rounds.shares.too_low),
+        "first_below_due": _below_due(rounds.shares.too_low),
+        "latest_failure": _latest_failure(run.submissions.failures),
+        "states": _states(run) if run.context.keeps_client_state else None,
+        "stated_privacy": None if rounds.stated is None else pb.StatedPrivacy(**rounds.stated._asdict()),
+        "clients_authority": run.stages.trust.holder if run.config.secure_aggregation is not None else "",
+    }
 
 
 def _buffer(state: RoundState) -> pb.BufferStatus:

@@ -201,7 +201,7 @@ class ModelStore:
 
     async def reported_metrics(self) -> list[str] | None:
         """Names of the task's metrics; None if the server has no held-out examples. Raises TaskError."""
-        return await self._services.in_building(self.engine.reported_metrics, self.snapshot)
+        return await self._services.in_building(self.engine.model.reported_metrics, self.snapshot)
 
     def reconfigure(self, config: RunConfig) -> None:
         """Compute the next rounds with another configuration of the same task and method. The run must be loaded."""

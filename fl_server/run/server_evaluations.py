@@ -81,9 +81,9 @@ class ServerEvaluations:
         place.engine = engine
         most = services.config.limits.evaluation_s
         why = f"the evaluation did not end within {most:g} s (limits.evaluation_s)"
-        limit = asyncio.get_running_loop().call_later(most, engine.leave_evaluation, why)
+        limit = asyncio.get_running_loop().call_later(most, engine.model.leave_evaluation, why)
         try:
-            evaluate = engine.evaluate_averaged if averaged else engine.evaluate
+            evaluate = engine.model.evaluate_averaged if averaged else engine.model.evaluate
             return await services.in_evaluations(evaluate, snapshot)
         finally:
             limit.cancel()

@@ -41,7 +41,7 @@ class EvaluationPart:
         trainable = {entry.name for entry in server.layout.entries if entry.trainable}
         parameters = {name: tensor for name, tensor in tensors.items() if name in trainable}
         buffers = {name: tensor for name, tensor in tensors.items() if name not in trainable}
-        return server.evaluate_part(Snapshot(-1, fl.ServerState(parameters, {}), buffers), self.first, self.last)
+        return server.model.evaluate_part(Snapshot(-1, fl.ServerState(parameters, {}), buffers), self.first, self.last)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import os
 import socket
 from typing import Any, Protocol
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, text
+from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, func, select, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlalchemy.pool import QueuePool
@@ -156,3 +156,16 @@ def is_marked(db: Connection, epoch: int) -> bool:
 def end_marked(db: Connection, epoch: int) -> None:
     """End the connections of the leader with this epoch, which are of the same user."""
     db.execute(text(f"SELECT pg_terminate_backend(pid) {_MARKED}"), {"epoch": epoch})
+
+
+def count_on(db: Connection, table: Table) -> None:
+    """Let PostgreSQL count numbers on behind the restored ones. Other databases do so anyway."""
+    column = table.autoincrement_column
+    if column is None or db.dialect.name != "postgresql":
+        return
+    sequence = db.execute(
+        text("SELECT pg_get_serial_sequence(:table, :name)"), {"table": table.name, "name": column.name}
+    ).scalar()
+    last = db.execute(select(func.max(column))).scalar()
+    if sequence is not None and last is not None:
+        db.execute(text("SELECT setval(:sequence, :last)"), {"sequence": sequence, "last": last})

@@ -72,13 +72,16 @@ def sqlite_engine(path: Path | str) -> Engine:
     return engine
 
 
-def engine_for(url_or_engine: str | Engine) -> Engine:
-    """The engine for a URL of SQLite or PostgreSQL. Raises StoreError for one of another database."""
+def engine_for(url_or_engine: str | Engine, *, read_only: bool = False) -> Engine:
+    """The engine for a URL of SQLite or PostgreSQL. Raises StoreError for one of another database.
+
+    read_only: every write is an error; for a file of SQLite, that is in its URL.
+    """
     if isinstance(url_or_engine, Engine):
         return url_or_engine
     if url_or_engine.startswith("sqlite:"):
         return sqlite_engine(make_url(url_or_engine).database or ":memory:")
-    return postgres_engine(url_or_engine)
+    return postgres_engine(url_or_engine, read_only=read_only)
 
 
 def prepare_file(path: Path) -> None:

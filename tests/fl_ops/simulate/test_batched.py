@@ -242,7 +242,7 @@ def test_held_out_data_that_does_not_fit_beside_the_clients_is_an_error(
     with simulated() as simulation:
         server, clients = simulation.federation.engine, simulation.federation.clients
     large = Examples(torch.zeros(1).expand(2**28), torch.zeros(1).expand(2**28))
-    monkeypatch.setattr(server.evaluated_model, "read_held_out", lambda: large)
+    monkeypatch.setattr(server.model.in_process, "read_held_out", lambda: large)
     monkeypatch.setattr(SimulatedClients, "whole", large)
     monkeypatch.setattr(pool, "free_bytes", lambda device: 3 * 2**30)
     needed = "the examples of all clients, 2.0 GiB and the server's held-out examples, 2.0 GiB, got 3.0 GiB free: "

@@ -272,9 +272,9 @@ def test_an_evaluation_is_of_the_snapshot() -> None:
     run = engine("plain")
     first = run.first()
     zeros = type(first)(0, fl.ServerState({name: torch.zeros_like(x) for name, x in first.state.x.items()}), {})
-    before = run.evaluate(first)
-    assert run.evaluate(zeros)["loss"] == pytest.approx(1.0986123)
-    assert run.evaluate(first) == before
+    before = run.model.evaluate(first)
+    assert run.model.evaluate(zeros)["loss"] == pytest.approx(1.0986123)
+    assert run.model.evaluate(first) == before
 
 
 def test_an_evaluation_on_another_device_leaves_the_model() -> None:
@@ -283,6 +283,6 @@ def test_an_evaluation_on_another_device_leaves_the_model() -> None:
     elsewhere = Engine(run.config, load_task(run.config.task.name, run.config.task.options), torch.device("cpu", 0))
     for tested in (run, elsewhere):
         snapshot = tested.first()
-        metrics = [tested.evaluate(snapshot) for _ in range(2)]
-        assert metrics == [run.evaluate(run.first())] * 2
-        same(tested.whole_model(snapshot), run.whole_model(run.first()))
+        metrics = [tested.model.evaluate(snapshot) for _ in range(2)]
+        assert metrics == [run.model.evaluate(run.first())] * 2
+        same(tested.model.whole(snapshot), run.model.whole(run.first()))

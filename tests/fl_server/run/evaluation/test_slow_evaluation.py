@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from fl_server.aggregation.engine import Engine
-from fl_server.aggregation.snapshot import Snapshot
+from fl_server.aggregation.snapshot import RunModel, Snapshot
 from fl_server.rounds.state import Phase
 from fl_server.run.run import Run
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -32,15 +31,15 @@ class Slow:
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
     """Round 0 is evaluated slowly."""
-    slow, evaluate = Slow(), Engine.evaluate
+    slow, evaluate = Slow(), RunModel.evaluate
 
-    def wait(engine: Engine, snapshot: Snapshot) -> dict[str, float]:
+    def wait(model: RunModel, snapshot: Snapshot) -> dict[str, float]:
         if snapshot.round == 0:
             slow.began.set()
             slow.released.wait()
-        return evaluate(engine, snapshot)
+        return evaluate(model, snapshot)
 
-    monkeypatch.setattr(Engine, "evaluate", wait)
+    monkeypatch.setattr(RunModel, "evaluate", wait)
     yield slow
     slow.released.set()
 
