@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import fsum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from algorithms.aggregate import weighted_sums_of_tensors
 from algorithms.base import Algorithm, LocalSettings, Payload, RoundInfo, ServerState, Tensors, UpdateInfo
@@ -45,6 +45,13 @@ from algorithms.staleness import Staleness
 
 MOVEMENT = "Dbar"
 """The sum that moves the model."""
+
+StaleDirection = Literal["current", "sent"]
+"""The part of an old payload along a direction: that of the current version's direction, as above, or what was sent.
+
+"sent" uses payloads as they are. Its memory is not the moving average of the clients' gradients, and it stands rates
+that are about twice as high (`benchmarks/stale_momentum.py`). Without staleness both are the same bits.
+"""
 
 
 class Buffered(NamedTuple):
@@ -110,7 +117,7 @@ def buffered_sums(  # noqa: PLR0913 - a buffer and its versions
     entries: Sequence[Buffered],
     weights: Sequence[float],
     *,
-    naive: bool = False,
+    stale_direction: StaleDirection = "current",
 ) -> dict[str, BufferedSum]:
     """The sums for the method's server step, by name.
 
@@ -119,7 +126,7 @@ def buffered_sums(  # noqa: PLR0913 - a buffer and its versions
         current: v.
         entries: B, in any order.
         weights: s_i.
-        naive: the deltas are used as they are, with the part along an old direction; for comparisons.
+        stale_direction: see `StaleDirection`.
     """
     infos, now = [entry.info for entry in entries], versions[current]
     rows = {number: version.algorithm.sums(infos, version.info) for number, version in versions.items()}
@@ -132,7 +139,7 @@ def buffered_sums(  # noqa: PLR0913 - a buffer and its versions
             for i, (entry, s_i) in enumerate(zip(entries, weights, strict=True))
         )
         parts: dict[int, list[float]] = {number: [] for number in versions}
-        if not naive:
+        if stale_direction == "current":
             for entry, own_i, fresh_i in zip(entries, own, fresh.coefficients, strict=True):
                 steps = entry.info.num_steps
                 parts[entry.version].append(-own_i * versions[entry.version].scale(fresh.payload, steps))
@@ -151,7 +158,7 @@ def apply_buffer(  # noqa: PLR0913, PLR0917 - a step over a buffer has this many
     directions: Mapping[int, Tensors],
     staleness: Staleness,
     *,
-    naive: bool = False,
+    stale_direction: StaleDirection = "current",
 ) -> ServerState:
     """The server state of the next version, bit-equal to a coordinator's, from updates in memory.
 
@@ -162,7 +169,7 @@ def apply_buffer(  # noqa: PLR0913, PLR0917 - a step over a buffer has this many
         updates: B with the payloads, in any order.
         directions: what the clients of each version received beside the model; empty without a direction.
         staleness: the rule for s_i.
-        naive: as for `buffered_sums`.
+        stale_direction: see `StaleDirection`.
 
     Raises:
         AlgorithmError: the method cannot step over a buffer, or a weight is out of range.
@@ -174,7 +181,7 @@ def apply_buffer(  # noqa: PLR0913, PLR0917 - a step over a buffer has this many
     entries = [entry for entry, _ in updates]
     weights = staleness.weights(entry.staleness for entry in entries)
     sums: dict[str, Tensors] = {}
-    for name, wanted in buffered_sums(versions, current, entries, weights, naive=naive).items():
+    for name, wanted in buffered_sums(versions, current, entries, weights, stale_direction=stale_direction).items():
         blocks = [sent[wanted.payload] for _, sent in updates]
         blocks += [known_of(versions[number], directions[number]) for number in wanted.known]
         [sums[name]] = weighted_sums_of_tensors(blocks, [[*wanted.coefficients, *wanted.known.values()]])

@@ -2,10 +2,10 @@
 
     python -m benchmarks.stale_momentum
 
-With f(x) = x^2 / 2, short local training, a weight of 1 and the staleness t, step v of the two forms is
+With f(x) = x^2 / 2, short local training, a weight of 1 and the staleness t, step v with `stale_direction`
 
-    learnt  d = (1 - alpha) Delta_v     + alpha x_{v-t}         (the direction is that of the current version)
-    naive   d = (1 - alpha) Delta_{v-t} + alpha x_{v-t}         (the deltas as they are)
+    current d = (1 - alpha) Delta_v     + alpha x_{v-t}         (the direction of the current version)
+    sent    d = (1 - alpha) Delta_{v-t} + alpha x_{v-t}         (the deltas as they are)
             x_{v+1} = x_v - h d,  Delta_{v+1} = d,              h = eta K times the curvature
 """
 
@@ -18,11 +18,11 @@ from benchmarks.table import markdown
 STEPS, HALVINGS, LARGEST = 4000, 30, 60.0
 
 
-def stable(h: float, alpha: float, staleness: int, *, naive: bool) -> bool:
+def stable(h: float, alpha: float, staleness: int, *, sent: bool) -> bool:
     """Whether x comes nearer to 0 in the long run."""
     x, Delta = [1.0] * (staleness + 2), [0.0] * (staleness + 2)
     for _ in range(STEPS):
-        kept = Delta[-1 - staleness] if naive else Delta[-1]
+        kept = Delta[-1 - staleness] if sent else Delta[-1]
         d = (1.0 - alpha) * kept + alpha * x[-1 - staleness]
         Delta.append(d)
         x.append(x[-1] - h * d)
@@ -31,26 +31,26 @@ def stable(h: float, alpha: float, staleness: int, *, naive: bool) -> bool:
     return abs(x[-1]) < abs(x[-STEPS // 2])
 
 
-def largest(alpha: float, staleness: int, *, naive: bool) -> float:
+def largest(alpha: float, staleness: int, *, sent: bool) -> float:
     """The largest stable h, by halving."""
     low, high = 0.0, LARGEST
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        low, high = (middle, high) if stable(middle, alpha, staleness, naive=naive) else (low, middle)
+        low, high = (middle, high) if stable(middle, alpha, staleness, sent=sent) else (low, middle)
     return low
 
 
 def main() -> None:
     """Print the table."""
     rows = [
-        {"alpha": alpha, "staleness": t, **{form: f"{largest(alpha, t, naive=form == 'naive'):.2f}" for form in FORMS}}
+        {"alpha": alpha, "staleness": t, **{form: f"{largest(alpha, t, sent=form == 'sent'):.2f}" for form in FORMS}}
         for alpha in (0.1, 0.3)
         for t in range(5)
     ]
     sys.stdout.writelines(f"{line}\n" for line in markdown(rows))
 
 
-FORMS = ("learnt", "naive")
+FORMS = ("current", "sent")
 
 
 if __name__ == "__main__":

@@ -88,7 +88,6 @@ class Engine:
         """The algorithm with its parameters of round 0. What does not depend on them is the same in all rounds."""
         self.sum_updates: SumUpdates = sum_updates
         """Another function here may share the sums among processes."""
-        self.sum_buffer = buffered_sums
         """Another function here may compare other forms of a step over a buffer."""
         self.release: Callable[[], object] = lambda: None
         """Called as `Reduction.release` is."""
@@ -217,7 +216,8 @@ class Engine:
         weights = staleness_rule(self.config).weights(entry.staleness for entry in entries)
         told = {number: self._told(of, len(entries)) for number, of in {**versions, current: snapshot}.items()}
         known = {number: each.version for number, each in told.items()}
-        wanted = self.sum_buffer(known, current, entries, weights)
+        direction = self.config.round.stale_direction or "current"
+        wanted = buffered_sums(known, current, entries, weights, stale_direction=direction)
         updates = self._accepted(snapshot, 0, [entry.info for entry in entries], sources, [e.version for e in entries])
         made, stats = self._stepped(snapshot, updates, _NONE, BufferSum(wanted, told))
         parts = shares(known[current], entries, weights)

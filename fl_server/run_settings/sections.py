@@ -234,6 +234,7 @@ class RoundSection(_Section):
     concurrency: int | None = Field(default=None, ge=1, le=MAX_COUNT)
     max_staleness: int | None = Field(default=None, ge=0, le=MAX_STALENESS)
     staleness: StalenessSection | None = None
+    stale_direction: Literal["current", "sent"] | None = None
     quorum: int | None = Field(default=None, ge=1, le=MAX_COUNT)
     min_accepted: int | None = Field(default=None, ge=1, le=MAX_COUNT)
     deadline_s: float = Field(default=600.0, gt=0, le=MAX_SECONDS)
@@ -255,7 +256,12 @@ class RoundSection(_Section):
     @classmethod
     def _of_buffer(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Defaults of what only a run with a buffer has."""
-        own: dict[str, Any] = {"concurrency": values.get("goal"), "max_staleness": 20, "staleness": {}}
+        own: dict[str, Any] = {
+            "concurrency": values.get("goal"),
+            "max_staleness": 20,
+            "staleness": {},
+            "stale_direction": "current",
+        }
         if values.get("close") != "buffer":
             if given := sorted(name for name in ("goal", *own) if values.get(name) is not None):
                 raise ValueError(f'expected {given[0]} only with close = "buffer"')

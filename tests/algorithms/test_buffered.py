@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import algorithms as fl
-from algorithms.buffered import Buffered, Version, apply_buffer, refusal
+from algorithms.buffered import Buffered, StaleDirection, Version, apply_buffer, refusal
 from algorithms.conformance.federation import UNEVEN, Federation, Round, RunState, flat
 from algorithms.optimizers.federated import with_optimizer
 from algorithms.optimizers.spec import OptimizerSpec
@@ -32,7 +32,7 @@ class Run:
     federation: Federation
     algorithm: fl.Algorithm
     staleness: Staleness = HALF
-    naive: bool = False
+    stale_direction: StaleDirection = "current"
     decay: float = 0.9
     """Of the rate, from version to version."""
     states: list[fl.ServerState] = field(default_factory=list)
@@ -63,7 +63,8 @@ class Run:
         sent = {v: self.algorithm.direction(self.states[v]) for v in versions}
         directions = {v: direction for v, direction in sent.items() if direction is not None}
         updates = [self.update(client, version) for client, version in buffer]
-        made = apply_buffer(versions, current, self.states[-1], updates, directions, self.staleness, naive=self.naive)
+        of = self.stale_direction
+        made = apply_buffer(versions, current, self.states[-1], updates, directions, self.staleness, stale_direction=of)
         self.states.append(made)
         return made
 
@@ -74,11 +75,14 @@ class Run:
         return flat(self.states[-1].x)
 
 
+@pytest.mark.parametrize("stale_direction", ["current", "sent"])
 @pytest.mark.parametrize("name", slow_except(SOUND, "fedavg", "fedcm", "mimelite", "qg"))
-def test_without_staleness_it_is_the_synchronous_round(federation: Federation, name: str) -> None:
+def test_without_staleness_it_is_the_synchronous_round(
+    federation: Federation, name: str, stale_direction: StaleDirection
+) -> None:
     """The same bits of model and memory after six rounds, with unequal work, partial cohorts and a decaying rate."""
     algorithm = fl.build(name)
-    run = Run(federation, algorithm)
+    run = Run(federation, algorithm, stale_direction=stale_direction)
     expected = federation.run(algorithm, UNEVEN)
     for round, standing in zip(UNEVEN, expected, strict=True):
         made = run.step([(client, round.t) for client in round.cohort])
@@ -125,6 +129,21 @@ def test_fedcm_uses_what_the_clients_learnt(federation: Federation, alpha: float
         torch.testing.assert_close(flat(made.memory["Delta"]), expected, rtol=0, atol=1e-12)
 
 
+def test_with_sent_directions_fedcm_averages_the_deltas(federation: Federation) -> None:
+    """x + mean(s delta) and -sum(s delta / (eta K)) / sum(s)."""
+    run = Run(federation, fl.build("fedcm", alpha=0.1), stale_direction="sent")
+    for buffer in STALE:
+        v, x = len(run.states) - 1, flat(run.states[-1].x)
+        made = run.step(buffer)
+        moved, mean, total = torch.zeros(3).double(), torch.zeros(3).double(), 0.0
+        for client, version in buffer:
+            K, eta, s = federation.clients[client].steps, 0.1 * 0.9**version, (1 + v - version) ** -0.5
+            delta = flat(run.sent[client, version])
+            moved, mean, total = moved + s * delta / len(buffer), mean - s * delta / (eta * K), total + s
+        torch.testing.assert_close(flat(made.x), x + moved, rtol=0, atol=1e-12)
+        torch.testing.assert_close(flat(made.memory["Delta"]), mean / total, rtol=0, atol=1e-12)
+
+
 def still(federation: Federation) -> Federation:
     """The same clients with gradients of zero everywhere: they learn nothing."""
     zero = [type(client)(client.name, client.A * 0, client.b * 0, client.steps) for client in federation.clients]
@@ -144,23 +163,24 @@ KIN: list[tuple[str, dict[str, Any], str, float]] = [
 def test_clients_that_learnt_nothing_say_nothing_of_old_directions(
     federation: Federation, name: str, parameters: dict[str, Any], symbol: str, kept: float
 ) -> None:
-    """With gradients of zero, memory and movement are those of the current direction. The naive form remembers."""
+    """With gradients of zero, memory and movement are of the current direction; with "sent" of old ones."""
     algorithm = fl.build(name, **parameters)
     runs = []
-    for naive in (False, True):
-        run = Run(still(federation.with_steps(3)), algorithm, naive=naive)
+    stale_directions: tuple[StaleDirection, ...] = ("current", "sent")
+    for stale_direction in stale_directions:
+        run = Run(still(federation.with_steps(3)), algorithm, stale_direction=stale_direction)
         for value in (1.0, -2.0):  # two versions with different directions
             start = run.states[0]
             filled = {own: {key: t * 0 + value for key, t in start.x.items()} for own in start.memory}
             run.states.append(start.replace(memory=filled))
         run.step([(0, 1), (1, 2), (2, 1)])
         runs.append(run)
-    sound, naive_run = runs
+    sound, sent_run = runs
     fresh = Run(still(federation.with_steps(3)), algorithm)
     fresh.states[:] = sound.states[:3]
     fresh.step([(0, 2), (1, 2), (2, 2)])
     torch.testing.assert_close(flat(sound.states[-1].x), flat(fresh.states[-1].x), rtol=0, atol=1e-12)
-    assert (flat(naive_run.states[-1].x) - flat(fresh.states[-1].x)).norm() > 1e-2
+    assert (flat(sent_run.states[-1].x) - flat(fresh.states[-1].x)).norm() > 1e-2
     if kept:
         after = flat(sound.states[-1].memory[symbol])
         torch.testing.assert_close(after, torch.full_like(after, -2.0 * kept), rtol=0, atol=1e-12)

@@ -122,7 +122,7 @@ class LearningRateChange(_message.Message):
     def __init__(self, round: _Optional[int] = ..., learning_rate: _Optional[float] = ...) -> None: ...
 
 class RoundSpec(_message.Message):
-    __slots__ = ("sampling", "clients_per_round", "rate", "min_clients", "close", "quorum", "deadline_s", "over_selection", "max_update_norm", "clip_update_norm", "max_relative_norm", "over_relative_norm", "reducer", "trim", "krum_byzantine", "krum_keep", "max_relative_payload", "max_client_share", "reducer_parameters", "reducer_fingerprint", "min_accepted", "goal", "concurrency", "max_staleness", "staleness")
+    __slots__ = ("sampling", "clients_per_round", "rate", "min_clients", "close", "quorum", "deadline_s", "over_selection", "max_update_norm", "clip_update_norm", "max_relative_norm", "over_relative_norm", "reducer", "trim", "krum_byzantine", "krum_keep", "max_relative_payload", "max_client_share", "reducer_parameters", "reducer_fingerprint", "min_accepted", "goal", "concurrency", "max_staleness", "staleness", "stale_direction")
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     CLIENTS_PER_ROUND_FIELD_NUMBER: _ClassVar[int]
     RATE_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +148,7 @@ class RoundSpec(_message.Message):
     CONCURRENCY_FIELD_NUMBER: _ClassVar[int]
     MAX_STALENESS_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
+    STALE_DIRECTION_FIELD_NUMBER: _ClassVar[int]
     sampling: str
     clients_per_round: int
     rate: float
@@ -173,7 +174,8 @@ class RoundSpec(_message.Message):
     concurrency: int
     max_staleness: int
     staleness: StalenessSpec
-    def __init__(self, sampling: _Optional[str] = ..., clients_per_round: _Optional[int] = ..., rate: _Optional[float] = ..., min_clients: _Optional[int] = ..., close: _Optional[str] = ..., quorum: _Optional[int] = ..., deadline_s: _Optional[float] = ..., over_selection: _Optional[float] = ..., max_update_norm: _Optional[float] = ..., clip_update_norm: _Optional[float] = ..., max_relative_norm: _Optional[float] = ..., over_relative_norm: _Optional[str] = ..., reducer: _Optional[str] = ..., trim: _Optional[float] = ..., krum_byzantine: _Optional[int] = ..., krum_keep: _Optional[int] = ..., max_relative_payload: _Optional[float] = ..., max_client_share: _Optional[float] = ..., reducer_parameters: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., reducer_fingerprint: _Optional[_Union[_training_pb2.TaskFingerprint, _Mapping]] = ..., min_accepted: _Optional[int] = ..., goal: _Optional[int] = ..., concurrency: _Optional[int] = ..., max_staleness: _Optional[int] = ..., staleness: _Optional[_Union[StalenessSpec, _Mapping]] = ...) -> None: ...
+    stale_direction: str
+    def __init__(self, sampling: _Optional[str] = ..., clients_per_round: _Optional[int] = ..., rate: _Optional[float] = ..., min_clients: _Optional[int] = ..., close: _Optional[str] = ..., quorum: _Optional[int] = ..., deadline_s: _Optional[float] = ..., over_selection: _Optional[float] = ..., max_update_norm: _Optional[float] = ..., clip_update_norm: _Optional[float] = ..., max_relative_norm: _Optional[float] = ..., over_relative_norm: _Optional[str] = ..., reducer: _Optional[str] = ..., trim: _Optional[float] = ..., krum_byzantine: _Optional[int] = ..., krum_keep: _Optional[int] = ..., max_relative_payload: _Optional[float] = ..., max_client_share: _Optional[float] = ..., reducer_parameters: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., reducer_fingerprint: _Optional[_Union[_training_pb2.TaskFingerprint, _Mapping]] = ..., min_accepted: _Optional[int] = ..., goal: _Optional[int] = ..., concurrency: _Optional[int] = ..., max_staleness: _Optional[int] = ..., staleness: _Optional[_Union[StalenessSpec, _Mapping]] = ..., stale_direction: _Optional[str] = ...) -> None: ...
 
 class StalenessSpec(_message.Message):
     __slots__ = ("kind", "exponent", "slope", "after", "fingerprint")

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import algorithms as fl
-from algorithms.buffered import apply_buffer
+from algorithms.buffered import StaleDirection, apply_buffer
 from fl_server.aggregation.buffered_step import staleness_rule
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import round_info
@@ -32,13 +31,18 @@ class Net(nn.Module):
         self.body, self.norm = nn.Linear(410, 400), nn.BatchNorm1d(3)
 
 
-def engine(name: str, dtype: torch.dtype = torch.float32, **parameters: Any) -> Engine:
+def engine(name: str, dtype: torch.dtype = torch.float32, stale_direction: str = "current") -> Engine:
     """An engine of a run with a buffer."""
     values = {
         "task": {"name": "net"},
-        "algorithm": {"name": name, "parameters": parameters},
+        "algorithm": {"name": name},
         "local": {"learning_rate": 0.3, "learning_rate_decay": 0.9},
-        "round": {"close": "buffer", "goal": 3, "staleness": {"kind": "polynomial", "exponent": 0.7}},
+        "round": {
+            "close": "buffer",
+            "goal": 3,
+            "staleness": {"kind": "polynomial", "exponent": 0.7},
+            "stale_direction": stale_direction,
+        },
     }
     return Engine(from_values(values), SimpleNamespace(model=lambda: Net().to(dtype)))
 
@@ -110,10 +114,15 @@ def test_without_staleness_it_has_the_bits_of_a_round(name: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ["fedavg", "fedcm", "mimelite", "mfl"])
-def test_stale_updates_from_files_are_summed_as_in_memory(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "stale_direction"),
+    [("fedavg", "current"), ("fedcm", "current"), ("fedcm", "sent"), ("mimelite", "current"), ("mfl", "current")],
+)
+def test_stale_updates_from_files_are_summed_as_in_memory(
+    name: str, stale_direction: StaleDirection, dtype: torch.dtype, tmp_path: Path
+) -> None:
     """Blocks, groups of tensors and files change no bit of the mathematics; a client is there with two versions."""
-    run = Run(engine(name, dtype), tmp_path)
+    run = Run(engine(name, dtype, stale_direction), tmp_path)
     run.step(("a", 0), ("b", 0), ("c", 0))
     run.step(("a", 1), ("b", 1), ("c", 1))
     keys = [("c", 2), ("a", 0), ("b", 1), ("a", 2)]
@@ -128,7 +137,10 @@ def test_stale_updates_from_files_are_summed_as_in_memory(name: str, dtype: torc
         return {p: {n: t for n, t in all_.items() if n in trainable} for p, all_ in run.payloads(*key).items()}
 
     updates = [(run.entry(*key), sent(key)) for key in keys]
-    state = apply_buffer(versions, 2, run.snapshots[2].state, updates, directions, staleness_rule(config))
+    rule = staleness_rule(config)
+    state = apply_buffer(
+        versions, 2, run.snapshots[2].state, updates, directions, rule, stale_direction=stale_direction
+    )
     for expected, found in [(state.x, made.state.x), *((state.memory[s], made.state.memory[s]) for s in state.memory)]:
         assert all(torch.equal(expected[name], found[name]) for name in expected)
 

@@ -12,7 +12,7 @@ from tests.processes.simulated import check_replay
 
 BUFFER: dict[str, Any] = {
     "algorithm": {"name": "fedcm", "parameters": {"alpha": 0.2}},
-    "round": {"close": "buffer", "goal": 2, "concurrency": 3, "max_staleness": 3},
+    "round": {"close": "buffer", "goal": 2, "concurrency": 3, "max_staleness": 3, "stale_direction": "sent"},
     "stop": {"rounds": 6},
 }
 
