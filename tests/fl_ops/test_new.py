@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from fl_ops import new_package
 from fl_ops.errors import OpsError
 from fl_ops.new_package import TEMPLATES
 from tests.fl_ops.conftest import Fl
+from tests.processes.scripts import Scripts
 
 ROOT = Path(__file__).parents[2]
 HEAVY = {"lora", "transformers", "image", "text"}
@@ -35,17 +37,22 @@ def test_a_new_package_works_at_once(template: str, tmp_path: Path) -> None:
     run = folder / "run.toml"
     run.write_text(run.read_text().replace("rounds = 10", "rounds = 2"))
     sites = ("--folder", "data/site-0", "--folder", "data/site-1")
-    checked = json.loads(ran(folder, "fl", "task", "check", "my_task.task:MyTask", *sites, "--json"))
+    with Scripts(tmp_path / "bin") as scripts:
+        path = (scripts.folder, Path(sys.executable).parent)
+        checked = json.loads(ran(folder, path, "fl", "task", "check", "my_task.task:MyTask", *sites, "--json"))
+        shown = ran(folder, path, "sh", "two-daemons.sh")
     assert {finding["result"] for finding in checked["findings"]} == {"ok"}, checked
-    ran(folder, sys.executable, "-m", "unittest")
-    shown = ran(folder, "sh", "two-daemons.sh")
     assert "completed: 2 rounds are done" in shown
     assert (folder / "model.safetensors").stat().st_size > 1000
+    ran(folder, path, sys.executable, "-m", "unittest")
 
 
 @pytest.mark.parametrize("template", [name for name in TEMPLATES if name not in {"lora", "transformers"}])
-def test_a_new_package_passes_our_own_checks_of_style(template: str, tmp_path: Path) -> None:
+def test_a_new_package_passes_our_own_checks_of_style(
+    template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """ruff's usual rules have nothing to say about it, in the line length of this project."""
+    monkeypatch.setattr(new_package, "_generate", lambda folder, name: None)  # data, which ruff does not read
     folder = new_package.make("my_task", template, tmp_path)
     ruff = [str(Path(sys.executable).parent / "ruff"), "check", "--isolated", "--line-length", "120"]
     assert subprocess.run([*ruff, "--select", "E,F,I,B,UP,C4", "."], cwd=folder, check=False).returncode == 0
@@ -79,11 +86,11 @@ def test_the_command_says_what_comes_next(fl: Fl, tmp_path: Path, monkeypatch: p
     assert "fl task check my_task.task:MyTask --folder data/site-0" in result.stdout
 
 
-def ran(folder: Path, *command: str) -> str:
-    """The output of a command in the new folder, with the programs of this environment and free ports."""
+def ran(folder: Path, path: Sequence[Path], *command: str) -> str:
+    """The output of a command in the new folder, with the programs of these folders and free ports."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     environment |= {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": os.pathsep.join([*map(str, path), os.environ["PATH"]]),
         "PYTHONPATH": str(ROOT),
         "COORDINATOR": f"127.0.0.1:{free_port()}",
         "ADMIN": f"127.0.0.1:{free_port()}",
