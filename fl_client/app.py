@@ -8,13 +8,14 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import structlog
+import torch
 
 from fl_client.assignments.executor import Services
 from fl_client.audit.log import DeviceAudit, note_certificate, note_registered
@@ -77,37 +78,51 @@ def run(config: ClientConfig, progress: Progress) -> bool:
         state = held.enter_context(StateDir(config.state_dir))
         if still := restrict_permissions(state.path, FILES):
             log.warning("state_is_open_to_others", files=len(still), first=str(still[0]), todo="chmod -R go= state_dir")
-        _begin_account(state)
+        _begin_accounts(state, {served.data for served in config.served})
         state.claim(client_id)
+        for served in config.served:
+            state.claim_data(served.data)
         if config.metrics_listen is not None:
             held.enter_context(metrics.serve(*split_address(config.metrics_listen)))
         traces = _traces()
         held.callback(traces.close)
         device = devices.choose(config.device)
         keep_freed_memory()
-        progress.show("loading the task's data")
-        log.info("loading_task", task=config.task.name)  # the last line of a process that its code ends
-        with slow_start_logged(config.task.name):
-            local = load_local_task(config, state, device)
-        metrics.set_device(device, len(local.train), config.state_dir)
         if config.insecure_remote:  # at every start, as a reminder
             log.warning("insecure_remote", server=config.server, todo="add [tls]: ca, cert and key")
-        log.info("starting", client=client_id, task=local.name, examples=len(local.train), device=str(device))
-        progress.show("making the task's model")
-        trainer = _trainer(config, local, held)
-        with slow_start_logged(config.task.name):
-            local = replace(local, frozen=trainer.own_frozen())
-        instruments = Instruments(metrics, progress, traces=traces, trainer=trainer)
+        tasks, trainers = [], []
+        for number in range(len(config.served)):
+            local, trainer = _load(config, number, state, device, held, progress)
+            log.info("starting", client=client_id, task=local.title, examples=len(local.train), device=str(device))
+            tasks.append(local)
+            trainers.append(trainer)
+        metrics.set_device(device, sum(len(local.train) for local in tasks), config.state_dir)
+        instruments = Instruments(metrics, progress, traces=traces, trainers=trainers)
         # The objects so far, most of them torch's, live as long as the process. Without this, full garbage collections
         # search all of them again and again.
         gc.freeze()
-        return asyncio.run(_until_signal(config, local, state, instruments))
+        return asyncio.run(_until_signal(config, tasks, state, instruments))
 
 
-def _begin_account(state: StateDir) -> None:
-    """Make the privacy account before the directory is claimed, so that a missing one is known to be lost."""
+def _load(  # noqa: PLR0913, PLR0917 - parts of the daemon
+    config: ClientConfig, number: int, state: StateDir, device: torch.device, held: ExitStack, progress: Progress
+) -> tuple[LocalTask, Trainer]:
+    """Load one of the tasks, its data and its model."""
+    title = config.served[number].title
+    progress.show("loading the task's data")
+    log.info("loading_task", task=title)  # the last line of a process that its code ends
+    with slow_start_logged(title):
+        local = load_local_task(config, state, device, number)
+        progress.show("making the task's model")
+        trainer = _trainer(config, local, held)
+        return replace(local, frozen=trainer.own_frozen()), trainer
+
+
+def _begin_accounts(state: StateDir, names: Iterable[str]) -> None:
+    """Make the privacy accounts before the directory is claimed, so that a missing one is known to be lost."""
     try:
-        AccountFiles(state.path).begin()
+        for name in {"", *names}:
+            AccountFiles.of(state.path, name).begin()
     except OSError as error:
         raise StateError(f"state_dir: expected a directory that can be written, got {error}") from None
 
@@ -126,11 +141,11 @@ class Instruments:
     """Makes the pools of the daemon's threads."""
     transport: Callable[..., Connection] = GrpcTransport
     """Makes a connection to the coordinator."""
-    trainer: Trainer | None = None
-    """The trainer with the model that the registration describes. None: one without a model."""
+    trainers: Sequence[Trainer] = ()
+    """The trainers with the models that the registration describes, one for each task. None: some without models."""
 
 
-def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: Instruments) -> Daemon:
+def build(config: ClientConfig, tasks: Sequence[LocalTask], state: StateDir, instruments: Instruments) -> Daemon:
     """Connect the parts of one daemon, inside a running event loop.
 
     Raises:
@@ -138,7 +153,7 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
     """
     link = Link(replace(instruments.delays, max_requested=config.limits.max_wait_s))
     worker = Worker(config.threads, instruments.threads)
-    host = HostState(local.device, worker.idle_for, instruments.clock)
+    host = HostState(tasks[0].device, worker.idle_for, instruments.clock)
     file = PolicyFile(config.policy, min(CHECK_S, config.gates.check_s))
     policy_gates = [] if config.policy is None else [PolicyGate(file, instruments.clock)]
     gates = GateSet([*make_gates(config.gates, host), *policy_gates], config.gates.open_after_s)
@@ -151,7 +166,7 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
     services = Services(
         link=link,
         bundles=BundleCache(link, config.max_bundle_bytes, site.received),
-        trainer=instruments.trainer or _trainer(config, local, None),
+        trainers=instruments.trainers or [_trainer(config, local, None) for local in tasks],
         worker=worker,
         disk=disk,
         state=state_directory,
@@ -170,9 +185,9 @@ def build(config: ClientConfig, local: LocalTask, state: StateDir, instruments: 
             site,
             link,
         ),
-        privacy=PrivacyCharging(AccountFiles(state.path), config.threads, state_directory, site, metrics),
+        privacy=PrivacyCharging(state.path, config.threads, state_directory, site, metrics),
     )
-    endpoint = DaemonEndpoint(config, local, services, instruments)
+    endpoint = DaemonEndpoint(config, tasks, services, instruments)
     return Daemon(SessionManager(endpoint, link), services, _renewal(config, endpoint.certificates, services))
 
 
@@ -183,7 +198,9 @@ def _certified(config: ClientConfig) -> Certified | None:
     return Certified(tls.cert.read_bytes(), tls.key.read_bytes(), tls.ca.read_bytes())
 
 
-async def _until_signal(config: ClientConfig, local: LocalTask, state: StateDir, instruments: Instruments) -> bool:
+async def _until_signal(
+    config: ClientConfig, tasks: Sequence[LocalTask], state: StateDir, instruments: Instruments
+) -> bool:
     """Run until SIGTERM or SIGINT. A second one ends the process at once."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
@@ -195,17 +212,19 @@ async def _until_signal(config: ClientConfig, local: LocalTask, state: StateDir,
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
-    return await build(config, local, state, instruments).run(stop)
+    return await build(config, tasks, state, instruments).run(stop)
 
 
 class DaemonEndpoint(Endpoint):
     """The coordinator of the settings, for this device's certificates and its site's policy."""
 
-    def __init__(self, config: ClientConfig, local: LocalTask, services: Services, instruments: Instruments) -> None:
+    def __init__(
+        self, config: ClientConfig, tasks: Sequence[LocalTask], services: Services, instruments: Instruments
+    ) -> None:
         """Raises ConfigError at the start, not at the first connection, for unusable TLS files."""
         super().__init__(config.server, *config.standbys)
         self._config, self._services, self._transport = config, services, instruments.transport
-        self._constant = _registration(config, local)
+        self._constant = _registration(config, tasks)
         self.certificates: Certificates | None = None
         """None: the connection is in plain text."""
         if config.tls is not None:
@@ -289,17 +308,18 @@ def _traces() -> Traces:
         raise StartError(str(error)) from None
 
 
-def _registration(config: ClientConfig, local: LocalTask) -> pb.RegisterRequest:
+def _registration(config: ClientConfig, tasks: Sequence[LocalTask]) -> pb.RegisterRequest:
     """The part of a registration that stays the same while this process runs."""
+    accounts = {"", *(local.data for local in tasks)}
     return pb.RegisterRequest(
         client_id=identity_of(config),
         instance_id=uuid.uuid4().hex,
         protocol=pb.ProtocolRange(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
         software=f"impetus {package_version('impetus-fl')}",
         labels=config.labels,
-        device=devices.describe(local.device),
-        tasks=[local.offer()],
-        methods=offers(local.methods),
+        device=devices.describe(tasks[0].device),
+        tasks=[local.offer() for local in tasks],
+        methods=offers(tasks[0].methods),
         encodings=ENCODINGS.values(),
-        privacy_resets=AccountFiles(config.state_dir).resets(),
+        privacy_resets=sum(AccountFiles.of(config.state_dir, name).resets() for name in accounts),
     )

@@ -60,7 +60,7 @@ def _client() -> list[str]:
     rows = model_rows(client.ClientConfig, texts.CLIENT)
     parts = [table([replace(row, values=texts.CLIENT_VALUES.get(row.name, row.values)) for row in rows])]
     for name, section in sections(client.ClientConfig).items():
-        parts += [_heading(name), table(model_rows(section))]
+        parts += [_heading(name, repeated=name == "tasks"), table(model_rows(section))]
         if name == "shard":
             parts += [texts.SHARD_INTRO, table(_partition_rows())]
     return parts
@@ -73,8 +73,8 @@ def _policy() -> list[str]:
     return parts
 
 
-def _heading(section: str) -> str:
-    return f"### [{section}]"
+def _heading(section: str, *, repeated: bool = False) -> str:
+    return f"### [[{section}]]" if repeated else f"### [{section}]"
 
 
 def _partition_rows() -> list[Row]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -58,7 +58,8 @@ class Services:
 
     link: Link
     bundles: BundleCache
-    trainer: Trainer
+    trainers: Sequence[Trainer]
+    """One for each task that this device serves."""
     worker: Worker
     disk: DiskThread
     state: StateDirectory
@@ -72,6 +73,10 @@ class Services:
     secure: Participant
     traces: Traces = UNTRACED
     limits: LimitsConfig = field(default_factory=LimitsConfig)
+
+    def trainer_of(self, assignment: AnyAssignment) -> Trainer:
+        """The trainer of an assignment's task and data. Without it, the first one, whose check refuses the task."""
+        return next((trainer for trainer in self.trainers if trainer.serves(assignment)), self.trainers[0])
 
 
 class AssignmentExecutor:
@@ -128,7 +133,7 @@ class AssignmentExecutor:
         services, key = self._services, key_of(assignment.key)
         log.info("assignment", **key_fields(key), attempt=assignment.attempt, resources=len(assignment.resources))
         note_assigned(services.audit, assignment)
-        trainer = services.trainer
+        trainer = services.trainer_of(assignment)
         check_assignment(assignment, services.limits, trainer.examples, trainer.own_batches)
         await services.policy.check_names(assignment)
         exchange, shard = trainer.exchange_of(assignment), ShardSize(trainer.examples, trainer.own_batches)
@@ -157,12 +162,13 @@ class AssignmentExecutor:
 
     async def _train(self, assignment: training_pb2.Assignment, amount: OrderedWork) -> tuple[TrainingResult, Measured]:
         services, key = self._services, key_of(assignment.key)
-        services.trainer.check_task(assignment.task, assignment.fingerprint)
+        trainer = services.trainer_of(assignment)
+        trainer.check_task(assignment)
         state = await services.state.required(services.storage.state_for, assignment)
-        if services.trainer.keeps_state(assignment):
+        if trainer.keeps_state(assignment):
             await services.state.required(services.storage.check_limits, key[0])
         if assignment.training.HasField("privacy"):
-            await self._compute(lambda check: services.trainer.check_private(assignment))
+            await self._compute(lambda check: trainer.check_private(assignment))
         await services.policy.begin_training(assignment, amount)
         self._show(key, "fetching the model")
         bundles = await services.bundles.get(
@@ -171,14 +177,14 @@ class AssignmentExecutor:
 
         private: PrivateWork | None = None
         if assignment.training.HasField("privacy"):
-            data = await self._compute(lambda check: private_data(services.trainer.data))
-            private = await services.privacy.begin(assignment, bundles, data)
+            data = await self._compute(lambda check: private_data(trainer.data))
+            private = await services.privacy.begin(assignment, bundles, data, trainer.data_name)
 
         shares = services.policy.policy.share.evaluations
 
         def work(check: Callable[[], None]) -> tuple[TrainingResult, Measured]:
-            received = services.trainer.measure_received(assignment, bundles, state) if shares else Measured()
-            return services.trainer.train(assignment, bundles, state, self._on_step(key, check), private), received
+            received = trainer.measure_received(assignment, bundles, state) if shares else Measured()
+            return trainer.train(assignment, bundles, state, self._on_step(key, check), private), received
 
         with services.traces.span("training"):
             result, measured = await self._compute(work)
@@ -254,17 +260,18 @@ class AssignmentExecutor:
         note_evaluation(services.audit, assignment)
         check_evaluation(assignment)
         await services.policy.check_evaluation(assignment)
-        services.trainer.check_task(assignment.task, assignment.fingerprint)
+        trainer = services.trainer_of(assignment)
+        trainer.check_task(assignment)
         self._show(key, "evaluating")
         state = None
         if assignment.personal:
-            state = await services.state.required(services.storage.latest_state, key[0])
+            state = await services.state.required(services.storage.latest_state, assignment)
         async with services.availability.while_allowed():
-            await services.policy.begin_evaluation(assignment, services.trainer.held_out)
+            await services.policy.begin_evaluation(assignment, trainer.held_out)
             bundles = await services.bundles.get(
                 assignment.resources, await self._layouts(assignment), assignment.key.run_id
             )
-            evaluation = await self._compute(lambda check: services.trainer.evaluate(assignment, bundles, state))
+            evaluation = await self._compute(lambda check: trainer.evaluate(assignment, bundles, state))
 
         async def report(session: Session) -> None:
             await session.connection.report_evaluation(
@@ -287,7 +294,7 @@ class AssignmentExecutor:
 
     async def _layouts(self, assignment: AnyAssignment) -> Layouts:
         """The layouts of an assignment's bundles. The first call makes the model."""
-        trainer = self._services.trainer
+        trainer = self._services.trainer_of(assignment)
         known = trainer.known_layouts(assignment)
         return known if known is not None else await self._compute(lambda check: trainer.layouts(assignment))
 

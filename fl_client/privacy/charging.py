@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import structlog
 
@@ -24,22 +25,22 @@ log = structlog.get_logger()
 
 
 class PrivacyCharging:
-    """The account of a running daemon. Lives on the event loop; the file is used on the disk's thread."""
+    """The accounts of a running daemon, by the name of the data. For the event loop; files are for the disk thread."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - parts of the daemon
-        self, files: AccountFiles, threads: int, state: StateDirectory, policy: SitePolicy, metrics: Metrics
+        self, state_dir: Path, threads: int, state: StateDirectory, policy: SitePolicy, metrics: Metrics
     ) -> None:
-        """files: of the account. threads: of torch."""
-        self._files, self._threads, self._state = files, threads, state
+        """state_dir: with the accounts. threads: of torch."""
+        self._state_dir, self._threads, self._state = state_dir, threads, state
         self._policy, self._metrics = policy, metrics
-        self._account: Account | None = None
-        """None: not read yet."""
+        self._accounts: dict[str, Account] = {}
+        """Those that were read, by the name of the data."""
         self._turn = asyncio.Lock()
 
     async def begin(
-        self, assignment: training_pb2.Assignment, bundles: Mapping[ResourceKey, Bundle], data: PrivateData
+        self, assignment: training_pb2.Assignment, bundles: Mapping[ResourceKey, Bundle], data: PrivateData, name: str
     ) -> PrivateWork:
-        """Charge all steps of an assignment with privacy, durably.
+        """Charge all steps of an assignment with privacy, durably. name: of the data.
 
         Work that is charged already, as after a restart, is not charged again.
 
@@ -50,47 +51,50 @@ class PrivacyCharging:
         rules = self._policy.policy.privacy
         applied = applied_to(assignment.training, rules.min_noise_multiplier or 0.0, rules.max_delta or 1.0)
         async with self._turn:
-            account = await self._read()
+            account = await self._read(name)
             work = await asyncio.to_thread(
                 private_work, assignment, bundles, data, account.secret, applied, self._threads
             )
             if not account.has(work.identity):
                 account = account.with_charge(work.identity, work.mechanism, work.steps, applied.delta)
-                self._check_limit(account)
-                await self._state.required(self._files.write, account)
-                self._account = account
+                self._check_limit(self._accounts[name], account)
+                await self._state.required(self._files(name).write, account)
+                self._accounts[name] = account
         spent = account.epsilon(applied.delta)
-        self._metrics.privacy_spent.set(account.epsilon())
+        self._metrics.privacy_spent.set(max(one.epsilon() for one in self._accounts.values()))
         log.info(
             "privacy_charged", run=assignment.key.run_id, round=assignment.key.round, steps=work.steps,
             epsilon=round(spent, 4), delta=applied.delta,
         )  # fmt: skip
         return replace(work, epsilon=spent) if self._policy.policy.share.privacy else work
 
-    def _check_limit(self, charged: Account) -> None:
+    def _files(self, name: str) -> AccountFiles:
+        return AccountFiles.of(self._state_dir, name)
+
+    def _check_limit(self, before: Account, charged: Account) -> None:
         limit = self._policy.policy.privacy.max_epsilon
         if limit is None or (after := charged.epsilon()) <= limit:
             return
-        now = 0.0 if self._account is None else self._account.epsilon()
+        now = before.epsilon()
         raise self._policy.refused(
             "privacy",
             f"privacy.max_epsilon is {limit:g} at delta {charged.delta:g}, {now:.3g} of it is spent, and it would be"
             f" {after:.3g} after this assignment",
         )
 
-    async def _read(self) -> Account:
+    async def _read(self, name: str) -> Account:
         """The account, which is made if there is none yet. Its charges are counted beside it from here on."""
-        if self._account is None:
+        if name not in self._accounts:
             try:
-                account = await self._state.required(self._files.read)
+                account = await self._state.required(self._files(name).read)
             except StateError as error:
                 log.error("privacy_account_lost", problem=str(error))
                 message = "this device's privacy account is lost or cannot be read; its log says what to do"
                 raise WorkFailed(pb.FAILURE_REASON_RESOURCES, message) from error
             if account is None:
                 account = Account.new()
-                await self._state.required(self._files.write, account)
+                await self._state.required(self._files(name).write, account)
             else:
-                await self._state.required(self._files.count, account)
-            self._account = account
-        return self._account
+                await self._state.required(self._files(name).count, account)
+            self._accounts[name] = account
+        return self._accounts[name]

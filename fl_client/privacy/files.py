@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from fl_client.errors import StateError
 from fl_client.privacy.account import FILE, Account, read_account, write_account
-from fl_common.files import atomic_writer
+from fl_common.files import atomic_writer, make_folders
 from fl_common.settings import parse_json
 
 WITNESS = "privacy-charges.json"
@@ -43,17 +43,25 @@ class Witness:
 class AccountFiles:
     """Account and witness in a state directory. All methods block."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, used: Path | None = None) -> None:
+        """used: a file that is made after the account, so that an account that is missing later is known to be lost."""
+        self.folder, self._used = folder, used or folder / _USED
+
+    @classmethod
+    def of(cls, state_dir: Path, data: str) -> AccountFiles:
+        """The files for data of this name, in a state directory. No name: those of all data without one."""
+        folder = state_dir / "data" / data
+        return cls(folder, folder.with_name(f"{data}.json")) if data else cls(state_dir)
 
     def begin(self) -> None:
         """Make both files in a directory that no daemon has used. Raises OSError, StateError."""
-        if not (self.folder / _USED).exists() and not (self.folder / WITNESS).exists():
+        if not self._used.exists() and not (self.folder / WITNESS).exists():
+            make_folders(self.folder, durable=True)
             self.write(self._account() or Account.new())
 
     def read(self) -> Account | None:
         """The account; None before the first use. Raises StateError for one that is lost, older or cannot be read."""
-        account, witness, used = self._account(), self.witness(), (self.folder / _USED).exists()
+        account, witness, used = self._account(), self.witness(), self._used.exists()
         if account is None and witness is None and not used:
             return None
         if account is None:

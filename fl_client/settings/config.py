@@ -159,6 +159,31 @@ class ShardConfig(Section):
         return self
 
 
+def _data_name(value: str) -> str:
+    return check_id("data", value) if value else ""
+
+
+class ServedTask(Section):
+    """One of several tasks that a daemon serves, with data of its own. They stand in tables [[tasks]]."""
+
+    name: str
+    """Name of a built-in task, or module:attribute of an installed module."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options for the task: {data_root = "..."}."""
+    data: Annotated[str, AfterValidator(_data_name)] = ""
+    """Name of the data. Tasks of one name need different ones. Data of one name has one privacy account, which counts
+    what all its tasks tell."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Labels of this data, beside those of the device."""
+    shard: ShardConfig = ShardConfig()
+    """The data, as in [shard]."""
+
+    @property
+    def title(self) -> str:
+        """Task and data for messages, and for the name of a file."""
+        return f"{self.name}@{self.data}" if self.data else self.name
+
+
 class GatesConfig(Section):
     """Conditions for training. Without any of them the device may train at any time."""
 
@@ -227,8 +252,9 @@ class ClientConfig(Section):
     such as a Service of Kubernetes, needs no list."""
     state_dir: Path
     """Directory of identity, shard, pending updates and client states, for one daemon at a time."""
-    task: TaskConfig
+    task: TaskConfig | None = None
     shard: ShardConfig = ShardConfig()
+    tasks: list[ServedTask] = Field(default_factory=list)
     algorithms: list[CodePath] = Field(default_factory=list)
     """Methods that the daemon loads beside those of installed packages, as module:attribute. No other module is
     imported for a coordinator."""
@@ -276,6 +302,27 @@ class ClientConfig(Section):
             return {key: value for key, value in values.items() if (key, value) != ("metrics_listen", "")}
         return values
 
+    @property
+    def served(self) -> tuple[ServedTask, ...]:
+        """All tasks: those of [[tasks]], or the one of [task] with its [shard]."""
+        if self.task is None:
+            return tuple(self.tasks)
+        return (ServedTask(name=self.task.name, options=self.task.options, shard=self.shard),)
+
+    @model_validator(mode="after")
+    def _tasks_apart(self) -> Self:
+        if (self.task is None) == (not self.tasks):
+            came = "both" if self.tasks else "neither"
+            raise ValueError(f"task: expected a table [task], or tables [[tasks]] for several, got {came}")
+        if self.tasks and self.shard != ShardConfig():
+            raise ValueError("shard: expected it inside of each of [[tasks]], got a table [shard] beside them")
+        if len(self.tasks) > 1 and self.processes != 1:
+            raise ValueError("processes: expected 1 with several tasks, for the processes train one task together")
+        for number, one in enumerate(self.tasks):
+            for other in self.tasks[:number]:
+                _check_apart(one, other)
+        return self
+
     @model_validator(mode="after")
     def _plain_text_by_name(self) -> Self:
         if self.tls is not None:
@@ -295,6 +342,19 @@ class ClientConfig(Section):
                 "client_id: expected a name for this device (without [tls] there is no certificate with a name)"
             )
         return self
+
+
+def _check_apart(one: ServedTask, other: ServedTask) -> None:
+    """Raises ValueError for two tasks that cannot be told apart, or the same data under two names."""
+    if one.title == other.title:
+        raise ValueError(f"tasks: expected another `data` for each task {one.name!r}, got {one.data!r} twice")
+    same_shard = one.shard == other.shard and (one.name, one.options) == (other.name, other.options)
+    same_folder = one.shard.folder is not None and one.shard.folder == other.shard.folder
+    if one.data != other.data and (same_shard or same_folder):
+        raise ValueError(
+            f"tasks: expected one name for the same data, got {other.data!r} and {one.data!r}: its privacy account"
+            " counts what all its tasks tell"
+        )
 
 
 def load_config(path: Path, overrides: Sequence[Path] = ()) -> ClientConfig:

@@ -19,6 +19,7 @@ from fl_client.policy.rules import OrderedWork, Request, ShardSize, Verdict, day
 from fl_client.settings.config import ClientConfig, load_config
 from fl_client.setup.settings_file import toml
 from fl_client.setup.units import CONFIG
+from fl_client.storage.state import shard_file
 from fl_common.command_help import Group, examples
 from fl_common.settings import parse_toml
 from protos.fl.v1 import admin_pb2, training_pb2
@@ -64,7 +65,7 @@ def check(
     """Say rule by rule whether this device accepts a run. Exit code 0: it does; 1: it refuses it; 2: no valid file."""
     settings, policy = _read(config)
     spec = _run_of(run)
-    decisions = list(_verdicts(settings, policy, spec, local_examples or _shard_size(settings)))
+    decisions = list(_verdicts(settings, policy, spec, local_examples or _shard_size(settings, spec.task.name)))
     for verdict in decisions:
         print(f"{_MARKS[verdict.accepted]:<7} {verdict.rule}: {verdict.text}")
     refused = [verdict.rule for verdict in decisions if verdict.accepted is False]
@@ -82,8 +83,9 @@ def _verdicts(
     settings: ClientConfig, policy: Policy, spec: admin_pb2.RunSpec, local_examples: int | None
 ) -> Iterator[Verdict]:
     """All decisions on a run, its evaluations by clients included."""
-    name, here = spec.task.name, settings.task.name
-    yield Verdict("tasks", name == here, f"the run's task is {name!r}, and this device has {here!r}")
+    name, here = spec.task.name, [served.name for served in settings.served]
+    text = f"the run's task is {name!r}, and this device has {' and '.join(repr(it) for it in dict.fromkeys(here))}"
+    yield Verdict("tasks", name in here, text)
     work = _work(spec, local_examples)
     optimizer = spec.local.optimizer.name or "sgd"
     request = Request(
@@ -158,10 +160,12 @@ def _run_of(path: Path) -> admin_pb2.RunSpec:
     return spec
 
 
-def _shard_size(settings: ClientConfig) -> int | None:
-    """Examples of the shard that an earlier start has made. None where there is none, or all data is used."""
+def _shard_size(settings: ClientConfig, task: str) -> int | None:
+    """Examples of the shard that an earlier start has made. None if there is none or several, or all data is used."""
+    titles = [served.title if settings.tasks else "" for served in settings.served if served.name == task]
     try:
-        kept: Any = json.loads((settings.state_dir / "shard.json").read_bytes())
+        (title,) = titles
+        kept: Any = json.loads((settings.state_dir / shard_file(title)).read_bytes())
         return len(kept["indices"]) or None
     except (OSError, ValueError, TypeError, KeyError):
         return None

@@ -15,7 +15,7 @@ from fl_client.audit.file import AuditFile, Entry
 from fl_client.errors import StartError, UsageError
 from fl_client.policy.config import NO_POLICY, read_policy
 from fl_client.privacy.files import AccountFiles
-from fl_client.settings.config import load_config
+from fl_client.settings.config import ClientConfig, load_config
 from fl_client.setup.units import CONFIG
 from fl_client.storage.state import StateDir
 from fl_common.command_help import Group, examples
@@ -25,12 +25,14 @@ app = typer.Typer()
 RESET = "privacy_account_reset"
 """Method of the audit log's row."""
 _ConfigFile = Annotated[Path, typer.Option(metavar="FILE", help="The daemon's settings.")]
+_Data = Annotated[str, typer.Option(metavar="NAME", help="Data of a task with a name; default: all other data.")]
 
 
 @app.callback(invoke_without_command=True, **{**examples("fl-client privacy --config client.toml"), "cls": Group})
 def show(
     context: typer.Context,
     config: _ConfigFile = Path(CONFIG),
+    data: _Data = "",
     delta: Annotated[
         float | None, typer.Option(metavar="D", help="Of epsilon; default: the smallest that a run had.")
     ] = None,
@@ -44,7 +46,7 @@ def show(
     try:
         settings = load_config(config)
         policy = NO_POLICY if settings.policy is None else read_policy(settings.policy)
-        files = AccountFiles(settings.state_dir)
+        files = _files(settings, data)
         account, witness = files.read(), files.witness()
     except StartError as error:
         raise UsageError(str(error)) from None
@@ -79,6 +81,7 @@ def _lines(values: Mapping[str, Any]) -> Iterator[str]:
 @app.command(**examples("fl-client privacy reset --config client.toml --keep"))
 def reset(
     config: _ConfigFile = Path(CONFIG),
+    data: _Data = "",
     keep: Annotated[
         bool, typer.Option("--keep", help="Go on with the privacy.json that is there, although it is an older copy.")
     ] = False,
@@ -92,20 +95,31 @@ def reset(
     if not yes and not typer.confirm(f"Forget what this device's data has spent, and {question}?", default=False):
         raise typer.Exit(1)
     try:
-        with StateDir(load_config(config).state_dir) as state:
-            _note(state.path, keep=keep)  # before: no reset is without its row
-            account = AccountFiles(state.path).reset(keep=keep)
+        settings = load_config(config)
+        files = _files(settings, data)
+        with StateDir(settings.state_dir) as state:
+            _note(state.path, files, data, keep=keep)  # before: no reset is without its row
+            account = files.reset(keep=keep)
     except (StartError, OSError) as error:
         raise UsageError(str(error)) from None
     print(f"the account has {account.charges} charges, epsilon {account.epsilon():.4g}")
 
 
-def _note(folder: Path, *, keep: bool) -> None:
+def _files(settings: ClientConfig, data: str) -> AccountFiles:
+    """The account's files of data with this name. Raises UsageError where no task has it."""
+    names = sorted({served.data for served in settings.served} - {""})
+    if data and data not in names:
+        raise UsageError(f"--data: expected {' or '.join(names) or 'no name'}, as in [[tasks]], got {data!r}")
+    return AccountFiles.of(settings.state_dir, data)
+
+
+def _note(folder: Path, files: AccountFiles, data: str, *, keep: bool) -> None:
     """Add the owner's decision to the device's audit log. Raises OSError."""
-    files, lost = AccountFiles(folder), "what was spent before is not known"
+    lost = "what was spent before is not known"
     with suppress(StartError):
         if (witness := files.witness()) is not None:
             lost = f"{witness.charges} charges were counted before"
     result = "an older copy goes on" if keep else "a new account begins"
-    fields = {"actor": "owner", "method": RESET, "result": "ok", "detail": f"{result}; {lost}"}
+    detail = f"{f'data {data}: ' if data else ''}{result}; {lost}"
+    fields = {"actor": "owner", "method": RESET, "result": "ok", "detail": detail}
     AuditFile(folder).append([Entry(int(time.time() * 1e6), fields)])

@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -34,7 +34,8 @@ def settings_text(values: Mapping[str, Any]) -> str:
     for name, section in sections.items():
         chosen = values.get(name)
         description = _comment(inspect.cleandoc(section.__doc__ or ""))
-        header = f"[{name}]" if chosen else f"# [{name}]"
+        header = f"[[{name}]]" if _repeated(ClientConfig.model_fields[name]) else f"[{name}]"
+        header = header if chosen else f"# {header}"
         parts.append(f"{description}{header}\n{_keys(section, chosen or {})}")
     return "\n".join(parts)
 
@@ -117,6 +118,11 @@ def _default(field: FieldInfo) -> object:
 
 def _comment(text: str) -> str:
     return "".join(f"# {line}\n" for line in textwrap.wrap(text, _WIDTH))
+
+
+def _repeated(field: FieldInfo) -> bool:
+    """Whether a section is a list of tables, of which the file shows the keys once."""
+    return get_origin(field.annotation) is list
 
 
 def _section(field: FieldInfo) -> type[BaseModel] | None:

@@ -191,6 +191,21 @@ class ClientStateStore:
         """Remove a run's state, if there is one."""
         self._path(run_id).unlink(missing_ok=True)
 
+    def data_of(self, run_id: str) -> str:
+        """Name of the data that the run's files are made with; empty for data without a name, and before the first."""
+        try:
+            return self._path(run_id).with_suffix(".data").read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return ""
+
+    def set_data(self, run_id: str, name: str) -> None:
+        """Keep the name of the data that the run's files are made with from now on. Raises OSError."""
+        path = self._path(run_id).with_suffix(".data")
+        if name:
+            disk.write_whole(path, [name.encode()], durable=True)
+        else:
+            path.unlink(missing_ok=True)
+
     def held(self) -> list[pb.HeldState]:
         """The runs with a state, and the epoch that it was made in."""
         read = (_created_by(path) for path in sorted(self._folder.glob("*.state")))

@@ -44,6 +44,7 @@ class DeviceStorage:
 
         Raises OSError when a state that counted cannot be written.
         """
+        self._bind(assignment)
         if assignment.HasField("counted"):
             self.settle(assignment.counted)
         for key in self._keys(assignment.key.run_id):
@@ -71,10 +72,31 @@ class DeviceStorage:
             )
         return state.memory
 
-    def latest_state(self, run_id: str) -> Memory | None:
+    def latest_state(self, assignment: training_pb2.EvaluationAssignment) -> Memory | None:
         """The client state after this device's last update that counted, as far as it knows. None: there is none."""
+        run_id = assignment.key.run_id
+        if self._states.data_of(run_id) != assignment.data:
+            return None
         state = self._states.find(run_id)
         return None if state is None else state.memory
+
+    def _bind(self, assignment: training_pb2.Assignment) -> None:
+        """Drop the run's files if they were made with other data: where the device's settings have changed."""
+        run_id = assignment.key.run_id
+        if (before := self._states.data_of(run_id)) != assignment.data:
+            if self.has(run_id):
+                log.warning("data_changed", run=run_id, before=before, now=assignment.data, todo="its state is lost")
+            self._drop_all(run_id)
+            self._states.set_data(run_id, assignment.data)
+
+    def has(self, run_id: str) -> bool:
+        """Whether there is a state or an update of the run."""
+        return self._states.created_by(run_id) is not None or bool(self._keys(run_id))
+
+    def _drop_all(self, run_id: str) -> None:
+        self._states.drop(run_id)
+        for key in self._keys(run_id):
+            self._pending.drop(key)
 
     def check_limits(self, run_id: str) -> None:
         """Raises WorkFailed if a client state of this run would exceed the owner's limits."""
@@ -130,9 +152,8 @@ class DeviceStorage:
 
     def end_run(self, run_id: str) -> None:
         """Remove all files of a run that has ended."""
-        self._states.drop(run_id)
-        for key in self._keys(run_id):
-            self._pending.drop(key)
+        self._drop_all(run_id)
+        self._states.set_data(run_id, "")
         self._pending.remove_spare()
 
     def pending_keys(self) -> list[training_pb2.ExchangeKey]:

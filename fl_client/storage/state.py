@@ -3,6 +3,8 @@
 lock            held while a daemon runs; contains the holder's process id
 identity.json   the client id that the directory belongs to
 shard.json      the shard as it was configured, and its indices
+shards/         the same for each of several tasks
+data/           for each name of data, as the two files of the privacy account that it has instead of the one here
 pending/        updates with an unknown outcome, each with its next client state
 tls/            certificate and key that the coordinator issued, if `fl-client init` got them with a token
 states/         client states after the latest round that counted, one for each run
@@ -22,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import quote
 
 from fl_client.errors import StateError
 from fl_client.storage.disk import made, make_folder, write_whole
@@ -31,7 +34,7 @@ from fl_common.settings import parse_json
 AUDIT = ("audit.jsonl", *(f"audit.{number}.jsonl" for number in range(1, 5)))
 """Files of the audit log, the newest first."""
 FILES = (
-    "lock", "identity.json", "shard.json", "pending", "states", "tls", "usage.json", "privacy.json",
+    "lock", "identity.json", "shard.json", "shards", "data", "pending", "states", "tls", "usage.json", "privacy.json",
     "privacy-charges.json", "secure_aggregation", *AUDIT,
 )  # fmt: skip
 """Names of the files and folders in the directory."""
@@ -106,6 +109,7 @@ class StateDir:
         for name, content in self._contents.items():
             path = self.path / name
             if not path.exists():
+                make_folder(path.parent)
                 write_whole(path, [content], durable=True)
             elif path.read_bytes() != content:
                 raise StateError(f"{path}: expected its content at this daemon's start, got another device or shard")
@@ -124,20 +128,29 @@ class StateDir:
                 " directory belongs to one device; use another one here"
             )
 
-    def shard(self, configured: dict[str, Any], make: Callable[[], list[int] | None]) -> list[int] | None:
+    def claim_data(self, data: str) -> None:
+        """Write that data of this name is used, after its account is made. Raises StateError."""
+        if data:
+            self._kept(f"data/{data}.json", lambda: {"data": data})
+
+    def shard(
+        self, configured: dict[str, Any], make: Callable[[], list[int] | None], title: str = ""
+    ) -> list[int] | None:
         """Indices of this device's examples, made on the first start and the same on every later one.
 
         Args:
             configured: task and shard, in JSON's types.
             make: returns the indices, or None where the shard has none.
+            title: of one of several tasks.
 
         Raises:
             StateError: an earlier start had another shard configured.
         """
-        kept = self._kept("shard.json", lambda: {"asked": configured, "indices": make()})
+        name = shard_file(title)
+        kept = self._kept(name, lambda: {"asked": configured, "indices": make()})
         if kept["asked"] != configured:
             raise StateError(
-                f"shard: {self.path / 'shard.json'} has {json.dumps(kept['asked'])}, the configuration has"
+                f"shard: {self.path / name} has {json.dumps(kept['asked'])}, the configuration has"
                 f" {json.dumps(configured)}: a device's shard never changes; set it back, or use another state_dir"
             )
         indices: list[int] | None = kept["indices"]
@@ -149,6 +162,7 @@ class StateDir:
         made = None if path.exists() else make()
         try:
             if made is not None:
+                make_folder(path.parent)
                 write_whole(path, [json.dumps(made).encode()], durable=True)
             content = path.read_bytes()
             kept = parse_json(content)
@@ -158,6 +172,11 @@ class StateDir:
             raise StateError(f"{path}: expected a JSON object that this daemon wrote, got other content")
         self._contents[name] = content
         return kept
+
+
+def shard_file(title: str) -> str:
+    """Name of the file of a shard. title: of one of several tasks."""
+    return f"shards/{quote(title, safe='@')}.json" if title else "shard.json"
 
 
 _PROBE_BYTES = 64 << 10

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -14,7 +14,7 @@ import torch
 
 from algorithms.outside_code import place_of_thread
 from fl_client.errors import ConfigError
-from fl_client.settings.config import ClientConfig, ShardConfig
+from fl_client.settings.config import ClientConfig, ServedTask, ShardConfig
 from fl_client.training.methods import Methods, load_methods
 from fl_tasks.base import Task
 from fl_tasks.data.forms import Data, as_data
@@ -75,6 +75,15 @@ class LocalTask:
     """Methods from outside that this device can train with."""
     frozen: tensor_pb2.Resource | None = None
     """The frozen parameters that the task gives its model. None: there are none, or they are not computed."""
+    data: str = ""
+    """Name of the data, where the device serves several tasks."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels of the data, beside those of the device."""
+
+    @property
+    def title(self) -> str:
+        """Task and data for messages."""
+        return f"{self.name}@{self.data}" if self.data else self.name
 
     def offer(self) -> coordinator_pb2.TaskOffer:
         """The task as a registration offers it."""
@@ -85,37 +94,49 @@ class LocalTask:
             eval_examples=len(self.held_out),
             frozen=self.frozen,
             train_batches=self.train.own_batches,
+            data=self.data,
+            labels=self.labels,
         )
 
 
 class ShardKeeper(Protocol):
     """Keeps a device's shard: the state directory, or a read-only view of it."""
 
-    def shard(self, configured: dict[str, Any], make: Callable[[], list[int] | None]) -> list[int] | None:
+    def shard(
+        self, configured: dict[str, Any], make: Callable[[], list[int] | None], title: str = ""
+    ) -> list[int] | None:
         """See `StateDir.shard`."""
         ...
 
 
-def load_local_task(config: ClientConfig, state: ShardKeeper, device: torch.device) -> LocalTask:
-    """Load the configured task and its data. Raises ConfigError with the task's error, StateError for another shard."""
+def load_local_task(config: ClientConfig, state: ShardKeeper, device: torch.device, number: int = 0) -> LocalTask:
+    """Load a configured task and its data. number: of the task in the settings, from 0.
+
+    Raises:
+        ConfigError: with the task's error.
+        StateError: the state directory has another shard for it.
+    """
+    served = config.served[number]
     try:
-        task = load_task(config.task.name, config.task.options)
+        task = load_task(served.name, served.options)
         version, source = fingerprint(task)
         own_loop(task)  # one with other arguments is refused
-        shard = _shard(config, state, task)
+        shard = _shard(served, state, task, served.title if config.tasks else "")
         train, held_out = local_data(task, shard, device)
         if not len(train):
             raise TaskError("expected at least one training example in this device's shard, got none")
     except TaskError as error:
-        raise ConfigError(f"task {config.task.name}: {error}") from error
+        raise ConfigError(f"task {served.title}: {error}") from error
     return LocalTask(
-        config.task.name,
+        served.name,
         task,
         training_pb2.TaskFingerprint(version=version, source=source),
         train,
         held_out,
         device,
         load_methods(config.algorithms),
+        data=served.data,
+        labels=served.labels,
     )
 
 
@@ -129,19 +150,19 @@ def local_data(task: Task, shard: Shard, device: torch.device) -> tuple[Data, Da
     return train, numbered(task, held_out, "the held-out data of this shard").to(device)
 
 
-def _shard(config: ClientConfig, state: ShardKeeper, task: Task) -> Shard:
+def _shard(served: ServedTask, state: ShardKeeper, task: Task, title: str) -> Shard:
     """This device's shard, as it was made on the first start. Later changes of the partition's code have no effect."""
-    if config.shard.query is not None:
-        return _queried(config.shard.query)
-    configured = {"task": config.task.name, **config.shard.model_dump(mode="json", exclude_none=True)}
+    if served.shard.query is not None:
+        return _queried(served.shard.query)
+    configured = {"task": served.name, **served.shard.model_dump(mode="json", exclude_none=True)}
 
     def make() -> list[int] | None:
-        indices = _indices(config.shard, task)
+        indices = _indices(served.shard, task)
         with task_call("the task's train_data()"):
-            task.train_data(_shard_of(indices, config.shard))  # a shard that cannot be loaded is not saved
+            task.train_data(_shard_of(indices, served.shard))  # a shard that cannot be loaded is not saved
         return indices
 
-    return _shard_of(state.shard(configured, make), config.shard)
+    return _shard_of(state.shard(configured, make, title), served.shard)
 
 
 def _queried(name: str) -> Shard:

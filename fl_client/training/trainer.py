@@ -85,6 +85,16 @@ class Trainer:
         self._layouts: dict[tuple[tuple[str, ...], bool], Layouts] = {}
         """Layouts of the model's bundles, by the patterns of personal parameters and whether frozen ones are here."""
 
+    def serves(self, assignment: AnyAssignment) -> bool:
+        """Whether this is the trainer of an assignment's task, and of its data if it names some."""
+        local = self._local
+        return assignment.task == local.name and assignment.data in ("", local.data)
+
+    @property
+    def data_name(self) -> str:
+        """Name of the data; empty without one."""
+        return self._local.data
+
     @property
     def data(self) -> Data:
         """The training data of this device."""
@@ -187,7 +197,7 @@ class Trainer:
     ) -> PreparedWork:
         """Load the values of an assignment into the model. The training itself is the caller's. Raises WorkFailed."""
         training = assignment.training
-        self.check_task(assignment.task, assignment.fingerprint)
+        self.check_task(assignment)
         if training.HasField("privacy") != (private is not None):
             raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, "privacy: expected private steps where they are asked")
         if private is not None:
@@ -245,7 +255,7 @@ class Trainer:
         client_state: the run's, whose personal values are used. None: their initial values.
         Raises WorkFailed as `train` does.
         """
-        self.check_task(assignment.task, assignment.fingerprint)
+        self.check_task(assignment)
         if not len(self._local.held_out):
             raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, "expected held-out examples on this device, got none")
         evaluation = self._evaluated(assignment, bundles, client_state)
@@ -266,7 +276,7 @@ class Trainer:
         if not wanted or not self.held_out:
             return Measured()
         evaluation = training_pb2.EvaluationAssignment(
-            task=assignment.task, fingerprint=assignment.fingerprint, personal=assignment.personal
+            task=assignment.task, fingerprint=assignment.fingerprint, personal=assignment.personal, data=assignment.data
         )
         if assignment.HasField("local_frozen"):
             evaluation.local_frozen.CopyFrom(assignment.local_frozen)
@@ -314,10 +324,12 @@ class Trainer:
         kept = payloads.encoding_of(assignment).sparse or assignment.training.continue_data
         return bool(assignment.personal) or kept or self.method_of(assignment.training).keeps_client_state
 
-    def check_task(self, task: str, fingerprint: training_pb2.TaskFingerprint) -> None:
-        """Raises WorkFailed unless this device has the task with the same fingerprint."""
-        if task != self._local.name:
-            raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"expected task {self._local.name!r}, got {task!r}")
+    def check_task(self, assignment: AnyAssignment) -> None:
+        """Raises WorkFailed unless this device has the task with the same fingerprint, and the data."""
+        task, fingerprint = assignment.task, assignment.fingerprint
+        if not self.serves(assignment):
+            came = f"{task}@{assignment.data}" if assignment.data else task
+            raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"expected task {self._local.title!r}, got {came!r}")
         here = self._local.fingerprint
         if fingerprint != here:
             raise WorkFailed(

@@ -120,7 +120,9 @@ CLIENT_COLUMNS: dict[str, Callable[[admin_pb2.ClientStatus], Cell]] = {
     "Client": lambda client: plain(client.client_id),
     "State": lambda client: state(client_facts.words(client), told(client_facts.state(client))),
     "Device": lambda client: plain(client.device.name or client.device.kind),
-    "Tasks": lambda client: plain(", ".join(f"{offer.name} ({offer.train_examples:,})" for offer in client.tasks)),
+    "Tasks": lambda client: plain(
+        ", ".join(f"{client_facts.offer_title(offer)} ({offer.train_examples:,})" for offer in client.tasks)
+    ),
     "Run": lambda client: plain(client.run_id or NOTHING),
     ">Counted": lambda client: units.count(client.updates_counted),
     ">Refused": lambda client: units.count(client.work.refused),

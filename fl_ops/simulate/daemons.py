@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from fl_client.errors import StartError
 from fl_client.settings.config import ClientConfig, load_config
 from fl_client.settings.identity import identity_of
+from fl_client.storage.state import shard_file
 from fl_client.training.data import LocalTask, load_local_task
 from fl_common.settings import parse_json
 from fl_ops.errors import UsageError
@@ -19,7 +20,7 @@ def load_daemons(folder: Path, task_name: str) -> dict[str, LocalTask]:
     """All clients of a task, by id, from the daemons' TOML files in a folder. Raises UsageError."""
     try:
         configs = [load_config(path) for path in sorted(folder.glob("*.toml"))]
-        clients = {identity_of(config): _load(config) for config in configs if config.task.name == task_name}
+        clients = {identity_of(config): _load(config, number) for config, number in _serving(configs, task_name)}
     except StartError as error:
         raise UsageError(f"--client-configs: {error}") from error
     if not clients:
@@ -27,8 +28,20 @@ def load_daemons(folder: Path, task_name: str) -> dict[str, LocalTask]:
     return clients
 
 
-def _load(config: ClientConfig) -> LocalTask:
-    return load_local_task(config, _StoredShard(config.state_dir), CPU)
+def _serving(configs: Iterable[ClientConfig], task_name: str) -> Iterator[tuple[ClientConfig, int]]:
+    """The settings of daemons with the task, each with the number of the task. Raises UsageError where it has two."""
+    for config in configs:
+        numbers = [number for number, served in enumerate(config.served) if served.name == task_name]
+        if len(numbers) > 1:
+            raise UsageError(
+                f"--client-configs: expected the task {task_name} once for {identity_of(config)}, got it with"
+                f" {len(numbers)} data: leave the others out of a copy of its file"
+            )
+        yield from ((config, number) for number in numbers)
+
+
+def _load(config: ClientConfig, number: int) -> LocalTask:
+    return load_local_task(config, _StoredShard(config.state_dir), CPU, number)
 
 
 class _StoredShard:
@@ -38,12 +51,12 @@ class _StoredShard:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / "shard.json"
+        self._folder = folder
 
-    def shard(self, asked: dict[str, Any], make: Callable[[], list[int] | None]) -> list[int] | None:
+    def shard(self, asked: dict[str, Any], make: Callable[[], list[int] | None], title: str = "") -> list[int] | None:
         """Indices of the device's examples; None if the shard is not made of indices."""
         try:
-            stored = parse_json(self._path.read_text(encoding="utf-8"))
+            stored = parse_json((self._folder / shard_file(title)).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return make()
         indices: list[int] | None = stored["indices"] if stored.get("asked") == asked else make()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fl_server.aggregation.updates import UpdateShape
-from fl_server.clients.draw_rules import offers_task
+from fl_server.clients.draw_rules import Requirements, offer_for
 from fl_server.run_settings.privacy import PrivacySection
 from fl_server.run_settings.sections import LocalSection
 from fl_server.store.records import ClientRecord
@@ -91,15 +91,14 @@ class RegisteredData(NamedTuple):
     """Batches of an epoch if the client's task makes them; 0 if the run's batch size applies."""
 
 
-def registered_data(record: ClientRecord | None, task: Mapping[str, str]) -> RegisteredData:
-    """The data that a client registered for a task of that name, version and source; none if it has no such task."""
-    offers = record.tasks if record is not None else ()
-    offered = (
-        RegisteredData(int(offer["train_examples"]), int(offer.get("train_batches", 0)))
-        for offer in offers
-        if offers_task(offer, task)
+def registered_data(record: ClientRecord | None, requires: Requirements) -> RegisteredData:
+    """The data that a client registered for what a run requires; none if it has no such task."""
+    offer = offer_for(requires, record)
+    return (
+        RegisteredData()
+        if offer is None
+        else RegisteredData(int(offer["train_examples"]), int(offer.get("train_batches", 0)))
     )
-    return max(offered, default=RegisteredData())
 
 
 Epochs = Sequence[Mapping[str, float]]

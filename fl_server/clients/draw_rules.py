@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
@@ -123,10 +123,25 @@ def _lacking_encodings(offer: Mapping[str, Any], task: Pairs) -> list[str]:
     return sorted(set(task.get("encodings", "").split()) - set(offer.get("encodings", "").split()))
 
 
+def _labelled(requires: Requirements, record: ClientRecord) -> Iterator[Mapping[str, Any]]:
+    """The client's offers of the task whose labels, with the client's own beside them, are those of the run."""
+    for offer in record.tasks:
+        own = offer.get("labels")
+        labels = {**record.labels, **own} if own else record.labels
+        if offer["name"] == requires.task["name"] and requires.labels.items() <= labels.items():
+            yield offer
+
+
+def offer_for(requires: Requirements, record: ClientRecord | None) -> Mapping[str, Any] | None:
+    """The offer of a client that a run uses, the first one that has all; None if the client has none."""
+    offers = () if record is None else _labelled(requires, record)
+    return next((offer for offer in offers if offers_task(offer, requires.task)), None)
+
+
 def _lacks(keys: tuple[str, ...]) -> Predicate:
-    """No offer of the client has these keys of the task."""
+    """No offer of the client with the run's labels has these keys of the task."""
     return lambda selection, client: (
-        not any(_has(offer, selection.requires.task, keys) for offer in client.record.tasks)
+        not any(_has(offer, selection.requires.task, keys) for offer in _labelled(selection.requires, client.record))
     )
 
 
@@ -159,7 +174,7 @@ def _offer_of(name: str, offers: Iterable[Mapping[str, Any]]) -> Mapping[str, An
 
 def _task_versions(selection: Selection, client: Candidate) -> str:
     task = selection.requires.task
-    return _versions(task, _offer_of(task["name"], client.record.tasks))
+    return _versions(task, _offer_of(task["name"], _labelled(selection.requires, client.record)))
 
 
 def _method_versions(selection: Selection, client: Candidate) -> str:
@@ -169,15 +184,14 @@ def _method_versions(selection: Selection, client: Candidate) -> str:
 
 def _frozen_digests(selection: Selection, client: Candidate) -> str:
     task = selection.requires.task
-    got = next((offer.get("frozen") for offer in client.record.tasks if _has(offer, task, _CODE)), None)
+    offers = _labelled(selection.requires, client.record)
+    got = next((offer.get("frozen") for offer in offers if _has(offer, task, _CODE)), None)
     return f"expected {task['frozen'][:_SHOWN]}, got {(got or 'none')[:_SHOWN]}"
 
 
 def _missing_encodings(selection: Selection, client: Candidate) -> str:
-    task = selection.requires.task
-    return " and ".join(
-        next((_lacking_encodings(offer, task) for offer in client.record.tasks if _has(offer, task, _FROZEN)), [])
-    )
+    task, offers = selection.requires.task, _labelled(selection.requires, client.record)
+    return " and ".join(next((_lacking_encodings(offer, task) for offer in offers if _has(offer, task, _FROZEN)), []))
 
 
 def _absence(_: Selection, client: Candidate) -> str:
@@ -200,11 +214,12 @@ def policy_rule(why: str) -> str:
 RULES: tuple[Rule, ...] = (
     Rule(
         "task", "without the task {task!r}", "install the task on the device, and list it in its client.toml",
-        _lacks(_NAME), operable=False,
+        lambda selection, client: selection.requires.task["name"] not in [it["name"] for it in client.record.tasks],
+        operable=False,
     ),
     Rule(
         "labels", "without the labels {labels}", "change `labels` of the run or of the device",
-        lambda selection, client: not selection.requires.labels.items() <= client.record.labels.items(), operable=False,
+        _lacks(_NAME), operable=False,
     ),
     Rule(
         "task_code", "with another version of the task's code", "install the coordinator's version of the task",

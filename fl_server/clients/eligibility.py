@@ -16,7 +16,7 @@ import structlog
 from fl_common.rate_limits import TokenBuckets
 from fl_server.clients.attendance import Attendance
 from fl_server.clients.client_records import ClientRecords
-from fl_server.clients.draw_rules import Candidate, Requirements, Selection, able, offers_task
+from fl_server.clients.draw_rules import Candidate, Requirements, Selection, able, offer_for
 from fl_server.clients.quarantine import Quarantine
 from fl_server.store.records import ClientRecord
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -77,12 +77,13 @@ class Eligibility:
 
     def evaluators(self, task: Pairs, labels: Pairs) -> tuple[str, ...]:
         """Clients with held-out examples of the task, whichever run they work for, in the order of id bytes."""
+        requires = Requirements(task, labels)
 
         def examples(client_id: str) -> int:
-            offers = self._records[client_id].tasks
-            return max(int(offer["eval_examples"]) for offer in offers if offers_task(offer, task))
+            offer = offer_for(requires, self._records[client_id])
+            return 0 if offer is None else int(offer["eval_examples"])
 
-        return tuple(client_id for client_id in self.able_clients(Requirements(task, labels)) if examples(client_id))
+        return tuple(client_id for client_id in self.able_clients(requires) if examples(client_id))
 
     def able_clients(self, requires: Requirements) -> tuple[str, ...]:
         """Clients that could be drawn if they worked for no other run, in the order of id bytes."""

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import structlog
 
@@ -65,12 +66,17 @@ def check_sizes(request: pb.RegisterRequest) -> None:
             raise InvalidInput(field, f"{MAX_CHARS} characters at most", f"{len(text)}")
     for offer in request.tasks:
         _check_frozen(offer)
+        if len(offer.labels) > MAX_ENTRIES["labels"]:
+            raise InvalidInput("tasks.labels", f"{MAX_ENTRIES['labels']} at most", f"{len(offer.labels)}")
         if offer.train_batches > offer.train_examples:
             raise InvalidInput(
                 "tasks.train_batches",
                 f"{offer.train_examples} batches at most, as the task {offer.name!r} has so many examples to train on",
                 f"{offer.train_batches}",
             )
+    titles = [(offer.name, offer.data) for offer in request.tasks]
+    if twice := next((title for title in titles if titles.count(title) > 1), None):
+        raise InvalidInput("tasks", "each task and data once", f"task {twice[0]!r} with data {twice[1]!r} twice")
     check_availability(request.availability)
 
 
@@ -114,6 +120,10 @@ def _texts(request: pb.RegisterRequest) -> Iterator[tuple[str, str]]:
     yield from (("device", request.device.kind), ("device", request.device.name))
     for name, value in request.labels.items():
         yield from (("labels", name), ("labels", value))
+    for offer in request.tasks:
+        yield "tasks.data", offer.data
+        for text in (*offer.labels.keys(), *offer.labels.values()):
+            yield "tasks.labels", text
     for field in ("tasks", "methods"):
         for offer in getattr(request, field):
             for text in (offer.name, offer.fingerprint.version, offer.fingerprint.source):
@@ -155,7 +165,7 @@ def record_of(
         device={
             "kind": request.device.kind, "name": request.device.name, "memory_bytes": request.device.memory_bytes,
         },
-        tasks=[_offer(offer, encodings) for offer in request.tasks],
+        tasks=[_offer(offer, encodings, _labels_of(offer, enrolled or {}, claims=claims)) for offer in request.tasks],
         methods=[
             {"name": offer.name, "version": offer.fingerprint.version, "source": offer.fingerprint.source}
             for offer in request.methods
@@ -164,11 +174,11 @@ def record_of(
     )  # fmt: skip
 
 
-def _offer(offer: pb.TaskOffer, encodings: str) -> dict[str, str | int]:
+def _offer(offer: pb.TaskOffer, encodings: str, labels: Mapping[str, str]) -> dict[str, Any]:
     """An offer as the ledger has it.
 
     "frozen" is the digest of the client's own frozen parameters, if it has some; "encodings" has the names of those
-    that the client knows besides plain, with spaces between.
+    that the client knows besides plain, with spaces between; "data" and "labels" are those of one of several offers.
     """
     frozen = {"frozen": digest_text(digest_bytes(offer.frozen.digest))} if offer.HasField("frozen") else {}
     return {
@@ -177,7 +187,14 @@ def _offer(offer: pb.TaskOffer, encodings: str) -> dict[str, str | int]:
         **({"train_batches": offer.train_batches} if offer.train_batches else {}),
         **frozen,
         **({"encodings": encodings} if encodings else {}),
+        **({"data": offer.data} if offer.data else {}),
+        **({"labels": dict(labels)} if labels else {}),
     }  # fmt: skip
+
+
+def _labels_of(offer: pb.TaskOffer, enrolled: Mapping[str, str], *, claims: bool) -> dict[str, str]:
+    """An offer's own labels that count: they are claimed, and those of the enrollment win."""
+    return {name: value for name, value in offer.labels.items() if claims and name not in enrolled}
 
 
 class RegistrationLimiter:

@@ -342,7 +342,8 @@ def _offer(kind: type[Offer], offer: Mapping[str, Any]) -> Offer:
     """What a client offers, with the name and the fingerprint that the ledger has."""
     numbers: dict[str, Any] = {name: value for name, value in offer.items() if isinstance(value, int)}
     fingerprint = training_pb2.TaskFingerprint(version=offer["version"], source=offer["source"])
-    return kind(name=offer["name"], fingerprint=fingerprint, **numbers)
+    named = {name: offer[name] for name in ("data", "labels") if name in offer}
+    return kind(name=offer["name"], fingerprint=fingerprint, **numbers, **named)
 
 
 def client_evaluation(answer: ClientEvaluation) -> pb.ClientEvaluation:

@@ -81,11 +81,11 @@ def assignment(
     )
 
 
-def for_client(common: pb.Assignment, seed: int, counted: pb.Outcome | None) -> pb.Assignment:
-    """The `common_assignment` with what is the client's own: its training seed, and the outcome of its state."""
+def for_client(common: pb.Assignment, seed: int, counted: pb.Outcome | None, data: str = "") -> pb.Assignment:
+    """The `common_assignment` with what is the client's own: its training seed, its state's outcome and its data."""
     message = pb.Assignment()
     message.CopyFrom(common)
-    message.training.seed = seed
+    message.training.seed, message.data = seed, data
     if counted is not None:
         message.counted.CopyFrom(counted)
     return message
@@ -228,7 +228,8 @@ class AssignmentDispatch:
             return
         draw = control.state.attempt if control.state.policy.secure else 0
         seed = training_seed(control.config.seed, common.key.round, client, draw)
-        message = for_client(common, seed, context.client_states.counted(client))
+        counted, data = context.client_states.counted(client), control.eligible.data_of(client)
+        message = for_client(common, seed, counted, data)
         self._submissions.failures.sent(client)
         context.rounds.transfers.assigned(client)
         context.fleet.streams.push(client, coordinator_pb2.AttendResponse(assignment=message))

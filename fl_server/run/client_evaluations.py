@@ -250,6 +250,10 @@ class ClientEvaluations:
     def _ask(self, one: _Evaluation, client: str, message: pb.AttendResponse) -> None:
         if process := self._context.fleet.attendance.process_of(client):
             one.processes.setdefault(client, set()).add(process)
+        if data := self._control.eligible.data_of(client):
+            shared, message = message, pb.AttendResponse()
+            message.CopyFrom(shared)
+            message.evaluation.data = data
         self._context.fleet.streams.push(client, message)
 
     def _restarts_too_often(self, one: _Evaluation, client: str) -> bool:

@@ -101,7 +101,7 @@ def missing_members(context: RunContext, control: RunControl) -> dict[str, int]:
     away = {client: missed for client, missed in states.rounds_missed(rounds).items() if missed >= after}
     if not away:
         return {}
-    requires = control.eligible.selection().requires
+    requires = control.eligible.requires
     here = set(context.fleet.eligibility.able_clients(requires)) - states.left_out
     return {client: missed for client, missed in away.items() if client not in here}
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import structlog
 
 from fl_common.units import utc
-from fl_server.clients.draw_rules import RULES, Candidate, Pairs, Requirements, Rule, Selection, rule_for
+from fl_server.clients.draw_rules import RULES, Candidate, Pairs, Requirements, Rule, Selection, offer_for, rule_for
 from fl_server.rounds import events as ev
 from fl_server.rounds.state import RoundState
 from fl_server.run.context import RunContext
@@ -80,12 +80,21 @@ class EligibleClients:
         self.without = _without(clients)
         return len(clients)
 
+    @property
+    def requires(self) -> Requirements:
+        """What the run asks of every client."""
+        return Requirements(self._context.task, self._config.labels, self._context.method)
+
+    def data_of(self, client: str) -> str:
+        """Name of the client's data that the run uses; empty for data without one."""
+        offer = offer_for(self.requires, self._context.fleet.records.find(client))
+        return "" if offer is None else offer.get("data", "")
+
     def selection(self) -> Selection:
         """What the run asks of clients now, with those that it leaves out."""
         context = self._context
-        requires = Requirements(context.task, self._config.labels, context.method)
         own = {"left_out": dict.fromkeys(context.client_states.left_out, "")}
-        return context.fleet.eligibility.selection(context.run_id, requires, own)
+        return context.fleet.eligibility.selection(context.run_id, self.requires, own)
 
     def now(self) -> tuple[str, ...]:
         """Clients that are here for the run. Which of them it draws is decided by the round state machine."""

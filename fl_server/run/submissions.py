@@ -103,7 +103,7 @@ class Submissions:
     def gate(self, client: str) -> AdmissionGate | MaskedGate:
         """The checks that the update of a client's work must pass."""
         context, control = self._context, self._control
-        registered = registered_data(context.fleet.records.find(client), context.task)
+        registered = registered_data(context.fleet.records.find(client), control.eligible.requires)
         if self._control.state.policy.secure:
             return MaskedGate(self.masked_bytes())
         most = context.services.config.limits.max_update_mib << 20

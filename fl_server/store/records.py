@@ -234,7 +234,8 @@ class ClientRecord:
     device: Mapping[str, Any] = field(default_factory=dict)
     """kind, name, memory_bytes."""
     tasks: Sequence[Mapping[str, Any]] = ()
-    """name, version, source, train_examples, eval_examples, and train_batches where the task makes its batches."""
+    """name, version, source, train_examples, eval_examples, train_batches where the task makes its batches, and data
+    and labels of one of several."""
     methods: Sequence[Mapping[str, str]] = ()
     """Methods from outside: name, version, source."""
     present: bool = False

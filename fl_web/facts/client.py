@@ -93,18 +93,24 @@ def facts(details: pb.GetClientResponse) -> list[Fact]:
         *(fact(f"not drawn by {verdict.run_id}", f"{verdict.why}; {verdict.remedy}") for verdict in details.not_drawn),
         *_daemons(details),
         fact("standing", details.standing.reason if details.HasField("standing") else ""),
-        *(fact(f"task {offer.name}", _offer(offer)) for offer in client.tasks),
+        *(fact(f"task {offer_title(offer)}", _offer(offer)) for offer in client.tasks),
         fact("methods", ", ".join(offer.name for offer in client.methods)),
         fact("device", device(client)),
         fact("software", client.software),
     ]
 
 
+def offer_title(offer: coordinator_pb2.TaskOffer) -> str:
+    """A task of a client, with the name of its data if it has one: digits@north."""
+    return f"{offer.name}@{offer.data}" if offer.data else offer.name
+
+
 def _offer(offer: coordinator_pb2.TaskOffer) -> str:
     batches = f" in {offer.train_batches:,} batches" if offer.train_batches else ""
     held_out = f", {offer.eval_examples:,} held out" if offer.eval_examples else ""
     version = f"version {offer.fingerprint.version}, " if offer.fingerprint.version else ""
-    return f"{version}{counted(offer.train_examples, 'example')} to train{batches}{held_out}"
+    labels = "".join(f", {name}={value}" for name, value in sorted(offer.labels.items()))
+    return f"{version}{counted(offer.train_examples, 'example')} to train{batches}{held_out}{labels}"
 
 
 def _daemons(details: pb.GetClientResponse) -> list[Fact]:

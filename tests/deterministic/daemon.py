@@ -51,7 +51,7 @@ def settings(name: str, folder: Path, model: str, policy: Path | None = None) ->
 class NoShard:
     """Makes the shard without a directory."""
 
-    def shard(self, configured: dict[str, Any], make: Any) -> Any:
+    def shard(self, configured: dict[str, Any], make: Any, title: str = "") -> Any:
         return make()
 
 
@@ -88,7 +88,7 @@ async def run_daemon(config: ClientConfig, model: str, network: Network, *, priv
         return Transport(Channel(network, name, process))
 
     instruments = Instruments(
-        Metrics(), Progress(), RetryDelays(), trainer=Trainer(local), threads=Threads, transport=connect
+        Metrics(), Progress(), RetryDelays(), trainers=[Trainer(local)], threads=Threads, transport=connect
     )
-    daemon = build(config, local, state, instruments)
+    daemon = build(config, [local], state, instruments)
     await daemon.run(asyncio.Event())

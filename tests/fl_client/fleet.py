@@ -71,7 +71,7 @@ class Fleet:
         metrics, stop = Metrics(), asyncio.Event()
         instruments = Instruments(metrics, Progress(), self.delays, clock)
         with StateDir(self.folder) as state:
-            task = asyncio.create_task(build(config, local, state, instruments).run(stop))
+            task = asyncio.create_task(build(config, [local], state, instruments).run(stop))
             running = Running(stop, task, metrics)
             try:
                 yield running

@@ -200,6 +200,8 @@ def write_toml(path: Path, values: Mapping[str, Any]) -> None:
 def _toml(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key} = {_toml(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
     return json.dumps(str(value) if isinstance(value, Path) else value)
 
 

@@ -22,9 +22,19 @@ CLIENTS: dict[str, Any] = {"clients": 3, "names": "edge-{index}", "partition": {
 
 
 @contextmanager
-def simulation(name: str, *, secret: bytes = b"", clients: int = 3, **sections: Any) -> Iterator[Simulation]:
-    """The run before its first round. secret: of a private run. sections: as for `Coordinator.create`."""
-    section = SimulationSection(**{**CLIENTS, "clients": clients})
+def simulation(
+    name: str, *, secret: bytes = b"", clients: int = 3, partition: int = 1, **sections: Any
+) -> Iterator[Simulation]:
+    """The run before its first round.
+
+    Args:
+        name: of the run.
+        secret: of a private run.
+        clients: their number.
+        partition: its seed.
+        sections: as for `Coordinator.create`.
+    """
+    section = SimulationSection(**{**CLIENTS, "clients": clients, "partition": {"method": "iid", "seed": partition}})
     config = SimulationConfig(from_spec(run_spec(name, **sections)), section)
     prepared = prepare(config, config.run.seed)
     with Simulation(prepared.config, prepared.clients, task=prepared.server_task, secret=secret) as made:

@@ -94,7 +94,7 @@ def _training(config: ClientConfig) -> Iterator[Finding]:
     yield from (findings := device.check(config))
     if any(finding.level is Level.FAIL for finding in findings):
         return
-    trial = device.check_training_step(config)
+    trial = device.check_training_steps(config)
     yield from trial.findings
     yield from device.check_gates(config, trial.device)
     if trial.model_bytes is not None:

@@ -21,7 +21,7 @@ from fl_client.settings import device as devices
 from fl_client.settings.config import ClientConfig
 from fl_client.setup.doctor.files import USER, nearest
 from fl_client.setup.doctor.findings import Finding, fail, ok, warn
-from fl_client.storage.state import StateDir
+from fl_client.storage.state import StateDir, shard_file
 from fl_client.training.data import LocalTask, load_local_task
 from fl_client.training.local_model import trial_step
 from fl_common.units import counted, size
@@ -127,19 +127,27 @@ class _ReadOnlyShard:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def shard(self, configured: dict[str, Any], make: Callable[[], list[int] | None]) -> list[int] | None:
+    def shard(
+        self, configured: dict[str, Any], make: Callable[[], list[int] | None], title: str = ""
+    ) -> list[int] | None:
         """See StateDir.shard."""
-        if (self._folder / "shard.json").exists():
-            return StateDir(self._folder).shard(configured, make)
+        if (self._folder / shard_file(title)).exists():
+            return StateDir(self._folder).shard(configured, make, title)
         return make()
 
 
-def check_training_step(config: ClientConfig) -> TrialResult:
-    """Load the task and its data, and train on one batch as a daemon does."""
+def check_training_steps(config: ClientConfig) -> TrialResult:
+    """Load each task and its data, and train on one batch as a daemon does. Its size is that of the largest model."""
     device = devices.choose(config.device)
     torch.set_num_threads(config.threads)
+    trials = [_trial(config, number, device) for number in range(len(config.served))]
+    sizes = [trial.model_bytes for trial in trials if trial.model_bytes is not None]
+    return TrialResult([it for trial in trials for it in trial.findings], device, max(sizes, default=None))
+
+
+def _trial(config: ClientConfig, number: int, device: torch.device) -> TrialResult:
     try:
-        local = load_local_task(config, _ReadOnlyShard(config.state_dir), device)
+        local = load_local_task(config, _ReadOnlyShard(config.state_dir), device, number)
     except StateError as error:
         return TrialResult([fail("shard", str(error))], device)
     except (ConfigError, StartError, OSError) as error:
@@ -148,7 +156,7 @@ def check_training_step(config: ClientConfig) -> TrialResult:
         return TrialResult([fail("task", f"expected its data on {device}, got: {_first_line(error)}", _KERNEL)], device)
     own = f" in {counted(local.train.own_batches, 'batch', 'batches')}" if local.train.own_batches else ""
     data = (
-        f"{local.name}: {counted(len(local.train), 'example')}{own} to train on, {len(local.held_out)} to evaluate on"
+        f"{local.title}: {counted(len(local.train), 'example')}{own} to train on, {len(local.held_out)} to evaluate on"
     )
     return _step(config, local, ok("task", data))
 

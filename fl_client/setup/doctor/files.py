@@ -216,18 +216,19 @@ def check_policy(config: ClientConfig) -> Iterator[Finding]:
     rules = ", ".join(policy.model_dump(exclude_defaults=True)) or "none"
     yield ok("policy", f"{config.policy} is valid; rules: {rules}")
     allowed = policy.tasks.allow
-    if allowed is not None and config.task.name not in allowed:
-        message = f"expected the task of the settings in tasks.allow, got {config.task.name!r}, which is not"
+    for name in {served.name: None for served in config.served if allowed is not None and served.name not in allowed}:
+        message = f"expected the task of the settings in tasks.allow, got {name!r}, which is not"
         yield fail("policy", message, "the device would refuse all work: allow the task, or set another one")
     yield from _coordinators(config, policy)
     if policy.privacy.wanted:
-        yield from _account(config, policy)
+        for name in sorted({served.data for served in config.served}):
+            yield from _account(AccountFiles.of(config.state_dir, name), policy)
 
 
-def _account(config: ClientConfig, policy: Policy) -> Iterator[Finding]:
+def _account(files: AccountFiles, policy: Policy) -> Iterator[Finding]:
     """What the device's data has spent of the site's limit."""
     try:
-        account = AccountFiles(config.state_dir).read()
+        account = files.read()
     except StateError as error:
         yield fail("policy", str(error), "the daemon refuses all training with privacy until then")
         return

@@ -93,20 +93,31 @@ class Device(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class TaskOffer(_message.Message):
-    __slots__ = ("name", "fingerprint", "train_examples", "eval_examples", "train_batches", "frozen")
+    __slots__ = ("name", "fingerprint", "train_examples", "eval_examples", "train_batches", "frozen", "data", "labels")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TRAIN_EXAMPLES_FIELD_NUMBER: _ClassVar[int]
     EVAL_EXAMPLES_FIELD_NUMBER: _ClassVar[int]
     TRAIN_BATCHES_FIELD_NUMBER: _ClassVar[int]
     FROZEN_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
     name: str
     fingerprint: _training_pb2.TaskFingerprint
     train_examples: int
     eval_examples: int
     train_batches: int
     frozen: _tensor_pb2.Resource
-    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[_Union[_training_pb2.TaskFingerprint, _Mapping]] = ..., train_examples: _Optional[int] = ..., eval_examples: _Optional[int] = ..., train_batches: _Optional[int] = ..., frozen: _Optional[_Union[_tensor_pb2.Resource, _Mapping]] = ...) -> None: ...
+    data: str
+    labels: _containers.ScalarMap[str, str]
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[_Union[_training_pb2.TaskFingerprint, _Mapping]] = ..., train_examples: _Optional[int] = ..., eval_examples: _Optional[int] = ..., train_batches: _Optional[int] = ..., frozen: _Optional[_Union[_tensor_pb2.Resource, _Mapping]] = ..., data: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class MethodOffer(_message.Message):
     __slots__ = ("name", "fingerprint")

@@ -223,7 +223,7 @@ class SecureAggregation(_message.Message):
     def __init__(self, protocol: _Optional[str] = ..., terms: _Optional[bytes] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("key", "attempt", "task", "fingerprint", "resources", "training", "payloads", "deadline", "state_epoch", "upload_encodings", "max_update_bytes", "counted", "traceparent", "payload_names", "personal", "local_frozen", "upload_fraction", "min_accepted", "without_direction", "clip", "secure_aggregation", "rounding")
+    __slots__ = ("key", "attempt", "task", "fingerprint", "resources", "training", "payloads", "deadline", "state_epoch", "upload_encodings", "max_update_bytes", "counted", "traceparent", "payload_names", "personal", "local_frozen", "upload_fraction", "min_accepted", "without_direction", "clip", "secure_aggregation", "rounding", "data")
     KEY_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
@@ -246,6 +246,7 @@ class Assignment(_message.Message):
     CLIP_FIELD_NUMBER: _ClassVar[int]
     SECURE_AGGREGATION_FIELD_NUMBER: _ClassVar[int]
     ROUNDING_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
     key: ExchangeKey
     attempt: int
     task: str
@@ -268,10 +269,11 @@ class Assignment(_message.Message):
     clip: float
     secure_aggregation: SecureAggregation
     rounding: str
-    def __init__(self, key: _Optional[_Union[ExchangeKey, _Mapping]] = ..., attempt: _Optional[int] = ..., task: _Optional[str] = ..., fingerprint: _Optional[_Union[TaskFingerprint, _Mapping]] = ..., resources: _Optional[_Iterable[_Union[_tensor_pb2.Resource, _Mapping]]] = ..., training: _Optional[_Union[LocalTraining, _Mapping]] = ..., payloads: _Optional[_Iterable[_Union[PayloadKind, str]]] = ..., deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., state_epoch: _Optional[int] = ..., upload_encodings: _Optional[_Iterable[_Union[_tensor_pb2.Encoding, str]]] = ..., max_update_bytes: _Optional[int] = ..., counted: _Optional[_Union[Outcome, _Mapping]] = ..., traceparent: _Optional[str] = ..., payload_names: _Optional[_Iterable[str]] = ..., personal: _Optional[_Iterable[str]] = ..., local_frozen: _Optional[_Union[_tensor_pb2.Resource, _Mapping]] = ..., upload_fraction: _Optional[float] = ..., min_accepted: _Optional[int] = ..., without_direction: _Optional[bool] = ..., clip: _Optional[float] = ..., secure_aggregation: _Optional[_Union[SecureAggregation, _Mapping]] = ..., rounding: _Optional[str] = ...) -> None: ...
+    data: str
+    def __init__(self, key: _Optional[_Union[ExchangeKey, _Mapping]] = ..., attempt: _Optional[int] = ..., task: _Optional[str] = ..., fingerprint: _Optional[_Union[TaskFingerprint, _Mapping]] = ..., resources: _Optional[_Iterable[_Union[_tensor_pb2.Resource, _Mapping]]] = ..., training: _Optional[_Union[LocalTraining, _Mapping]] = ..., payloads: _Optional[_Iterable[_Union[PayloadKind, str]]] = ..., deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., state_epoch: _Optional[int] = ..., upload_encodings: _Optional[_Iterable[_Union[_tensor_pb2.Encoding, str]]] = ..., max_update_bytes: _Optional[int] = ..., counted: _Optional[_Union[Outcome, _Mapping]] = ..., traceparent: _Optional[str] = ..., payload_names: _Optional[_Iterable[str]] = ..., personal: _Optional[_Iterable[str]] = ..., local_frozen: _Optional[_Union[_tensor_pb2.Resource, _Mapping]] = ..., upload_fraction: _Optional[float] = ..., min_accepted: _Optional[int] = ..., without_direction: _Optional[bool] = ..., clip: _Optional[float] = ..., secure_aggregation: _Optional[_Union[SecureAggregation, _Mapping]] = ..., rounding: _Optional[str] = ..., data: _Optional[str] = ...) -> None: ...
 
 class EvaluationAssignment(_message.Message):
-    __slots__ = ("key", "task", "fingerprint", "resources", "deadline", "personal", "local_frozen")
+    __slots__ = ("key", "task", "fingerprint", "resources", "deadline", "personal", "local_frozen", "data")
     KEY_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -279,6 +281,7 @@ class EvaluationAssignment(_message.Message):
     DEADLINE_FIELD_NUMBER: _ClassVar[int]
     PERSONAL_FIELD_NUMBER: _ClassVar[int]
     LOCAL_FROZEN_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
     key: ExchangeKey
     task: str
     fingerprint: TaskFingerprint
@@ -286,7 +289,8 @@ class EvaluationAssignment(_message.Message):
     deadline: _duration_pb2.Duration
     personal: _containers.RepeatedScalarFieldContainer[str]
     local_frozen: _tensor_pb2.Resource
-    def __init__(self, key: _Optional[_Union[ExchangeKey, _Mapping]] = ..., task: _Optional[str] = ..., fingerprint: _Optional[_Union[TaskFingerprint, _Mapping]] = ..., resources: _Optional[_Iterable[_Union[_tensor_pb2.Resource, _Mapping]]] = ..., deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., personal: _Optional[_Iterable[str]] = ..., local_frozen: _Optional[_Union[_tensor_pb2.Resource, _Mapping]] = ...) -> None: ...
+    data: str
+    def __init__(self, key: _Optional[_Union[ExchangeKey, _Mapping]] = ..., task: _Optional[str] = ..., fingerprint: _Optional[_Union[TaskFingerprint, _Mapping]] = ..., resources: _Optional[_Iterable[_Union[_tensor_pb2.Resource, _Mapping]]] = ..., deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., personal: _Optional[_Iterable[str]] = ..., local_frozen: _Optional[_Union[_tensor_pb2.Resource, _Mapping]] = ..., data: _Optional[str] = ...) -> None: ...
 
 class Payload(_message.Message):
     __slots__ = ("kind", "manifest", "name")

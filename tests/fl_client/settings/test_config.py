@@ -40,9 +40,55 @@ def test_a_whole_configuration_is_read(tmp_path: Path) -> None:
     assert identity_of(config) == "edge-3"
 
 
+SEVERAL = (
+    GOOD.partition("[task]")[0]
+    + """
+[[tasks]]
+name = "digits"
+data = "north"
+labels = {site = "north"}
+shard = {folder = "north"}
+[[tasks]]
+name = "digits"
+data = "south"
+shard = {folder = "south"}
+"""
+)
+
+
+def test_several_tasks_are_read(tmp_path: Path) -> None:
+    """Each has its data and its labels; the single form is one task without a name of its data."""
+    one, several = load(tmp_path, GOOD).served, load(tmp_path, SEVERAL).served
+    assert [served.title for served in (*one, *several)] == ["digits", "digits@north", "digits@south"]
+    assert (one[0].shard.index, several[0].labels) == (3, {"site": "north"})
+
+
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
+        pytest.param('"south"\nshard', '"north"\nshard', "expected another `data` for each task 'digits'", id="twice"),
+        pytest.param('folder = "south"', 'folder = "north"', "expected one name for the same data", id="same"),
+        pytest.param('data = "south"', 'data = "../x"', "tasks.1.data: data: expected 1 to 64 of", id="path"),
+        pytest.param("[[tasks]]", "processes = 2\n[[tasks]]", "processes: expected 1 with several tasks", id="ranks"),
+    ],
+)
+def test_tasks_that_cannot_be_kept_apart_are_refused(tmp_path: Path, old: str, new: str, words: str) -> None:
+    """Two tasks of one name with one data, one folder under two names, and processes that train one task together."""
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, SEVERAL.replace(old, new, 1))
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (
+            "[task]",
+            '[[tasks]]\nname = "digits"\n[task]',
+            "expected a table [task], or tables [[tasks]] for several, got both",
+        ),
+        ('[task]\nname = "digits"', "", "expected a table [task], or tables [[tasks]] for several, got neither"),
+        ("[task]", "[[tasks]]", "shard: expected it inside of each of [[tasks]]"),
         ("insecure =", "insecur =", "insecur: unknown key, did you mean insecure?"),
         ('name = "digits"', 'name = "digits"\nrounds = 3', "task.rounds: unknown key, expected one of name, options"),
         ('server = "127.0.0.1:7070"', "", "server: expected a value, found none"),

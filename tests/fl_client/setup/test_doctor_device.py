@@ -67,9 +67,9 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_settings_that_are_none(doctor: Doctor, tmp_path: Path) -> None:
     """The message of the settings reader, exit code 1, and no further check."""
-    found = doctor(tasks={"name": "digits"})
+    found = doctor(taks={"name": "digits"})
     assert (found.code, found.faults) == (1, ["FAIL settings"])
-    assert "tasks: unknown key, did you mean task?" in found.of("settings")
+    assert "taks: unknown key, did you mean tasks?" in found.of("settings")
 
 
 def test_nothing_is_left_behind(doctor: Doctor, tmp_path: Path) -> None:

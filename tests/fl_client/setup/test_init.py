@@ -141,8 +141,14 @@ def test_every_key_is_listed_and_explained(init: Init, config: Path) -> None:
     init(*PLAIN)
     lines = config.read_text().splitlines()
     fields = {name: field for name, field in ClientConfig.model_fields.items() if f"[{name}]" not in "".join(lines)}
+    sections = {"tasks": "[[tasks]]"}
+    top = next(number for number, line in enumerate(lines) if line.removeprefix("# ").startswith("["))
     for name in fields:
-        (at,) = [number for number, line in enumerate(lines) if line.removeprefix("# ").startswith(f"{name} =")]
+        if name in sections:
+            (at,) = [number for number, line in enumerate(lines) if line == f"# {sections[name]}"]
+            assert lines[at - 1].startswith("# "), name
+            continue
+        (at,) = [number for number, line in enumerate(lines[:top]) if line.removeprefix("# ").startswith(f"{name} =")]
         assert lines[at - 1].startswith("# "), name
 
 
@@ -180,7 +186,7 @@ def test_relative_paths_become_absolute(init: Init, config: Path, monkeypatch: p
 def test_options_are_numbers_and_words(init: Init, config: Path) -> None:
     """A task's options by name=value, each once more."""
     init(*PLAIN, "--option", "client_eval_fraction=0.2", "--option", "download=true", "--option", "model=a,b")
-    assert load_config(config).task.options == {"client_eval_fraction": 0.2, "download": True, "model": "a,b"}
+    assert load_config(config).served[0].options == {"client_eval_fraction": 0.2, "download": True, "model": "a,b"}
 
 
 class Terminal:
@@ -253,7 +259,7 @@ def test_all_questions_are_answered(config: Path, plain_server: Coordinator, ter
     assert terminal.end() == 0, terminal.shown
     assert "a daemon can work here" in terminal.shown
     written = load_config(config)
-    assert (written.client_id, written.device, written.task.options) == ("edge-typed", "cpu", {"kept": 4})
+    assert (written.client_id, written.device, written.served[0].options) == ("edge-typed", "cpu", {"kept": 4})
     assert written.state_dir == config.parent / "state"
     assert (written.shard.partition, written.shard.index) == ({"method": "iid", "clients": 2, "seed": 1}, 1)
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fl_server.admission.client_rules import ExpectedWork, RegisteredData, registered_data
+from fl_server.clients.draw_rules import Requirements
 from fl_server.clients.registration import check_sizes
 from fl_server.errors import InvalidInput
 from fl_server.run_settings.sections import LocalSection
@@ -14,6 +15,7 @@ from fl_server.store.records import ClientRecord
 from protos.fl.v1 import coordinator_pb2 as pb
 
 TASK = {"name": "t", "version": "1", "source": "sha256:0"}
+ANY = Requirements(TASK, {})
 
 
 def difference(header: tuple[int, int], own_batches: int, **local: Any) -> str:
@@ -44,11 +46,13 @@ def record(*offers: dict[str, Any]) -> ClientRecord:
 
 
 def test_registered_data() -> None:
-    """A task without batches of its own has none; the largest of several offers counts; no offer is no data."""
-    assert registered_data(record({"train_examples": 9}), TASK) == RegisteredData(9)
-    both = record({"train_examples": 9, "train_batches": 3}, {"train_examples": 4})
-    assert registered_data(both, TASK) == (9, 3)
-    assert registered_data(record(), TASK) == registered_data(None, TASK) == (0, 0)
+    """A task without batches of its own has none; of several offers the one with the labels counts; none is no data."""
+    north, south = ({"data": name, "labels": {"site": name}} for name in ("north", "south"))
+    assert registered_data(record({"train_examples": 9}), ANY) == RegisteredData(9)
+    both = record({"train_examples": 9, "train_batches": 3, **north}, {"train_examples": 4, **south})
+    assert registered_data(both, ANY) == (9, 3)
+    assert registered_data(both, Requirements(TASK, {"site": "south"})) == (4, 0)
+    assert registered_data(record(), ANY) == registered_data(None, ANY) == (0, 0)
 
 
 def test_more_batches_than_examples_are_refused() -> None:

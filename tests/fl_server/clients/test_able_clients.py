@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from fl_server.clients import eligibility as module
-from fl_server.clients.draw_rules import Requirements, rule_for
+from fl_server.clients.draw_rules import Candidate, Requirements, Selection, offer_for, rule_for
 from fl_server.clients.eligibility import AbleClients
 from fl_server.clients.fleet import Fleet
+from fl_server.store.records import ClientRecord
 from protos.fl.v1 import coordinator_pb2 as pb
 from tests.fl_server.devices import Device
 from tests.fl_server.fleet_checks import OFFER
@@ -101,3 +102,24 @@ def _all_checked(fleet: Fleet, requires: Requirements) -> tuple[str, ...]:
     candidates = {client: fleet.eligibility.candidate(client) for client in fleet.attendance.present()}
     reasons = {client: candidate and rule_for(selection, candidate) for client, candidate in candidates.items()}
     return tuple(client for client, rule in reasons.items() if rule is None or rule.reason == "at_work")
+
+
+def test_labels_and_version_are_those_of_one_offer() -> None:
+    """A client with the task for two data is able for the labels of each; no offer has the version with the labels."""
+    offers = [
+        {"name": "t", "version": version, "source": "s", "data": data, "labels": {"data": data}}
+        for data, version in (("old", "1"), ("new", "2"))
+    ]
+    record = ClientRecord("a", 1.0, 2.0, labels=NORTH, tasks=offers)
+    task = {"name": "t", "version": "2", "source": "s"}
+    reasons = {}
+    for labels in ({}, {"data": "new"}, {"data": "new", **NORTH}, {"data": "old"}, {"data": "none"}):
+        requires = Requirements(task, labels)
+        rule = rule_for(Selection(requires), Candidate(record, True, pb.Availability(may_train=True)))
+        offer = offer_for(requires, record)
+        reasons[str(sorted(labels.values()))] = None if rule is None else rule.reason
+        assert (offer is None) == (rule is not None)
+        assert offer is None or offer["data"] == "new"
+    assert reasons == {
+        "[]": None, "['new']": None, "['new', 'north']": None, "['old']": "task_code", "['none']": "labels",
+    }  # fmt: skip
