@@ -143,10 +143,15 @@ class Fenced(TransportError):
 class ProtocolMismatch(TransportError):
     """No protocol version in common."""
 
-    def __init__(self, message: str, supported: tuple[int, int] = (0, 0), clocks: str = "") -> None:
-        """supported: the coordinator's oldest and newest. clocks: how its clock differs from this one's, if it does."""
+    def __init__(
+        self, message: str, supported: tuple[int, int] = (0, 0), clocks: str = "", versions: tuple[str, str] = ("", "")
+    ) -> None:
+        """supported: the coordinator's oldest and newest. clocks: how its clock differs from this one's, if it does.
+
+        versions: of the coordinator's software, and the newest that one of its runs requires; empty: not known, none.
+        """
         super().__init__(message)
-        self.supported, self.clocks = supported, clocks
+        self.supported, self.clocks, self.versions = supported, clocks, versions
 
 
 class NotAllowed(TransportError):

@@ -1,4 +1,4 @@
-"""The ids that clients and runs may have."""
+"""The ids that clients and runs may have, and versions of our software in order."""
 
 from __future__ import annotations
 
@@ -23,3 +23,19 @@ def check_id(kind: str, value: str) -> str:
             f"{kind}: expected 1 to 64 of A-Z a-z 0-9 . _ - that do not start with . or -, got {value[:80]!r}"
         )
     return value
+
+
+VERSION_PATTERN = re.compile(r"\d{1,6}(\.\d{1,6}){0,2}")
+"""A version as a setting names it: 1, 1.2 or 1.2.3."""
+_OURS = "impetus "
+
+
+def version_of(software: str) -> tuple[int, int, int]:
+    """The version in the name that a daemon gives itself, "impetus 0.1.0"; zeros for another name or none.
+
+    What follows the numbers, as of a release candidate, does not count.
+    """
+    found = VERSION_PATTERN.match(software.removeprefix(_OURS)) if software.startswith(_OURS) else None
+    numbers = [int(number) for number in found[0].split(".")] if found else []
+    major, minor, patch, *_ = (*numbers, 0, 0, 0)
+    return major, minor, patch

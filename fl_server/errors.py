@@ -112,6 +112,8 @@ class Contested(ServerError):
 class NoCommonProtocol(ServerError):
     """Two ranges of protocol versions that do not overlap."""
 
+    detail: errors_pb2.ProtocolMismatch
+
     def __init__(self, client: tuple[int, int], server: tuple[int, int]) -> None:
         older = "client" if client[1] < server[0] else "coordinator"
         super().__init__(

@@ -36,9 +36,9 @@ def error_of(error: grpc.aio.AioRpcError, proxy: Proxy | None = None) -> Transpo
     if isinstance(detail, errors_pb2.SessionFenced):
         return Fenced(message, detail.by_other_instance)
     if isinstance(detail, errors_pb2.ProtocolMismatch):
-        return ProtocolMismatch(
-            message, (detail.server.min, detail.server.max), clocks_differ(detail.time, time.time())
-        )
+        clocks = clocks_differ(detail.time, time.time())
+        versions = log_text(detail.version, 32), log_text(detail.min_client_version, 32)
+        return ProtocolMismatch(message, (detail.server.min, detail.server.max), clocks, versions)
     if isinstance(detail, errors_pb2.RetryLater):
         later = Contested if error.code() is grpc.StatusCode.ABORTED else Unreachable
         return later(message, seconds_of(detail.wait))

@@ -94,6 +94,11 @@ class RunCalls:
         return self._calls.call(admin_pb2.StopRunRequest(run_id=run_id, reason=reason), admin_pb2.StopRunResponse).run
 
 
+_FROM_THE_FIRST = {
+    None, admin_pb2.CLIENT_ORDER_ID, admin_pb2.CLIENT_ORDER_STATE, admin_pb2.CLIENT_ORDER_VERSION,
+}  # fmt: skip
+
+
 class ClientCalls:
     """The clients of the roster, and what an operator decides about them."""
 
@@ -107,15 +112,17 @@ class ClientCalls:
         limit: int = 0,
         order: admin_pb2.ClientOrder | None = None,
         marks: Sequence[str] = (),
+        older_than: str = "",
     ) -> list[admin_pb2.ClientStatus]:
         """The clients of the roster in this state, with these labels and with one of these marks.
 
-        limit: the most; 0: all. order: from the largest value, but by id and state from the first one.
+        limit: the most; 0: all. order: from the largest value, but by id, state and version from the first one.
+        older_than: only clients with older software.
         """
-        descending = order not in {None, admin_pb2.CLIENT_ORDER_ID, admin_pb2.CLIENT_ORDER_STATE}
         request = admin_pb2.ListClientsRequest(
-            state=state, labels=labels, order=order, descending=descending, marks=marks
-        )
+            state=state, labels=labels, order=order, descending=order not in _FROM_THE_FIRST, marks=marks,
+            older_than=older_than,
+        )  # fmt: skip
         clients: list[admin_pb2.ClientStatus] = []
         for page in self._calls.pages(request, admin_pb2.ListClientsResponse):
             clients += page.clients

@@ -120,6 +120,7 @@ CLIENT_COLUMNS: dict[str, Callable[[admin_pb2.ClientStatus], Cell]] = {
     "Client": lambda client: plain(client.client_id),
     "State": lambda client: state(client_facts.words(client), told(client_facts.state(client))),
     "Device": lambda client: plain(client.device.name or client.device.kind),
+    "Version": lambda client: plain(client.software.removeprefix("impetus ") or NOTHING),
     "Tasks": lambda client: plain(
         ", ".join(f"{client_facts.offer_title(offer)} ({offer.train_examples:,})" for offer in client.tasks)
     ),
@@ -138,17 +139,19 @@ CLIENT_COLUMNS: dict[str, Callable[[admin_pb2.ClientStatus], Cell]] = {
     "Note": lambda client: plain(client_facts.note(client)),
 }
 _CLIENT_OPTIONAL = (
-    "Labels", "Device", "Last seen", "Tasks", "Run", "Transfer", "Came last", "Epsilon", "Work", "Refused",
+    "Labels", "Device", "Version", "Last seen", "Tasks", "Run", "Transfer", "Came last", "Epsilon", "Work", "Refused",
     "Counted", "Note", "Failed",
 )  # fmt: skip
 """Columns that a narrow terminal leaves out, the first of them first."""
 
 
 def clients_table(clients: Sequence[admin_pb2.ClientStatus]) -> RenderableType:
-    """A row for each client. Epsilon has a column if a client states one."""
+    """A row for each client. Epsilon has a column if a client states one, the version if not all have the same."""
     stated = any(client.work.HasField("epsilon") for client in clients)
-    columns = {name: cell for name, cell in CLIENT_COLUMNS.items() if stated or name != ">Epsilon"}
-    optional = [name for name in _CLIENT_OPTIONAL if stated or name != "Epsilon"]
+    differ = len({client.software for client in clients}) > 1
+    left_out = {name for name, shown in (("Epsilon", stated), ("Version", differ)) if not shown}
+    columns = {name: cell for name, cell in CLIENT_COLUMNS.items() if name.lstrip(">") not in left_out}
+    optional = [name for name in _CLIENT_OPTIONAL if name not in left_out]
     table = FittedTable.of(clients, columns, optional=optional, wraps=("State", "Note"))
     return table if clients else Text("no clients yet: `fl-client --config client.toml` starts one")
 

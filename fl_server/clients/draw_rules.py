@@ -14,12 +14,15 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from fl_common.names import version_of
 from fl_server.store.records import ClientRecord
 from protos.fl.v1 import coordinator_pb2 as pb
 
 Pairs = Mapping[str, str]
 BUILT_IN: Pairs = MappingProxyType({})
 """A built-in method, which every client has. One from outside is its name, version and source."""
+ANY: Pairs = MappingProxyType({})
+"""No requirement."""
 _SHOWN = len("sha256:") + 12
 """Characters of a digest that are enough to tell two apart."""
 _NAME = ("name",)
@@ -37,6 +40,8 @@ class Requirements(NamedTuple):
     labels: Pairs
     method: Pairs = BUILT_IN
     """Name, version and source of a method from outside."""
+    software: Pairs = ANY
+    """The oldest version of the client's software, as "version"; empty: any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,8 @@ Text = Callable[[Selection, Candidate], str]
 class Rule:
     """One reason not to draw a client.
 
-    Texts have the names {client}, {task}, {labels}, {algorithm}, and {again}: when unavailable clients may train again.
+    Texts have the names {client}, {task}, {labels}, {algorithm}, {version}, and {again}: when unavailable clients may
+    train again.
     """
 
     reason: str
@@ -163,6 +169,11 @@ def _has_other_method(selection: Selection, client: Candidate) -> bool:
     return bool(method) and not any(offers_task(offer, method) for offer in client.record.methods)
 
 
+def _too_old(selection: Selection, client: Candidate) -> bool:
+    oldest = selection.requires.software.get("version", "")
+    return bool(oldest) and version_of(client.record.software) < version_of(f"impetus {oldest}")
+
+
 def _versions(expected: Pairs, got: Mapping[str, Any] | None) -> str:
     named = "none" if got is None else f"version {got['version']!r} {got['source'][:_SHOWN]}"
     return f"expected version {expected['version']!r} {expected['source'][:_SHOWN]}, got {named}"
@@ -220,6 +231,11 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "labels", "without the labels {labels}", "change `labels` of the run or of the device",
         _lacks(_NAME), operable=False,
+    ),
+    Rule(
+        "version", "with software older than {version}",
+        "upgrade it on the device, `pip install --upgrade impetus-fl`, and restart its daemon", _too_old,
+        detail=lambda _, client: client.record.software or "an unknown version", notifies=True,
     ),
     Rule(
         "task_code", "with another version of the task's code", "install the coordinator's version of the task",

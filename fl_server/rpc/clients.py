@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc.aio
 
+from fl_common.names import VERSION_PATTERN, version_of
 from fl_server.clients.contested_identities import Contest
 from fl_server.clients.fleet import Denials, Fleet, OperatorActions
 from fl_server.clients.sessions import Origin
@@ -102,17 +103,19 @@ class ClientCalls(OperatorCalls):
         fleet, ledger = self._services.fleet, self._services.ledger
         if order in {pb.CLIENT_ORDER_UNSPECIFIED, pb.CLIENT_ORDER_ID}:
             return None, None
-        if order == pb.CLIENT_ORDER_STATE:
-            return lambda record: STATES.index(fleet.attendance.state(record.client_id)), int
-        if order == pb.CLIENT_ORDER_LAST_SEEN:
-            return fleet.attendance.last_seen, float
+        of_record: dict[int, tuple[Key, type]] = {
+            pb.CLIENT_ORDER_STATE: (lambda record: STATES.index(fleet.attendance.state(record.client_id)), int),
+            pb.CLIENT_ORDER_LAST_SEEN: (fleet.attendance.last_seen, float),
+            pb.CLIENT_ORDER_VERSION: (lambda record: _number(version_of(record.software)), int),
+            pb.CLIENT_ORDER_ATTENTION: (lambda record: self._coordinator.attention.urgency(record.client_id), int),
+        }
+        if order in of_record:
+            return of_record[order]
         if order not in pb.ClientOrder.values():
             raise InvalidInput("order", f"one of {', '.join(pb.ClientOrder.keys())}", order)
         if order == pb.CLIENT_ORDER_UPDATES_COUNTED:
             counts = await ledger.do(ledger.store.update_counts)
             return lambda record: counts.get(record.client_id, 0), int
-        if order == pb.CLIENT_ORDER_ATTENTION:
-            return lambda record: self._coordinator.attention.urgency(record.client_id), int
         of_work = _BY_WORK[order]
         return lambda record: of_work(fleet.work.of(record.client_id)), float
 
@@ -186,9 +189,12 @@ class _Wanted:
             raise InvalidInput("search", f"at most {SEARCH_CHARS} characters", len(request.search))
         self._name = pb.ClientState.Name(state).removeprefix("CLIENT_STATE_").lower() if state else ""
         self._labels, self._marks, self._text = labels, set(request.marks), request.search.lower()
+        if request.older_than and VERSION_PATTERN.fullmatch(request.older_than) is None:
+            raise InvalidInput("older_than", "a version such as 0.2 or 0.2.1", request.older_than[:SEARCH_CHARS])
+        self._older_than = version_of(f"impetus {request.older_than}") if request.older_than else None
         self._quarantined = fleet.quarantine.clients() if "quarantined" in self._marks else ()
         order = (request.search, int(request.order), request.descending)
-        self.of: list[object] = ["clients", state, labels, *order, sorted(self._marks)]
+        self.of: list[object] = ["clients", state, labels, *order, sorted(self._marks), request.older_than]
         """What a token belongs to."""
 
     def has(self, record: ClientRecord) -> bool:
@@ -197,6 +203,7 @@ class _Wanted:
             (not self._name or self._fleet.attendance.state(record.client_id) == self._name)
             and self._labels.items() <= record.labels.items()
             and (not self._marks or self._is_marked(record))
+            and (self._older_than is None or version_of(record.software) < self._older_than)
             and (not self._text or any(self._text in text.lower() for text in _texts(record)))
         )
 
@@ -207,6 +214,11 @@ class _Wanted:
             or record.client_id in self._quarantined
             or ("attention" in self._marks and bool(self._attention.of(record.client_id)))
         )
+
+
+def _number(version: tuple[int, int, int]) -> int:
+    """A version as one number in the same order: its parts have at most six digits."""
+    return (version[0] * 1_000_000 + version[1]) * 1_000_000 + version[2]
 
 
 def _texts(record: ClientRecord) -> Iterator[str]:

@@ -16,13 +16,14 @@ import grpc.aio
 import structlog
 from google.protobuf.message import Message
 
+from fl_common.metrics import package_version
 from fl_common.settings import split_address
 from fl_server.audit.writer import AuditRecord
 from fl_server.clients.eligibility import Work
 from fl_server.clients.fleet import Fleet
 from fl_server.clients.registration import check_availability
 from fl_server.clients.sessions import Transfer
-from fl_server.errors import InvalidInput, NoSuchRun, NotNow
+from fl_server.errors import InvalidInput, NoCommonProtocol, NoSuchRun, NotNow
 from fl_server.identity import ANYBODY, address, caller
 from fl_server.rpc.downloads import Download, digest_in
 from fl_server.rpc.releases import reported_device
@@ -68,7 +69,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     async def Register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterResponse:
         """Open a session, and return the outcomes that the client has missed."""
-        session, protocol = await self._fleet.register(request)
+        try:
+            session, protocol = await self._fleet.register(request)
+        except NoCommonProtocol as error:
+            error.detail.version = package_version("impetus-fl")
+            error.detail.min_client_version = self._coordinator.min_client_version
+            raise
         response = pb.RegisterResponse(
             session_id=session.id,
             protocol=protocol,

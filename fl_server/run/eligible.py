@@ -11,7 +11,17 @@ from typing import NamedTuple
 import structlog
 
 from fl_common.units import utc
-from fl_server.clients.draw_rules import RULES, Candidate, Pairs, Requirements, Rule, Selection, offer_for, rule_for
+from fl_server.clients.draw_rules import (
+    ANY,
+    RULES,
+    Candidate,
+    Pairs,
+    Requirements,
+    Rule,
+    Selection,
+    offer_for,
+    rule_for,
+)
 from fl_server.rounds import events as ev
 from fl_server.rounds.state import RoundState
 from fl_server.run.context import RunContext
@@ -83,7 +93,8 @@ class EligibleClients:
     @property
     def requires(self) -> Requirements:
         """What the run asks of every client."""
-        return Requirements(self._context.task, self._config.labels, self._context.method)
+        context, config, oldest = self._context, self._config, self._config.min_client_version
+        return Requirements(context.task, config.labels, context.method, {"version": oldest} if oldest else ANY)
 
     def data_of(self, client: str) -> str:
         """Name of the client's data that the run uses; empty for data without one."""
@@ -198,6 +209,7 @@ def _names(selection: Selection, clients: Sequence[Candidate]) -> dict[str, str]
         "task": requires.task["name"],
         "labels": labels_text(requires.labels),
         "algorithm": requires.method.get("name", ""),
+        "version": requires.software.get("version", ""),
         "again": _again(clients),
     }
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 
+from fl_common.names import VERSION_PATTERN
 from fl_server.rounds.metrics import LOSS, Criterion, Directions, by_clients, of_averaged
 from fl_server.rounds.policy import RoundPolicy
 from fl_server.rounds.stop_rules import StopPolicy
@@ -49,6 +50,12 @@ def _name(name: str) -> str:
     if not re.fullmatch(r"([a-z0-9_][a-z0-9._-]{0,63})?", name):
         raise ValueError("expected at most 64 of a-z 0-9 . _ - that do not start with . or -")
     return name
+
+
+def _version(text: str) -> str:
+    if text and not VERSION_PATTERN.fullmatch(text):
+        raise ValueError("expected a version such as 0.2 or 0.2.1")
+    return text
 
 
 def _owner(name: str) -> str:
@@ -248,6 +255,7 @@ class RunConfig(_Section):
     encodings: EncodingsSection = EncodingsSection()
     seed: int = Field(default=0, ge=0, lt=2**64)
     labels: dict[Word, Word] = Field(default={}, max_length=MAX_LABELS)
+    min_client_version: Annotated[str, AfterValidator(_version)] = ""
     population: int = Field(default=0, ge=0, le=MAX_COUNT)
     population_examples: int = Field(default=0, ge=0, le=MAX_EXAMPLES)
     planned_rounds: int | None = Field(default=None, ge=1, le=MAX_COUNT)

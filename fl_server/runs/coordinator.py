@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 import structlog
 
+from fl_common.names import version_of
 from fl_server.aggregation.broadcast import Broadcast
 from fl_server.clients.client_records import FleetListener
 from fl_server.errors import InvalidInput, NoBestRound, NoSuchModel, NoSuchResource, NoSuchRun
@@ -87,6 +88,12 @@ class Coordinator(FleetListener):
     def runs(self) -> list[Run]:
         """All runs, oldest first."""
         return list(self.table.loaded.values())
+
+    @property
+    def min_client_version(self) -> str:
+        """The newest version that an open run requires of its clients; empty if none requires one."""
+        required = [run.config.min_client_version for run in self.runs() if not run.ended]
+        return max(required, key=lambda version: version_of(f"impetus {version}"), default="")
 
     def run(self, run_id: str) -> Run:
         """A run by id. Raises NoSuchRun."""

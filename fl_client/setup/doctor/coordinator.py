@@ -12,6 +12,8 @@ from fl_client.settings.identity import identity_of
 from fl_client.setup.doctor.findings import Finding, fail, ok, warn
 from fl_client.setup.doctor.network import uses_tls
 from fl_common.certificates.pem import PemFiles
+from fl_common.metrics import package_version
+from fl_common.names import version_of
 from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
 
 
@@ -22,6 +24,7 @@ def check(config: ClientConfig) -> Iterator[Finding]:
         asyncio.run(ask(config.server, identity_of(config), tls, proxy=config.proxy))
     except ProtocolMismatch as refusal:
         yield _versions(config, refusal)
+        yield from _software(*refusal.versions)
         if refusal.clocks:
             message = f"expected the time of the coordinator, got another: {refusal.clocks}"
             yield warn("clock", message, "set the wrong one: sudo timedatectl set-ntp true")
@@ -42,6 +45,20 @@ def _versions(config: ClientConfig, refusal: ProtocolMismatch) -> Finding:
         message = f"expected a coordinator with protocol {PROTOCOL_MIN} to {PROTOCOL_MAX}, got {low} to {high}"
         return fail("coordinator", message, "upgrade the older one: pip install --upgrade impetus-fl")
     return ok("coordinator", f"supports protocol {low} to {high}, and accepts {identity_of(config)}")
+
+
+def _software(coordinators: str, required: str) -> Iterator[Finding]:
+    """What is too old: this device's software for a run, or one side's for the other."""
+    own = package_version("impetus-fl")
+    here, there, needed = (version_of(f"impetus {version}") for version in (own, coordinators, required))
+    upgrade = "pip install --upgrade impetus-fl, and restart the daemon"
+    if here < needed:
+        message = f"expected impetus {required} or newer, which a run of this coordinator requires, got {own}"
+        yield warn("version", message, upgrade)
+    elif coordinators and here[:2] < there[:2]:
+        yield warn("version", f"impetus {own} works, and is older than the coordinator's {coordinators}", upgrade)
+    elif coordinators:
+        yield ok("version", f"impetus {own}, and {coordinators} at the coordinator")
 
 
 def _no_answer(config: ClientConfig, error: TransportError) -> Finding:

@@ -31,10 +31,11 @@ ORDERS: dict[str, admin_pb2.ClientOrder] = {
     "failed-share": admin_pb2.CLIENT_ORDER_FAILED_SHARE, "work": admin_pb2.CLIENT_ORDER_WORK_SECONDS,
     "transfer": admin_pb2.CLIENT_ORDER_TRANSFER_SECONDS, "last-share": admin_pb2.CLIENT_ORDER_LAST_SHARE,
     "epsilon": admin_pb2.CLIENT_ORDER_EPSILON, "attention": admin_pb2.CLIENT_ORDER_ATTENTION,
+    "version": admin_pb2.CLIENT_ORDER_VERSION,
 }  # fmt: skip
 Sort = Literal[
     "id", "state", "last-seen", "counted", "refused", "failed", "failed-share", "work", "transfer", "last-share",
-    "epsilon", "attention",
+    "epsilon", "attention", "version",
 ]  # fmt: skip
 
 
@@ -53,21 +54,28 @@ def list_clients(
     ] = None,
     limit: Annotated[int, typer.Option(min=0, help="Largest number of clients. 0: all.")] = 0,
     sort: Annotated[
-        Sort, typer.Option(help="The order: by id and state from the first one, by all else from the largest value.")
+        Sort,
+        typer.Option(
+            help="The order: by id, state and version from the first one, by all else from the largest value."
+        ),
     ] = "id",
     attention: Annotated[
         bool, typer.Option("--attention", help="Only clients that need attention, the most urgent first.")
     ] = False,
+    older_than: Annotated[
+        str, typer.Option(metavar="VERSION", help="Only clients with software older than this, such as 0.2.")
+    ] = "",
 ) -> None:
     """List all clients that have registered and were not forgotten."""
     by = "attention" if attention and sort == "id" else sort
     with context.connect() as client:
         labels = labels_of(label or [], "--label")
         clients = client.clients.list_clients(
-            client_number(state or ""), labels, limit, ORDERS[by], ["attention"] if attention else []
+            client_number(state or ""), labels, limit, ORDERS[by], ["attention"] if attention else [], older_than
         )
-    if attention and not clients:
-        output.show(clients, "no client needs attention", context.as_json)
+    if not clients and (attention or older_than):
+        none = "no client needs attention" if attention else f"no client has software older than {older_than}"
+        output.show(clients, none, context.as_json)
         return
     output.show(clients, lambda: tables.clients_table(clients), context.as_json)
 

@@ -46,6 +46,7 @@ class ClientOrder(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CLIENT_ORDER_LAST_SHARE: _ClassVar[ClientOrder]
     CLIENT_ORDER_ATTENTION: _ClassVar[ClientOrder]
     CLIENT_ORDER_EPSILON: _ClassVar[ClientOrder]
+    CLIENT_ORDER_VERSION: _ClassVar[ClientOrder]
 RUN_STATE_UNSPECIFIED: RunState
 RUN_STATE_WAITING: RunState
 RUN_STATE_RUNNING: RunState
@@ -70,6 +71,7 @@ CLIENT_ORDER_TRANSFER_SECONDS: ClientOrder
 CLIENT_ORDER_LAST_SHARE: ClientOrder
 CLIENT_ORDER_ATTENTION: ClientOrder
 CLIENT_ORDER_EPSILON: ClientOrder
+CLIENT_ORDER_VERSION: ClientOrder
 
 class TaskSpec(_message.Message):
     __slots__ = ("name", "options", "frozen")
@@ -313,7 +315,7 @@ class SecureAggregationSpec(_message.Message):
     def __init__(self, protocol: _Optional[str] = ..., bits: _Optional[int] = ..., clip: _Optional[float] = ..., min_clients: _Optional[int] = ..., max_corrupt: _Optional[float] = ..., max_dropped: _Optional[float] = ..., on_drop: _Optional[str] = ..., stage_s: _Optional[float] = ..., suite: _Optional[str] = ..., max_examples: _Optional[int] = ..., clips: _Optional[_Mapping[str, float]] = ..., min_steps: _Optional[int] = ..., metrics: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RunSpec(_message.Message):
-    __slots__ = ("name", "task", "algorithm", "local", "round", "stop", "evaluation", "seed", "labels", "population", "initial_model", "keep_checkpoints", "population_examples", "planned_rounds", "owner", "personal", "encodings", "averaging", "privacy", "secure_aggregation")
+    __slots__ = ("name", "task", "algorithm", "local", "round", "stop", "evaluation", "seed", "labels", "min_client_version", "population", "initial_model", "keep_checkpoints", "population_examples", "planned_rounds", "owner", "personal", "encodings", "averaging", "privacy", "secure_aggregation")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -330,6 +332,7 @@ class RunSpec(_message.Message):
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
+    MIN_CLIENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     POPULATION_FIELD_NUMBER: _ClassVar[int]
     INITIAL_MODEL_FIELD_NUMBER: _ClassVar[int]
     KEEP_CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
@@ -350,6 +353,7 @@ class RunSpec(_message.Message):
     evaluation: EvaluationSpec
     seed: int
     labels: _containers.ScalarMap[str, str]
+    min_client_version: str
     population: int
     initial_model: str
     keep_checkpoints: int
@@ -361,7 +365,7 @@ class RunSpec(_message.Message):
     averaging: AveragingSpec
     privacy: PrivacySpec
     secure_aggregation: SecureAggregationSpec
-    def __init__(self, name: _Optional[str] = ..., task: _Optional[_Union[TaskSpec, _Mapping]] = ..., algorithm: _Optional[_Union[_training_pb2.AlgorithmSpec, _Mapping]] = ..., local: _Optional[_Union[LocalSpec, _Mapping]] = ..., round: _Optional[_Union[RoundSpec, _Mapping]] = ..., stop: _Optional[_Union[StopSpec, _Mapping]] = ..., evaluation: _Optional[_Union[EvaluationSpec, _Mapping]] = ..., seed: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., population: _Optional[int] = ..., initial_model: _Optional[str] = ..., keep_checkpoints: _Optional[int] = ..., population_examples: _Optional[int] = ..., planned_rounds: _Optional[int] = ..., owner: _Optional[str] = ..., personal: _Optional[_Iterable[str]] = ..., encodings: _Optional[_Union[EncodingsSpec, _Mapping]] = ..., averaging: _Optional[_Union[AveragingSpec, _Mapping]] = ..., privacy: _Optional[_Union[PrivacySpec, _Mapping]] = ..., secure_aggregation: _Optional[_Union[SecureAggregationSpec, _Mapping]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., task: _Optional[_Union[TaskSpec, _Mapping]] = ..., algorithm: _Optional[_Union[_training_pb2.AlgorithmSpec, _Mapping]] = ..., local: _Optional[_Union[LocalSpec, _Mapping]] = ..., round: _Optional[_Union[RoundSpec, _Mapping]] = ..., stop: _Optional[_Union[StopSpec, _Mapping]] = ..., evaluation: _Optional[_Union[EvaluationSpec, _Mapping]] = ..., seed: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., min_client_version: _Optional[str] = ..., population: _Optional[int] = ..., initial_model: _Optional[str] = ..., keep_checkpoints: _Optional[int] = ..., population_examples: _Optional[int] = ..., planned_rounds: _Optional[int] = ..., owner: _Optional[str] = ..., personal: _Optional[_Iterable[str]] = ..., encodings: _Optional[_Union[EncodingsSpec, _Mapping]] = ..., averaging: _Optional[_Union[AveragingSpec, _Mapping]] = ..., privacy: _Optional[_Union[PrivacySpec, _Mapping]] = ..., secure_aggregation: _Optional[_Union[SecureAggregationSpec, _Mapping]] = ...) -> None: ...
 
 class RoundAccount(_message.Message):
     __slots__ = ("norms", "cosine", "assignments", "refused", "staleness", "seconds", "quorum_missed", "short", "why_short", "secure")
@@ -1024,7 +1028,7 @@ class NotDrawn(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., reason: _Optional[str] = ..., why: _Optional[str] = ..., remedy: _Optional[str] = ...) -> None: ...
 
 class ListClientsRequest(_message.Message):
-    __slots__ = ("page_size", "page_token", "state", "labels", "search", "order", "descending", "marks")
+    __slots__ = ("page_size", "page_token", "state", "labels", "search", "order", "descending", "marks", "older_than")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1040,6 +1044,7 @@ class ListClientsRequest(_message.Message):
     ORDER_FIELD_NUMBER: _ClassVar[int]
     DESCENDING_FIELD_NUMBER: _ClassVar[int]
     MARKS_FIELD_NUMBER: _ClassVar[int]
+    OLDER_THAN_FIELD_NUMBER: _ClassVar[int]
     page_size: int
     page_token: str
     state: ClientState
@@ -1048,7 +1053,8 @@ class ListClientsRequest(_message.Message):
     order: ClientOrder
     descending: bool
     marks: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., state: _Optional[_Union[ClientState, str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., search: _Optional[str] = ..., order: _Optional[_Union[ClientOrder, str]] = ..., descending: _Optional[bool] = ..., marks: _Optional[_Iterable[str]] = ...) -> None: ...
+    older_than: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., state: _Optional[_Union[ClientState, str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., search: _Optional[str] = ..., order: _Optional[_Union[ClientOrder, str]] = ..., descending: _Optional[bool] = ..., marks: _Optional[_Iterable[str]] = ..., older_than: _Optional[str] = ...) -> None: ...
 
 class ListClientsResponse(_message.Message):
     __slots__ = ("clients", "next_page_token", "found")

@@ -28,7 +28,7 @@ from protos.fl.v1 import coordinator_pb2 as protos_dot_fl_dot_v1_dot_coordinator
 from protos.fl.v1 import training_pb2 as protos_dot_fl_dot_v1_dot_training__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19protos/fl/v1/errors.proto\x12\x05\x66l.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1eprotos/fl/v1/coordinator.proto\x1a\x1bprotos/fl/v1/training.proto\"=\n\x0cInvalidField\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x10\n\x08\x65xpected\x18\x02 \x01(\t\x12\x0c\n\x04\x63\x61me\x18\x03 \x01(\t\"\x10\n\x0eUnknownSession\"*\n\rSessionFenced\x12\x19\n\x11\x62y_other_instance\x18\x01 \x01(\x08\"\x88\x01\n\x10ProtocolMismatch\x12$\n\x06\x63lient\x18\x01 \x01(\x0b\x32\x14.fl.v1.ProtocolRange\x12$\n\x06server\x18\x02 \x01(\x0b\x32\x14.fl.v1.ProtocolRange\x12(\n\x04time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"N\n\nNotAllowed\x12\x10\n\x08identity\x18\x01 \x01(\t\x12\x0e\n\x06needed\x18\x02 \x01(\t\x12\r\n\x05roles\x18\x03 \x03(\t\x12\x0f\n\x07revoked\x18\x04 \x01(\x08\"\x11\n\x0fUnknownResource\"\x1c\n\nUnknownRun\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"\"\n\rUnknownClient\x12\x11\n\tclient_id\x18\x01 \x01(\t\"F\n\rWrongRunState\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x16\n\x0e\x61llowed_states\x18\x03 \x03(\t\"C\n\x0c\x42rokenUpload\x12\x1f\n\x03key\x18\x01 \x01(\x0b\x32\x12.fl.v1.ExchangeKey\x12\x12\n\nkept_bytes\x18\x02 \x01(\x04\"5\n\nRetryLater\x12\'\n\x04wait\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Durationb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19protos/fl/v1/errors.proto\x12\x05\x66l.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1eprotos/fl/v1/coordinator.proto\x1a\x1bprotos/fl/v1/training.proto\"=\n\x0cInvalidField\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x10\n\x08\x65xpected\x18\x02 \x01(\t\x12\x0c\n\x04\x63\x61me\x18\x03 \x01(\t\"\x10\n\x0eUnknownSession\"*\n\rSessionFenced\x12\x19\n\x11\x62y_other_instance\x18\x01 \x01(\x08\"\xb5\x01\n\x10ProtocolMismatch\x12$\n\x06\x63lient\x18\x01 \x01(\x0b\x32\x14.fl.v1.ProtocolRange\x12$\n\x06server\x18\x02 \x01(\x0b\x32\x14.fl.v1.ProtocolRange\x12(\n\x04time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x1a\n\x12min_client_version\x18\x05 \x01(\t\"N\n\nNotAllowed\x12\x10\n\x08identity\x18\x01 \x01(\t\x12\x0e\n\x06needed\x18\x02 \x01(\t\x12\r\n\x05roles\x18\x03 \x03(\t\x12\x0f\n\x07revoked\x18\x04 \x01(\x08\"\x11\n\x0fUnknownResource\"\x1c\n\nUnknownRun\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"\"\n\rUnknownClient\x12\x11\n\tclient_id\x18\x01 \x01(\t\"F\n\rWrongRunState\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x16\n\x0e\x61llowed_states\x18\x03 \x03(\t\"C\n\x0c\x42rokenUpload\x12\x1f\n\x03key\x18\x01 \x01(\x0b\x32\x12.fl.v1.ExchangeKey\x12\x12\n\nkept_bytes\x18\x02 \x01(\x04\"5\n\nRetryLater\x12\'\n\x04wait\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Durationb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,19 +42,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SESSIONFENCED']._serialized_start=243
   _globals['_SESSIONFENCED']._serialized_end=285
   _globals['_PROTOCOLMISMATCH']._serialized_start=288
-  _globals['_PROTOCOLMISMATCH']._serialized_end=424
-  _globals['_NOTALLOWED']._serialized_start=426
-  _globals['_NOTALLOWED']._serialized_end=504
-  _globals['_UNKNOWNRESOURCE']._serialized_start=506
-  _globals['_UNKNOWNRESOURCE']._serialized_end=523
-  _globals['_UNKNOWNRUN']._serialized_start=525
-  _globals['_UNKNOWNRUN']._serialized_end=553
-  _globals['_UNKNOWNCLIENT']._serialized_start=555
-  _globals['_UNKNOWNCLIENT']._serialized_end=589
-  _globals['_WRONGRUNSTATE']._serialized_start=591
-  _globals['_WRONGRUNSTATE']._serialized_end=661
-  _globals['_BROKENUPLOAD']._serialized_start=663
-  _globals['_BROKENUPLOAD']._serialized_end=730
-  _globals['_RETRYLATER']._serialized_start=732
-  _globals['_RETRYLATER']._serialized_end=785
+  _globals['_PROTOCOLMISMATCH']._serialized_end=469
+  _globals['_NOTALLOWED']._serialized_start=471
+  _globals['_NOTALLOWED']._serialized_end=549
+  _globals['_UNKNOWNRESOURCE']._serialized_start=551
+  _globals['_UNKNOWNRESOURCE']._serialized_end=568
+  _globals['_UNKNOWNRUN']._serialized_start=570
+  _globals['_UNKNOWNRUN']._serialized_end=598
+  _globals['_UNKNOWNCLIENT']._serialized_start=600
+  _globals['_UNKNOWNCLIENT']._serialized_end=634
+  _globals['_WRONGRUNSTATE']._serialized_start=636
+  _globals['_WRONGRUNSTATE']._serialized_end=706
+  _globals['_BROKENUPLOAD']._serialized_start=708
+  _globals['_BROKENUPLOAD']._serialized_end=775
+  _globals['_RETRYLATER']._serialized_start=777
+  _globals['_RETRYLATER']._serialized_end=830
 # @@protoc_insertion_point(module_scope)

@@ -33,14 +33,18 @@ class SessionFenced(_message.Message):
     def __init__(self, by_other_instance: _Optional[bool] = ...) -> None: ...
 
 class ProtocolMismatch(_message.Message):
-    __slots__ = ("client", "server", "time")
+    __slots__ = ("client", "server", "time", "version", "min_client_version")
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     SERVER_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MIN_CLIENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     client: _coordinator_pb2.ProtocolRange
     server: _coordinator_pb2.ProtocolRange
     time: _timestamp_pb2.Timestamp
-    def __init__(self, client: _Optional[_Union[_coordinator_pb2.ProtocolRange, _Mapping]] = ..., server: _Optional[_Union[_coordinator_pb2.ProtocolRange, _Mapping]] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    version: str
+    min_client_version: str
+    def __init__(self, client: _Optional[_Union[_coordinator_pb2.ProtocolRange, _Mapping]] = ..., server: _Optional[_Union[_coordinator_pb2.ProtocolRange, _Mapping]] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., version: _Optional[str] = ..., min_client_version: _Optional[str] = ...) -> None: ...
 
 class NotAllowed(_message.Message):
     __slots__ = ("identity", "needed", "roles", "revoked")

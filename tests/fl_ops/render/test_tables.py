@@ -250,3 +250,17 @@ def test_the_last_commit_has_an_age_while_the_run_goes_on(admin: FakeAdmin, fl: 
         admin.responses["GetRun"] = admin_pb2.GetRunResponse(run=run)
         line = next(line for line in fl("run", "show", "a").stdout.splitlines() if "last commit" in line)
         assert (line.rstrip().endswith(" ago"), "round 7, 1970" in line) == (not ended, True)
+
+
+def test_versions_have_a_column_while_they_differ(admin: FakeAdmin, fl: Fl) -> None:
+    """As in an upgrade in stages; otherwise they are in the details of a client only."""
+    clients = [admin_pb2.ClientStatus(client_id=name, software=f"impetus 0.{name}.0") for name in ("1", "2")]
+    admin.responses["ListClients"] = admin_pb2.ListClientsResponse(clients=clients)
+    shown = fl("clients", "list", "--sort", "version").stdout
+    assert "Version" in shown
+    assert "0.2.0" in shown
+    assert admin.requests[-1] == admin_pb2.ListClientsRequest(page_size=1000, order=admin_pb2.CLIENT_ORDER_VERSION)
+    admin.responses["ListClients"] = admin_pb2.ListClientsResponse(clients=clients[:1])
+    assert "Version" not in fl("clients", "list").stdout
+    admin.responses["ListClients"] = admin_pb2.ListClientsResponse()
+    assert "no client has software older than 0.2" in fl("clients", "list", "--older-than", "0.2").stdout

@@ -34,8 +34,10 @@ from tests.fl_server.harness import World, until
 ROOT = Path(__file__).parents[3]
 TASK = {"name": "digits", "version": "1", "source": "sha256:aa", "frozen": "blake3:ff", "encodings": "bf16"}
 METHOD = {"name": "mine", "version": "1", "source": "sha256:bb"}
-SELECTION = Selection(Requirements(TASK, {"site": "north"}, METHOD), "r")
-RECORD = ClientRecord("edge-1", 0.0, 0.0, labels={"site": "north"}, tasks=[TASK], methods=[METHOD], software="x 1")
+SELECTION = Selection(Requirements(TASK, {"site": "north"}, METHOD, {"version": "0.2"}), "r")
+RECORD = ClientRecord(
+    "edge-1", 0.0, 0.0, labels={"site": "north"}, tasks=[TASK], methods=[METHOD], software="impetus 0.2.1"
+)
 ABLE = Candidate(RECORD, True, pb.Availability(may_train=True), 1.0)
 
 
@@ -50,6 +52,7 @@ def _record(**changes: Any) -> Candidate:
 OF_THE_CLIENT: Mapping[str, Candidate] = {
     "task": _task(name="other"),
     "labels": _record(labels={"site": "south"}),
+    "version": _record(software="impetus 0.1.9"),
     "task_code": _task(source="sha256:cc"),
     "frozen": _task(frozen="blake3:00"),
     "encodings": _task(encodings="int8"),
@@ -74,6 +77,21 @@ def test_a_client_without_a_reason_is_drawn() -> None:
     """It has task, labels and method, is here, and may train."""
     assert rule_for(SELECTION, ABLE) is None
     assert able(SELECTION, ABLE)
+
+
+@pytest.mark.parametrize(
+    ("software", "drawn"),
+    [
+        ("impetus 0.2.0", True), ("impetus 0.2", True), ("impetus 0.10.0", True), ("impetus 1.0.0rc1", True),
+        ("impetus 0.1.99", False), ("impetus unpackaged", False), ("other 9.9", False), ("", False),
+    ],
+)  # fmt: skip
+def test_the_version_that_a_run_requires(software: str, drawn: bool) -> None:
+    """Numbers are compared, not texts; a version that cannot be read is too old."""
+    client = _record(software=software)
+    assert able(SELECTION, client) is drawn
+    anything = replace(SELECTION, requires=SELECTION.requires._replace(software={}))
+    assert able(anything, client)
 
 
 @pytest.mark.parametrize("reason", REASONS)

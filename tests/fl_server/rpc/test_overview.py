@@ -35,10 +35,16 @@ async def fill(folder: Path) -> None:
         await world.create(round={"clients_per_round": 1}, stop={"rounds": 6}, evaluation={"every": 2})
         await world.completed()
         clients = [
-            a_client(name, labels={"site": f"Rome-{number % 2}"}, updates_counted=number % 5)
+            a_client(
+                name,
+                labels={"site": f"Rome-{number % 2}"},
+                updates_counted=number % 5,
+                software=f"impetus 0.{number}",
+            )
             for number, name in enumerate(CLIENTS)
         ]
-        world.store.put_clients([*clients[:-2], a_client("c-10", banned=True, note="Fan broken"), clients[-1]])
+        broken = a_client("c-10", banned=True, note="Fan broken", software="impetus 0.10")
+        world.store.put_clients([*clients[:-2], broken, clients[-1]])
         world.store.put_quarantine_record(a_quarantine_record("c-03", until=2e10))
         for number, name in enumerate(CLIENTS):
             for round_ in range(number % 3):
@@ -122,6 +128,7 @@ OUT_OF_RANGE: list[tuple[Any, str]] = [
     (pb.ListClientsRequest(search="x" * 257), "search"),
     (pb.ListClientsRequest(marks=["tall"]), "marks"),
     (pb.ListClientsRequest(order=cast(Any, 99)), "order"),
+    (pb.ListClientsRequest(older_than="new"), "older_than"),
 ]
 
 
@@ -160,7 +167,7 @@ async def test_clients_found_by_text_and_marks(stub: Any) -> None:
     assert (await stub.ListClients(pb.ListClientsRequest(search="c-", page_size=2))).found == 12
 
 
-@pytest.mark.parametrize("order", ["UPDATES_COUNTED", "UPDATES_REFUSED", "STATE", "LAST_SEEN", "ID"])
+@pytest.mark.parametrize("order", ["UPDATES_COUNTED", "UPDATES_REFUSED", "STATE", "LAST_SEEN", "VERSION", "ID"])
 async def test_clients_in_every_order(stub: Any, order: str) -> None:
     """All clients once, over pages, in both directions; of equal ones the smaller id first."""
     keys: dict[str, Callable[[pb.ClientStatus], int]] = {
@@ -168,6 +175,7 @@ async def test_clients_in_every_order(stub: Any, order: str) -> None:
         "UPDATES_REFUSED": lambda client: client.updates_refused,
         "STATE": lambda client: client.state,
         "LAST_SEEN": lambda client: client.last_seen.seconds,
+        "VERSION": lambda client: int(client.software.removeprefix("impetus 0.") or 0),
         "ID": lambda client: 0,
     }
     every = [client for page in await listed(stub.ListClients, pb.ListClientsRequest(), "clients") for client in page]
@@ -178,6 +186,12 @@ async def test_clients_in_every_order(stub: Any, order: str) -> None:
             wanted.reverse()
         found = await ids(stub, order=f"CLIENT_ORDER_{order}", descending=descending)
         assert found == [client.client_id for client in wanted]
+
+
+async def test_clients_with_older_software(stub: Any) -> None:
+    """Numbers are compared: 0.9 is older than 0.10. A client without a version is older than any."""
+    assert await ids(stub, older_than="0.10") == ["a", *CLIENTS[:10]]
+    assert await ids(stub, older_than="0.0") == []
 
 
 def test_values_of_runs_without_any(world: World) -> None:

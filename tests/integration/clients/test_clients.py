@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -198,3 +201,33 @@ def test_a_state_directory_belongs_to_one_daemon(fleet: Fleet) -> None:
     second = Daemon(fleet.workspace, fleet.server, "edge-2", process="second", state_dir=holder.settings["state_dir"])
     assert second.start().wait() == 2
     assert f"is held by another daemon, process {holder.pid}: end that one" in second.errors()
+
+
+def test_a_run_draws_only_clients_of_its_version(fleet: Fleet) -> None:
+    """Daemons are too old: the run says so, `fl-client doctor` has the remedy, a newer client is drawn.
+
+    The list of clients has the versions, those that are too old, and the oldest first.
+    """
+    server = fleet.server
+    with RawClient(server.address, "raw-new") as client, server.admin() as admin:
+        client.register(software="impetus 99.1.0")
+        events = client.attend()
+        one = {"clients_per_round": 1, "min_clients": 1}
+        server.create("new-only", min_client_version="99", round=one, stop={"rounds": 1})
+        assert next(event for event in events if event.HasField("assignment")).assignment.key.run_id == "new-only"
+        daemon = next(iter(fleet.daemons.values()))
+        details = admin.call(admin_pb2.GetClientRequest(client_id=daemon.client_id), admin_pb2.GetClientResponse)
+        (reason,) = [each for each in details.not_drawn if each.run_id == "new-only"]
+        assert (reason.reason, "impetus 0." in reason.why) == ("version", True)
+        assert "pip install --upgrade" in reason.remedy
+        old = admin.clients.list_clients(older_than="99")
+        assert {each.client_id for each in old} == set(fleet.daemons)
+        by_version = admin.clients.list_clients(order=admin_pb2.CLIENT_ORDER_VERSION)
+        assert by_version[-1].client_id == "raw-new"
+        found = subprocess.run(
+            [sys.executable, "-m", "fl_client", "doctor", "--config", str(daemon.config), "--json"],
+            capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+        )  # fmt: skip
+        said = [each for each in json.loads(found.stdout)["findings"] if each["check"] == "version"]
+        assert [each["level"] for each in said] == ["WARN"]
+        assert "expected impetus 99 or newer, which a run of this coordinator requires" in said[0]["said"]
