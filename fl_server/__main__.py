@@ -122,7 +122,7 @@ def _serve(config: ServerConfig, *, is_worker: bool = False) -> int:
     # Imported here: torch takes seconds, and an error in the settings should appear at once.
     from fl_server.aggregation.outside_task.forking import ForkServer, default_memory
     from fl_server.app import serve
-    from fl_server.leadership.opening import may_stand_by
+    from fl_server.leadership.leading import may_stand_by
     from fl_server.runs.loading import outside_tasks
 
     # The quarter of a million objects so far live as long as the process. Without this, each full garbage collection

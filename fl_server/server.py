@@ -25,8 +25,7 @@ from fl_server.enrollment.authority import Authority
 from fl_server.enrollment.calls import CertificatesService, EnrollmentService
 from fl_server.enrollment.grants import Revocations
 from fl_server.enrollment.issuing import Checks, Issuer
-from fl_server.leadership.leading import Leading
-from fl_server.leadership.opening import Opened, ledger_url, open_state
+from fl_server.leadership.leading import Leading, Opened, ledger_url, open_state
 from fl_server.metrics import Metrics
 from fl_server.oidc.keys import SigningKeys
 from fl_server.oidc.tokens import TokenVerifier

@@ -36,7 +36,7 @@ from fl_server.backup.content import (
     write_tables,
 )
 from fl_server.clients.fleet import FILE as DENIALS
-from fl_server.leadership.opening import ledger_url, may_stand_by
+from fl_server.leadership.leading import ledger_url, may_stand_by
 from fl_server.settings.config import ServerConfig
 from fl_server.store.database import schema
 from fl_server.store.database.postgres import lock_opening

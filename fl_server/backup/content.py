@@ -23,7 +23,7 @@ from sqlalchemy import Column, Connection, LargeBinary, Table, insert, select
 
 from fl_common.files import atomic_writer, fsync_path
 from fl_common.settings import parse_json
-from fl_server.store.database import lease
+from fl_server.store.database import ownership
 from fl_server.store.database.ledger_objects import StoredFile, objects
 from fl_server.store.database.postgres import count_on
 from fl_server.store.database.schema import charges, identity, metadata
@@ -38,7 +38,7 @@ AT_ONCE = 500
 """Rows in one statement."""
 EPOCHS = 1000
 """A restored ledger counts its openings from so many more on: no coordinator of before has such an epoch."""
-_PASSING = {lease.leadership.name, lease.standbys.name}
+_PASSING = {ownership.leadership.name, ownership.standbys.name}
 """Tables that say who leads now."""
 
 

@@ -44,7 +44,6 @@ class UploadReceiver:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._verdicts = Verdicts(services)
-        self._wrong_digests = WrongDigests()
         self.disk = Disk(services.config, services.spool, services.metrics, services.io, services.fleet.transfer_limits)
         self._parts = PartReceiver(self.disk)
         self.in_flight = 0
@@ -70,7 +69,7 @@ class UploadReceiver:
             gate.check_header(header)
         except UpdateRefused as refusal:
             raise Decided(await self._verdicts.refuse(submission, refusal)) from None
-        return ControlledUpload(self._services, self._verdicts, self._wrong_digests, submission, gate, transfer)
+        return ControlledUpload(self._services, self.disk, self._verdicts, submission, gate, transfer)
 
     @contextmanager
     def counted(self) -> Iterator[None]:
@@ -94,37 +93,19 @@ class UploadReceiver:
         return await self._services.in_reads(self._services.spool.kept, spool_key(key, client), digest)
 
 
-class WrongDigests:
-    """Each client's latest work with an update of a wrong digest. One per client, so that memory is bounded."""
-
-    def __init__(self) -> None:
-        self._works: dict[str, bytes] = {}
-
-    def is_second(self, header: UpdateHeader, client: str) -> bool:
-        """Whether the client's work has had a wrong digest before.
-
-        The first time it may be a prefix torn by a restart, which a new upload repairs; then it is the client.
-        """
-        work = header.key.SerializeToString(deterministic=True)
-        if self._works.pop(client, None) == work:
-            return True
-        self._works[client] = work
-        return False
-
-
 class ControlledUpload:
     """One upload, with what the coordinator decides about it; see `OpenUpload`."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - what one upload consists of
         self,
         services: Services,
+        disk: Disk,
         verdicts: Verdicts,
-        wrong_digests: WrongDigests,
         submission: Submission,
         gate: AdmissionGate | MaskedGate,
         transfer: Transfer,
     ) -> None:
-        self._services, self._verdicts, self._wrong_digests = services, verdicts, wrong_digests
+        self._services, self._disk, self._verdicts = services, disk, verdicts
         self.submission, self.gate, self._transfer = submission, gate, transfer
         self._caller = services.fleet.transfer_limits.of(submission.client)
         self._norms: dict[str, float] = {}
@@ -186,7 +167,8 @@ class ControlledUpload:
 
     def check_digest(self, came: bytes) -> None:
         """Raises UploadBroken for the first wrong digest; `check_content` has the update refused for the second."""
-        if came != digest_bytes(self.header.digest) and not self._wrong_digests.is_second(self.header, self.client):
+        wrong = self._verdicts.wrong_digests
+        if came != digest_bytes(self.header.digest) and not wrong.is_second(self.header, self.client):
             raise UploadBroken(self.header.key, 0, "the bytes have not the digest of the header")
 
     async def admit(self) -> Receipt:
@@ -209,11 +191,10 @@ class ControlledUpload:
         raise error
 
     async def _decide_in_io(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        async with self._caller.share:
-            try:
-                return await self._services.in_io(function, *args, **kwargs)
-            except UpdateRefused as refusal:
-                raise await self._refused(refusal) from None
+        try:
+            return await self._disk.of_client(self.client, function, *args, **kwargs)
+        except UpdateRefused as refusal:
+            raise await self._refused(refusal) from None
 
     async def _decide(self, check: Callable[[], None]) -> None:
         try:

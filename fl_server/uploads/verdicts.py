@@ -55,11 +55,30 @@ class Submission:
             raise UpdateRefused(reason, NOT_WANTED[reason])
 
 
+class WrongDigests:
+    """Each client's latest work with an update of a wrong digest. One per client, so that memory is bounded."""
+
+    def __init__(self) -> None:
+        self._works: dict[str, bytes] = {}
+
+    def is_second(self, header: UpdateHeader, client: str) -> bool:
+        """Whether the client's work has had a wrong digest before.
+
+        The first time it may be a prefix torn by a restart, which a new upload repairs; then it is the client.
+        """
+        work = header.key.SerializeToString(deterministic=True)
+        if self._works.pop(client, None) == work:
+            return True
+        self._works[client] = work
+        return False
+
+
 class Verdicts:
     """Records verdicts and makes receipts."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
+        self.wrong_digests = WrongDigests()
 
     async def receipt(self, run: Run, key: ExchangeKey, client: str) -> Receipt | None:
         """The receipt of the first verdict on the client's update for the key; None if there is none."""

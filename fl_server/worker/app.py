@@ -42,13 +42,13 @@ from fl_server.settings.config import ServerConfig
 from fl_server.settings.sections import WorkersConfig
 from fl_server.store.objects.bucket import Bucket, check_access
 from fl_server.store.objects.reading import LocalCache
-from fl_server.store.objects.worker_files import WorkerFiles
 from fl_server.store.spool.spool import Spool, UnfinishedLimit
 from fl_server.store.state_directory import ledger_of
 from fl_server.uploads.part_receiver import Disk
 from fl_server.worker.link import Link, Terms
 from fl_server.worker.resources import Copies
 from fl_server.worker.service import DataService, handlers
+from fl_server.worker.upload import WorkerFiles
 
 log = structlog.get_logger()
 

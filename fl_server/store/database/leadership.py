@@ -13,7 +13,7 @@ from typing import TypeVar
 from sqlalchemy import Connection, inspect, select
 
 from fl_common.audit import Head
-from fl_server.store.database import lease, schema
+from fl_server.store.database import ownership, schema
 from fl_server.store.database.ledger_audit import newest_head
 from fl_server.store.database.ledger_objects import StoredFile, objects
 from fl_server.store.database.postgres import is_marked, mark_connections, postgres_engine
@@ -30,8 +30,8 @@ GONE_S = 2.0
 class Leadership:
     """What the ledger says about leader and standbys."""
 
-    leader: lease.Leader | None
-    standbys: Sequence[lease.StandbyRow] = ()
+    leader: ownership.Leader | None
+    standbys: Sequence[ownership.StandbyRow] = ()
 
 
 class LeaseKeeper:
@@ -48,8 +48,8 @@ class LeaseKeeper:
         """Renew the lease. Raises StoreTakenOver, and StoreUnavailable while the ledger cannot be reached."""
         began = time.monotonic()
         with database_errors("renew the lease"), self._engine.begin() as db:
-            renewed = lease.renew(db, self.epoch, self.seconds)
-            leadership = Leadership(lease.find(db), lease.list_standbys(db))
+            renewed = ownership.renew(db, self.epoch, self.seconds)
+            leadership = Leadership(ownership.find(db), ownership.list_standbys(db))
         if not renewed:
             holder = leadership.leader.holder if leadership.leader else "another coordinator"
             raise StoreTakenOver(f"{holder} leads now; this one has changed nothing since")
@@ -82,32 +82,32 @@ class LeaseWatch:
         return self._run("read who leads", self._look)
 
     def _look(self, db: Connection) -> Leadership:
-        if not inspect(db).has_table(lease.leadership.name):
+        if not inspect(db).has_table(ownership.leadership.name):
             return Leadership(None)
-        leader = lease.find(db)
+        leader = ownership.find(db)
         if leader is None or is_marked(db, leader.epoch):
             self._absence = _Absence()
         elif self._absence.epoch != leader.epoch:
             self._absence = _Absence(leader.epoch, self._clock())
-        return Leadership(leader, lease.list_standbys(db))
+        return Leadership(leader, ownership.list_standbys(db))
 
     def is_free(self, leadership: Leadership) -> bool:
         """Whether this standby may take the lease: it is over, or its leader is gone, or there was none."""
         leader = leadership.leader
         return leader is None or leader.left_s <= 0 or self.gone(leader) or leader.directory == self._directory
 
-    def gone(self, leader: lease.Leader) -> bool:
+    def gone(self, leader: ownership.Leader) -> bool:
         """Whether a leader is gone."""
         absence = self._absence
         return absence.epoch == leader.epoch and self._clock() - absence.since >= GONE_S
 
     def note(self, behind_bytes: int) -> None:
         """Write that this standby waits."""
-        self._run("note the standby", lambda db: lease.note_standby(db, self._directory, behind_bytes))
+        self._run("note the standby", lambda db: ownership.note_standby(db, self._directory, behind_bytes))
 
     def forget(self) -> None:
         """Write that it waits no more."""
-        self._run("forget the standby", lambda db: lease.forget_standby(db, self._directory))
+        self._run("forget the standby", lambda db: ownership.forget_standby(db, self._directory))
 
     def ledger_id(self) -> str:
         """The id of the ledger."""

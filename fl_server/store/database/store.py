@@ -7,7 +7,6 @@ from urllib.parse import quote
 
 from sqlalchemy import create_engine
 
-from fl_server.store.database.lease import LeaseTerms
 from fl_server.store.database.ledger_audit import AuditLedger
 from fl_server.store.database.ledger_certificates import CertificateLedger
 from fl_server.store.database.ledger_clients import ClientLedger
@@ -16,7 +15,7 @@ from fl_server.store.database.ledger_releases import ReleaseLedger
 from fl_server.store.database.ledger_rounds import RoundLedger
 from fl_server.store.database.ledger_runs import CommitLedger, Removal, RunLedger
 from fl_server.store.database.ledger_stages import StageLedger
-from fl_server.store.database.ownership import ANYWHERE, Home
+from fl_server.store.database.ownership import ANYWHERE, Home, LeaseTerms
 from fl_server.store.database.transactions import engine_for, prepare_file
 from fl_server.store.errors import StoreError
 from fl_server.store.files import Durability

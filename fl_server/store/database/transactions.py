@@ -26,9 +26,8 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
 from fl_common.files import fsync_path
-from fl_server.store.database import lease, schema
-from fl_server.store.database.lease import LeaseTerms
-from fl_server.store.database.ownership import ANYWHERE, Claim, Home, claim, identify, require_claim
+from fl_server.store.database import ownership, schema
+from fl_server.store.database.ownership import ANYWHERE, Claim, Home, LeaseTerms, claim, identify, require_claim
 from fl_server.store.database.postgres import is_away, lock_opening, mark_connections, postgres_engine
 from fl_server.store.database.rows import HISTORY, rows_with
 from fl_server.store.database.schema import metadata
@@ -212,9 +211,9 @@ class Transactions:
         """The right to write, with the lease in PostgreSQL. SQLite has the lock of its directory."""
         if not self._is_postgres:
             return claim(db, home)
-        before = lease.require_free(db, home, terms)
+        before = ownership.require_free(db, home, terms)
         mine = claim(db, home)
-        lease.take(db, home, mine.epoch, terms, before)
+        ownership.take(db, home, mine.epoch, terms, before)
         mark_connections(self._engine, db, mine.epoch)
         return mine
 
@@ -244,7 +243,7 @@ class Transactions:
         if self._claim is not None and self._is_postgres:
             # A ledger that cannot be reached now gives its lease back by time.
             with suppress(StoreError), self._transaction("give the lease back") as db:
-                lease.release(db, self._claim.epoch)
+                ownership.release(db, self._claim.epoch)
         self._engine.dispose()
 
     @contextmanager

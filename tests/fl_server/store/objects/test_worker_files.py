@@ -15,9 +15,9 @@ from fl_server.store.objects import files as files_module
 from fl_server.store.objects.bucket import Bucket
 from fl_server.store.objects.files import StoredFiles
 from fl_server.store.objects.reading import LocalCache
-from fl_server.store.objects.worker_files import WorkerFiles
 from fl_server.store.spool.part_file import PartFile, StoredUpdate
 from fl_server.store.spool.spool import Spool, SpoolKey
+from fl_server.worker.upload import WorkerFiles
 
 PART = 64
 DATA = bytes(range(256)) + b"the end"
