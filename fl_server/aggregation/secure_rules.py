@@ -73,11 +73,17 @@ def check_summed(config: RunConfig, algorithm: fl.Algorithm, schedule: RateSched
     if section is None:
         return
     if len(algorithm.exchanges) > 1:
-        expected = "a method with one exchange, with [secure_aggregation]: a second one would need keys of its own"
+        expected = (
+            "a method with one exchange, such as mimelite, with [secure_aggregation]: what follows from the sum of a"
+            " first one would need keys of its own"
+        )
         raise InvalidInput("algorithm.name", expected, name)
     if algorithm.objective != "uniform":
-        expected = 'a method with objective = "uniform" with [secure_aggregation]'
-        raise InvalidInput("algorithm.parameters", expected, name)
+        expected = (
+            'objective = "uniform" with [secure_aggregation], or a method with weights = "examples" and'
+            " secure_aggregation.max_examples: such a state at the server is of weights that are no part of the sums"
+        )
+        raise InvalidInput("algorithm.parameters", expected, f'{name} with objective = "{algorithm.objective}"')
     parts = _parts_of(config, algorithm, schedule)
     if section.max_examples is None and any(part.by_examples for part in parts):
         expected = f'the examples of the heaviest client, or weights = "uniform": {name} weights by examples'

@@ -2,8 +2,8 @@
 
 The round is lived once, and then once for each write of one process, after which that process is killed; one that
 writes a file dies in the middle of it, too. The model must be the same. The exit status is the number of lives in which
-it was not. The round has secure aggregation, or with --records privacy of records. With --abandoned two clients are
-away, so that the first draw of a secure round is given up with all that it has.
+it was not. The round has secure aggregation, or with --records privacy of records. With --abandoned two clients go away
+when all have sent their shares, so that the first draw of a secure round is given up with the masked updates of two.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from functools import partial
 from tests.deterministic import clocks
 from tests.deterministic.plan import RECORDS, SERVER, Fault, Plan, secure_job
 
-CREATED_S, AWAY_S = 2.0, 3.4
+CREATED_S, AWAY_S = 2.0, 5.1
 """Virtual seconds after which a kill may come: the clients have registered, and the run is being created. With
---abandoned the second: the round has begun, and two of its clients go away."""
+--abandoned the second: shares are sent, and two clients of the draw go away."""
+AWAY = ("c-0", "c-4")
 MOST = 400
 """Writes of a process within a life, at most."""
 
@@ -30,7 +31,7 @@ def plan_of(kills: tuple[Fault, ...], *, abandoned: bool, records: bool = False)
     """A run of one round with these kills."""
     job = RECORDS if records else secure_job()
     sections = {**job.sections, "stop": {"rounds": 1}, "evaluation": {"clients_every": 0}}
-    away = [Fault("block", client, AWAY_S, seconds=400.0) for client in ("c-1", "c-4") if abandoned]
+    away = [Fault("block", client, AWAY_S, seconds=400.0) for client in AWAY if abandoned]
     clients = tuple(f"c-{number}" for number in range(3 if records else 6))
     return Plan(1, replace(job, sections=sections), clients, (*away, *kills))
 

@@ -126,6 +126,7 @@ PLANTED: dict[int, dict[str, tuple[str, int]]] = {
         "a call fails": ("the log has no line of a fault", 9),
         "what an update contains is not checked": ("no update of a liar is admitted", 7),
         "a call turns for ever": ("the clock goes on", 9),
+        "a restart leaves a client out of a draw": ("a draw has one cohort", 161),
         "a device does not keep what it has answered": ("a device answers each stage in one way", 136),
         "a message of a stage that is sent again is another one": ("a stage has one message", 136),
         "a list of survivors is written without its last": ("a sum has the clients of its signed list", 1),

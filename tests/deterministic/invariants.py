@@ -128,6 +128,7 @@ INVARIANTS: dict[str, dict[int, tuple[str, ...]]] = {
             "enough clients open each mask",
         ),
         2: (
+            "a draw has one cohort",
             "a stage has one message",
             "a device answers each stage in one way",
             "a sum has the clients of its signed list",

@@ -177,6 +177,20 @@ def _repeated_message_differs() -> Patch:
     return SecureStages, "message_for", message_for
 
 
+def _cohort_of_a_restart_lacks_one() -> Patch:
+    restored = SecureStages.restore
+
+    async def restore(self: SecureStages) -> Any:
+        begin: Callable[[Any], None] = self.begin
+        self.begin = lambda cohort: begin(cohort[:-1])  # type: ignore[method-assign]  # of this run alone
+        try:
+            return await restored(self)
+        finally:
+            del self.begin
+
+    return SecureStages, "restore", restore
+
+
 def _list_without_its_last() -> Patch:
     opened = Store.open_stage
 
@@ -211,5 +225,6 @@ MORE: dict[str, Callable[[], Patch]] = {
     "a device does not keep what it has answered": _answers_not_kept,
     "a message of a stage that is sent again is another one": _repeated_message_differs,
     "a list of survivors is written without its last": _list_without_its_last,
+    "a restart leaves a client out of a draw": _cohort_of_a_restart_lacks_one,
     "a pause by a full disk stays when there is room": _pause_stays,
 }

@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from fl_common.secure_aggregation.terms import Terms
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import Assignment, SecureStage, StageMessage
 from tests.deterministic.seen import Seen
@@ -27,6 +28,8 @@ class Promises:
         """(client, round, draw, stage) -> what left the device; for the masked update the digest of its bytes."""
         self._messages: dict[tuple[str, int, int, int], bytes] = {}
         """The same -> what the coordinator sent."""
+        self._terms: dict[tuple[int, int], bytes] = {}
+        """(round, draw) -> the terms that the coordinator sent: they have the cohort."""
 
     def sends(self, client: str, method: str, message: bytes) -> None:
         """A device sends a message."""
@@ -69,6 +72,12 @@ class Promises:
 
     def pushed(self, client: str, response: Any) -> None:
         """The coordinator sends a message of a stream."""
+        assignment = getattr(response, "assignment", None)
+        if isinstance(assignment, Assignment) and assignment.HasField("secure_aggregation"):
+            terms = Terms.from_bytes(assignment.secure_aggregation.terms)
+            draw = terms.place.round, terms.place.draw
+            if self._terms.setdefault(draw, assignment.secure_aggregation.terms) != terms.to_bytes():
+                self._seen.violations.append(f"a draw has one cohort: another one for {client} in {draw}")
         message = getattr(response, "stage", None)
         if isinstance(message, StageMessage) and message.content:
             place = (client, message.key.round, message.draw, message.stage)

@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.timeout(7200)  # every write of a process: twenty minutes on busy cores
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parents[2]
             for arguments in (
                 ("--who", "c-0", "--every", "30"),
                 ("--who", "server"), ("--who", "c-0"), ("--who", "server", "--abandoned"),
-                ("--who", "c-0", "--abandoned"), ("--who", "server", "--records"), ("--who", "c-0", "--records"),
+                ("--who", "c-5", "--abandoned"), ("--who", "server", "--records"), ("--who", "c-0", "--records"),
             )
         ),
     ],

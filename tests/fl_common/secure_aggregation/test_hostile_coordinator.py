@@ -204,6 +204,23 @@ def test_a_survivor_list_without_the_client_or_with_too_few() -> None:
         refused(federation, "floor", federation.answer, VICTIM, "survivors", data)
 
 
+@pytest.mark.parametrize("sharers", [4, 5])
+def test_the_floor_of_a_site_binds_sharers_and_survivors(sharers: int) -> None:
+    """Four of five are enough for the plan, and not for a site that wants five: its client goes no further."""
+    federation = Federation(terms_of(5))
+    federation.values = values_of(federation.terms)
+    for client in federation.terms.cohort:
+        federation.collector.add_keys(client, federation.begin(client, floors=SiteFloors(5)), NOW)
+    federation.key_list = federation.collector.close_keys()
+    federation._shares(federation.terms.cohort[:sharers])
+    if sharers == 4:
+        update = federation.deliveries[VICTIM], federation.values[VICTIM], scalars_of(VICTIM)
+        refused(federation, "floor", federation.mask, VICTIM, *update)
+    else:
+        federation._masked(federation.terms.cohort)
+        refused(federation, "floor", federation.answer, VICTIM, "survivors", survivor_list(federation, range(4)))
+
+
 def test_a_false_drop_out() -> None:
     """The coordinator has a client's masked update and says that it dropped out: what is opened does not unmask it."""
     terms = terms_of(5)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from fl_common.secure_aggregation import messages
 from fl_common.secure_aggregation.errors import Refused
 from fl_common.secure_aggregation.member import Member
 from tests.fl_common.secure_aggregation.federation import (
@@ -128,6 +129,50 @@ def test_the_next_round_goes_on() -> None:
     later = Federation(terms_of(5, round_=8), states={**federation.states, CLIENT: member.to_bytes()}, work=b"8")
     values = values_of(later.terms)
     assert later.until("end", {}, values) == plain_sum(values, later.terms.cohort)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_order_of_messages_kills_and_old_copies_opens_both_kinds_of_shares(seed: int) -> None:
+    """All other clients help the coordinator and sign two lists; one of these says that c004 dropped out.
+
+    The client is killed before and after its writes, and its directory is replaced by old copies of it.
+    """
+    draw, federation = random.Random(seed), Federation(terms_of(5))
+    federation.until("signatures", {}, values_of(federation.terms))
+    group, others = federation.collector.group, federation.terms.cohort
+    lists = [messages.message(federation.terms, *range(count)) for count in (5, 4)]
+    signed = [
+        messages.by_number(
+            federation.terms,
+            {at: signer(other).sign(group.signed(range(5), range(count))) for at, other in enumerate(others)},
+        )
+        for count in (5, 4)
+    ]
+    copies, opened, refusals = [federation.states[CLIENT]], dict[int, set[bytes]](), set[str]()
+    for _ in range(40):
+        before, which = federation.states[CLIENT], draw.randrange(2)
+        try:
+            match draw.choice(("begin", "survivors", "signatures", "signatures", "copy", "restore")):
+                case "begin":
+                    federation.begin(CLIENT, draw.choice((federation.terms, terms_of(5, attempt=1))))
+                case "survivors":
+                    federation.answer(CLIENT, "survivors", lists[which])
+                case "signatures":
+                    answer = federation.answer(CLIENT, "signatures", signed[which])
+                    for peer, share in messages.parse_by_number(federation.terms, answer, 5, (1, 100)).items():
+                        opened.setdefault(peer, set()).add(share)
+                    continue  # the answer has left, so the state is on the disk
+                case "copy":
+                    copies.append(before)
+                case "restore" if draw.random() < 0.2:
+                    federation.states[CLIENT] = Member.from_bytes(draw.choice(copies), restored=True).to_bytes()
+                    continue
+        except Refused as refused:
+            refusals.add(refused.reason)
+        if draw.random() < 0.3:
+            federation.states[CLIENT] = before  # killed before the write: nobody has seen the answer
+    assert all(len(shares) == 1 for shares in opened.values())
+    assert {"place", "conflict"} & refusals
 
 
 def test_a_state_of_another_version() -> None:

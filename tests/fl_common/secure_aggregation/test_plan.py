@@ -29,6 +29,15 @@ def test_bounds(members: int, share: float) -> None:
     assert plan.full or (plan.neighbours % 2 == 0 and members > 20)
 
 
+@pytest.mark.slow
+def test_the_bounds_of_every_size() -> None:
+    """Up to the largest cohort of a run."""
+    for members in range(3, 501):
+        plan = plan_of(Settings(), members)
+        assert 2 * plan.neighbours / 3 + 1 <= plan.threshold <= plan.neighbours + 1, members
+        assert 2 * plan.quorum - members > members // 10, members
+
+
 def chance(population: int, marked: int, drawn: int, least: int) -> Fraction:
     """The probability that at least so many of the drawn are marked, exactly."""
     ways = sum(comb(marked, k) * comb(population - marked, drawn - k) for k in range(max(least, 0), drawn + 1))

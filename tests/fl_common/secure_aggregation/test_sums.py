@@ -104,6 +104,17 @@ def test_drop_outs_around_a_circle(seed: int) -> None:
     assert outcome({client: draw.choice(stages) for client in gone}, clients)
 
 
+@pytest.mark.parametrize("seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 150))])
+def test_any_drop_outs_of_any_cohort(seed: int) -> None:
+    """6 to 60 clients, of which any number drops out in any stages: the right sum, or none."""
+    draw = random.Random(f"any {seed}")
+    clients = draw.randint(6, 60 if seed > 7 else 24)
+    gone = {client: draw.choice(STAGES) for client in draw.sample(names(clients), draw.randint(0, clients // 2))}
+    members = clients - [*gone.values()].count("keys")
+    if outcome(gone, clients):
+        assert clients - len(gone) > 2 * members / 3
+
+
 def test_no_order_of_the_circle_without_all_coins() -> None:
     """A coordinator that could leave coins out would choose among many orders."""
     terms = terms_of(21)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,11 @@ def test_a_run_completes(fleet: SecureFleet) -> None:
     assert "sums of 3 clients or more; the authority of the clients' certificates is outside" in told
 
 
+def received(metrics: Mapping[str, float]) -> dict[str, float]:
+    """What the clients of a round measured of the model that they received."""
+    return {name: value for name, value in metrics.items() if "received" in name}
+
+
 @pytest.mark.parametrize(
     ("algorithm", "local", "section"),
     [
@@ -72,7 +78,10 @@ def test_a_run_completes(fleet: SecureFleet) -> None:
 def test_several_payloads_in_one_masked_update(
     fleet: SecureFleet, algorithm: dict[str, Any], local: dict[str, Any], section: dict[str, Any]
 ) -> None:
-    """Of clients with unequal steps, and with states that they make of what was summed. Bits as without masks."""
+    """Of clients with unequal steps, and with states that they make of what was summed. Bits as without masks.
+
+    With personal parts the clients measure the model that they received with parts of their own, in sums under masks.
+    """
     run, secure = f"several-{algorithm['name']}", {**SECURE["secure_aggregation"], **section}
     personal = ["2.*"] if algorithm["name"] == "feddyn" else []
     sections = {
@@ -82,11 +91,17 @@ def test_several_payloads_in_one_masked_update(
         "local": local,
         "secure_aggregation": secure,
         "population": SIZE,
+        "stop": {"rounds": 3},
+        "evaluation": {"clients_every": 1 if personal else 0},
     }
-    fleet.server.create(run, **{**sections, "stop": {"rounds": 3}})
+    fleet.server.create(run, **sections)
     digests = fleet.server.digests(run)
-    assert digests == simulated_digests(run, clients=SIZE, **{**sections, "stop": {"rounds": 3}})
-    assert [summary.accepted for summary in fleet.server.rounds(run)] == [SIZE] * 3
+    simulated = simulated_rounds(run, clients=SIZE, **sections)
+    assert digests == [it.digest for it in simulated]
+    rounds = fleet.server.rounds(run)
+    assert [summary.accepted for summary in rounds] == [SIZE] * 3
+    assert [received(summary.metrics) for summary in rounds] == [received(it.metrics) for it in simulated]
+    assert [len(received(summary.metrics)) for summary in rounds] == [3 if personal else 0] * 3
     check_replay(fleet.server, run, clients=SIZE, task=SECURE["task"])
 
 
@@ -100,10 +115,10 @@ def test_losses_and_evaluations_are_sums(fleet: SecureFleet) -> None:
     fleet.server.completed(run)
     simulated = simulated_rounds("measured", clients=SIZE, **sections)
     rounds = fleet.server.rounds(run)
-    received = [{name: value for name, value in it.metrics.items() if "received" in name} for it in rounds]
-    assert received == [{name: it.metrics[name] for name in it.metrics if "received" in name} for it in simulated]
-    assert [len(metrics) for metrics in received] == [3, 0, 3]
-    assert received[0]["clients_received_evaluated"] == SIZE
+    measured = [received(it.metrics) for it in rounds]
+    assert measured == [received(it.metrics) for it in simulated]
+    assert [len(metrics) for metrics in measured] == [3, 0, 3]
+    assert measured[0]["clients_received_evaluated"] == SIZE
     assert [it.training_loss for it in rounds] == [it.training_loss for it in simulated]
     assert all(0 < it.training_loss < 10 for it in rounds)
     database = sqlite3.connect(fleet.server.folder / "server-state" / "ledger.sqlite")
@@ -121,6 +136,11 @@ def test_losses_and_evaluations_are_sums(fleet: SecureFleet) -> None:
     run = fleet.server.create("measured-without-one", **sections)
     fleet.server.completed(run)
     assert fleet.server.rounds(run)[2].metrics["clients_received_evaluated"] == SIZE - 1
+    private.terminate()
+    del private.settings["policy"]
+    private.configure()
+    private.start()
+    fleet.until_all_present()
 
 
 STAGES = ("agreeing", "sharing", "collecting", "signing", "opening")
