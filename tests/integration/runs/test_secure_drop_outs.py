@@ -69,8 +69,21 @@ def test_a_cohort_above_a_full_graph(workspace: Workspace, pki: Pki) -> None:
     check_replay(fleet.server, run, clients=MANY)
 
 
-def test_a_daemon_that_lies_in_its_shares_spoils_one_draw(workspace: Workspace, pki: Pki) -> None:
-    """Its own mask cannot be found, so the sum has no model. The next draw has, with other batches."""
+@pytest.mark.parametrize(
+    ("lie", "why"),
+    [
+        ("shares", "edge-2: expected shares that give the secret it committed to"),
+        ("numbers", "over the clip of 0.5: a client lied"),
+    ],
+)
+def test_a_daemon_that_lies_spoils_one_draw(
+    workspace: Workspace, pki: Pki, monkeypatch: pytest.MonkeyPatch, lie: str, why: str
+) -> None:
+    """Its own mask cannot be found, or the sum is too long: there is no model. The next draw has one.
+
+    The second draw has other batches. No update is refused, so that no client comes nearer to a quarantine.
+    """
+    monkeypatch.setenv("LIE", lie)
     fleet, plan = SecureFleet(workspace, pki, SIZE), sections(SIZE)
     liar = fleet["edge-2"]
     liar.terminate()
@@ -83,5 +96,6 @@ def test_a_daemon_that_lies_in_its_shares_spoils_one_draw(workspace: Workspace, 
     history = fleet.server.history(run)
     assert history.count("round_restarted") == 1
     spoiled = fleet.server.logged("round_restarted", run=run)
-    assert "edge-2: expected shares that give the secret it committed to" in spoiled["why"]
+    assert why in spoiled["why"]
+    assert [fleet.server.client(name).updates_refused for name in fleet.daemons] == [0] * SIZE
     check_replay(fleet.server, run, clients=SIZE)
