@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 
-from tests.sources import MAY_IMPORT, ROOT, module_name, sources
+from tests.sources import MAY_IMPORT, ROOT, module_name
 
 GENERATED = {"protos.fl", "protos.fl.v1"}
 """Packages of generated code, which needs no docstring about its purpose."""
 
 
+@cache
+def packages() -> dict[str, ast.Module]:
+    """Every package that is not generated -> the syntax tree of its `__init__.py`."""
+    paths = {module_name(path): path for top in MAY_IMPORT for path in (ROOT / top).rglob("__init__.py")}
+    return {name: ast.parse(path.read_text()) for name, path in paths.items() if name not in GENERATED}
+
+
 def test_every_package_describes_itself() -> None:
     """The docstring of `__init__.py`: its purpose, what may enter it and what may not, in at least two sentences."""
-    packages = {module_name(path) for top in MAY_IMPORT for path in (ROOT / top).rglob("__init__.py")} - GENERATED
-    texts = {package: ast.get_docstring(sources()[package]) or "" for package in packages}
+    texts = {package: ast.get_docstring(tree) or "" for package, tree in packages().items()}
     short = {package for package, text in texts.items() if len(re.findall(r"\.(?=\s|$)", text)) < 2 or "TODO" in text}
     assert short == set()
 
@@ -46,6 +53,5 @@ def test_packages_have_no_code() -> None:
             isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         )
 
-    packages = {module_name(path) for top in MAY_IMPORT for path in (ROOT / top).rglob("__init__.py")} - GENERATED
-    with_code = {package for package in packages if not all(is_name(node) for node in sources()[package].body)}
+    with_code = {package for package, tree in packages().items() if not all(is_name(node) for node in tree.body)}
     assert with_code <= CODE_IN_INIT

@@ -66,7 +66,7 @@ def test_the_clip_stays_within_its_reach_whatever_the_noise() -> None:
 def test_the_noise_of_the_count_is_its_own_and_has_its_deviation() -> None:
     """sigma_b of b - 1/2 is 2 sigma_b of the votes; another round has other noise, and the same the same."""
     rule = ClipRule(1.0, 0.5, 0.2, 2.5, 1.0, 10.0)
-    counts = [rule.count(1.0, [], key_of_round(KEY, round_, 0, [])) for round_ in range(4000)]
+    counts = [rule.count(1.0, [], key_of_round(KEY, round_, 0, [])) for round_ in range(1000)]
     deviation = math.sqrt(sum(count * count for count in counts) / len(counts))
     assert deviation == pytest.approx(5.0, rel=5 / math.sqrt(2 * len(counts)))
     assert all(count == round(count) for count in counts)

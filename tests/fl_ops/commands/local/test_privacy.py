@@ -10,6 +10,7 @@ import pytest
 from fl_common.privacy.accountant import Mechanism, epsilon_of
 from fl_common.privacy.loss_distributions import tight_epsilon_of
 from tests.fl_ops.conftest import Fl
+from tests.marks import slow_except
 
 RUN = """
 population = 1000
@@ -30,7 +31,7 @@ def epsilon(noise: float, rounds: int) -> float:
     return epsilon_of({Mechanism(noise, 0.05): rounds}, 1e-4)
 
 
-@pytest.mark.parametrize(("noise", "budget"), [(1.0, 4.0), (0.5, 4.0), (4.0, 300.0)])
+@pytest.mark.parametrize(("noise", "budget"), slow_except([(1.0, 4.0), (0.5, 4.0), (4.0, 300.0)], (4.0, 300.0)))
 def test_costs_and_least_noise(fl: Fl, tmp_path: Path, noise: float, budget: float) -> None:
     """The least noise is within the budget, and one percent less is not; one round more than the most is not either."""
     (tmp_path / "run.toml").write_text(RUN.format(noise=noise, budget=budget))
