@@ -37,6 +37,8 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 PROTOCOL = "secagg+"
+MOST_WAITING = 16
+"""Draws whose messages wait for their assignment."""
 TOLD = 1
 """Examples and steps in the header of a masked update, in place of the client's: their sums are masked."""
 
@@ -170,6 +172,8 @@ class Participant:
                     other: kept for other, kept in self._waiting.items() if other.key[0] != run or other == draw
                 }
                 self._waiting.setdefault(draw, {})[message.stage] = message
+                while len(self._waiting) > MOST_WAITING:  # a device works for few runs, and a coordinator may name many
+                    del self._waiting[next(iter(self._waiting))]
             return
         if message.stage == SecureStage.SECURE_STAGE_MASKED:
             if not (delivery := self._deliveries[draw]).done():

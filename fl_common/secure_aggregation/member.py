@@ -101,11 +101,13 @@ class Member:
         Raises:
             Refused: floor, restored, place, cohort or work. With restored the state has changed: the round is barred.
         """
-        if self._attempt is not None and self._attempt.terms == terms:
-            return self._attempt.keys
+        if (attempt := self._attempt) is not None and attempt.terms == terms:
+            if attempt.work != work:
+                self._check_work(work, attempt.released)
+                self._attempt = attempt = replace(attempt, work=work)
+            return attempt.keys
         self._check_place(terms)
-        if work.hex() in self._works:
-            raise Refused("work", "expected new work, got that of an update which was released in another round")
+        self._check_work(work)
         if terms.settings.max_corrupt < floors.max_corrupt:
             raise Refused(
                 "floor", f"expected a max_corrupt of at least {floors.max_corrupt}, got {terms.settings.max_corrupt}"
@@ -118,6 +120,13 @@ class Member:
         self._attempt = replace(Attempt.begun(terms, self._client, signer), work=work, floor=least)
         self._last = _order(terms.place)
         return self._attempt.keys
+
+    def _check_work(self, work: bytes, released: bytes = b"") -> None:
+        """Raises Refused for the work of another masked update. released: in this attempt, of other work."""
+        if released:
+            raise Refused("work", "expected the work of the masked update that was released, got other work")
+        if work.hex() in self._works:
+            raise Refused("work", "expected new work, got that of an update which was released in another round")
 
     def _check_place(self, terms: Terms) -> None:
         place, attempt = terms.place, self._attempt

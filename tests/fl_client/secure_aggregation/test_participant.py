@@ -147,6 +147,15 @@ async def test_a_restored_state_directory_refuses_one_round(tmp_path: Path) -> N
     await Device(copy).refused(terms_of(round_=1), 5, "restored: ")
 
 
+async def test_messages_of_many_runs_are_not_kept(tmp_path: Path) -> None:
+    """A message may come before its assignment; a coordinator that names runs without end fills no memory."""
+    device = Device(tmp_path)
+    for number in range(100):
+        key = training_pb2.ExchangeKey(run_id=f"run-{number}")
+        await device.part.answer(StageMessage(key=key, stage=SecureStage.SECURE_STAGE_SHARES, content=b"x"))
+    assert [draw.key[0] for draw in device.part._waiting] == [f"run-{number}" for number in range(84, 100)]
+
+
 async def test_a_device_says_what_protects_it_once(tmp_path: Path) -> None:
     """The log has the sentence for the authority that holds."""
     device = Device(tmp_path)

@@ -364,6 +364,20 @@ def test_the_same_work_in_another_round() -> None:
     federation.begin(VICTIM, terms_of(5, draw=1), b"another seed")
 
 
+def test_other_work_under_the_same_terms() -> None:
+    """The work that counts is the last one before the masked update: it is not released again in another draw.
+
+    After the update the terms stand for its work alone, so a second one is not even trained.
+    """
+    federation = until("masked")
+    keys = federation.begin(VICTIM)
+    assert federation.begin(VICTIM, None, b"another seed") == keys
+    federation._masked(federation.terms.cohort)
+    refused(federation, "work", federation.begin, VICTIM, terms_of(5, draw=1), b"another seed")
+    refused(federation, "work", federation.begin, VICTIM, None, b"a third seed")
+    assert federation.begin(VICTIM, None, b"another seed") == keys
+
+
 # The circle
 
 

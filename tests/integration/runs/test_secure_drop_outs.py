@@ -1,4 +1,4 @@
-"""Daemons that are killed in any exchange of secure aggregation, a cohort above a full graph, and one that lies."""
+"""Daemons that are killed in any exchange of secure aggregation, a cohort above a full graph, and who lies."""
 
 from __future__ import annotations
 
@@ -99,3 +99,26 @@ def test_a_daemon_that_lies_spoils_one_draw(
     assert why in spoiled["why"]
     assert [fleet.server.client(name).updates_refused for name in fleet.daemons] == [0] * SIZE
     check_replay(fleet.server, run, clients=SIZE)
+
+
+@pytest.mark.parametrize(("lie", "told", "masked"), [("keys", "trust: edge-0: ", 0), ("lists", "", SIZE)])
+def test_a_coordinator_that_lies_gets_no_shares(
+    workspace: Workspace, pki: Pki, monkeypatch: pytest.MonkeyPatch, lie: str, told: str, masked: int
+) -> None:
+    """A key of its own in the list of keys: nobody sends a masked update. Two lists of survivors: nobody opens shares.
+
+    No list has the signatures of more than two thirds. The run ends without a model.
+    """
+    monkeypatch.setenv("LIE", lie)
+    fleet, plan = SecureFleet(workspace, pki, SIZE), sections(SIZE, on_drop="end", stage_s=20.0)
+    fleet.server.terminate()
+    fleet.server._module = "tests.processes.lying_coordinator"
+    fleet.server.serve()
+    fleet.until_all_present()
+    run = fleet.server.create("lying", **plan)
+    ended = fleet.server.ended(run)
+    assert (ended.rounds_done, 'on_drop is "end"' in ended.reason) == (0, True)
+    assert sum(len(daemon.events("submitted", run=run)) for daemon in fleet.daemons.values()) == masked
+    assert not any(daemon.events("stage_answered", run=run, stage=6) for daemon in fleet.daemons.values())
+    refused = [line for daemon in fleet.daemons.values() for line in daemon.events("work_failed", run=run)]
+    assert [line for line in refused if told in line["message"]]
