@@ -126,6 +126,10 @@ class ClientWork:
             counted, timings=timings, rounds=self.rounds + with_others, rounds_last=self.rounds_last + bool(timing.last)
         )
 
+    def stating(self, epsilon: float | None, delta: float) -> ClientWork:
+        """The client has said what its data has spent; None: its site does not share that any more."""
+        return replace(self, epsilon=epsilon, delta=None if epsilon is None else delta)
+
     def released(self) -> ClientWork:
         """An operator releases the client: its newest work is judged from now on. The totals stay."""
         return replace(self, newest=(), timings=())

@@ -33,9 +33,9 @@ class StatingDevice(Device):
 
 def test_they_are_counted_without_those_that_state_none() -> None:
     """The delta is that of the largest; devices may have other deltas, for their sites demand them."""
-    works = [ClientWork(), ClientWork(epsilon=0.5, delta=1e-5), ClientWork(epsilon=2.0, delta=1e-6)]
+    works = [ClientWork(), ClientWork().stating(0.5, 1e-5), ClientWork().stating(2.0, 1e-6)]
     assert Stated.of(works) == (2, 1.25, 2.0, 1e-6)
-    assert Stated.of([*works, ClientWork()]) == (2, 1.25, 2.0, 1e-6)
+    assert Stated.of([*works, ClientWork().stating(None, 1e-5)]) == (2, 1.25, 2.0, 1e-6)
     assert Stated.of([ClientWork()]) is None
 
 
