@@ -61,11 +61,13 @@ class Quarantine:
         """Take over the ledger's records: at a start, and after a commit has reset those of its clients."""
         self._records = {record.client_id: record for record in records}
 
-    def count_refusal(self, update: UpdateRecord) -> Verdict:
-        """The verdict on a client once this refused update is in the ledger. Nothing is kept yet."""
+    def count_refusal(self, update: UpdateRecord, where: str) -> Verdict:
+        """The verdict on a client once this refused update is in the ledger. Nothing is kept yet.
+
+        where: the run and the round, in words.
+        """
         if update.admitted or update.reason not in FAULTS:
             return None, None
-        where = f"run {update.run_id} round {update.round}"
         what = f"the last one in {where} ({update.refused_for}): {update.detail}"
         return self._count_refusal(update.client_id, ("an update refused", "updates refused"), what)
 

@@ -244,6 +244,8 @@ class RoundComputation:
         # Ledger calls run in order, so this is known before the first update of the next round can be refused.
         standings = await control.read(context.store.quarantine_records)
         context.fleet.quarantine.restore(standings)
+        if context.hides_cohorts:
+            return  # the note that is removed would tell who was drawn
         with suppress(StoreError):  # the next write of the run reports it
             counted = {update.client_id for update in updates}
             await context.fleet.records.clear_notes(sorted(counted - context.label_order.suspected))

@@ -139,6 +139,10 @@ class RunContext:
         commits = await self.services.ledger.do(self.store.commits, self.run_id, round_, 1)
         return commits[0] if commits else None
 
+    def place_of(self, round_: int) -> str:
+        """A round of the run in texts about a client, without its name where cohorts are hidden."""
+        return "a run with differential privacy" if self.hides_cohorts else f"run {self.run_id} round {round_}"
+
     async def draw_of(self, round_: int) -> Draw | None:
         """Whom a committed round drew and counted; None if the ledger does not have it, or it is hidden."""
         if self.hides_cohorts:

@@ -107,9 +107,7 @@ class Failures:
 
     async def count(self, client: str, reason: str) -> None:
         """Note a failure on the client; failures in a row count towards quarantine."""
-        fleet, where = self._context.fleet, f"run {self._context.run_id} round {self._control.state.round}"
-        if self._context.hides_cohorts:
-            where = "a run with differential privacy"
+        fleet, where = self._context.fleet, self._context.place_of(self._control.state.round)
         await fleet.records.write_note(client, reason[:MAX_NOTE])
         record, quarantined = fleet.quarantine.count_failure(client, f"{where} ({reason[:MAX_NOTE]})")
         if record is not None:
@@ -138,11 +136,8 @@ class Failures:
     async def add_missed_deadline(self, late: tuple[str, ...]) -> list[tuple[str, str]]:
         """Count a deadline that these clients missed. Returns those that are in quarantine now, with the reason."""
         context, fleet, state = self._context, self._context.fleet, self._control.state
-        where = "a run with differential privacy"
-        if not context.hides_cohorts:
-            where = f"run {context.run_id} round {state.round}"
         what = (
-            f"the last one in {where}, after"
+            f"the last one in {context.place_of(state.round)}, after"
             f" {self._control.config.round.deadline_s:g} s; at least as many clients delivered in time, so its training"
             " hangs, or it is too slow for round.deadline_s"
         )

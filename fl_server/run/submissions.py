@@ -166,9 +166,9 @@ class Submissions:
 
     async def _write_and_act(self, wanted: list[_Waiting]) -> None:
         context = self._context
-        weighed = [
-            Weighed(submitted.update, *context.fleet.quarantine.count_refusal(submitted.update)) for submitted in wanted
-        ]
+        updates = [submitted.update for submitted in wanted]
+        count = context.fleet.quarantine.count_refusal
+        weighed = [Weighed(update, *count(update, context.place_of(update.round))) for update in updates]
         if len(weighed) == 1:
             verdicts = [await context.services.ledger.do(context.store.record_update, *weighed[0])]
         else:
@@ -240,6 +240,8 @@ class Submissions:
             return
         cancelled = (client for client in late if not self._control.state.works(client))
         outs.update(dict.fromkeys(cancelled, ("cancelled", "the deadline passed")))
+        if self._context.hides_cohorts:
+            return  # a quarantine would tell who was drawn, and depend on how many others delivered
         for client, why in await self.failures.add_missed_deadline(late):
             await fleet.records.write_note(client, why[:MAX_NOTE])
             if self._control.state.works(client):
@@ -271,7 +273,11 @@ class Submissions:
             if update.client_id in why_of
         ]
         # Damaged bytes are not their client's fault.
-        weighed = [fleet.quarantine.count_refusal(update) for update in refused if command.fault]
+        weighed = [
+            fleet.quarantine.count_refusal(update, context.place_of(update.round))
+            for update in refused
+            if command.fault
+        ]
         whys = [
             HistoryRecord(
                 time.time(),

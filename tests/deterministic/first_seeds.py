@@ -111,7 +111,7 @@ PLANTED: dict[int, dict[str, tuple[str, int]]] = {
         "the last round is never evaluated": ("each round is evaluated", 9),
         "an accepted list leaves out its last update": ("all updates of a cohort are accepted", 9),
         "an admitted update is written as refused": ("admitted updates are accepted", 9),
-        "an attempt is written without its last client": ("asked clients are accepted", 9),
+        "a commit takes the last client out of its cohort": ("asked clients are accepted", 9),
         "a commit is written with another number of updates": ("a commit tells how many updates it has", 9),
         "a commit is written with another digest": ("a round has one model", 9),
         "a daemon that restarts redraws the round": ("no round restarts where nothing is lost", 14),

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from sqlalchemy import update as change
+
 from fl_client.secure_aggregation.members import Members
 from fl_client.storage.state import StateDir
 from fl_server.admission.client_rules import UpdateRefused
@@ -22,6 +24,7 @@ from fl_server.run import restore, restore_round
 from fl_server.run.record import RunStatus
 from fl_server.run.secure_stages import SecureStages
 from fl_server.runs.actions import RunActions
+from fl_server.store.database import schema
 from fl_server.store.database.store import Store
 from fl_server.uploads.verdicts import Verdicts
 from tests.deterministic.planted import Patch, ends_a_round_early, last_round_not_evaluated
@@ -43,12 +46,16 @@ def _written_as_refused() -> Patch:
 
 
 def _attempt_without_its_last() -> Patch:
-    opened = Store.open_attempt
+    written = Store.commit
 
-    def open_attempt(self: Store, attempt: Any, *rest: Any) -> None:
-        opened(self, replace(attempt, cohort=attempt.cohort[:-1]), *rest)
+    def commit(self: Store, record: Any, *rest: Any, **more: Any) -> None:
+        written(self, record, *rest, **more)
+        for attempt in self.attempts(record.run_id, record.round):
+            place = {"run_id": record.run_id, "round": record.round, "attempt": attempt.attempt}
+            with self._transaction("take a client out of a cohort") as db:
+                db.execute(change(schema.attempts).filter_by(**place).values(cohort=attempt.cohort[:-1]))
 
-    return Store, "open_attempt", open_attempt
+    return Store, "commit", commit
 
 
 def _commit(**changes: Callable[[Any], Any]) -> Callable[[], Patch]:
@@ -206,7 +213,7 @@ MORE: dict[str, Callable[[], Patch]] = {
     "the last round is never evaluated": last_round_not_evaluated,
     "an accepted list leaves out its last update": _list_leaves_out_the_last,
     "an admitted update is written as refused": _written_as_refused,
-    "an attempt is written without its last client": _attempt_without_its_last,
+    "a commit takes the last client out of its cohort": _attempt_without_its_last,
     "a commit is written with another number of updates": _commit(accepted=lambda count: count + 1),
     "a commit is written with another digest": _commit(model_digest=lambda digest: digest[::-1]),
     "a daemon that restarts redraws the round": _daemon_restarts(restart_round),

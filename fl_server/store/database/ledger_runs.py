@@ -176,24 +176,28 @@ class CommitLedger(Transactions):
         """Enter a round with a durable checkpoint; fsynced.
 
         Adds 1 to updates_counted of the clients accepted in the last exchange. Clients that the reducer left out are
-        excepted, and the records of their updates are marked. The round is counted in the work of its clients. A round
-        of a run whose cohorts are hidden adds to neither.
-        Quarantine records of counted clients are removed, except quarantines that have not ended. The same round again
-        with the same model digest changes nothing; with another digest it is a StoreError.
+        excepted, and the records of their updates are marked. The round is counted in the work of its clients.
+        Quarantine records of counted clients are removed, except quarantines that have not ended. If the run's cohorts
+        are hidden, none of this is done, and norms, losses and metrics of the round's single updates are removed.
+        The same round again with the same model digest changes nothing; with another digest it is a StoreError.
         """
         with self._transaction(f"commit run {commit.run_id!r} round {commit.round}", fsynced=True) as db:
             entered = find(db, schema.commits, run_id=commit.run_id, round=commit.round)
             if entered is None:
                 db.execute(insert(schema.commits), rows.to_row(commit))
                 counted = [client for client in _clients_of(db, commit) if client not in left_out]
-                if not hides_cohorts(db, commit.run_id):
+                of_round = change(schema.updates).filter_by(run_id=commit.run_id, round=commit.round)
+                if hides_cohorts(db, commit.run_id):
+                    db.execute(of_round.values(norm=None, norms=None, training_loss=None, epochs=None))
+                else:
                     increment(db, counted, "updates_counted")
                     count_work(db, _work_in(db, commit))
+                    table = schema.quarantines
+                    ended = table.c.until <= commit.committed_at
+                    db.execute(delete(table).where(table.c.client_id.in_(counted), ended))
                 if left_out:
-                    of_round = change(schema.updates).filter_by(run_id=commit.run_id, round=commit.round, admitted=True)
-                    db.execute(of_round.where(schema.updates.c.client_id.in_(left_out)).values(reason=LEFT_OUT))
-                table = schema.quarantines
-                db.execute(delete(table).where(table.c.client_id.in_(counted), table.c.until <= commit.committed_at))
+                    accepted = of_round.filter_by(admitted=True)
+                    db.execute(accepted.where(schema.updates.c.client_id.in_(left_out)).values(reason=LEFT_OUT))
                 # Opened secrets are of no use any more.
                 db.execute(delete(schema.secure_answers).filter_by(run_id=commit.run_id, round=commit.round))
                 write_history(db, why)

@@ -34,6 +34,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return clock
 
 
+WHERE = "run r round 7"
+
+
 def refused(reason: str = "REFUSAL_REASON_NORM", admitted: bool = False) -> UpdateRecord:
     """The ledger's row of an update of client a."""
     return UpdateRecord("r", 7, 0, "a", b"", 1, admitted, "" if admitted else reason, "expected less, got more")
@@ -42,7 +45,7 @@ def refused(reason: str = "REFUSAL_REASON_NORM", admitted: bool = False) -> Upda
 def count_refusals(quarantine: Quarantine, times: int = 1) -> float:
     """Count refusals in a row; returns the seconds of the quarantine after the last."""
     for _ in range(times):
-        record, _ = quarantine.count_refusal(refused())
+        record, _ = quarantine.count_refusal(refused(), WHERE)
         assert record is not None
         quarantine.keep(record)
     return quarantine.seconds_left("a")
@@ -60,13 +63,13 @@ def test_each_refusal_costs_twice_the_time(clock: SimpleNamespace, refusals: int
 def test_only_a_clients_own_faults_count(reason: str) -> None:
     """Faults of an update's header or bytes count; reasons of the round or of an operator do not."""
     own = {"HEADER", "LAYOUT", "SIZE", "DIGEST", "NOT_FINITE", "NORM"}
-    record, _ = Quarantine(QuarantineConfig()).count_refusal(refused(reason))
+    record, _ = Quarantine(QuarantineConfig()).count_refusal(refused(reason), WHERE)
     assert (record is not None) == (reason.removeprefix("REFUSAL_REASON_") in own)
 
 
 def test_a_good_update_is_no_refusal() -> None:
     """Its client has no refusals."""
-    assert Quarantine(QuarantineConfig(after=1)).count_refusal(refused(admitted=True)) == (None, None)
+    assert Quarantine(QuarantineConfig(after=1)).count_refusal(refused(admitted=True), WHERE) == (None, None)
 
 
 def test_zero_disables_quarantine(clock: SimpleNamespace) -> None:
@@ -77,7 +80,7 @@ def test_zero_disables_quarantine(clock: SimpleNamespace) -> None:
     quarantined = before.of("a")
     assert quarantined is not None
     off.restore([quarantined])
-    assert (off.count_refusal(refused()), off.of("a"), off.clients()) == ((None, None), None, [])
+    assert (off.count_refusal(refused(), WHERE), off.of("a"), off.clients()) == ((None, None), None, [])
 
 
 def test_a_quarantine_ends_by_the_clock(clock: SimpleNamespace) -> None:
@@ -93,7 +96,7 @@ def test_a_quarantine_ends_by_the_clock(clock: SimpleNamespace) -> None:
 
 def test_the_history_has_the_reason(clock: SimpleNamespace) -> None:
     """The length, the end in UTC, the number of refusals and the reason."""
-    _, why = Quarantine(QuarantineConfig(after=1)).count_refusal(refused())
+    _, why = Quarantine(QuarantineConfig(after=1)).count_refusal(refused(), WHERE)
     assert why is not None
     assert (why.time, why.actor, why.event, why.subject) == (1000.0, "coordinator", "client_quarantined", "a")
     assert why.detail == (

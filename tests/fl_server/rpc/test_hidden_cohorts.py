@@ -6,7 +6,7 @@ operators can read is compared: all that the Admin service returns, the metrics,
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +23,7 @@ from fl_server.rounds.sampling import Draw, draw_bernoulli
 from fl_server.rpc.admin import AdminService
 from fl_server.rpc.methods import ADMIN, METHODS
 from fl_server.store import run_secrets
+from fl_server.store.records import QuarantineRecord
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1 import coordinator_pb2
 from tests.fl_server.devices import NO_CONTEXT
@@ -54,7 +55,7 @@ OTHERS = {
     "ReleaseClient", "ForgetClient", "DrainClient", "ExportModel", "UploadModel", "WhoAmI", "CreateWebLink",
     "CreateEnrollments", "ListEnrollments", "RevokeEnrollment", "ListCertificates", "RevokeCertificates",
     "ListAuthorities",
-    "WatchRun", "WatchHistory",
+    "WatchRun", "WatchHistory", "CreateRelease", "AdvanceRelease", "RollBackRelease", "GetRelease", "ListReleases",
 }  # fmt: skip
 """The calls that change something, that are not about runs and clients, or whose content is in the others' or below."""
 OF_MODELS = {
@@ -65,12 +66,15 @@ OF_MODELS = {
 OF_TIME = {
     "time", "committed", "created", "ended", "seconds", "lastSeen", "latestCommit", "now", "registered",
     "deadlineLeftS", "historyNumber", "number", "firstNumber", "hash", "headHash", "instanceId",
+    "tightEpsilon", "tightEpsilonOfSeenCohorts",
 }  # fmt: skip
-"""Times and row numbers, and with them how long a round took: the page on privacy says so."""
+"""Times and row numbers, and with them how long a round took: the page on privacy says so. The second accountant's
+epsilon, of the number of draws alone, is there when its thread has answered."""
 TOTALS = (
     "fl_transfer", "fl_rpc_seconds", "fl_event_loop", "fl_commit_write", "fl_state_dir", "fl_uploads_in_flight",
     "fl_evaluation", "fl_norm", "fl_update_direction", "process_", "python_", "fl_last_commit", "fl_run_state_since",
     "fl_round_seconds", "fl_phase_seconds", "fl_requests", "fl_connections",
+    'fl_privacy_epsilon{accountant="loss_distributions"',
 )  # fmt: skip
 """Totals over all runs, times, and what follows from the models."""
 
@@ -82,6 +86,18 @@ def without(values: Any, left_out: set[str]) -> Any:
     if isinstance(values, list):
         return [without(value, left_out) for value in values]
     return values
+
+
+def differences(one: Any, other: Any, where: str) -> Iterator[str]:
+    """Each place where two values differ, with both."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for name in one.keys() | other.keys():
+            yield from differences(one.get(name), other.get(name), f"{where}/{name}")
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for number, pair in enumerate(zip(one, other, strict=True)):
+            yield from differences(*pair, f"{where}/{number}")
+    elif one != other:
+        yield f"{where}: {one}, {other}"
 
 
 async def seen(world: World) -> dict[str, Any]:
@@ -133,6 +149,10 @@ async def story(folder: Path, draws: Draws, monkeypatch: pytest.MonkeyPatch) -> 
             for device in here:
                 device.works = False
                 await device.connect(world)
+                await world.services.fleet.records.write_note(device.name, "an old failure")
+            before = [QuarantineRecord(device.name, 1, 0.0, "one refusal", failures=1) for device in here]
+            await world.services.ledger.do(world.store.put_quarantine_records, [(record, None) for record in before])
+            world.services.fleet.quarantine.restore(before)
             run = await world.create(**SECTIONS)
             watched = world.spawn(events(world))
             await until(lambda: run.state.drawn, "the first cohort is drawn")
@@ -175,11 +195,7 @@ async def test_no_surface_tells_two_cohorts_apart(tmp_path: Path, monkeypatch: p
     one = await story(tmp_path / "one", first, monkeypatch)
     other = await story(tmp_path / "other", second, monkeypatch)
     for number, name in enumerate(("in the first round", "at the end", "watched", "logged")):
-        if isinstance(one[number], dict):
-            for surface, values in one[number].items():
-                assert values == other[number][surface], f"{surface} {name}"
-        else:
-            assert one[number] == other[number], name
+        assert [*differences(one[number], other[number], name)] == []
     assert "draws are secret" in str(one[0]["ListCohort"])
     assert one[0]["GetRun"][0]["run"]["cohortsHidden"]
 
@@ -188,7 +204,7 @@ async def test_a_device_whose_work_fails_is_named_without_its_run(tmp_path: Path
     """Operators can repair it: client, reason and day are there, in its record, its note and the log."""
     with capture_logs() as logs:
         async with World(tmp_path) as world:
-            [device, *_] = here = devices()
+            [device, refused, *_] = here = devices()
             for each in here:
                 each.works = False
                 await each.connect(world)
@@ -197,8 +213,14 @@ async def test_a_device_whose_work_fails_is_named_without_its_run(tmp_path: Path
             await until(lambda: not run.state.works(device.name), "the failure is known")
             admin = AdminService(world.services, world.coordinator)
             shown = await admin.GetClient(pb.GetClientRequest(client_id=device.name), NO_CONTEXT)
+            header, data = await refused.update(world, await refused.assigned())
+            header.num_examples = 0
+            assert not (await refused._send(world, header, data)).admitted
+            standing = await admin.GetClient(pb.GetClientRequest(client_id=refused.name, history=100), NO_CONTEXT)
             history = await admin.ListHistory(pb.ListHistoryRequest(subject="r"), NO_CONTEXT)
             status = (await admin.GetRun(pb.GetRunRequest(run_id="r"), NO_CONTEXT)).run
+    assert "the last one in a run with differential privacy (header)" in standing.standing.reason
+    assert not [entry for entry in standing.history if entry.detail.startswith("run ")]
     failure = shown.client.work.last_failure
     assert (failure.run_id, failure.round, failure.time.seconds % 86400) == ("-", 0, 0)
     assert "the test asked for it" in failure.message

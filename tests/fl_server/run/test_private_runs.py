@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import shutil
 import sqlite3
 from contextlib import closing
@@ -185,6 +186,11 @@ async def test_nothing_of_single_clients_is_kept_beside_the_model(tmp_path: Path
         await complete_run(world, devices(), **PRIVATE)
         commits = world.store.commits("r")
         assert {(commit.training_loss, commit.norms, tuple(commit.epochs)) for commit in commits} == {(None, "", ())}
+        updates = [update for commit in commits for update in world.store.updates("r", commit.round, 0)]
+        assert len(updates) == sum(commit.accepted for commit in commits) > 0
+        kept = [(update.norms, update.training_loss, tuple(update.epochs)) for update in updates]
+        assert kept == [(None, None, ())] * len(updates)
+        assert all(math.isnan(update.norm) for update in updates)
         norms = world.coordinator.run("r").rounds.latest_statistics.norms
         assert {*norms} == {"aggregate", "direction", "clip"}
 
