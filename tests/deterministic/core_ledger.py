@@ -90,6 +90,10 @@ class Ledger:
     """Until the deadline of the attempt under way, as it was written last."""
     restarts: set[int] = field(default_factory=set)
     """Rounds that were redrawn."""
+    objects: dict[tuple[int, int, str], str] = field(default_factory=dict)
+    """With an object store: (round, exchange, client) -> the key of the object that counts."""
+    removals: list[str] = field(default_factory=list)
+    """Keys of objects that are to be removed."""
 
     @property
     def model(self) -> bytes:

@@ -60,12 +60,19 @@ class CoreLife:
 
     def begin(self) -> None:
         """A process starts."""
-        self.driver = Driver(self.new, self.ledger, self.told, self.clock)
+        self.driver = self._process()
         # Sessions are gone, and what was under way with them.
         for under_way in (self.told.assigned, self.told.asked, self.told.masks):
             under_way.clear()
         self.running: Iterator[str] | None = self.driver.restore(frozenset(self.present))
         self.settled = False
+
+    def _process(self) -> Driver:
+        return Driver(self.new, self.ledger, self.told, self.clock)
+
+    def _down_s(self) -> float:
+        """Seconds until another process starts."""
+        return LONG_DOWN_S if self.step % 2 else 1.0
 
     # Steps.
 
@@ -128,7 +135,7 @@ class CoreLife:
     def _kill(self) -> None:
         quiet = self.running is None
         before = self.driver.state
-        self.clock.now += LONG_DOWN_S if self.step % 2 else 1.0
+        self.clock.now += self._down_s()
         self.begin()
         if quiet and before.phase is not Phase.ENDED:
             assert self.running is not None

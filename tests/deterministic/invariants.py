@@ -188,6 +188,9 @@ ELSEWHERE = {
     "A kill at each write of a private round, of the coordinator or a device, changes no bit and no charge": (
         "tests/chaos/test_private_rounds.py",
     ),
+    "A leader that was replaced changes nothing: neither rows nor objects that count": (
+        "tests/deterministic/test_replaced.py",
+    ),
     "A second coordinator on one state is refused": ("tests/fl_server/store/database/test_ownership.py",),
     "Revocations and bans survive the restoring of a backup": ("tests/integration/access/test_denials.py",),
     "A power cut loses nothing that was durable": ("tests/power",),

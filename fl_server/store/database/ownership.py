@@ -164,16 +164,21 @@ def find(db: Connection) -> Leader | None:
     return None if row is None else Leader(row.epoch, row.holder, row.directory, row.since, float(row.left_s))
 
 
-def require_free(db: Connection, home: Home, terms: LeaseTerms) -> Leader | None:
-    """Raises LedgerHeld while another coordinator leads. Returns the leader before, whose connections are ended.
+def is_held(leader: Leader, home: Home, terms: LeaseTerms) -> bool:
+    """Whether the lease keeps a coordinator with this state directory out.
 
-    A coordinator with the same state directory has ended, because this one has the directory's lock.
+    A coordinator with the same directory has ended, because this one has the directory's lock.
     """
+    same_directory = bool(home.id) and leader.directory == home.id
+    return leader.left_s > 0 and not same_directory and leader.epoch != terms.gone
+
+
+def require_free(db: Connection, home: Home, terms: LeaseTerms) -> Leader | None:
+    """Raises LedgerHeld while another coordinator leads. Returns the leader before, whose connections are ended."""
     leader = find(db)
     if leader is None:
         return None
-    same_directory = bool(home.id) and leader.directory == home.id
-    if leader.left_s > 0 and not same_directory and leader.epoch != terms.gone:
+    if is_held(leader, home, terms):
         raise LedgerHeld(
             f"another coordinator has the ledger: {leader.holder}; stop it first, or give this one a database or "
             "schema of its own, or an object store (`storage`), with which it waits as a standby"
