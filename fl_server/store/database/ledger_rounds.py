@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import methodcaller
 
 from sqlalchemy import Connection, bindparam, delete, func, insert, select
 from sqlalchemy import update as change
@@ -320,7 +319,8 @@ def _as_stated(update: UpdateRecord) -> Counted | None:
     """What an admitted update says of its client's data; None for an update without privacy of records."""
     if not update.admitted or update.delta is None:
         return None
-    return methodcaller("stating", update.epsilon, update.delta)
+    epsilon, delta = update.epsilon, update.delta
+    return lambda work: work.stating(epsilon, delta)
 
 
 def _as_refused(update: UpdateRecord, *, hidden: bool) -> Counted:

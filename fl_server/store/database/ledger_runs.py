@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from operator import methodcaller
 from typing import Any
 
 from sqlalchemy import Connection, Text, cast, collate, delete, exists, func, insert, select
 from sqlalchemy import update as change
 
 from fl_server.rounds.metrics import EVALUATED
-from fl_server.store.client_work import Arrived, timings
+from fl_server.store.client_work import Arrived, Timing, timings
 from fl_server.store.database import rows, schema
 from fl_server.store.database.rows import (
     LARGEST,
@@ -350,4 +349,8 @@ def _work_in(db: Connection, commit: CommitRecord) -> dict[str, Counted]:
     last = columns.filter_by(run_id=commit.run_id, exchange=len(lists) - 1)
     last = last.where(table.c.round.in_({round_ for round_, _ in in_last}))
     times = timings([Arrived(*times) for round_, *times in db.execute(last) if (round_, times[0]) in in_last])
-    return {client: methodcaller("in_round", number, times.get(client)) for client, number in numbers.items()}
+    return {client: _in_round(number, times.get(client)) for client, number in numbers.items()}
+
+
+def _in_round(updates: int, timing: Timing | None) -> Counted:
+    return lambda work: work.in_round(updates, timing)
