@@ -48,7 +48,8 @@ from fl_client.settings.config import ClientConfig
 from fl_client.settings.identity import identity_of
 from fl_client.storage.device_storage import DeviceStorage
 from fl_client.storage.disk import DiskThread, StorageLimits
-from fl_client.storage.state import FILES, StateDir
+from fl_client.storage.release_folder import ReleaseFolder, Taken
+from fl_client.storage.state import FILES, RELEASES, StateDir
 from fl_client.training.data import LocalTask, load_local_task, slow_start_logged
 from fl_client.training.methods import load_optimizers_of, offers
 from fl_client.training.trainer import Trainer
@@ -186,9 +187,18 @@ def build(config: ClientConfig, tasks: Sequence[LocalTask], state: StateDir, ins
             link,
         ),
         privacy=PrivacyCharging(state.path, config.threads, state_directory, site, metrics),
+        released=_released(config, state),
     )
     endpoint = DaemonEndpoint(config, tasks, services, instruments)
     return Daemon(SessionManager(endpoint, link), services, _renewal(config, endpoint.certificates, services))
+
+
+def _released(config: ClientConfig, state: StateDir) -> Taken | None:
+    """What this device needs to take releases; None if its owner takes none."""
+    if (releases := config.releases) is None:
+        return None
+    folder = ReleaseFolder(releases.folder or state.path / RELEASES)
+    return Taken(releases, folder, config.labels, config.max_bundle_bytes)
 
 
 def _certified(config: ClientConfig) -> Certified | None:
@@ -274,6 +284,10 @@ class DaemonEndpoint(Endpoint):
         availability = self._services.availability.availability_for_registration()
         request = pb.RegisterRequest(availability=availability, held=self._services.bundles.held())
         request.MergeFrom(self._constant)
+        if (taken := self._services.released) is not None:
+            request.releases.SetInParent()
+            for model, version in taken.folder.in_use().items():
+                request.releases.held.add(model=model, version=version)
         return self._services.policy.registration(request)
 
 

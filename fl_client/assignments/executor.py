@@ -30,6 +30,7 @@ from fl_client.settings.config import LimitsConfig
 from fl_client.storage.device_storage import DeviceStorage
 from fl_client.storage.disk import DiskThread
 from fl_client.storage.pending_updates import Key, PendingUpdate, key_of, name_of
+from fl_client.storage.release_folder import Taken
 from fl_client.training.own_loop import OnStep
 from fl_client.training.private import PrivateWork
 from fl_client.training.private_data import private_data
@@ -73,6 +74,8 @@ class Services:
     secure: Participant
     traces: Traces = UNTRACED
     limits: LimitsConfig = field(default_factory=LimitsConfig)
+    released: Taken | None = None
+    """None: this device takes no releases."""
 
     def trainer_of(self, assignment: AnyAssignment) -> Trainer:
         """The trainer of an assignment's task and data. Without it, the first one, whose check refuses the task."""
@@ -168,7 +171,7 @@ class AssignmentExecutor:
         if trainer.keeps_state(assignment):
             await services.state.required(services.storage.check_limits, key[0])
         if assignment.training.HasField("privacy"):
-            await self._compute(lambda check: trainer.check_private(assignment))
+            await self.compute(lambda check: trainer.check_private(assignment))
         await services.policy.begin_training(assignment, amount)
         self._show(key, "fetching the model")
         bundles = await services.bundles.get(
@@ -177,7 +180,7 @@ class AssignmentExecutor:
 
         private: PrivateWork | None = None
         if assignment.training.HasField("privacy"):
-            data = await self._compute(lambda check: private_data(trainer.data))
+            data = await self.compute(lambda check: private_data(trainer.data))
             private = await services.privacy.begin(assignment, bundles, data, trainer.data_name)
 
         shares = services.policy.policy.share.evaluations
@@ -187,7 +190,7 @@ class AssignmentExecutor:
             return trainer.train(assignment, bundles, state, self._on_step(key, check), private), received
 
         with services.traces.span("training"):
-            result, measured = await self._compute(work)
+            result, measured = await self.compute(work)
         self._note_trained(key, result.update.header, measured)
         return result, measured
 
@@ -271,7 +274,7 @@ class AssignmentExecutor:
             bundles = await services.bundles.get(
                 assignment.resources, await self._layouts(assignment), assignment.key.run_id
             )
-            evaluation = await self._compute(lambda check: trainer.evaluate(assignment, bundles, state))
+            evaluation = await self.compute(lambda check: trainer.evaluate(assignment, bundles, state))
 
         async def report(session: Session) -> None:
             await session.connection.report_evaluation(
@@ -296,9 +299,9 @@ class AssignmentExecutor:
         """The layouts of an assignment's bundles. The first call makes the model."""
         trainer = self._services.trainer_of(assignment)
         known = trainer.known_layouts(assignment)
-        return known if known is not None else await self._compute(lambda check: trainer.layouts(assignment))
+        return known if known is not None else await self.compute(lambda check: trainer.layouts(assignment))
 
-    async def _compute(self, function: Callable[[Callable[[], None]], T]) -> T:
+    async def compute(self, function: Callable[[Callable[[], None]], T]) -> T:
         """The function's result from the worker thread, within the owner's limit and the site's budget."""
         policy, limit = self._services.policy, self._services.limits.max_seconds
         left = policy.budget.seconds_left()

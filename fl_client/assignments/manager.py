@@ -17,6 +17,7 @@ import structlog
 from fl_client.assignments.checks import InvalidEvent, checked_key, checked_outcome, checked_run
 from fl_client.assignments.deadline import DeadlineTimer, seconds_for
 from fl_client.assignments.executor import AssignmentExecutor, Services, key_fields
+from fl_client.assignments.releases import Releases
 from fl_client.assignments.reports import FailureReports
 from fl_client.audit.log import subject_of
 from fl_client.connection.messages import log_text
@@ -59,6 +60,7 @@ class AssignmentManager:
         self._stopped = False
         self._changes = asyncio.Semaphore(MAX_CHANGES)
         self._reporting = tasks.create_task(self._failures.run())
+        self._releases = Releases(services, self._executor.compute, tasks)
 
     def handle(self, event: pb.AttendResponse) -> None:
         """Act on one event. An event that is not valid is ignored."""
@@ -91,6 +93,9 @@ class AssignmentManager:
                 self._cancel(checked_key(event.cancel.key), name_of(training_pb2.RefusalReason, event.cancel.reason))
             case "outcome":
                 self._settle(event.outcome)
+            case "release":
+                if not self._stopped:
+                    self._releases.order(event.release)
             case "run_ended":
                 self._end_run(checked_run(event.run_ended.run_id))
 
@@ -130,6 +135,7 @@ class AssignmentManager:
         """End all work without reports, and start none."""
         self._stopped = True  # assignments may still be pushed until the connection is closed
         self._reporting.cancel()
+        self._releases.stop()
         for job in (*self._training.values(), *self._evaluating.values()):
             job.task.cancel()
 

@@ -120,6 +120,10 @@ class Connection(Protocol):
         """The answer to an evaluation assignment."""
         ...
 
+    async def report_release(self, request: pb.ReportReleaseRequest) -> None:
+        """What became of a released model."""
+        ...
+
     async def renew(self, request: enrollment_pb2.RenewRequest) -> enrollment_pb2.RenewResponse:
         """A new certificate for this device."""
         ...
@@ -207,6 +211,10 @@ class GrpcTransport:
     async def report_evaluation(self, request: pb.ReportEvaluationRequest) -> None:
         """See Connection."""
         await self._call("ReportEvaluation", request, pb.ReportEvaluationResponse)
+
+    async def report_release(self, request: pb.ReportReleaseRequest) -> None:
+        """See Connection."""
+        await self._call("ReportRelease", request, pb.ReportReleaseResponse)
 
     async def renew(self, request: enrollment_pb2.RenewRequest) -> enrollment_pb2.RenewResponse:
         """See Connection."""

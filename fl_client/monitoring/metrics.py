@@ -18,12 +18,15 @@ from prometheus_client import CollectorRegistry
 from fl_client.errors import ConfigError
 from fl_client.settings.device import describe
 from fl_common.metrics import ANY, MetricFactory, serve_metrics
-from protos.fl.v1.coordinator_pb2 import FailureReason
+from protos.fl.v1.coordinator_pb2 import FailureReason, ReleaseOutcome
 from protos.fl.v1.training_pb2 import UpdateHeader
 from protos.wire import PROTOCOL_MAX
 
 REASONS = tuple(name.removeprefix("FAILURE_REASON_").lower() for name in FailureReason.keys()[1:])
 """Reasons for which an assignment can fail."""
+
+OUTCOMES = tuple(name.removeprefix("RELEASE_OUTCOME_").lower() for name in ReleaseOutcome.keys()[1:])
+"""What can become of a released model."""
 
 POLICY_RULES = (
     "coordinators", "tasks", "algorithms", "work", "day", "privacy", "secure_aggregation", "share", "unknown_demands",
@@ -55,6 +58,9 @@ class Metrics:
         )
         self.steps = factory.counter("fl_client_training_steps", "Local mini-batch steps made.")
         self.loss = factory.optional_gauge("fl_client_training_loss", "Mean training loss of the newest update.")
+        self.releases = factory.counter(
+            "fl_client_releases", "Reports about released models, by what became of them.", outcome=OUTCOMES
+        )
         self.receipts = factory.counter(
             "fl_client_updates", "Updates, by the coordinator's verdict.", result=("admitted", "refused")
         )

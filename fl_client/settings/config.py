@@ -19,6 +19,7 @@ from fl_common.certificates.tls_version import TlsVersion
 from fl_common.names import check_id
 from fl_common.proxies import ENVIRONMENT, ProxySetting
 from fl_common.settings import Address, Section, SettingsError, is_loopback, read_settings, split_address
+from fl_common.signatures import check_signer
 from fl_extensions.naming import is_path
 
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -240,6 +241,25 @@ class LimitsConfig(Section):
     """Bytes on disk of client states and of updates with a next state."""
 
 
+class ReleasesConfig(Section):
+    """Released models that this device takes from its coordinator. Without this section it takes none."""
+
+    signers: list[Annotated[str, AfterValidator(check_signer)]] = Field(min_length=1)
+    """Public keys, one of which must have signed a release: "ed25519:" and 64 hexadecimal digits, as
+    `fl release key` shows them."""
+    oldest: int = Field(default=1, ge=1)
+    """Oldest version that is taken, also when the coordinator takes a newer one back."""
+    folder: Path | None = None
+    """Folder of the models: MODEL/current in it is a link to the version in use. None: `releases` in state_dir."""
+    announce: Path | None = None
+    """A JSON file with the version and path of each model in use, which is replaced when one changes. None: no file."""
+    hook: list[str] = Field(default_factory=list)
+    """A program of the owner and its arguments, called when a model changes, with FL_MODEL, FL_VERSION and
+    FL_MODEL_PATH in its environment. If it fails, the version before is in use again. Empty: none is called."""
+    hook_s: float = Field(default=60.0, gt=0, le=3600)
+    """Seconds after which the program has failed."""
+
+
 class ClientConfig(Section):
     """All settings of a daemon."""
 
@@ -287,6 +307,7 @@ class ClientConfig(Section):
     """Labels by which runs select clients."""
     gates: GatesConfig = GatesConfig()
     limits: LimitsConfig = LimitsConfig()
+    releases: ReleasesConfig | None = None
     policy: Path | None = None
     """The site's policy file: which coordinators, tasks and amounts of work this device accepts. None: no rules."""
     metrics_listen: Address | None = None

@@ -12,6 +12,7 @@ usage.json      the day's work, where a policy limits it
 secure_aggregation/  what was answered in secure aggregations, one file for each run
 privacy.json    the secret of the data's noise, and what all runs with privacy have spent
 privacy-charges.json  the number of its charges, by which an older copy of it is known
+releases/       released models, unless the settings name another folder
 audit.jsonl     what the daemon was asked to do and did; audit.1.jsonl and so on are older
 """
 
@@ -33,9 +34,10 @@ from fl_common.settings import parse_json
 
 AUDIT = ("audit.jsonl", *(f"audit.{number}.jsonl" for number in range(1, 5)))
 """Files of the audit log, the newest first."""
+RELEASES = "releases"
 FILES = (
     "lock", "identity.json", "shard.json", "shards", "data", "pending", "states", "tls", "usage.json", "privacy.json",
-    "privacy-charges.json", "secure_aggregation", *AUDIT,
+    "privacy-charges.json", "secure_aggregation", RELEASES, *AUDIT,
 )  # fmt: skip
 """Names of the files and folders in the directory."""
 

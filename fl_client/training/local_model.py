@@ -5,8 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
 
 from algorithms.base import Tensors
@@ -102,6 +105,35 @@ def _tensors(bundles: Bundles, kind: ResourceKey, expected: Layout) -> Tensors:
     if difference := expected.difference(bundle.layout):
         raise WorkFailed(pb.FAILURE_REASON_LAYOUT, f"{name}, the model here against the coordinator's: {difference}")
     return {**bundle.tensors}
+
+
+def read_tensors(file: Path) -> Tensors:
+    """The tensors of a safetensors file. Raises WorkFailed."""
+    try:
+        return load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise WorkFailed(pb.FAILURE_REASON_RESOURCES, f"{file.name}: {error}") from error
+
+
+def names_of(layout: Layout) -> set[str]:
+    """The names of a layout's tensors."""
+    return {entry.name for entry in layout.entries}
+
+
+def bundles_of(tensors: Tensors, layouts: Layouts) -> dict[ResourceKey, Bundle]:
+    """Tensors of a file as the bundles of this model; others are left out. Raises WorkFailed if one is missing."""
+    trainable, bundles = names_of(layouts[tensor_pb2.RESOURCE_KIND_DIRECTION]), dict[ResourceKey, Bundle]()
+    for kind in (tensor_pb2.RESOURCE_KIND_MODEL, tensor_pb2.RESOURCE_KIND_FROZEN):
+        names = names_of(layouts[kind]) if kind in layouts else set[str]()
+        if missing := sorted(names - tensors.keys()):
+            raise WorkFailed(pb.FAILURE_REASON_LAYOUT, f"expected {missing[0]}, which the model here has, got none")
+        if names:
+            values = {entry.name: tensors[entry.name] for entry in layouts[kind].entries}
+            try:
+                bundles[kind] = Bundle(Layout.of(values, trainable & names), values)
+            except LayoutError as error:
+                raise WorkFailed(pb.FAILURE_REASON_LAYOUT, f"the model that came: {error}") from error
+    return bundles
 
 
 class LocalModel:

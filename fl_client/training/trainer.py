@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -94,6 +96,11 @@ class Trainer:
     def data_name(self) -> str:
         """Name of the data; empty without one."""
         return self._local.data
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """Labels of the data, beside those of the device."""
+        return self._local.labels
 
     @property
     def data(self) -> Data:
@@ -247,6 +254,11 @@ class Trainer:
         """n_i of computed payloads."""
         return computed.examples or len(self._local.train)
 
+    def own_evaluation(self) -> training_pb2.EvaluationAssignment:
+        """An evaluation of this device's task by its own code, without a model yet."""
+        local = self._local
+        return training_pb2.EvaluationAssignment(task=local.name, fingerprint=local.fingerprint, data=local.data)
+
     def evaluate(
         self, assignment: training_pb2.EvaluationAssignment, bundles: Bundles, client_state: Memory | None = None
     ) -> Evaluation:
@@ -264,6 +276,18 @@ class Trainer:
             return evaluation
         of_averaged = {**bundles, tensor_pb2.RESOURCE_KIND_MODEL: averaged}
         return evaluation.with_averaged(self._evaluated(assignment, of_averaged, client_state))
+
+    def evaluate_file(
+        self, assignment: training_pb2.EvaluationAssignment, weights: Path, client_state: Memory | None = None
+    ) -> Evaluation:
+        """The metrics of the model in a safetensors file. Frozen parameters that it lacks are this device's own."""
+        tensors, layouts = local_model.read_tensors(weights), self.layouts(assignment)
+        frozen = layouts.get(tensor_pb2.RESOURCE_KIND_FROZEN)
+        lacks = frozen is not None and not local_model.names_of(frozen) <= tensors.keys()
+        if lacks and (own := self.own_frozen()) is not None:
+            assignment.local_frozen.CopyFrom(own)
+            layouts = self.layouts(assignment)
+        return self.evaluate(assignment, local_model.bundles_of(tensors, layouts), client_state)
 
     def measure_received(
         self, assignment: training_pb2.Assignment, bundles: Bundles, client_state: Memory | None

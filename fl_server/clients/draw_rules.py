@@ -129,7 +129,7 @@ def _lacking_encodings(offer: Mapping[str, Any], task: Pairs) -> list[str]:
     return sorted(set(task.get("encodings", "").split()) - set(offer.get("encodings", "").split()))
 
 
-def _labelled(requires: Requirements, record: ClientRecord) -> Iterator[Mapping[str, Any]]:
+def labelled_offers(requires: Requirements, record: ClientRecord) -> Iterator[Mapping[str, Any]]:
     """The client's offers of the task whose labels, with the client's own beside them, are those of the run."""
     for offer in record.tasks:
         own = offer.get("labels")
@@ -140,15 +140,18 @@ def _labelled(requires: Requirements, record: ClientRecord) -> Iterator[Mapping[
 
 def offer_for(requires: Requirements, record: ClientRecord | None) -> Mapping[str, Any] | None:
     """The offer of a client that a run uses, the first one that has all; None if the client has none."""
-    offers = () if record is None else _labelled(requires, record)
+    offers = () if record is None else labelled_offers(requires, record)
     return next((offer for offer in offers if offers_task(offer, requires.task)), None)
 
 
 def _lacks(keys: tuple[str, ...]) -> Predicate:
     """No offer of the client with the run's labels has these keys of the task."""
-    return lambda selection, client: (
-        not any(_has(offer, selection.requires.task, keys) for offer in _labelled(selection.requires, client.record))
-    )
+
+    def lacks(selection: Selection, client: Candidate) -> bool:
+        requires = selection.requires
+        return not any(_has(offer, requires.task, keys) for offer in labelled_offers(requires, client.record))
+
+    return lacks
 
 
 def _listed(reason: str) -> dict[str, Any]:
@@ -185,7 +188,7 @@ def _offer_of(name: str, offers: Iterable[Mapping[str, Any]]) -> Mapping[str, An
 
 def _task_versions(selection: Selection, client: Candidate) -> str:
     task = selection.requires.task
-    return _versions(task, _offer_of(task["name"], _labelled(selection.requires, client.record)))
+    return _versions(task, _offer_of(task["name"], labelled_offers(selection.requires, client.record)))
 
 
 def _method_versions(selection: Selection, client: Candidate) -> str:
@@ -195,13 +198,13 @@ def _method_versions(selection: Selection, client: Candidate) -> str:
 
 def _frozen_digests(selection: Selection, client: Candidate) -> str:
     task = selection.requires.task
-    offers = _labelled(selection.requires, client.record)
+    offers = labelled_offers(selection.requires, client.record)
     got = next((offer.get("frozen") for offer in offers if _has(offer, task, _CODE)), None)
     return f"expected {task['frozen'][:_SHOWN]}, got {(got or 'none')[:_SHOWN]}"
 
 
 def _missing_encodings(selection: Selection, client: Candidate) -> str:
-    task, offers = selection.requires.task, _labelled(selection.requires, client.record)
+    task, offers = selection.requires.task, labelled_offers(selection.requires, client.record)
     return " and ".join(next((_lacking_encodings(offer, task) for offer in offers if _has(offer, task, _FROZEN)), []))
 
 

@@ -18,6 +18,7 @@ import structlog
 
 from fl_common.released import Description, parse_description
 from fl_server.aggregation.broadcast import Broadcast, plain_broadcast
+from fl_server.clients.draw_rules import Requirements, labelled_offers
 from fl_server.errors import NoSuchRelease, WrongRelease, one_line
 from fl_server.identity import actor
 from fl_server.rounds import releases as core
@@ -55,8 +56,8 @@ class Kept:
 
     def fits(self, client: ClientRecord) -> bool:
         """Whether the release is for this device."""
-        offers = any(offer["name"] == self.description.task for offer in client.tasks)
-        return client.releases and not client.banned and offers and self.description.fits(client.labels)
+        wanted = Requirements({"name": self.description.task}, self.description.labels)
+        return client.releases and not client.banned and any(labelled_offers(wanted, client))
 
 
 class Releases:
@@ -211,6 +212,8 @@ class Releases:
             await self._apply(kept, core.Reported(client, device))
         if in_use:
             await self._note_version(client, model)
+            if self._wanted(client, model) != version:  # it was taken back, or advanced, while the device installed it
+                self._tell(client, model)
 
     # What the core decides.
 
@@ -236,12 +239,10 @@ class Releases:
 
     def _tell(self, client: str, model: str) -> None:
         """Tell an attached device which version of a model it should use, unless it has reported that it does."""
-        session, record = self._fleet.sessions.of(client), self._records.get(client)
-        if session is None or session.releases is None or record is None:
+        session = self._fleet.sessions.of(client)
+        if session is None or session.releases is None:
             return
-        newest, held = self.of(model), session.releases.get(model, 0)
-        fits = {kept.release.version: kept.fits(record) for kept in newest}
-        version = core.wanted((kept.release for kept in newest), client, fits)
+        held, version = session.releases.get(model, 0), self._wanted(client, model)
         order = pb.ReleaseOrder(model=model, version=version)
         if version:
             kept = self._kept[model, version]
@@ -249,9 +250,15 @@ class Releases:
             if held == version and device.state in _DONE:
                 return
             order.description, order.signature = kept.record.description, kept.record.signature
-        elif not any(kept.release.version == held for kept in newest):
+        elif (model, held) not in self._kept:
             return  # it uses none, or one that is not from here
         self._fleet.streams.push(client, pb.AttendResponse(release=order))
+
+    def _wanted(self, client: str, model: str) -> int:
+        """The version of a model that a client should use; 0: none."""
+        record, newest = self._records.get(client), self.of(model)
+        fits = {kept.release.version: record is not None and kept.fits(record) for kept in newest}
+        return core.wanted((kept.release for kept in newest), client, fits)
 
     def _targets(self, kept: Kept) -> list[str]:
         return [client for client, record in self._records.items() if kept.fits(record)]

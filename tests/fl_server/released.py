@@ -15,6 +15,7 @@ from fl_common.signatures import SigningKey, make_key
 from fl_ops.admin.client import model_parts
 from fl_server.rpc.admin import AdminService
 from protos.chunks import read_chunk
+from protos.codec import digest_message
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1 import coordinator_pb2
 from tests.fl_server.devices import NO_CONTEXT, Device
@@ -92,21 +93,20 @@ class Receiver(Device):
 
     async def fetched(self, world: World, digest: str) -> bytes:
         """The bytes with a digest, by FetchModel."""
-        request = coordinator_pb2.FetchModelRequest(session_id=self.session)
-        request.digest.algorithm, request.digest.value = 1, bytes.fromhex(digest)
+        named = digest_message(bytes.fromhex(digest))
+        request = coordinator_pb2.FetchModelRequest(session_id=self.session, digest=named)
         data = b""
         async for message in world.service.FetchModel(request, NO_CONTEXT):
             if (chunk := read_chunk(message)) is not None:
                 data += bytes(chunk.data)
         return data
 
-    async def report(self, world: World, version: int, outcome: str = "EVALUATED", **values: Any) -> None:
+    async def tells(self, world: World, version: int, outcome: str = "EVALUATED", **values: Any) -> None:
         """Report what became of a version."""
-        number = coordinator_pb2.ReleaseOutcome.Value(f"RELEASE_OUTCOME_{outcome}")
         if outcome == "EVALUATED":
             values = {"num_examples": 10, "metrics": {"accuracy": 0.9}, **values}
         request = coordinator_pb2.ReportReleaseRequest(
-            session_id=self.session, model=MODEL, version=version, outcome=number, **values
+            session_id=self.session, model=MODEL, version=version, outcome=f"RELEASE_OUTCOME_{outcome}", **values
         )
         await world.service.ReportRelease(request, NO_CONTEXT)
         if outcome not in {"REFUSED", "FAILED"}:

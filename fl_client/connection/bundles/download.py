@@ -35,7 +35,7 @@ class Download:
 
     def __init__(
         self,
-        expected: ExpectedBundle | ExpectedDifference,
+        expected: ExpectedBundle | ExpectedBytes,
         data: memoryview,
         backoff: Backoff,
         on_bytes: Callable[[int], None],
@@ -155,15 +155,15 @@ class Differences:
             return None
 
     async def _made(self, base: memoryview, difference: tensor_pb2.Difference, expected: ExpectedBundle) -> memoryview:
-        came = await self._fetch(ExpectedDifference(difference, expected.run_id))
+        came = await self._fetch(ExpectedBytes(difference.digest, difference.size_bytes, expected.run_id))
         data = self._memory.take(expected.size_bytes)
         await asyncio.to_thread(apply_difference, base, came, difference.word_bytes, data)
         if not await asyncio.to_thread(expected.has_digest, data):
             raise DifferenceError("expected the difference to make the bundle, got bytes of another digest")
         return data
 
-    async def _fetch(self, expected: ExpectedDifference) -> memoryview:
-        data = zeros(expected.difference.size_bytes)
+    async def _fetch(self, expected: ExpectedBytes) -> memoryview:
+        data = zeros(expected.size_bytes)
         download = Download(expected, data, Backoff(self._link.delays), self._on_bytes)
         broken = 0
 
@@ -184,17 +184,14 @@ class Differences:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpectedDifference:
-    """The bytes of a difference."""
+class ExpectedBytes:
+    """Bytes that are no tensors: of a difference, or the files of a release."""
 
-    difference: tensor_pb2.Difference
+    digest: tensor_pb2.Digest
+    """The digest to ask for."""
+    size_bytes: int
     run_id: str = ""
     """Run of the assignment."""
-
-    @property
-    def digest(self) -> tensor_pb2.Digest:
-        """The digest to ask for."""
-        return self.difference.digest
 
     @property
     def header_bytes(self) -> int:
@@ -202,8 +199,8 @@ class ExpectedDifference:
         return HEADER_BYTES
 
     def check(self, manifest: tensor_pb2.Manifest) -> None:
-        """Raises DifferenceError for a manifest of anything but this difference."""
-        expected = tensor_pb2.Manifest(size_bytes=self.difference.size_bytes, encoding=tensor_pb2.ENCODING_PLAIN)
+        """Raises DifferenceError for a manifest of anything but these bytes."""
+        expected = tensor_pb2.Manifest(size_bytes=self.size_bytes, encoding=tensor_pb2.ENCODING_PLAIN)
         if manifest != expected:
             raise DifferenceError(
                 f"expected a manifest of {expected.size_bytes} bytes without tensors, got {manifest.size_bytes} bytes, "

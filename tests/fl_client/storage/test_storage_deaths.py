@@ -28,9 +28,10 @@ class Death(BaseException):
 class DeathAfter:
     """Ends the process after its file operation number `at`. A write ends half way."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, at: int) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, at: int, more: Iterable[tuple[Any, str]] = ()) -> None:
+        """more: further operations, as owner and name."""
         self._left = at
-        for owner, name in ((Path, "replace"), (Path, "unlink"), (os, "fsync")):
+        for owner, name in ((Path, "replace"), (Path, "unlink"), (os, "fsync"), *more):
             patch.setattr(owner, name, self._mortal(getattr(owner, name)))
         opened = Path.open
         patch.setattr(Path, "open", lambda path, *how, **more: self._watched(opened(path, *how, **more)))

@@ -68,7 +68,7 @@ def test_what_each_role_may_do() -> None:
     assert allowed["viewer"] == READ
     assert allowed["operator"] == READ | {
         "CreateRun", "PauseRun", "ResumeRun", "ExtendRun", "StopRun", "DeleteRun", "ExportModel", "UploadModel",
-        "DrainClient", "ReleaseClient",
+        "DrainClient", "ReleaseClient", "CreateRelease", "AdvanceRelease", "RollBackRelease",
     }  # fmt: skip
     assert allowed["enroller"] == {
         "WhoAmI", "CreateEnrollments", "ListEnrollments", "RevokeEnrollment", "ListCertificates",

@@ -48,7 +48,7 @@ async def test_a_release_goes_to_a_stage_then_to_all_and_is_fetched(tmp_path: Pa
             data = await device.fetched(world, status.digest)
             assert len(data) == status.size_bytes
             assert order.description == description(data).to_bytes()
-            await device.report(world, 1)
+            await device.tells(world, 1)
         await admin(world).AdvanceRelease(pb.AdvanceReleaseRequest(model=MODEL), NO_CONTEXT)
         for device in devices.values():
             await device.told(1)
@@ -75,7 +75,7 @@ async def test_a_device_that_is_off_gets_it_when_it_is_back_and_others_take_none
         await devices["a"].leave()
         await devices["a"].connect(world)
         await until(lambda: devices["a"].orders() == [1, 1], "told again")
-        await devices["a"].report(world, 1)
+        await devices["a"].tells(world, 1)
         await devices["a"].leave()
         await devices["a"].connect(world)
         late = await Receiver("late", labels={"site": "north"}).connect(world)
@@ -92,24 +92,41 @@ async def test_too_many_failures_take_every_device_back(tmp_path: Path) -> None:
         await release(world, tmp_path)
         for device in devices.values():
             await device.told(1)
-            await device.report(world, 1)
+            await device.tells(world, 1)
         rules = pb.ReleaseRules(stages=[1.0], most_failed=0.25, metric="accuracy", most_drop=0.05)
         await release(world, tmp_path, 2, rules)
         for device in devices.values():
             await device.told(2)
-        await devices["a"].report(world, 2, "REFUSED", detail="expected a signature")
-        await devices["b"].report(world, 2, metrics={"accuracy": 0.89}, metrics_before={"accuracy": 0.9})
+        await devices["a"].tells(world, 2, "REFUSED", detail="expected a signature")
+        await devices["b"].tells(world, 2, metrics={"accuracy": 0.89}, metrics_before={"accuracy": 0.9})
         assert (await shown(world)).release.state == "released"
-        await devices["c"].report(world, 2, metrics={"accuracy": 0.5}, metrics_before={"accuracy": 0.9})
+        await devices["c"].tells(world, 2, metrics={"accuracy": 0.5}, metrics_before={"accuracy": 0.9})
         now = (await shown(world, 2)).release
         assert (now.state, now.fell, now.reason) == ("rolled_back", 1, "2 of 4 devices failed or fell, more than 25%")
         for device in devices.values():
             if device.held[MODEL] == 2:
                 await device.told(1)
-                await device.report(world, 1)
+                await device.tells(world, 1)
         assert dict((await shown(world, 2)).release.devices) == {"refused": 1, "returned": 2, "waiting": 1}
         rows = [row for row in world.store.history("r") if row.event == "release_rolled_back"]
         assert [row.actor for row in rows] == ["coordinator"]
+
+
+async def test_a_device_that_installs_a_version_while_it_is_taken_back_goes_back(tmp_path: Path) -> None:
+    """Its report comes after the others were told."""
+    async with World(tmp_path / "state") as world:
+        devices = await fleet(world, ["a"])
+        for version in (1, 2):
+            await release(world, tmp_path, version)
+            await devices["a"].told(version)
+            if version == 1:
+                await devices["a"].tells(world, 1)
+        await admin(world).RollBackRelease(pb.RollBackReleaseRequest(model=MODEL), NO_CONTEXT)
+        await devices["a"].tells(world, 2, "INSTALLED")
+        await devices["a"].told(1)
+        await devices["a"].tells(world, 1)
+        assert dict((await shown(world, 2)).release.devices) == {"returned": 1}
+        assert devices["a"].orders() == [1, 2, 1]
 
 
 async def test_an_operator_takes_the_only_version_back(tmp_path: Path) -> None:
@@ -118,7 +135,7 @@ async def test_an_operator_takes_the_only_version_back(tmp_path: Path) -> None:
         devices = await fleet(world, ["a"])
         await release(world, tmp_path)
         await devices["a"].told(1)
-        await devices["a"].report(world, 1)
+        await devices["a"].tells(world, 1)
         await admin(world).RollBackRelease(pb.RollBackReleaseRequest(model=MODEL, reason="wrong run"), NO_CONTEXT)
         await devices["a"].told(0)
         assert (await shown(world)).release.reason == "wrong run"
@@ -182,7 +199,7 @@ async def _play(world: World, folder: Path, held: dict[str, dict[str, int]]) -> 
         for device in devices:
             if device.held.get(MODEL) != version:
                 await device.told(version)
-                await device.report(world, version)
+                await device.tells(world, version)
 
     for version in (1, 2):
         if version not in {kept.record.version for kept in world.coordinator.releases.of(MODEL)}:

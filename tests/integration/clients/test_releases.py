@@ -1,0 +1,127 @@
+"""Released models with real processes: staged, checked, announced, evaluated, rolled back; killed ones go on."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from fl_common.signatures import SigningKey, make_key
+from protos.fl.v1 import admin_pb2
+from tests.processes.federation import TASK, Coordinator, Daemon
+from tests.processes.process import Workspace, eventually, run_fl
+
+MODEL = "Tiny"
+KEPT = 4
+HOOK = """
+import json, os, sys
+with open(sys.argv[1], "a") as file:
+    file.write(json.dumps([os.environ["FL_MODEL"], int(os.environ["FL_VERSION"]), os.environ["FL_MODEL_PATH"]]) + "\\n")
+sys.exit(int(open(sys.argv[2]).read()) if os.path.exists(sys.argv[2]) else 0)
+"""
+
+
+class Site(Daemon):
+    """A daemon that takes releases, and the owner's program."""
+
+    def __init__(self, workspace: Workspace, server: Coordinator, index: int, size: int, **settings: Any) -> None:
+        name = f"edge-{index}"
+        shard = {"partition": {"method": "iid", "clients": size, "seed": 1}, "index": index}
+        super().__init__(workspace, server, name, shard=shard, options={"kept": KEPT, "model": "broad"})
+        self.called, self.fails = self.folder / f"{name}.called", self.folder / f"{name}.fails"
+        program = self.folder / "hook.py"
+        program.write_text(HOOK)
+        self.announcement = self.folder / f"{name}.json"
+        hook = [sys.executable, "-S", str(program), str(self.called), str(self.fails)]
+        self.configure(releases={"announce": str(self.announcement), "hook": hook, **settings})
+
+    @property
+    def models(self) -> Path:
+        """The folder of the released model."""
+        return Path(self.settings["state_dir"]) / "releases" / MODEL
+
+    def in_use(self) -> tuple[int, str]:
+        """The version in use, and the digest of its weights."""
+        current = self.models / "current"
+        if not current.exists():
+            return 0, ""
+        data = (current / "model.safetensors").read_bytes()
+        return int(current.readlink().name), blake3(data).hexdigest()
+
+    def calls(self) -> list[int]:
+        """The versions for which the owner's program was called."""
+        lines = self.called.read_text().splitlines() if self.called.exists() else []
+        return [json.loads(line)[1] for line in lines]
+
+
+class Sites:
+    """A coordinator, a run of two rounds, and daemons that take releases by one key."""
+
+    def __init__(self, workspace: Workspace, size: int, **server: Any) -> None:
+        self.folder, self.workspace = workspace.folder, workspace
+        self.key: SigningKey = make_key(self.folder / "release.pem")
+        limits = {"reattach_grace_s": 2.0, "chunk_bytes": 1 << 16}
+        self.server = Coordinator(workspace, settings={"limits": limits, **server}).serve()
+        self.sites = [Site(workspace, self.server, index, size, signers=[self.key.signer]) for index in range(size)]
+        for site in self.sites:
+            site.start()
+        self.server.until_present(*(site.client_id for site in self.sites))
+        self.run = self.server.create("r", task={"name": TASK, "options": {"model": "broad"}}, stop={"rounds": 2})
+        self.server.completed(self.run)
+
+    def fl(self, *arguments: str) -> Any:
+        """Call `fl release`; its JSON."""
+        address = str(self.server.settings["admin_listen"])
+        result = run_fl("release", *arguments, "--json", "--insecure", "--server", address, folder=self.folder)
+        assert result.returncode == 0, result.stderr
+        return json.loads(result.stdout)
+
+    def release(self, *arguments: str, round_: str = "best") -> Any:
+        """Release the run's model."""
+        return self.fl(self.run, "--round", round_, "--sign-key", str(self.folder / "release.pem"), *arguments)
+
+    def shown(self, version: int = 0) -> admin_pb2.GetReleaseResponse:
+        """A release with its devices."""
+        with self.server.admin() as admin:
+            return admin.models.get_release(MODEL, version)
+
+    def until(self, version: int, **devices: int) -> admin_pb2.GetReleaseResponse:
+        """Wait until so many devices are in each of these states."""
+
+        def probe() -> admin_pb2.GetReleaseResponse | None:
+            shown = self.shown(version)
+            return shown if dict(shown.release.devices) == devices else None
+
+        return eventually(probe, f"version {version} has {devices}, not {self.shown(version).release}")
+
+
+def test_a_release_is_checked_announced_and_taken_back(workspace: Workspace) -> None:
+    """Two of three daemons take version 1; the third trusts another key. Version 2 goes back when a program fails."""
+    sites = Sites(workspace, 3)
+    stranger = sites.sites[2]
+    stranger.terminate()
+    stranger.configure(releases={**stranger.settings["releases"], "signers": [make_key(sites.folder / "x").signer]})
+    stranger.start()
+    created = sites.release("--most-failed", "50%", "--metric", "accuracy")
+    shown = sites.until(1, evaluated=2, refused=1)
+    assert "expected a signature of blake3:" in next(each.detail for each in shown.devices if each.state == "refused")
+    assert {site.in_use() for site in sites.sites[:2]} == {(1, created["digest"])}
+    assert [site.in_use()[0] for site in sites.sites] == [1, 1, 0]
+    assert all(0 <= each.metrics["accuracy"] <= 1 for each in shown.devices if each.state == "evaluated")
+    announced = json.loads(sites.sites[0].announcement.read_text())[MODEL]
+    assert (announced["version"], Path(announced["path"]).name) == (1, "00000001")
+    sites.sites[0].fails.write_text("3")
+    sites.release("--most-failed", "50%", round_="0")
+    sites.until(2, failed=1, returned=1, refused=1)
+    assert sites.shown(2).release.state == "rolled_back"
+    eventually(lambda: [site.in_use()[0] for site in sites.sites] == [1, 1, 0], "all use version 1 again")
+    assert sites.sites[0].calls() == [1, 2, 1]
+    assert {site.in_use() for site in sites.sites[:2]} == {(1, created["digest"])}
+    details = {each.client_id: each.detail for each in sites.shown(2).devices}
+    assert details["edge-0"] == "the owner's program ended with exit code 3"
+    sites.sites[0].fails.unlink()
+    sites.fl("rollback", MODEL, "--reason", "the run was wrong")
+    eventually(lambda: not any(site.in_use()[0] for site in sites.sites), "no version is in use")
