@@ -36,7 +36,7 @@ def _two_lists(stage: Stage, client: str) -> bytes:
 
 if __name__ == "__main__":
     if os.environ["LIE"] == "keys":
-        Collector.close_keys = _own_key  # type: ignore[method-assign]  # of this process
+        Collector.close_keys = _own_key  # type: ignore[method-assign, assignment]  # of this process
     else:
         Stage.message_for = _two_lists  # type: ignore[method-assign, assignment]  # of this process
     runpy.run_module("fl_server", run_name="__main__")
