@@ -108,6 +108,7 @@ async def test_other_failures_of_the_same_call_count(loading: Any) -> None:
 
     world.service._reports._failure = noted
     go_on.set()
+    await until(lambda: "r" in world.coordinator.table.loaded, "the run is loaded")
     other = await world.create(name="other", **TWO)
     world.coordinator.table.not_loaded.add(world.coordinator.run("r").record, "slow", loading=True)
     both = [pb.WorkFailure(key=KEY), pb.WorkFailure(key=ExchangeKey(run_id=other.id))]
