@@ -231,16 +231,16 @@ class AdmissionGate:
     def _check_norm(self, norm: float) -> None:
         """Raises UpdateRefused if the delta is too long."""
         relative = self.relative
+        if self.clips_itself and norm > ROUNDED * self.clip_norm:
+            raise UpdateRefused(  # without the norm: nothing of a single client is told
+                RefusalReason.REFUSAL_REASON_NORM,
+                f"expected an update that its client has clipped to a norm of {self.clip_norm:g} (privacy.clip), got a"
+                " longer one: is the client's software older?",
+            )
         if self.max_norm and norm > self.max_norm:
             raise UpdateRefused(
                 RefusalReason.REFUSAL_REASON_NORM,
                 f"expected an update of norm {self.max_norm:g} at most (round.max_update_norm), got {norm:g}",
-            )
-        if self.clips_itself and norm > ROUNDED * self.clip_norm:
-            raise UpdateRefused(
-                RefusalReason.REFUSAL_REASON_NORM,
-                f"expected an update that its client has clipped to a norm of {self.clip_norm:g} (privacy.clip), got"
-                f" {norm:g}: is the client's software older?",
             )
         if relative.limit and not relative.clips and norm > relative.limit:
             raise UpdateRefused(

@@ -95,8 +95,8 @@ PLANTED: dict[int, dict[str, tuple[str, int]]] = {
     2: {
         "an update is acknowledged before it is written": ("acknowledged updates stay", 19),
         "an update is acknowledged before its file has its name": ("the log has no line of a fault", 0),
-        "a repeated update gets no receipt": ("the log has no line of a fault", 74),
-        "a repeated update counts twice": ("a client's updates are counted once", 24),
+        "a repeated update gets no receipt": ("no receipt refuses an admitted update", 151),
+        "a repeated update counts twice": ("a client's updates are counted once", 110),
         "a repeat of an admitted update is told that it was refused": ("no receipt refuses an admitted update", 24),
         "a device trains with another seed than the assignment's": ("a replay has the same models", 0),
         "the files of an ended run stay in the spool": ("no file of an ended run stays", 2),

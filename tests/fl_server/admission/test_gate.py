@@ -224,7 +224,7 @@ def test_an_update_that_its_client_did_not_clip_is_refused(tmp_path: Path) -> No
     assert rules.check_file(*written(tmp_path))["delta"] == 5.0
     assert rules.clip_factor(5.0) == 4.96 / 5.0
     with pytest.raises(
-        UpdateRefused, match=r"expected an update that its client has clipped to a norm of 4.9 .* got 5"
+        UpdateRefused, match=r"expected an update that its client has clipped to a norm of 4.9 .* got a longer one"
     ):
         gate(clip_norm=4.9, clips_itself=True).check_file(*written(tmp_path))
     assert gate(clip_norm=4.9).check_file(*written(tmp_path))["delta"] == 5.0
