@@ -69,6 +69,7 @@ def test_a_server_that_ends_is_an_error_with_its_last_lines(tmp_path: Path) -> N
         measure(end, Case(1, 1, 1, rounds=1, limit_s=60.0), tmp_path, tmp_path)
 
 
+@pytest.mark.slow
 def test_this_system_does_the_work(tmp_path: Path) -> None:
     """Two daemons with mTLS, two measured rounds."""
     found = measure(start, Case(2, 1000, 3, rounds=2, limit_s=120.0), tmp_path, tmp_path)

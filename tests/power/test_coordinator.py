@@ -51,6 +51,7 @@ def recorded_runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], R
 
 def recover_all(crash_images: Sequence[CrashImage], folder: Path) -> None:
     """Recover each image in its own folder; a failure names the image."""
+    assert crash_images, "expected images to recover, got none"
     for image in crash_images:
         try:
             asyncio.run(image.recover(folder / f"{image.at}"))

@@ -93,6 +93,7 @@ def check(tree: Tree, folder: Path, view: ServerView, counted: int) -> None:
 
 def check_all(record: Sequence[Operation], how: Cut, folder: Path, first: int = 0) -> None:
     """Cut after every operation. A sent update without a known outcome may count or not."""
+    assert first < len(record), f"expected operations after the first {first}, got {len(record)}"
     for at, drive in enumerate(after_each(record)):
         if at < first:
             continue

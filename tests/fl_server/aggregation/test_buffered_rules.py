@@ -37,7 +37,7 @@ def config(**sections: Any) -> RunConfig:
 )
 def test_sound_methods_are_allowed(name: str) -> None:
     """Their server steps are defined for updates of several versions."""
-    build_algorithm(config(algorithm={"name": name}))
+    assert build_algorithm(config(algorithm={"name": name})).name == name
 
 
 @pytest.mark.parametrize(

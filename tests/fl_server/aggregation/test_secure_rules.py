@@ -36,7 +36,7 @@ def config(**sections: Any) -> RunConfig:
 @pytest.mark.parametrize("name", ["fedavg", "fedcm", "fedadam", "fednova", "fedprox", "fedsam", "qg"])
 def test_methods_whose_sums_are_multiples_of_the_mean_are_allowed(name: str) -> None:
     """With uniform weights and fixed steps; of others the tests of simulations have whole runs."""
-    build_algorithm(config(algorithm={"name": name, "parameters": {"weights": "uniform"}}))
+    assert build_algorithm(config(algorithm={"name": name, "parameters": {"weights": "uniform"}})).name == name
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,8 @@ def test_methods_whose_sums_are_multiples_of_the_mean_are_allowed(name: str) -> 
 )
 def test_states_that_stay_on_the_devices_are_allowed(sections: dict[str, Any]) -> None:
     """They are made of the numbers in the sum, or are no part of an update."""
-    build_algorithm(config(**sections))
+    wanted = config(**sections)
+    assert build_algorithm(wanted).name == wanted.algorithm.name
 
 
 @pytest.mark.parametrize(
