@@ -12,8 +12,9 @@ shorter if updates are stale. Other sums are means of gradients, such as G and c
 server step is the method's own.
 
 Clients of FedCM and its kin (MoFedSAM, QG, MimeLite, MFL) move along a direction U that the server sent, and the server
-knows how far: payload_i = learnt_i + k_i U_{v_i} (`algorithms.reference`). Only what the client learnt is used again.
-The part along the direction is that of the current version, with its full weight:
+knows how far: payload_i = learnt_i + k_i U_{v_i} (`algorithms.reference`). By default the sums above hold for them too.
+With `stale_direction = "current"` only what the client learnt is used again, and the part along the direction is that
+of the current version, with its full weight:
 
     sum_i c_i s_i learnt_i + (sum_i c'_i k'_i) U_v              c', k': as if all updates were of version v
 
@@ -47,9 +48,9 @@ MOVEMENT = "Dbar"
 """The sum that moves the model."""
 
 StaleDirection = Literal["current", "sent"]
-"""The part of an old payload along a direction: that of the current version's direction, as above, or what was sent.
+"""What an old payload has along the direction: its own part, or that of the current version's direction, as above.
 
-"sent" uses payloads as they are. Its memory is not the moving average of the clients' gradients, and it stands rates
+With "sent" the memory is no moving average of the clients' gradients alone: old directions count again. It stands rates
 that are about twice as high (`benchmarks/stale_momentum.py`). Without staleness both are the same bits.
 """
 
@@ -117,7 +118,7 @@ def buffered_sums(  # noqa: PLR0913 - a buffer and its versions
     entries: Sequence[Buffered],
     weights: Sequence[float],
     *,
-    stale_direction: StaleDirection = "current",
+    stale_direction: StaleDirection = "sent",
 ) -> dict[str, BufferedSum]:
     """The sums for the method's server step, by name.
 
@@ -158,7 +159,7 @@ def apply_buffer(  # noqa: PLR0913, PLR0917 - a step over a buffer has this many
     directions: Mapping[int, Tensors],
     staleness: Staleness,
     *,
-    stale_direction: StaleDirection = "current",
+    stale_direction: StaleDirection = "sent",
 ) -> ServerState:
     """The server state of the next version, bit-equal to a coordinator's, from updates in memory.
 

@@ -53,13 +53,13 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "cohort": {"clients_per_round": WORKING},
     "goal": {"clients_per_round": 8, "close": "goal", "over_selection": 1.25},
     "buffer": {"close": "buffer", "goal": 5, "concurrency": WORKING},
-    "buffer, sent": {"close": "buffer", "goal": 5, "concurrency": WORKING, "stale_direction": "sent"},
+    "buffer, current": {"close": "buffer", "goal": 5, "concurrency": WORKING, "stale_direction": "current"},
 }
 ARMS = {
     f"{title}, {close}": (name, close)
     for title, name in (("FedAvg", "fedavg"), ("FedCM", "fedcm"))
     for close in SECTIONS
-    if (name, close) != ("fedavg", "buffer, sent")  # FedAvg has no direction
+    if (name, close) != ("fedavg", "buffer, current")  # FedAvg has no direction
 }
 """Label -> algorithm, how rounds close."""
 

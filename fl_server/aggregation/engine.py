@@ -216,7 +216,7 @@ class Engine:
         weights = staleness_rule(self.config).weights(entry.staleness for entry in entries)
         told = {number: self._told(of, len(entries)) for number, of in {**versions, current: snapshot}.items()}
         known = {number: each.version for number, each in told.items()}
-        direction = self.config.round.stale_direction or "current"
+        direction = self.config.round.stale_direction or "sent"
         wanted = buffered_sums(known, current, entries, weights, stale_direction=direction)
         updates = self._accepted(snapshot, 0, [entry.info for entry in entries], sources, [e.version for e in entries])
         made, stats = self._stepped(snapshot, updates, _NONE, BufferSum(wanted, told))

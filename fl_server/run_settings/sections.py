@@ -260,7 +260,7 @@ class RoundSection(_Section):
             "concurrency": values.get("goal"),
             "max_staleness": 20,
             "staleness": {},
-            "stale_direction": "current",
+            "stale_direction": "sent",
         }
         if values.get("close") != "buffer":
             if given := sorted(name for name in ("goal", *own) if values.get(name) is not None):
