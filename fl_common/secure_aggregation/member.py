@@ -29,7 +29,8 @@ from fl_common.secure_aggregation.masks import masked
 from fl_common.secure_aggregation.signatures import Signer, Trust
 from fl_common.secure_aggregation.terms import Place, SiteFloors, Terms
 
-_KEPT_WORKS = 256
+KEPT_WORKS, _WORK_DIGITS = 4096, 32
+"""Updates of a run whose work is remembered, and the hexadecimal digits of each: 150 kB in the state."""
 _VERSION = 1
 _LEAST = SiteFloors()
 
@@ -45,7 +46,7 @@ class Member:
         self._barred = -1
         """No round up to this one is answered."""
         self._works: list[str] = []
-        """Digests of the works whose masked updates were released, the latest ones."""
+        """The works whose masked updates were released, the latest ones."""
         self._attempt: Attempt | None = None
 
     def to_bytes(self) -> bytes:
@@ -68,7 +69,8 @@ class Member:
             if head["version"] != _VERSION:
                 raise ValueError(f"expected version {_VERSION}, got {head['version']}")
             member = Member(head["client"], head["run"], restored=restored or head["restored"])
-            member._last, member._barred, member._works = tuple(head["last"]), head["barred"], head["works"]
+            member._last, member._barred = tuple(head["last"]), head["barred"]
+            member._works = [work[:_WORK_DIGITS] for work in head["works"]]
             member._attempt = Attempt.from_bytes(attempt) if attempt and not restored else None
         except (KeyError, TypeError) as error:
             raise ValueError(f"expected the state of a member: {error}") from None
@@ -125,7 +127,7 @@ class Member:
         """Raises Refused for the work of another masked update. released: in this attempt, of other work."""
         if released:
             raise Refused("work", "expected the work of the masked update that was released, got other work")
-        if work.hex() in self._works:
+        if _name_of(work) in self._works:
             raise Refused("work", "expected new work, got that of an update which was released in another round")
 
     def _check_place(self, terms: Terms) -> None:
@@ -198,7 +200,7 @@ class Member:
         if not attempt.released:
             attempt = replace(attempt, delivery=delivery, released=numbers)
             self._check_delivery(attempt)
-            self._attempt, self._works = attempt, [*self._works[1 - _KEPT_WORKS :], attempt.work.hex()]
+            self._attempt, self._works = attempt, [*self._works[1 - KEPT_WORKS :], _name_of(attempt.work)]
         elif attempt.released != numbers:
             raise Refused("conflict", "expected the numbers of the masked update that was released, got others")
         return masked(terms, values, scalars, attempt.masks())
@@ -266,6 +268,10 @@ def _refusing() -> Iterator[None]:
         raise Refused("floor", str(error)) from None
     except ValueError as error:
         raise Refused("signature", str(error)) from None
+
+
+def _name_of(work: bytes) -> str:
+    return work.hex()[:_WORK_DIGITS]
 
 
 def _order(place: Place) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from fl_common.secure_aggregation.fields import packed, unpacked
 from fl_common.secure_aggregation.group import KeyMessage
 from fl_common.secure_aggregation.keys import public_key
 from fl_common.secure_aggregation.masks import Mask, Unmasked
-from fl_common.secure_aggregation.member import Member
+from fl_common.secure_aggregation.member import KEPT_WORKS, Member
 from fl_common.secure_aggregation.shamir import recovered, weights_at_zero
 from fl_common.secure_aggregation.signatures import Trust, pin_of
 from fl_common.secure_aggregation.terms import Settings, SiteFloors, Terms
@@ -362,6 +362,18 @@ def test_the_same_work_in_another_round() -> None:
     for terms in (terms_of(5, draw=1), terms_of(5, round_=1)):
         refused(federation, "work", federation.begin, VICTIM, terms)
     federation.begin(VICTIM, terms_of(5, draw=1), b"another seed")
+
+
+def test_the_work_of_a_round_long_ago() -> None:
+    """Thousands of updates later a device knows it still; its state stays small."""
+    federation = until("masked")
+    member = federation.member(VICTIM)
+    member._works = [bytes([7] * 32).hex(), *(f"{number:032x}" for number in range(KEPT_WORKS - 2))]
+    federation.states[VICTIM] = member.to_bytes()
+    federation._masked(federation.terms.cohort)
+    refused(federation, "work", federation.begin, VICTIM, terms_of(5, round_=1), bytes([7] * 32))
+    assert len(federation.member(VICTIM)._works) == KEPT_WORKS
+    assert len(federation.states[VICTIM]) < 170_000
 
 
 def test_other_work_under_the_same_terms() -> None:
