@@ -1,7 +1,7 @@
 """`fl-client run --config client.toml`: arguments in, exit code out. `run` may be left out.
 
-`fl-client init`, `doctor`, `unit` and `policy` set a device up; `privacy` shows its account, `audit` its audit log.
-Their code is in fl_client/setup.
+`fl-client init`, `doctor`, `unit`, `packages` and `policy` set a device up; `privacy` shows its account, `audit` its
+audit log. Their code is in fl_client/setup.
 
 Exit codes: 0 stopped by a signal; 130 Ctrl-C before the start; 2 cannot start (configuration, state directory,
 device, task); 1 an error in the program, with a traceback. A second daemon with the same identity does not end: it logs
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from fl_client.settings.config import ClientConfig
 
 OK, CANNOT_START = 0, 2
-SETUP = ("init", "doctor", "unit", "policy", "privacy", "audit")
-"""Commands that set a device up, its policy's, that of its privacy account, and those of its audit log."""
+SETUP = ("init", "doctor", "unit", "packages", "policy", "privacy", "audit")
+"""Commands that set a device up, those of packages and policy, of its privacy account, and of its audit log."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -67,8 +67,9 @@ def _main(arguments: list[str]) -> int:
         (PROTOCOL_MIN, PROTOCOL_MAX),
         "files that override keys of the earlier ones",
         description="Train on this device's data for a coordinator.",
-        usage="%(prog)s [run] --config FILE\n       %(prog)s {init,doctor,unit,policy,privacy,audit} --help",
+        usage="%(prog)s [run] --config FILE\n       %(prog)s {init,doctor,unit,packages,policy,privacy,audit} --help",
         epilog="init writes the settings, doctor checks the device, unit installs a systemd service,\n"
+        "packages shows the code that came and lets it run,\n"
         "policy says which runs the device's site accepts, privacy what its data has spent,\n"
         "audit lists what the device was asked to do and did.\n\n"
         "examples:\n  fl-client init --server fl.example.org:7070 --task digits\n  fl-client --config client.toml",

@@ -35,6 +35,7 @@ from fl_client.gates.gate_set import GateSet
 from fl_client.gates.state_directory import StateDirectory
 from fl_client.monitoring.logs import Progress
 from fl_client.monitoring.metrics import Metrics
+from fl_client.packages.daemon import Packages
 from fl_client.policy.budget import FILE, Budget, DailyUsage
 from fl_client.policy.file import CHECK_S, PolicyFile, PolicyGate
 from fl_client.policy.site import SitePolicy
@@ -92,7 +93,9 @@ def run(config: ClientConfig, progress: Progress) -> bool:
         if config.insecure_remote:  # at every start, as a reminder
             log.warning("insecure_remote", server=config.server, todo="add [tls]: ca, cert and key")
         tasks, trainers = [], []
-        for number in range(len(config.served)):
+        for number, served in enumerate(config.served):
+            if served.package:
+                continue  # its code is not here before the coordinator has sent it, and the owner lets it run
             local, trainer = _load(config, number, state, device, held, progress)
             log.info("starting", client=client_id, task=local.title, examples=len(local.train), device=str(device))
             tasks.append(local)
@@ -152,9 +155,10 @@ def build(config: ClientConfig, tasks: Sequence[LocalTask], state: StateDir, ins
     Raises:
         ConfigError: the TLS files cannot be used, or a gate's sensor is not on this device.
     """
+    device = tasks[0].device if tasks else devices.choose(config.device)
     link = Link(replace(instruments.delays, max_requested=config.limits.max_wait_s))
     worker = Worker(config.threads, instruments.threads)
-    host = HostState(tasks[0].device, worker.idle_for, instruments.clock)
+    host = HostState(device, worker.idle_for, instruments.clock)
     file = PolicyFile(config.policy, min(CHECK_S, config.gates.check_s))
     policy_gates = [] if config.policy is None else [PolicyGate(file, instruments.clock)]
     gates = GateSet([*make_gates(config.gates, host), *policy_gates], config.gates.open_after_s)
@@ -164,17 +168,20 @@ def build(config: ClientConfig, tasks: Sequence[LocalTask], state: StateDir, ins
     state_directory = StateDirectory(state, disk, availability, config.gates.check_s)
     usage = DailyUsage(state.path / FILE, instruments.clock)
     site = SitePolicy(file, Budget(usage, state_directory, file), metrics, availability)
+    trainers = [*(instruments.trainers or [_trainer(config, local, None) for local in tasks])]
+    audit = DeviceAudit(state.path, metrics.audit_rows, config.server)
     services = Services(
         link=link,
         bundles=BundleCache(link, config.max_bundle_bytes, site.received),
-        trainers=instruments.trainers or [_trainer(config, local, None) for local in tasks],
+        trainers=trainers,
+        packages=Packages(config, trainers, site, link, audit, lambda: device),
         worker=worker,
         disk=disk,
         state=state_directory,
         storage=DeviceStorage(state.pending, state.states, limits),
         availability=availability,
         policy=site,
-        audit=DeviceAudit(state.path, metrics.audit_rows, config.server),
+        audit=audit,
         metrics=metrics,
         progress=instruments.progress,
         traces=instruments.traces,
@@ -254,7 +261,7 @@ class DaemonEndpoint(Endpoint):
 
     async def renewed(self) -> None:
         """Wait for new certificates, or another policy, which raises."""
-        causes = [self._services.policy.until_changed()]
+        causes = [self._services.policy.until_changed(), self._services.packages.until_changed()]
         if self.certificates is not None:
             causes.append(self.certificates.renewed())
         waits = [asyncio.ensure_future(cause) for cause in causes]
@@ -288,6 +295,8 @@ class DaemonEndpoint(Endpoint):
             request.releases.SetInParent()
             for model, version in taken.folder.in_use().items():
                 request.releases.held.add(model=model, version=version)
+        request.tasks.extend(self._services.packages.offers())
+        request.packages.extend(self._services.packages.names)
         return self._services.policy.registration(request)
 
 
@@ -331,9 +340,9 @@ def _registration(config: ClientConfig, tasks: Sequence[LocalTask]) -> pb.Regist
         protocol=pb.ProtocolRange(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
         software=f"impetus {package_version('impetus-fl')}",
         labels=config.labels,
-        device=devices.describe(tasks[0].device),
+        device=devices.describe(tasks[0].device if tasks else devices.choose(config.device)),
         tasks=[local.offer() for local in tasks],
-        methods=offers(tasks[0].methods),
+        methods=offers(tasks[0].methods if tasks else {}),
         encodings=ENCODINGS.values(),
         privacy_resets=sum(AccountFiles.of(config.state_dir, name).resets() for name in accounts),
     )

@@ -36,16 +36,23 @@ class Daemon:
     async def run(self, stop: asyncio.Event) -> bool:
         """Run until `stop` is set. Returns False if a training step is in progress and does not end soon."""
         availability, link, state = self._services.availability, self._services.link, self._services.state
-        policy = self._services.policy
+        policy, packages = self._services.policy, self._services.packages
         try:
             async with asyncio.TaskGroup() as tasks:
                 assignments = AssignmentManager(self._services, tasks)
                 await availability.check()
                 policy.show_budget()  # before the first registration
+                await packages.begin()
                 attending = tasks.create_task(self._sessions.run(assignments))
                 reporting = [
                     tasks.create_task(work)
-                    for work in (availability.run(), availability.report_changes(link), state.watch(), policy.run())
+                    for work in (
+                        availability.run(),
+                        availability.report_changes(link),
+                        state.watch(),
+                        policy.run(),
+                        packages.run(),
+                    )
                 ]
                 reporting.append(tasks.create_task(deadline.watch(self._services.worker, availability)))
                 if self._renewal is not None:

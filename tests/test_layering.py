@@ -51,6 +51,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "setup",
         "daemon",
         "assignments",
+        "packages",
         "privacy",
         "ranks",
         "training",

@@ -22,6 +22,7 @@ from fl_client.gates.availability import AvailabilityMonitor
 from fl_client.gates.state_directory import StateDirectory
 from fl_client.monitoring.logs import Progress
 from fl_client.monitoring.metrics import Metrics
+from fl_client.packages.daemon import Packages
 from fl_client.policy.rules import OrderedWork, ShardSize
 from fl_client.policy.site import SitePolicy, ordered_work
 from fl_client.privacy.charging import PrivacyCharging
@@ -72,13 +73,19 @@ class Services:
     progress: Progress
     privacy: PrivacyCharging
     secure: Participant
+    packages: Packages
     traces: Traces = UNTRACED
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     released: Taken | None = None
     """None: this device takes no releases."""
 
     def trainer_of(self, assignment: AnyAssignment) -> Trainer:
-        """The trainer of an assignment's task and data. Without it, the first one, whose check refuses the task."""
+        """The trainer of an assignment's task and data. Without it, the first one, whose check refuses the task.
+
+        Raises WorkFailed where there is none, because the packages of all tasks wait.
+        """
+        if not self.trainers:
+            raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"expected the package of the task {assignment.task!r}")
         return next((trainer for trainer in self.trainers if trainer.serves(assignment)), self.trainers[0])
 
 
@@ -190,7 +197,11 @@ class AssignmentExecutor:
             return trainer.train(assignment, bundles, state, self._on_step(key, check), private), received
 
         with services.traces.span("training"):
-            result, measured = await self.compute(work)
+            try:
+                result, measured = await self.compute(work)
+            except BaseException:
+                trainer.leave()
+                raise
         self._note_trained(key, result.update.header, measured)
         return result, measured
 
@@ -274,7 +285,11 @@ class AssignmentExecutor:
             bundles = await services.bundles.get(
                 assignment.resources, await self._layouts(assignment), assignment.key.run_id
             )
-            evaluation = await self.compute(lambda check: trainer.evaluate(assignment, bundles, state))
+            try:
+                evaluation = await self.compute(lambda check: trainer.evaluate(assignment, bundles, state))
+            except BaseException:
+                trainer.leave()
+                raise
 
         async def report(session: Session) -> None:
             await session.connection.report_evaluation(

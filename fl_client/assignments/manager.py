@@ -54,6 +54,7 @@ class AssignmentManager:
         self._disk, self._storage = services.disk, services.storage
         self._state, self._secure = services.state, services.secure
         self._metrics, self._progress = services.metrics, services.progress
+        self._packages = services.packages
         self._tasks = tasks
         self._training: Jobs = {}
         self._evaluating: Jobs = {}
@@ -93,11 +94,17 @@ class AssignmentManager:
                 self._cancel(checked_key(event.cancel.key), name_of(training_pb2.RefusalReason, event.cancel.reason))
             case "outcome":
                 self._settle(event.outcome)
-            case "release":
-                if not self._stopped:
-                    self._releases.order(event.release)
+            case "release" | "package":
+                self._take_offer(event)
             case "run_ended":
                 self._end_run(checked_run(event.run_ended.run_id))
+
+    def _take_offer(self, event: pb.AttendResponse) -> None:
+        """A released model or a package, which this device fetches if its owner lets it."""
+        if event.HasField("package"):
+            self._packages.offered(event.package)
+        elif not self._stopped:
+            self._releases.order(event.release)
 
     async def pending_updates(self) -> list[training_pb2.ExchangeKey]:
         """Keys of the updates with an unknown outcome, those in training included.

@@ -19,6 +19,7 @@ from fl_client.errors import ConfigError
 from fl_client.settings.config import WindowText, ZoneName
 from fl_common.certificates.pem import fingerprint
 from fl_common.settings import Section, SettingsError, read_settings
+from fl_common.signatures import check_signer
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -153,6 +154,15 @@ class SecureAggregationRules(Section):
     SubjectPublicKeyInfo in DER. They take the place of an authority."""
 
 
+class PackageRules(Section):
+    """The code from the coordinator that may run here. Without signers none does."""
+
+    signers: list[Annotated[str, AfterValidator(check_signer)]] = Field(default_factory=list)
+    """Public keys that must have signed a package and each of its wheels, as `fl release key` prints them."""
+    approval: bool = True
+    """The owner must approve each package: `fl-client packages approve`. false: the signatures are enough."""
+
+
 class ShareRules(Section):
     """What may leave the device besides updates."""
 
@@ -177,6 +187,7 @@ class Policy(Section):
     hours: HourRules = HourRules()
     privacy: PrivacyRules = PrivacyRules()
     secure_aggregation: SecureAggregationRules = SecureAggregationRules()
+    packages: PackageRules = PackageRules()
     share: ShareRules = ShareRules()
     allow_unknown_demands: bool = False
     """Accept assignments with fields that this version does not know, which a newer coordinator may send. They may be

@@ -176,6 +176,8 @@ class ServedTask(Section):
     what all its tasks tell."""
     labels: dict[str, str] = Field(default_factory=dict)
     """Labels of this data, beside those of the device."""
+    package: Annotated[str, AfterValidator(_data_name)] = ""
+    """Name of the package from the coordinator that has the task's code. Empty: it is installed on the device."""
     shard: ShardConfig = ShardConfig()
     """The data, as in [shard]."""
 
@@ -220,6 +222,17 @@ class GatesConfig(Section):
         if self.temperature_zones and self.temperature_below is None:
             raise ValueError("temperature_zones needs temperature_below")
         return self
+
+
+class PackagesConfig(Section):
+    """Limits of the process of a package. Which packages run is up to the site's policy."""
+
+    memory_mib: int = Field(default=4096, ge=64)
+    """MiB that it may take beyond those of an empty one with torch."""
+    file_mib: int = Field(default=1024, ge=1)
+    """MiB of the largest file that it may write, and of the largest package."""
+    open_files: int = Field(default=256, ge=64)
+    """Files that it may have open at once."""
 
 
 class LimitsConfig(Section):
@@ -308,6 +321,7 @@ class ClientConfig(Section):
     gates: GatesConfig = GatesConfig()
     limits: LimitsConfig = LimitsConfig()
     releases: ReleasesConfig | None = None
+    packages: PackagesConfig = PackagesConfig()
     policy: Path | None = None
     """The site's policy file: which coordinators, tasks and amounts of work this device accepts. None: no rules."""
     metrics_listen: Address | None = None
@@ -339,6 +353,11 @@ class ClientConfig(Section):
             raise ValueError("shard: expected it inside of each of [[tasks]], got a table [shard] beside them")
         if len(self.tasks) > 1 and self.processes != 1:
             raise ValueError("processes: expected 1 with several tasks, for the processes train one task together")
+        names = [one.package for one in self.tasks if one.package]
+        if len(set(names)) != len(names):
+            raise ValueError("tasks: expected each `package` once, for its process has the data of one task")
+        if names and self.policy is None:
+            raise ValueError("tasks: a `package` needs a policy with [packages] signers, and there is no policy")
         for number, one in enumerate(self.tasks):
             for other in self.tasks[:number]:
                 _check_apart(one, other)

@@ -23,6 +23,7 @@ from fl_client.setup.flags import (
     WayFlags,
     settings_flags,
 )
+from fl_client.setup.packages import app as packages_app
 from fl_client.setup.policy import app as policy_app
 from fl_client.setup.privacy import app as privacy_app
 from fl_client.setup.questions import DefaultAnswers, Flags, TerminalPrompts, collect_values
@@ -39,6 +40,7 @@ _ACTIVATION = (
 )
 app = typer.Typer(cls=Group, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(audit_app, name="audit")
+app.add_typer(packages_app, name="packages")
 app.add_typer(policy_app, name="policy")
 app.add_typer(privacy_app, name="privacy")
 

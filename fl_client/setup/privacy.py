@@ -25,7 +25,7 @@ app = typer.Typer()
 RESET = "privacy_account_reset"
 """Method of the audit log's row."""
 _ConfigFile = Annotated[Path, typer.Option(metavar="FILE", help="The daemon's settings.")]
-_Data = Annotated[str, typer.Option(metavar="NAME", help="Data of a task with a name; default: all other data.")]
+_Data = Annotated[str, typer.Option(metavar="NAME", help="The data of this name; without it, all other data.")]
 
 
 @app.callback(invoke_without_command=True, **{**examples("fl-client privacy --config client.toml"), "cls": Group})

@@ -3,6 +3,7 @@
 lock            held while a daemon runs; contains the holder's process id
 identity.json   the client id that the directory belongs to
 shard.json      the shard as it was configured, and its indices
+packages/       packages of task code, what the owner decided of them, and their modules
 shards/         the same for each of several tasks
 data/           for each name of data, as the two files of the privacy account that it has instead of the one here
 pending/        updates with an unknown outcome, each with its next client state
@@ -36,8 +37,8 @@ AUDIT = ("audit.jsonl", *(f"audit.{number}.jsonl" for number in range(1, 5)))
 """Files of the audit log, the newest first."""
 RELEASES = "releases"
 FILES = (
-    "lock", "identity.json", "shard.json", "shards", "data", "pending", "states", "tls", "usage.json", "privacy.json",
-    "privacy-charges.json", "secure_aggregation", RELEASES, *AUDIT,
+    "lock", "identity.json", "shard.json", "shards", "data", "packages", "pending", "states", "tls", "usage.json",
+    "privacy.json", "privacy-charges.json", "secure_aggregation", RELEASES, *AUDIT,
 )  # fmt: skip
 """Names of the files and folders in the directory."""
 

@@ -79,6 +79,8 @@ class LocalTask:
     """Name of the data, where the device serves several tasks."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Labels of the data, beside those of the device."""
+    package: str = ""
+    """Digest of the package that has the task's code; empty if it is installed."""
 
     @property
     def title(self) -> str:
@@ -96,6 +98,7 @@ class LocalTask:
             train_batches=self.train.own_batches,
             data=self.data,
             labels=self.labels,
+            package=self.package,
         )
 
 

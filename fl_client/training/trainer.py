@@ -87,6 +87,9 @@ class Trainer:
         self._layouts: dict[tuple[tuple[str, ...], bool], Layouts] = {}
         """Layouts of the model's bundles, by the patterns of personal parameters and whether frozen ones are here."""
 
+    def leave(self) -> None:
+        """Nobody waits for the work under way any more. The caller's thread ends it at the next step."""
+
     def serves(self, assignment: AnyAssignment) -> bool:
         """Whether this is the trainer of an assignment's task, and of its data if it names some."""
         local = self._local

@@ -58,6 +58,7 @@ COMMANDS = {
     "release": Place(
         "coordinator.releases", "app", "Release a run's model to devices, signed, in stages, with a way back."
     ),
+    "packages": Place("coordinator.packages", "app", "Packages of task code: signed wheels that devices may run."),
     "demo": Place(
         "local.demo",
         "demo",

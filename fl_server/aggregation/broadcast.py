@@ -38,7 +38,7 @@ class Broadcast:
 
     @property
     def kind(self) -> str:
-        """One of "model", "direction", "frozen", "optimizer", "averaged" or "release"."""
+        """One of "model", "direction", "frozen", "optimizer", "averaged", "release" or "package"."""
         return kind_name(self.resource.kind)
 
     def named(self, digest: bytes) -> Broadcast | None:

@@ -210,6 +210,8 @@ class Streams:
             self._limits.assigned(client_id, (key.run_id, key.round, key.exchange, attempt))
         elif message.HasField("evaluation"):
             self._limits.assigned(client_id, (message.evaluation.key.run_id, message.evaluation.key.round))
+        elif message.HasField("package"):
+            self._limits.assigned(client_id, ("package", message.package.name, message.package.digest))
         elif message.HasField("release"):
             self._limits.assigned(client_id, ("release", message.release.model, message.release.version))
 

@@ -26,7 +26,7 @@ ANY: Pairs = MappingProxyType({})
 _SHOWN = len("sha256:") + 12
 """Characters of a digest that are enough to tell two apart."""
 _NAME = ("name",)
-_CODE = (*_NAME, "version", "source")
+_CODE = (*_NAME, "version", "source", "package")
 _FROZEN = (*_CODE, "frozen")
 _ENCODINGS = (*_FROZEN, "encodings")
 """What an offer of a client must have, in the order in which a client is told what it lacks."""
@@ -178,8 +178,13 @@ def _too_old(selection: Selection, client: Candidate) -> bool:
 
 
 def _versions(expected: Pairs, got: Mapping[str, Any] | None) -> str:
-    named = "none" if got is None else f"version {got['version']!r} {got['source'][:_SHOWN]}"
-    return f"expected version {expected['version']!r} {expected['source'][:_SHOWN]}, got {named}"
+    named = "none" if got is None else _version(got)
+    return f"expected {_version(expected)}, got {named}"
+
+
+def _version(code: Mapping[str, Any]) -> str:
+    package = f" of the package {code['package'][:_SHOWN]}" if code.get("package") else ""
+    return f"version {code['version']!r} {code['source'][:_SHOWN]}{package}"
 
 
 def _offer_of(name: str, offers: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:

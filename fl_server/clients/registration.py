@@ -31,7 +31,16 @@ from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
 
 log = structlog.get_logger()
 
-MAX_ENTRIES = {"labels": 64, "tasks": 64, "methods": 64, "encodings": 64, "pending": 1000, "states": 1000, "held": 64}
+MAX_ENTRIES = {
+    "labels": 64,
+    "tasks": 64,
+    "methods": 64,
+    "encodings": 64,
+    "pending": 1000,
+    "states": 1000,
+    "held": 64,
+    "packages": 64,
+}
 MAX_MODELS = 64
 """Released models of one device."""
 MAX_CHARS = 256
@@ -116,12 +125,13 @@ def check_availability(availability: pb.Availability) -> None:
 
 
 def _texts(request: pb.RegisterRequest) -> Iterator[tuple[str, str]]:
+    yield from (("packages", name) for name in request.packages)
     yield from (("instance_id", request.instance_id), ("software", request.software))
     yield from (("device", request.device.kind), ("device", request.device.name))
     for name, value in request.labels.items():
         yield from (("labels", name), ("labels", value))
     for offer in request.tasks:
-        yield "tasks.data", offer.data
+        yield from (("tasks.data", offer.data), ("tasks.package", offer.package))
         for text in (*offer.labels.keys(), *offer.labels.values()):
             yield "tasks.labels", text
     for field in ("tasks", "methods"):
@@ -188,6 +198,7 @@ def _offer(offer: pb.TaskOffer, encodings: str, labels: Mapping[str, str]) -> di
         **frozen,
         **({"encodings": encodings} if encodings else {}),
         **({"data": offer.data} if offer.data else {}),
+        **({"package": offer.package} if offer.package else {}),
         **({"labels": dict(labels)} if labels else {}),
     }  # fmt: skip
 
@@ -264,7 +275,7 @@ class Registration:
         protocol = common_protocol(request.protocol)
         check_sizes(request)
         held, releases = held_resources(request), held_releases(request)
-        if not request.tasks:
+        if not request.tasks and not request.packages:
             raise InvalidInput("tasks", "at least one task that the client can train", "none")
         await self._wait_for_slot(client_id)
         await self._settle(client_id, origin := origin_of_call(request.instance_id))
@@ -272,6 +283,7 @@ class Registration:
         _warn_of_claims(client_id, request.labels, enrolled or {})
         known = self._records.find(client_id)
         session, older = self._sessions.open(client_id, origin)
+        session.packages = frozenset(request.packages)
         session.releases = releases if request.HasField("releases") else None
         for digest in held:
             session.resource_sent(digest)

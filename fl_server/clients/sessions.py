@@ -110,6 +110,8 @@ class Session:
     origin: Origin = Origin("")
     closed: bool = False
     """Whether it was closed, or fenced by a newer one."""
+    packages: frozenset[str] = frozenset()
+    """Names of the packages for which the device has data."""
     releases: dict[str, int] | None = None
     """The version in use of each released model on the device, by name. None: its owner takes none."""
     sent: dict[bytes, None] = field(default_factory=dict)

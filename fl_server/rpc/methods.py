@@ -93,6 +93,10 @@ def _created_run(response: Any) -> str:
     return str(response.run.run_id)
 
 
+def _added(response: Any) -> str:
+    return f"{response.package.name} {response.package.digest}"
+
+
 def _released(response: Any) -> str:
     return f"{response.release.model} {response.release.version}"
 
@@ -170,6 +174,8 @@ METHODS: Mapping[str, Method] = {
     "/fl.v1.Admin/DeleteRun": _changing(_OPERATE, _RUN, "reason"),
     "/fl.v1.Admin/ExportModel": _changing(_OPERATE, _RUN, "round"),
     "/fl.v1.Admin/UploadModel": Method(_OPERATE, _MODEL, Recorded(made=_field("initial_model"))),
+    "/fl.v1.Admin/AddPackage": Method(_OPERATE, _ADMIN_CALL, Recorded(made=_added)),
+    "/fl.v1.Admin/ListPackages": _reading(),
     "/fl.v1.Admin/CreateRelease": Method(_OPERATE, _ADMIN_CALL, Recorded(details=("signer",), made=_released)),
     "/fl.v1.Admin/AdvanceRelease": _changing(_OPERATE, _field("model"), "share"),
     "/fl.v1.Admin/RollBackRelease": _changing(_OPERATE, _field("model"), "version", "reason"),

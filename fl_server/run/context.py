@@ -44,6 +44,10 @@ def _method(section: AlgorithmSection) -> dict[str, str]:
     return {} if section.fingerprint is None else {"name": section.name, **dict(section.fingerprint)}
 
 
+def _package(config: RunConfig) -> dict[str, str]:
+    return {"package": config.task.package} if config.task.package else {}
+
+
 @dataclass(frozen=True, slots=True)
 class RunContext:
     """The parts of a run that are never replaced. The configuration may be: `RunControl.config` is the current one."""
@@ -85,7 +89,7 @@ class RunContext:
             run_id=run_id,
             services=services,
             algorithm=algorithm,
-            code={"name": config.task.name, "version": version, "source": source},
+            code={"name": config.task.name, "version": version, "source": source, **_package(config)},
             method=_method(config.algorithm),
             encodings=config.encodings.needed,
             rounds=rounds,

@@ -79,6 +79,7 @@ class TaskSection(_Section):
     name: Word = Field(min_length=1)
     options: dict[str, Any] = Field(default={})
     frozen: Literal["send", "local"] = "send"
+    package: Annotated[str, Field(pattern=r"^(sha256:[0-9a-f]{64})?$")] = ""
 
     @field_validator("options", mode="before")
     @classmethod

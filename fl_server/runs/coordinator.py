@@ -21,6 +21,7 @@ from fl_server.runs.creation import RunCreation
 from fl_server.runs.deletion import Deletions, Retention
 from fl_server.runs.gauges import RunsCollector
 from fl_server.runs.loading import RunLoading
+from fl_server.runs.packages import Packages
 from fl_server.runs.releases import Releases
 from fl_server.runs.restoration import Restoration
 from fl_server.runs.table import Audit, RunTable
@@ -53,6 +54,7 @@ class Coordinator(FleetListener):
         self._restoration = Restoration(services, self.table, loading, self.deletions)
         self.outcomes = Outcomes(services.ledger, self.table)
         self.releases = Releases(services)
+        self.packages = Packages(services)
         self.retention = Retention(services.config.retention, services.ledger, self.table, self.deletions)
         self._retaining: asyncio.Task[None] | None = None
         self.attention = ClientAttention(services.fleet, self.table, services.config.attention)
@@ -64,6 +66,7 @@ class Coordinator(FleetListener):
         self._services.fleet.changes.listener = self
         await self._restoration.restore_all()
         await self.releases.start()
+        await self.packages.start()
         self._retaining = asyncio.create_task(self.retention.apply_regularly())
 
     async def close(self) -> None:
@@ -109,7 +112,7 @@ class Coordinator(FleetListener):
         return self.run(run_id)
 
     def resource(self, digest: bytes, run_id: str, client_id: str) -> tuple[Run | None, Broadcast]:
-        """The broadcast with a digest, and its run; None: a release has it.
+        """The broadcast with a digest, and its run; None: a release or a package has it.
 
         Several runs may have it: then that with `run_id`, else one that the client works for, else the first.
         Raises NoSuchResource, or NotNow until the run is loaded.
@@ -119,8 +122,8 @@ class Coordinator(FleetListener):
             return named, broadcast
         holders = [(run, broadcast) for run in self.table.loaded.values() if (broadcast := run.broadcast(digest))]
         if not holders:
-            if (released := self.releases.broadcast(digest)) is not None:
-                return None, released
+            if (sent := self.releases.broadcast(digest) or self.packages.broadcast(digest)) is not None:
+                return None, sent
             self.table.not_loaded.ask_again(run_id)
             raise NoSuchResource(digest_text(digest))
         return next((pair for pair in holders if pair[0].state.works(client_id)), holders[0])
@@ -155,6 +158,7 @@ class Coordinator(FleetListener):
         for run in self.table.loaded.values():
             run.client_attached(client_id)
         self.releases.client_attached(client_id)
+        self.packages.client_attached(client_id)
 
     def client_available(self, client_id: str) -> None:
         """A client may train again: ask it once more for work that it gave up and that is still wanted."""

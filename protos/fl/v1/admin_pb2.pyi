@@ -74,14 +74,16 @@ CLIENT_ORDER_EPSILON: ClientOrder
 CLIENT_ORDER_VERSION: ClientOrder
 
 class TaskSpec(_message.Message):
-    __slots__ = ("name", "options", "frozen")
+    __slots__ = ("name", "options", "frozen", "package")
     NAME_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     FROZEN_FIELD_NUMBER: _ClassVar[int]
+    PACKAGE_FIELD_NUMBER: _ClassVar[int]
     name: str
     options: _struct_pb2.Struct
     frozen: str
-    def __init__(self, name: _Optional[str] = ..., options: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., frozen: _Optional[str] = ...) -> None: ...
+    package: str
+    def __init__(self, name: _Optional[str] = ..., options: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., frozen: _Optional[str] = ..., package: _Optional[str] = ...) -> None: ...
 
 class LocalSpec(_message.Message):
     __slots__ = ("learning_rate", "learning_rate_decay", "epochs", "steps", "batch_size", "weight_decay", "max_gradient_norm", "learning_rate_changes", "optimizer", "schedule", "round_schedule", "micro_batch_size", "inexact", "continue_data")
@@ -1954,3 +1956,45 @@ class RollBackReleaseResponse(_message.Message):
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     release: ReleaseStatus
     def __init__(self, release: _Optional[_Union[ReleaseStatus, _Mapping]] = ...) -> None: ...
+
+class PackageStatus(_message.Message):
+    __slots__ = ("name", "version", "digest", "signer", "wheels", "size_bytes", "current", "devices")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SIGNER_FIELD_NUMBER: _ClassVar[int]
+    WHEELS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    version: str
+    digest: str
+    signer: str
+    wheels: _containers.RepeatedScalarFieldContainer[str]
+    size_bytes: int
+    current: bool
+    devices: int
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., digest: _Optional[str] = ..., signer: _Optional[str] = ..., wheels: _Optional[_Iterable[str]] = ..., size_bytes: _Optional[int] = ..., current: _Optional[bool] = ..., devices: _Optional[int] = ...) -> None: ...
+
+class AddPackageRequest(_message.Message):
+    __slots__ = ("digest",)
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    digest: _tensor_pb2.Digest
+    def __init__(self, digest: _Optional[_Union[_tensor_pb2.Digest, _Mapping]] = ...) -> None: ...
+
+class AddPackageResponse(_message.Message):
+    __slots__ = ("package",)
+    PACKAGE_FIELD_NUMBER: _ClassVar[int]
+    package: PackageStatus
+    def __init__(self, package: _Optional[_Union[PackageStatus, _Mapping]] = ...) -> None: ...
+
+class ListPackagesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListPackagesResponse(_message.Message):
+    __slots__ = ("packages",)
+    PACKAGES_FIELD_NUMBER: _ClassVar[int]
+    packages: _containers.RepeatedCompositeFieldContainer[PackageStatus]
+    def __init__(self, packages: _Optional[_Iterable[_Union[PackageStatus, _Mapping]]] = ...) -> None: ...

@@ -205,6 +205,16 @@ class AdminStub:
                 request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListAuditRequest.SerializeToString,
                 response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListAuditResponse.FromString,
                 _registered_method=True)
+        self.AddPackage = channel.unary_unary(
+                '/fl.v1.Admin/AddPackage',
+                request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.AddPackageRequest.SerializeToString,
+                response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.AddPackageResponse.FromString,
+                _registered_method=True)
+        self.ListPackages = channel.unary_unary(
+                '/fl.v1.Admin/ListPackages',
+                request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListPackagesRequest.SerializeToString,
+                response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListPackagesResponse.FromString,
+                _registered_method=True)
         self.CreateRelease = channel.unary_unary(
                 '/fl.v1.Admin/CreateRelease',
                 request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.CreateReleaseRequest.SerializeToString,
@@ -478,6 +488,21 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AddPackage(self, request, context):
+        """Offers a signed package of task code to devices. Its bytes were sent by UploadModel before, with `release` in the
+        header.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPackages(self, request, context):
+        """The packages, the newest first. Devices are offered the newest one of each name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CreateRelease(self, request, context):
         """Releases a signed model to devices. Its bytes were sent by UploadModel before, with `release` in the header.
         """
@@ -680,6 +705,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ListAudit,
                     request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListAuditRequest.FromString,
                     response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListAuditResponse.SerializeToString,
+            ),
+            'AddPackage': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddPackage,
+                    request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.AddPackageRequest.FromString,
+                    response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.AddPackageResponse.SerializeToString,
+            ),
+            'ListPackages': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPackages,
+                    request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListPackagesRequest.FromString,
+                    response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListPackagesResponse.SerializeToString,
             ),
             'CreateRelease': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateRelease,
@@ -1604,6 +1639,60 @@ class Admin:
             '/fl.v1.Admin/ListAudit',
             protos_dot_fl_dot_v1_dot_admin__pb2.ListAuditRequest.SerializeToString,
             protos_dot_fl_dot_v1_dot_admin__pb2.ListAuditResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddPackage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fl.v1.Admin/AddPackage',
+            protos_dot_fl_dot_v1_dot_admin__pb2.AddPackageRequest.SerializeToString,
+            protos_dot_fl_dot_v1_dot_admin__pb2.AddPackageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPackages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fl.v1.Admin/ListPackages',
+            protos_dot_fl_dot_v1_dot_admin__pb2.ListPackagesRequest.SerializeToString,
+            protos_dot_fl_dot_v1_dot_admin__pb2.ListPackagesResponse.FromString,
             options,
             channel_credentials,
             insecure,

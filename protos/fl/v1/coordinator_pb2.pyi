@@ -93,7 +93,7 @@ class Device(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class TaskOffer(_message.Message):
-    __slots__ = ("name", "fingerprint", "train_examples", "eval_examples", "train_batches", "frozen", "data", "labels")
+    __slots__ = ("name", "fingerprint", "train_examples", "eval_examples", "train_batches", "frozen", "data", "labels", "package")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +109,7 @@ class TaskOffer(_message.Message):
     FROZEN_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
+    PACKAGE_FIELD_NUMBER: _ClassVar[int]
     name: str
     fingerprint: _training_pb2.TaskFingerprint
     train_examples: int
@@ -117,7 +118,8 @@ class TaskOffer(_message.Message):
     frozen: _tensor_pb2.Resource
     data: str
     labels: _containers.ScalarMap[str, str]
-    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[_Union[_training_pb2.TaskFingerprint, _Mapping]] = ..., train_examples: _Optional[int] = ..., eval_examples: _Optional[int] = ..., train_batches: _Optional[int] = ..., frozen: _Optional[_Union[_tensor_pb2.Resource, _Mapping]] = ..., data: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    package: str
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[_Union[_training_pb2.TaskFingerprint, _Mapping]] = ..., train_examples: _Optional[int] = ..., eval_examples: _Optional[int] = ..., train_batches: _Optional[int] = ..., frozen: _Optional[_Union[_tensor_pb2.Resource, _Mapping]] = ..., data: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., package: _Optional[str] = ...) -> None: ...
 
 class MethodOffer(_message.Message):
     __slots__ = ("name", "fingerprint")
@@ -136,7 +138,7 @@ class HeldState(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., state_epoch: _Optional[int] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("client_id", "instance_id", "protocol", "software", "labels", "device", "tasks", "pending", "states", "encodings", "availability", "methods", "held", "privacy_resets", "releases")
+    __slots__ = ("client_id", "instance_id", "protocol", "software", "labels", "device", "tasks", "pending", "states", "encodings", "availability", "methods", "held", "privacy_resets", "releases", "packages")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -159,6 +161,7 @@ class RegisterRequest(_message.Message):
     HELD_FIELD_NUMBER: _ClassVar[int]
     PRIVACY_RESETS_FIELD_NUMBER: _ClassVar[int]
     RELEASES_FIELD_NUMBER: _ClassVar[int]
+    PACKAGES_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     instance_id: str
     protocol: ProtocolRange
@@ -174,7 +177,8 @@ class RegisterRequest(_message.Message):
     held: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Digest]
     privacy_resets: int
     releases: HeldReleases
-    def __init__(self, client_id: _Optional[str] = ..., instance_id: _Optional[str] = ..., protocol: _Optional[_Union[ProtocolRange, _Mapping]] = ..., software: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., tasks: _Optional[_Iterable[_Union[TaskOffer, _Mapping]]] = ..., pending: _Optional[_Iterable[_Union[_training_pb2.ExchangeKey, _Mapping]]] = ..., states: _Optional[_Iterable[_Union[HeldState, _Mapping]]] = ..., encodings: _Optional[_Iterable[_Union[_tensor_pb2.Encoding, str]]] = ..., availability: _Optional[_Union[Availability, _Mapping]] = ..., methods: _Optional[_Iterable[_Union[MethodOffer, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[_tensor_pb2.Digest, _Mapping]]] = ..., privacy_resets: _Optional[int] = ..., releases: _Optional[_Union[HeldReleases, _Mapping]] = ...) -> None: ...
+    packages: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, client_id: _Optional[str] = ..., instance_id: _Optional[str] = ..., protocol: _Optional[_Union[ProtocolRange, _Mapping]] = ..., software: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., tasks: _Optional[_Iterable[_Union[TaskOffer, _Mapping]]] = ..., pending: _Optional[_Iterable[_Union[_training_pb2.ExchangeKey, _Mapping]]] = ..., states: _Optional[_Iterable[_Union[HeldState, _Mapping]]] = ..., encodings: _Optional[_Iterable[_Union[_tensor_pb2.Encoding, str]]] = ..., availability: _Optional[_Union[Availability, _Mapping]] = ..., methods: _Optional[_Iterable[_Union[MethodOffer, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[_tensor_pb2.Digest, _Mapping]]] = ..., privacy_resets: _Optional[int] = ..., releases: _Optional[_Union[HeldReleases, _Mapping]] = ..., packages: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class HeldReleases(_message.Message):
     __slots__ = ("held",)
@@ -270,8 +274,18 @@ class RunEnded(_message.Message):
     run_id: str
     def __init__(self, run_id: _Optional[str] = ...) -> None: ...
 
+class PackageOffer(_message.Message):
+    __slots__ = ("name", "digest", "resource")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    RESOURCE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    digest: str
+    resource: _tensor_pb2.Resource
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., resource: _Optional[_Union[_tensor_pb2.Resource, _Mapping]] = ...) -> None: ...
+
 class AttendResponse(_message.Message):
-    __slots__ = ("attached", "assignment", "evaluation", "outcome", "retry", "cancel", "drain", "notice", "run_ended", "stage", "release")
+    __slots__ = ("attached", "assignment", "evaluation", "outcome", "retry", "cancel", "drain", "notice", "run_ended", "stage", "release", "package")
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
@@ -283,6 +297,7 @@ class AttendResponse(_message.Message):
     RUN_ENDED_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
+    PACKAGE_FIELD_NUMBER: _ClassVar[int]
     attached: Attached
     assignment: _training_pb2.Assignment
     evaluation: _training_pb2.EvaluationAssignment
@@ -294,7 +309,8 @@ class AttendResponse(_message.Message):
     run_ended: RunEnded
     stage: _training_pb2.StageMessage
     release: ReleaseOrder
-    def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., assignment: _Optional[_Union[_training_pb2.Assignment, _Mapping]] = ..., evaluation: _Optional[_Union[_training_pb2.EvaluationAssignment, _Mapping]] = ..., outcome: _Optional[_Union[_training_pb2.Outcome, _Mapping]] = ..., retry: _Optional[_Union[RetryWindow, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., run_ended: _Optional[_Union[RunEnded, _Mapping]] = ..., stage: _Optional[_Union[_training_pb2.StageMessage, _Mapping]] = ..., release: _Optional[_Union[ReleaseOrder, _Mapping]] = ...) -> None: ...
+    package: PackageOffer
+    def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., assignment: _Optional[_Union[_training_pb2.Assignment, _Mapping]] = ..., evaluation: _Optional[_Union[_training_pb2.EvaluationAssignment, _Mapping]] = ..., outcome: _Optional[_Union[_training_pb2.Outcome, _Mapping]] = ..., retry: _Optional[_Union[RetryWindow, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., run_ended: _Optional[_Union[RunEnded, _Mapping]] = ..., stage: _Optional[_Union[_training_pb2.StageMessage, _Mapping]] = ..., release: _Optional[_Union[ReleaseOrder, _Mapping]] = ..., package: _Optional[_Union[PackageOffer, _Mapping]] = ...) -> None: ...
 
 class ReleaseOrder(_message.Message):
     __slots__ = ("model", "version", "description", "signature")

@@ -49,6 +49,7 @@ class ResourceKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RESOURCE_KIND_OPTIMIZER: _ClassVar[ResourceKind]
     RESOURCE_KIND_AVERAGED: _ClassVar[ResourceKind]
     RESOURCE_KIND_RELEASE: _ClassVar[ResourceKind]
+    RESOURCE_KIND_PACKAGE: _ClassVar[ResourceKind]
 DTYPE_UNSPECIFIED: DType
 DTYPE_FLOAT32: DType
 DTYPE_FLOAT64: DType
@@ -80,6 +81,7 @@ RESOURCE_KIND_FROZEN: ResourceKind
 RESOURCE_KIND_OPTIMIZER: ResourceKind
 RESOURCE_KIND_AVERAGED: ResourceKind
 RESOURCE_KIND_RELEASE: ResourceKind
+RESOURCE_KIND_PACKAGE: ResourceKind
 
 class Digest(_message.Message):
     __slots__ = ("algorithm", "value")

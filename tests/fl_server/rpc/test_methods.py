@@ -27,7 +27,8 @@ FILES = (
 )
 READ = {
     "ListRuns", "GetRun", "ListRounds", "WatchRun", "ListEvaluations", "ListClients", "GetClient", "ListHistory",
-    "WatchHistory", "GetOverview", "ListCohort", "ListReleases", "GetRelease", "CreateWebLink", "WhoAmI",
+    "WatchHistory", "GetOverview", "ListCohort", "ListReleases", "GetRelease", "ListPackages", "CreateWebLink",
+    "WhoAmI",
 }  # fmt: skip
 
 
@@ -68,7 +69,7 @@ def test_what_each_role_may_do() -> None:
     assert allowed["viewer"] == READ
     assert allowed["operator"] == READ | {
         "CreateRun", "PauseRun", "ResumeRun", "ExtendRun", "StopRun", "DeleteRun", "ExportModel", "UploadModel",
-        "DrainClient", "ReleaseClient", "CreateRelease", "AdvanceRelease", "RollBackRelease",
+        "DrainClient", "ReleaseClient", "AddPackage", "CreateRelease", "AdvanceRelease", "RollBackRelease",
     }  # fmt: skip
     assert allowed["enroller"] == {
         "WhoAmI", "CreateEnrollments", "ListEnrollments", "RevokeEnrollment", "ListCertificates",

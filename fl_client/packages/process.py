@@ -1,0 +1,218 @@
+"""The process in which a package's task runs: `python -P -m fl_client.packages.process FD`, which the daemon starts.
+
+It gets the daemon's settings and the folder of the package, limits itself, loads the task with its data, and answers
+requests until the daemon closes the connection. A message is a header in JSON and the bytes of its parts. Nothing is
+pickled, and the daemon believes no number that comes from here: see `fl_client.packages.trainer`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from algorithms.base import Memory
+from fl_client.connection.bundles.expected import Bundle, ResourceKey
+from fl_client.errors import WorkFailed
+from fl_client.packages.sandbox import limit
+from fl_client.settings import device as devices
+from fl_client.settings.config import ClientConfig
+from fl_client.storage.state import StateDir
+from fl_client.training.data import load_local_task
+from fl_client.training.results import Interrupted, task_failures
+from fl_client.training.trainer import AnyAssignment, Trainer
+from protos.codec import Layout, pack, unpack
+from protos.fl.v1 import tensor_pb2, training_pb2
+
+MOST_BYTES = 1 << 40
+"""Most bytes of all parts of a message."""
+MOST_HEADER = 64 << 20
+_LENGTH = struct.Struct("<I")
+Part = bytes | bytearray | memoryview
+
+
+class Closed(Exception):
+    """The other process has ended, or sends what is no message."""
+
+
+def send(connection: socket.socket, header: Mapping[str, Any], parts: Sequence[Part] = ()) -> None:
+    """Send a message. Raises OSError."""
+    text = json.dumps({**header, "sizes": [memoryview(part).nbytes for part in parts]}).encode()
+    connection.sendall(_LENGTH.pack(len(text)) + text)
+    for part in parts:
+        connection.sendall(part)
+
+
+def receive(connection: socket.socket, most: int = MOST_BYTES) -> tuple[dict[str, Any], list[bytearray]]:
+    """Receive a message of at most so many bytes of parts. Raises Closed."""
+    (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
+    if length > MOST_HEADER:
+        raise Closed("a header that is too long")
+    try:
+        header = json.loads(_exactly(connection, length))
+        sizes = [int(size) for size in header["sizes"]]
+    except (ValueError, TypeError, KeyError) as error:
+        raise Closed("a header that is no JSON with sizes") from error
+    if min(sizes, default=0) < 0 or sum(sizes) > most:
+        raise Closed(f"parts of {sum(sizes)} bytes, more than {most}")
+    return header, [_exactly(connection, size) for size in sizes]
+
+
+def _exactly(connection: socket.socket, size: int) -> bytearray:
+    data = bytearray(size)
+    view, done = memoryview(data), 0
+    while done < size:
+        try:
+            count = connection.recv_into(view[done:])
+        except OSError as error:
+            raise Closed(str(error)) from error
+        if not count:
+            raise Closed("the connection was closed")
+        done += count
+    return data
+
+
+def packed(tensors: Mapping[str, Tensor]) -> tuple[str, Part]:
+    """Named tensors as a manifest in hex, and bytes."""
+    layout = Layout.of(tensors)
+    return layout.to_manifest().SerializeToString().hex(), pack(tensors, layout)
+
+
+def unpacked(manifest: str, data: Part) -> dict[str, Tensor]:
+    """The tensors of `packed`. Raises LayoutError, ValueError and DecodeError for anything else."""
+    return unpack(data, Layout.from_manifest(tensor_pb2.Manifest.FromString(bytes.fromhex(manifest)), len(data)))
+
+
+def flat(memory: Memory) -> dict[str, Tensor]:
+    """A client state as named tensors."""
+    return {f"{symbol}/{name}": tensor for symbol, named in memory.items() for name, tensor in named.items()}
+
+
+def nested(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """The client state of `flat`."""
+    memory: dict[str, dict[str, Tensor]] = {}
+    for place, tensor in tensors.items():
+        symbol, _, name = place.partition("/")
+        memory.setdefault(symbol, {})[name] = tensor
+    return memory
+
+
+def key_text(key: ResourceKey) -> list[Any]:
+    """The key of a bundle in JSON."""
+    return list(key) if isinstance(key, tuple) else [key, ""]
+
+
+def key_of(text: Sequence[Any]) -> ResourceKey:
+    """The key of `key_text`."""
+    number: Any = int(text[0])
+    return (number, str(text[1])) if text[1] else number
+
+
+class Hosted:
+    """The task of this process, with its data and its model."""
+
+    def __init__(self, connection: socket.socket, order: Mapping[str, Any]) -> None:
+        """Load the task. Raises what the task's code raises."""
+        self._connection = connection
+        sys.path.append(order["folder"])  # behind all others: a package replaces no module of this installation
+        config = ClientConfig.model_validate(order["config"])
+        torch.set_num_threads(config.threads)
+        device = devices.choose(config.device)
+        local = load_local_task(config, StateDir(config.state_dir), device, order["number"])
+        compute = devices.Compute(config.precision, config.memory_format)
+        self._trainer = Trainer(local, compute=compute)
+        self.offer = replace(local, frozen=self._trainer.own_frozen()).offer()
+
+    def answer(self, request: Mapping[str, Any], parts: Sequence[Part]) -> tuple[dict[str, Any], list[Part]]:
+        """The reply to a request."""
+        kind = training_pb2.Assignment if request["training"] else training_pb2.EvaluationAssignment
+        assignment: Any = kind.FromString(bytes.fromhex(request["assignment"]))
+        methods: dict[str, Callable[..., tuple[dict[str, Any], list[Part]]]] = {
+            "layouts": self._layouts, "train": self._train, "evaluate": self._evaluate, "measure": self._measure,
+        }  # fmt: skip
+        if request["do"] == "layouts":
+            return self._layouts(assignment)
+        layouts, given = self._trainer.layouts(assignment), list(zip(request["parts"], parts, strict=True))
+        state = next((nested(unpacked(manifest, part)) for (_, manifest), part in given if manifest), None)
+        kinds = [(key_of(key), part) for (key, manifest), part in given if not manifest]
+        bundles = {key: _bundle(key, layouts, part) for key, part in kinds}
+        return methods[request["do"]](assignment, bundles, state)
+
+    def _layouts(self, assignment: AnyAssignment) -> tuple[dict[str, Any], list[Part]]:
+        layouts = self._trainer.layouts(assignment)
+        return {"layouts": [[kind, it.to_manifest().SerializeToString().hex()] for kind, it in layouts.items()]}, []
+
+    def _train(
+        self, assignment: training_pb2.Assignment, bundles: Mapping[ResourceKey, Bundle], state: Memory | None
+    ) -> tuple[dict[str, Any], list[Part]]:
+        result = self._trainer.train(assignment, bundles, state, self._on_step)
+        header: dict[str, Any] = {"header": result.update.header.SerializeToString().hex(), "states": []}
+        parts: list[Part] = [b"".join(result.update.pieces)]
+        for memory in () if result.next_state is None else (result.next_state.at_one, result.next_state.at_zero):
+            manifest, data = packed(flat(memory))
+            header["states"].append(manifest)
+            parts.append(data)
+        return header, parts
+
+    def _on_step(self, step: int, steps: int) -> None:
+        send(self._connection, {"step": [step, steps]})
+        if receive(self._connection)[0].get("stop"):
+            raise Interrupted
+
+    def _evaluate(
+        self, assignment: training_pb2.EvaluationAssignment, bundles: Mapping[ResourceKey, Bundle], state: Memory | None
+    ) -> tuple[dict[str, Any], list[Part]]:
+        done = self._trainer.evaluate(assignment, bundles, state)
+        return {
+            "examples": done.examples, "metrics": done.metrics, "without_personal": done.without_personal,
+            "sums": done.sums, "sums_without_personal": done.sums_without_personal,
+        }, []  # fmt: skip
+
+    def _measure(
+        self, assignment: training_pb2.Assignment, bundles: Mapping[ResourceKey, Bundle], state: Memory | None
+    ) -> tuple[dict[str, Any], list[Part]]:
+        measured = self._trainer.measure_received(assignment, bundles, state)
+        return {"examples": measured.examples, "metrics": dict(measured.metrics)}, []
+
+
+def _bundle(key: ResourceKey, layouts: Mapping[Any, Layout], data: Part) -> Bundle:
+    layout = layouts[key[0] if isinstance(key, tuple) else key]
+    return Bundle(layout, unpack(data, layout))
+
+
+def main() -> None:
+    """Serve until the daemon closes the connection."""
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    order, _ = receive(connection)
+    limit(order["memory_bytes"], order["file_bytes"], order["open_files"])
+    try:
+        with task_failures():
+            hosted = Hosted(connection, order)
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the daemon is told
+        send(connection, {"failed": str(error)})
+        return
+    send(connection, {"offer": hosted.offer.SerializeToString().hex()})
+    while True:
+        request, parts = receive(connection)
+        try:
+            header, results = hosted.answer(request, parts)
+        except Interrupted:
+            header, results = {"stopped": True}, []
+        except WorkFailed as error:
+            header, results = {"failed": str(error), "reason": int(error.reason)}, []
+        send(connection, header, results)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Closed:
+        os._exit(0)

@@ -1,0 +1,235 @@
+"""Task packages with real processes: from the wheel to the update, the owner's decisions, hostile packages, kills."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from blake3 import blake3
+
+from fl_client.setup import commands
+from fl_common.packages import unpack
+from fl_common.signatures import SigningKey, make_key
+from fl_ops.errors import OpsError
+from protos.codec import digest_message
+from protos.fl.v1 import admin_pb2
+from tests.processes.federation import TASK, Coordinator, Daemon, Fleet
+from tests.processes.process import HERE, Workspace, eventually, run_fl, write_toml
+from tests.processes.simulated import simulated_digests
+from tests.processes.wheels import good_wheels, package, sources, wheel
+
+WAVES = "waves:Waves"
+SECTIONS: dict[str, Any] = {
+    "task": {"name": WAVES}, "algorithm": {"name": "scaffold"}, "population": 3, "round": {"clients_per_round": 2}
+}  # fmt: skip
+
+
+@pytest.fixture
+def modules(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the package's modules, as the coordinator's operator installs them there."""
+    folder = workspace.folder / "installed"
+    folder.mkdir()
+    for name, text in sources().items():
+        (folder / name).write_text(text)
+    monkeypatch.syspath_prepend(HERE)
+    monkeypatch.syspath_prepend(folder)
+    return folder
+
+
+@pytest.fixture
+def key(workspace: Workspace) -> SigningKey:
+    """The key that signs packages."""
+    return make_key(workspace.folder / "key.pem")
+
+
+class PackagedFleet(Fleet):
+    """A coordinator with the task installed, and three daemons that serve it from a package, and another task."""
+
+    def __init__(self, workspace: Workspace, modules: Path, policy: dict[str, Any]) -> None:
+        self.workspace = workspace
+        self.policy = workspace.folder / "policy.toml"
+        write_toml(self.policy, {"packages": policy, "work": {"min_clients": 1, "min_examples": 1}})
+        self.server = Coordinator(workspace, settings={"tasks": [WAVES, TASK]}, path=[modules]).serve()
+        self.daemons = {f"edge-{index}": self.daemon(index, 3).start() for index in range(3)}
+        self.until_all_present()
+
+    def daemon(self, index: int, size: int) -> Daemon:
+        """See Fleet."""
+        daemon = super().daemon(index, size)
+        task, shard = daemon.settings.pop("task"), daemon.settings.pop("shard")
+        packaged = {"name": WAVES, "package": "waves", "options": task["options"], "shard": shard, "data": "waves"}
+        daemon.configure(tasks=[{**task, "shard": shard}, packaged], policy=str(self.policy))
+        return daemon
+
+    def add(self, data: bytes) -> admin_pb2.PackageStatus:
+        """Offer a package as `fl packages add` does."""
+        path = self.workspace.folder / "added.package"
+        path.write_bytes(data)
+        with path.open("rb") as file, self.server.admin() as admin:
+            admin.models.upload_model(file, release=True)
+            request = admin_pb2.AddPackageRequest(digest=digest_message(blake3(data).digest()))
+            return admin.call(request, admin_pb2.AddPackageResponse).package
+
+    def until_running(self, count: int = 3) -> None:
+        """Wait until so many devices have registered the task of the package."""
+
+        def running() -> bool:
+            with self.server.admin() as admin:
+                listed = admin.call(admin_pb2.ListPackagesRequest(), admin_pb2.ListPackagesResponse).packages
+            return bool(listed) and listed[0].devices == count
+
+        eventually(running, f"the package runs on {count} devices")
+
+
+def owner(daemon: Daemon, *arguments: str) -> int:
+    """Run `fl-client packages` on a device."""
+    return commands.main(["packages", *arguments, "--config", str(daemon.config)])
+
+
+def test_a_package_runs_after_signature_and_approval(
+    workspace: Workspace, modules: Path, key: SigningKey, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Signed and added with `fl`, approved by each owner: the simulated bits, also after kills; then revoked."""
+    fleet = PackagedFleet(workspace, modules, {"signers": [key.signer]})
+    for name, data in good_wheels():
+        (workspace.folder / name).write_bytes(data)
+    task, dependency = (str(workspace.folder / name) for name, _ in good_wheels())
+    made = run_fl(
+        "packages", "sign", task, "--with", dependency, "--sign-key", str(workspace.folder / "key.pem"), "--json",
+        folder=workspace.folder,
+    )  # fmt: skip
+    digest = json.loads(made.stdout)["digest"]
+    server = ["--server", str(fleet.server.settings["admin_listen"]), "--insecure"]
+    added = run_fl("packages", "add", "waves-1.0.package", *server, folder=workspace.folder)
+    assert added.returncode == 0, added.stderr
+    for daemon in fleet.daemons.values():
+        refused = daemon.logged("package_refused", package="waves", rule="approval")
+        assert digest in refused["reason"]
+        assert key.signer in refused["reason"]
+        assert owner(daemon, "list") == 0
+        assert owner(daemon, "show", digest[:20]) == 0
+        assert "refused, approval" in capsys.readouterr().out
+        assert owner(daemon, "approve", digest) == 0
+        assert "may run" in capsys.readouterr().out
+    fleet.until_running()
+    pinned = {**SECTIONS, "task": {"name": WAVES, "package": digest}}
+    _, slow = fleet.half_delivered("packaged", **pinned)
+    slow.kill()
+    fleet.server.kill()
+    fleet.server.serve()
+    slow.start()
+    slow.hold.unlink()
+    assert fleet.server.digests("packaged") == simulated_digests("packaged", **SECTIONS)
+    fleet.server.create("beside", algorithm={"name": "fedavg"})
+    fleet.server.completed("beside")
+    listed = run_fl("packages", "list", *server, folder=workspace.folder)
+    assert digest[:12] in listed.stdout
+    for daemon in fleet.daemons.values():
+        assert owner(daemon, "revoke", digest) == 0
+        daemon.logged("package_refused", package="waves", rule="revoked")
+    fleet.until_running(0)
+    with pytest.raises(OpsError, match="package"):
+        fleet.server.create("wrong", task={"name": WAVES, "package": "sha256:1"})
+
+
+def test_what_a_package_does_to_its_process_ends_there(workspace: Workspace, modules: Path, key: SigningKey) -> None:
+    """Its loss eats memory, forks, calls the network, or exits: the device says so, and trains the next run."""
+    fleet = PackagedFleet(workspace, modules, {"signers": [key.signer], "approval": False})
+    deeds = {"memory": "allocate", "fork": "not permitted", "network": "not permitted", "exit": "ended with code 3"}
+    daemon = fleet["edge-0"]
+    for other in ("edge-1", "edge-2"):
+        fleet[other].kill()
+    pid = daemon.pid
+    fleet.add(package(good_wheels(), key))
+    for deed, words in deeds.items():
+        daemon.kill()
+        task, packaged = daemon.settings["tasks"]
+        daemon.configure(
+            tasks=[task, {**packaged, "options": {**packaged["options"], "deed": deed}}],
+            packages={"memory_mib": 512},
+        )
+        daemon.start()
+        pid = daemon.pid
+        daemon.logged("package_started", package="waves")
+        alone = {"clients_per_round": 1, "min_clients": 1, "quorum": 1, "min_accepted": 1}
+        eventually(
+            lambda: fleet.server.client("edge-0").tasks[-1:] and len(fleet.server.client("edge-0").tasks) == 2, "two"
+        )
+        run = fleet.server.create(f"deed-{deed}", task={"name": WAVES}, algorithm={"name": "fedavg"}, round=alone)
+        failed = daemon.logged("work_failed", run=run)
+        assert words in failed["message"], failed
+        with fleet.server.admin() as admin:
+            admin.runs.stop_run(run, "its test is over")
+        again = fleet.server.create(f"after-{deed}", algorithm={"name": "fedavg"}, round=alone, stop={"rounds": 1})
+        fleet.server.completed(again)
+        assert (daemon.pid, daemon.exit_code) == (pid, None)
+
+
+def hostile_packages(key: SigningKey, other: SigningKey) -> Iterator[tuple[str, bytes, str]]:
+    """Name, file and rule of packages that a coordinator of bad intent offers."""
+    module = {"waves.py": sources()["waves.py"]}
+    wheels = {
+        "parent": wheel("parent", {**module, "../../outside.py": ""}),
+        "absolute": wheel("absolute", {**module, "/tmp/outside.py": ""}),  # noqa: S108 - it is refused
+        "link": wheel("link", {**module, "link": "/etc/passwd"}, links=["link"]),
+        "pth": wheel("pth", {**module, "evil.pth": "import os"}),
+        "scripts": wheel("scripts", {**module, "scripts-1.0.data/scripts/python": "#!python"}),
+        "record": wheel("record", {**module, "more.py": ""}, record={"more.py": "sha256=" + "A" * 43}),
+    }
+    rules = {"link": "paths", "parent": "paths", "absolute": "paths", "pth": "start", "scripts": "data"}
+    for name, made in wheels.items():
+        yield name, package([made], key), rules.get(name, "record")
+    yield "foreign", package([wheel("foreign", module)], other), "signers"
+    task, first, second = wheel("swapped", module), *(wheel("ripples", {"ripples.py": text}) for text in ("1", "2"))
+    swapped, whole = package([task, second], key), unpack(package([task, first], key))[0]
+    head = json.loads(swapped.partition(b"\n")[0]) | {"signature": whole.signature}
+    yield "swapped", json.dumps(head).encode() + b"\n" + swapped.partition(b"\n")[2], "signature"
+
+
+def test_hostile_packages_are_refused_by_a_daemon(workspace: Workspace, modules: Path, key: SigningKey) -> None:
+    """A coordinator offers packages that its own checks would refuse. The daemon names rule, signer and digest."""
+    hostile = list(hostile_packages(key, make_key(workspace.folder / "other.pem")))
+    server = Coordinator(workspace, settings={"tasks": [WAVES, TASK]}, path=[modules]).serve()
+    server.kill()
+    folder = Path(server.settings["state_dir"]) / "packages"
+    folder.mkdir(parents=True)
+    for number, (_, data, _) in enumerate(hostile, 1):
+        (folder / f"{number:06}.{blake3(data).hexdigest()}.package").write_bytes(data)
+    server.serve()
+    policy = workspace.folder / "policy.toml"
+    write_toml(policy, {"packages": {"signers": [key.signer], "approval": False}})
+    daemon = Daemon(workspace, server, "edge-0")
+    task = daemon.settings.pop("task")
+    evil = [
+        {"name": WAVES, "package": name, "data": name, "shard": {"folder": f"/nowhere/{name}"}}
+        for name, _, _ in hostile
+    ]
+    daemon.configure(tasks=[task, *evil], policy=str(policy))
+    daemon.start()
+    for name, data, rule in hostile:
+        refused = daemon.logged("package_refused", package=name)
+        manifest = unpack(data)[0]
+        assert refused["rule"] == rule
+        assert manifest.digest in refused["reason"]
+        assert manifest.signer in refused["reason"]
+    state = Path(daemon.settings["state_dir"]) / "packages"
+    assert [path for path in state.iterdir() if path.is_dir()] == []
+    assert not daemon.events("package_started")
+    server.create("beside", algorithm={"name": "fedavg"}, round={"clients_per_round": 1, "min_clients": 1})
+    assert daemon.exit_code is None
+
+
+def test_a_coordinator_refuses_what_devices_would(workspace: Workspace, modules: Path, key: SigningKey) -> None:
+    """An operator hears of a hostile wheel, a wrong signature or a changed byte at once."""
+    fleet = PackagedFleet(workspace, modules, {"signers": [key.signer], "approval": False})
+    good = package(good_wheels(), key)
+    changed = good[:-1] + bytes([good[-1] ^ 1])
+    with pytest.raises(OpsError, match="rule digest"):
+        fleet.add(changed)
+    with pytest.raises(OpsError, match="rule start"):
+        fleet.add(package([wheel("evil", {"evil.pth": ""})], key))
+    assert fleet.add(good).current
+    fleet.until_running()
