@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from weakref import ref
 
-from fl_server.aggregation.broadcast import Broadcast
+from fl_server.aggregation.outgoing import Broadcast
 from fl_server.clients.sessions import Transfer
 from fl_server.errors import InvalidInput, NoSuchResource
 from fl_server.run.round_statistics import ClientTransfer, ClientTransfers

@@ -11,7 +11,6 @@ from google.protobuf.struct_pb2 import Struct
 
 import algorithms as fl
 from algorithms.optimizers.spec import RateSchedule
-from fl_server.aggregation.broadcast import Broadcast
 from fl_server.aggregation.methods import (
     learning_rate_in,
     local_in,
@@ -20,6 +19,7 @@ from fl_server.aggregation.methods import (
     step_schedule,
     update_encoding,
 )
+from fl_server.aggregation.outgoing import Broadcast
 from fl_server.aggregation.private_rules import has_centre
 from fl_server.rounds import events as ev
 from fl_server.rounds.by_client import Work

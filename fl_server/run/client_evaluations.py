@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from fl_server.aggregation.broadcast import Broadcast
+from fl_server.aggregation.outgoing import Broadcast
 from fl_server.errors import InvalidInput
 from fl_server.rounds.collecting import too_many_processes
 from fl_server.rounds.metrics import EVALUATED, summary, with_own

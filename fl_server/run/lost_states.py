@@ -1,12 +1,9 @@
-"""Client states that are gone: reports of clients that have lost theirs, and members that left with theirs.
+"""Client states that are gone: reports of clients that have lost theirs.
 
 If the server keeps the states' sum, all clients restart in the next state epoch. That costs every client, so one
 client can cause it only so often: the report must be about an assignment that named a state, it counts towards
 quarantine, a client that reports it too often is left out of the run, and some rounds are committed between two
 restarts, which the round state machine counts. Everything that these rules need is in the ledger.
-
-The state of a member that left never changes again, so the run stops short of the optimum, and no metric of the run
-shows it. Operators are warned once for each absence. Forgetting the client restarts the states without it.
 """
 
 from __future__ import annotations

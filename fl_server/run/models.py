@@ -16,9 +16,9 @@ import structlog
 import algorithms as fl
 from fl_common.allocator import give_back_freed_memory
 from fl_common.units import size
-from fl_server.aggregation.broadcast import Broadcast, make_broadcast
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import outside_names
+from fl_server.aggregation.outgoing import Broadcast, make_broadcast
 from fl_server.aggregation.outside_task.remote_task import RemoteTask
 from fl_server.aggregation.secure_sum import Total
 from fl_server.aggregation.server_update import ServerUpdateStats

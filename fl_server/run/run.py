@@ -14,7 +14,7 @@ from itertools import chain
 
 import structlog
 
-from fl_server.aggregation.broadcast import Broadcast
+from fl_server.aggregation.outgoing import Broadcast
 from fl_server.aggregation.private_sum import seed_of_draws
 from fl_server.rounds import effects
 from fl_server.rounds.state import replace

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 import structlog
 
 from fl_common.names import version_of
-from fl_server.aggregation.broadcast import Broadcast
+from fl_server.aggregation.outgoing import Broadcast
 from fl_server.clients.client_records import FleetListener
 from fl_server.errors import InvalidInput, NoBestRound, NoSuchModel, NoSuchResource, NoSuchRun
 from fl_server.rounds import events as ev

@@ -18,7 +18,7 @@ import structlog
 
 from fl_common.files import fsync_path, make_folders
 from fl_common.packages import Manifest, PackageRefused, check_signers, check_wheels, unpack
-from fl_server.aggregation.broadcast import Broadcast, plain_broadcast
+from fl_server.aggregation.outgoing import Broadcast, plain_broadcast
 from fl_server.errors import InvalidInput
 from fl_server.identity import actor
 from fl_server.services import Services

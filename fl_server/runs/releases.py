@@ -17,7 +17,7 @@ from typing import ParamSpec
 import structlog
 
 from fl_common.released import Description, parse_description
-from fl_server.aggregation.broadcast import Broadcast, plain_broadcast
+from fl_server.aggregation.outgoing import Broadcast, plain_broadcast
 from fl_server.clients.draw_rules import Requirements, labelled_offers
 from fl_server.errors import NoSuchRelease, WrongRelease, one_line
 from fl_server.identity import actor
@@ -27,7 +27,7 @@ from fl_server.services import Services
 from fl_server.store.database.ledger_releases import ReleaseRecord
 from fl_server.store.errors import StoreError
 from fl_server.store.records import ClientRecord, HistoryRecord
-from fl_server.store.release_files import ReleaseFiles
+from fl_server.store.uploaded_models import ReleaseFiles
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_RELEASE
 

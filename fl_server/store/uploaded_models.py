@@ -1,26 +1,36 @@
-"""Models that operators have sent and that a run may start from, until the run is created; and files of releases.
+"""Models that operators have sent and that a run may start from, until the run is created; and released models.
 
     OWNER/HEX.safetensors     OWNER: digest of the operator's name; HEX: BLAKE3 of the file
     OWNER/HEX.bundle          the files of a release, until it is created
 
 A file is written under a temporary name, checked and renamed. It is kept for an hour; an operator has two at most.
+
+    releases/HEX.bundle       HEX: BLAKE3 of the file; in the object store, too, if there is one
+
+A file is moved there before the ledger has its release, so a release always has its bytes. A file that no release
+needs is removed at a start.
 """
 
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
+import shutil
 import tempfile
 import time
+from collections.abc import Collection
 from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
 from blake3 import blake3
 
-from fl_common.files import make_folders
+from fl_common.files import fsync_path, make_folders
 from fl_common.settings import parse_json
-from fl_server.store.files import disk_errors
+from fl_server.store.errors import StoreError
+from fl_server.store.files import disk_errors, file_digest
+from fl_server.store.objects.files import StoredFiles
 
 MOST, KEPT_S = 2, 3600.0
 """Files of one operator, and seconds for which each is kept."""
@@ -29,6 +39,8 @@ BUNDLE = ".bundle"
 _PART = ".part-"
 _LONGEST_HEADER = 64 << 20
 """Bytes; a header of a thousand tensors has about 100,000."""
+RELEASES = "releases"
+"""The folder in the state directory."""
 
 
 class WrongBytes(ValueError):
@@ -129,3 +141,53 @@ def _expire(folder: Path, most: int = MOST, but: str = "") -> None:
     for place, file in enumerate(others):
         if place >= most or time.time() - file.stat().st_mtime > KEPT_S:
             file.unlink()
+
+
+class ReleaseFiles:
+    """The files of all releases. Blocking; raises StoreError, StoreFull and StoreUnavailable."""
+
+    def __init__(self, state_dir: Path, files: StoredFiles | None) -> None:
+        """files: the object store; None: the folder is all there is."""
+        self._folder, self._stored = state_dir / RELEASES, files
+
+    def keep(self, upload: Path, digest: bytes) -> bool:
+        """Keep an uploaded file, durably. Returns False if it is neither there nor here already."""
+        path = self._path(digest)
+        with disk_errors(f"keep the release {path.name}"):
+            if upload.is_file():
+                make_folders(self._folder, durable=True)
+                fsync_path(upload)
+                upload.replace(path)
+                fsync_path(self._folder)
+            elif not path.is_file():
+                return False
+        if self._stored is not None and self._stored.find(self._stored.name(path)) is None:
+            self._stored.put_files([path])
+        return True
+
+    def opened(self, digest: bytes) -> mmap.mmap:
+        """The bytes, mapped from the file, which comes from the object store if it is not here. Raises StoreError."""
+        path = self._path(digest)
+        stored = None if self._stored is None else self._stored.find(self._stored.name(path))
+        if not path.exists() and self._stored is not None and stored is not None:
+            self._stored.fetch(stored, path)
+        with disk_errors(f"read the release {path.name}"):
+            if file_digest(path) != digest:
+                raise StoreError(f"{path} has other bytes than were released: restore it from a backup")
+            with path.open("rb") as file:
+                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def keep_only(self, digests: Collection[bytes]) -> None:
+        """Remove all other files. A download that reads one goes on."""
+        wanted = {self._path(digest) for digest in digests}
+        with disk_errors(f"clear {self._folder}"):
+            here = set(self._folder.iterdir()) if self._folder.is_dir() else set()
+            for path in here - wanted:
+                path.unlink() if path.is_file() else shutil.rmtree(path)
+        if self._stored is not None:
+            for name in self._stored.names(RELEASES):
+                if self._folder.parent / name not in wanted:
+                    self._stored.remove_file(name)
+
+    def _path(self, digest: bytes) -> Path:
+        return self._folder / f"{digest.hex()}{BUNDLE}"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fl_server.aggregation.broadcast import Broadcast, make_broadcast
-from fl_server.aggregation.outgoing import Outgoing
+from fl_server.aggregation.outgoing import Broadcast, Outgoing, make_broadcast
 from protos.chunks import check_chunk
 from protos.codec import Layout, digest_bytes, pack
 from protos.fl.v1 import coordinator_pb2 as pb

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fl_server.aggregation.broadcast import Broadcast, make_broadcast
-from fl_server.aggregation.outgoing import Outgoing, in_encoding
+from fl_server.aggregation.outgoing import Broadcast, Outgoing, in_encoding, make_broadcast
 from fl_server.run_settings.config import RunConfig
 from fl_server.run_settings.spec import from_values
 from protos.codec import Layout, digest_message, digest_of

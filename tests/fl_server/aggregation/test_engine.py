@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 import algorithms as fl
 from algorithms.aggregate import average_buffers
-from fl_server.aggregation.broadcast import Broadcast, make_broadcast
 from fl_server.aggregation.engine import Engine
+from fl_server.aggregation.outgoing import Broadcast, make_broadcast
 from fl_server.aggregation.server_update import Diverged
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.errors import InvalidInput

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import algorithms as fl
-from fl_server.aggregation.broadcast import make_broadcast
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import round_info
+from fl_server.aggregation.outgoing import make_broadcast
 from fl_server.aggregation.server_update import Diverged
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.run_settings.spec import from_values

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_server.aggregation.broadcast import RECENT, Broadcast
+from fl_server.aggregation.outgoing import RECENT, Broadcast
 from fl_server.errors import Forbidden, InvalidInput, NoSuchResource, UnknownSessionError
 from fl_server.run.run import Run
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -96,7 +96,7 @@ async def test_a_resource_is_looked_up_once_for_a_fetch(tmp_path: Path, monkeypa
         frozen = (await a.assigned()).resources[-1]
         found, look_up = [], world.coordinator.resource
 
-        def counted(digest: bytes, *others: str) -> tuple[Run, Broadcast]:
+        def counted(digest: bytes, *others: str) -> tuple[Run | None, Broadcast]:
             found.append(digest)
             return look_up(digest, *others)
 

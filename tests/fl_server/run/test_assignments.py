@@ -9,8 +9,7 @@ import torch
 from google.protobuf.json_format import MessageToDict
 
 import algorithms as fl
-from fl_server.aggregation.broadcast import make_broadcast
-from fl_server.aggregation.outgoing import Outgoing
+from fl_server.aggregation.outgoing import Outgoing, make_broadcast
 from fl_server.rounds.sampling import training_seed
 from fl_server.run.assignments import RoundPosition, RoundWork, assignment
 from protos.codec import Layout

@@ -11,8 +11,7 @@ from fl_client.connection.bundles.expected import Layouts
 from fl_client.connection.link import Link, RetryDelays, Session
 from fl_client.connection.transport import Fetched, GrpcTransport, _fetched
 from fl_client.errors import ResourceGone
-from fl_server.aggregation.broadcast import Broadcast, make_broadcast
-from fl_server.aggregation.outgoing import Outgoing, in_encoding
+from fl_server.aggregation.outgoing import Broadcast, Outgoing, in_encoding, make_broadcast
 from fl_server.run_settings.spec import from_values
 from protos.codec import Layout, encode_chunk, encode_fetch_header, pack
 from protos.encodings import EncodedLayout, EncodingSpec, decode

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from fl_client.connection.bundles.download import MAX_BROKEN
 from fl_client.connection.link import MAX_FAILED_CALLS
 from fl_client.errors import BrokenTransfer, FailedCall, ResourceGone, Unreachable, WorkFailed
-from fl_server.aggregation.broadcast import Broadcast
+from fl_server.aggregation.outgoing import Broadcast
 from protos.codec import digest_message, digest_of
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.tensor_pb2 import (
