@@ -27,7 +27,8 @@ from fl_server.clients.client_records import ClientRecords, WorkCounts
 from fl_server.clients.contested_identities import ContestedIdentities
 from fl_server.clients.eligibility import Eligibility
 from fl_server.clients.quarantine import Quarantine
-from fl_server.clients.registration import Registration, unregistered
+from fl_server.clients.registration import Registration
+from fl_server.clients.registration_request import unregistered
 from fl_server.clients.roster import Presence
 from fl_server.clients.sessions import Session, Sessions
 from fl_server.clients.transfer_limits import TransferLimits
