@@ -23,7 +23,7 @@ def run(tmp_path: Path) -> Run:
         stub.chmod(0o755)
         variables = {"PYTHON": str(stub), "RESULTS": str(tmp_path / "results"), "STEPS": "tests", **environment}
         return subprocess.run(
-            [SCRIPT], env={**os.environ, **variables}, capture_output=True, text=True, timeout=60, check=False
+            [SCRIPT], env={**os.environ, **variables}, capture_output=True, text=True, timeout=120, check=False
         )
 
     return make

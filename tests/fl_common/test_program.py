@@ -97,7 +97,7 @@ def test_helpers_import_nothing_from_the_working_directory(tmp_path: Path, kind:
     )
     done = subprocess.run(
         [sys.executable, "-P", "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert (done.stdout, done.stderr, made.exists()) == ("worked\n", "", False)
 
@@ -142,7 +142,7 @@ def test_a_package_of_another_project_is_named(tmp_path: Path, program: str, com
     environment = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "PYTHONSAFEPATH"}}
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment,
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     found = file.parent if made.endswith(".proto") else file
     assert (done.returncode, done.stdout) == (2, "")

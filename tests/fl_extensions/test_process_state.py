@@ -68,12 +68,12 @@ def test_the_programs_arguments_are_hidden_also_from_overlapping_calls(monkeypat
     def other() -> None:
         with process_state_kept("the other", ValueError):
             entered.set()
-            leave.wait(10)
+            leave.wait(120)
 
     thread = threading.Thread(target=other)
     with process_state_kept("one", ValueError):
         thread.start()
-        assert entered.wait(10)
+        assert entered.wait(120)
         assert sys.argv == ["fl-server"]
     assert sys.argv == ["fl-server"]
     leave.set()
@@ -101,12 +101,12 @@ def test_a_call_of_another_thread_is_not_blamed_for_a_signal_handler() -> None:
     def call() -> None:
         with process_state_kept("it", ValueError):
             entered.set()
-            assert changed.wait(60)
+            assert changed.wait(120)
 
     before = signal.getsignal(signal.SIGUSR2)
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(call)
-        assert entered.wait(60)
+        assert entered.wait(120)
         try:
             signal.signal(signal.SIGUSR2, signal.SIG_IGN)
             changed.set()

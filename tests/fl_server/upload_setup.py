@@ -93,7 +93,7 @@ def block_method(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> t
 
     def wait(*args: Any, **kwargs: Any) -> Any:
         begun.set()
-        assert go_on.wait(20)
+        assert go_on.wait(120)
         return function(*args, **kwargs)
 
     monkeypatch.setattr(owner, name, wait)

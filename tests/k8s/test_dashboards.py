@@ -109,7 +109,7 @@ def promtool(tmp_path: Path, asked: dict[str, str]) -> subprocess.CompletedProce
     file = tmp_path / "rules.json"
     file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
     command = ["promtool", "check", "rules", str(file)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.mark.parametrize("window", [WINDOWS[0], WINDOWS[-1]])

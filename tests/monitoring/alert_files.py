@@ -51,7 +51,7 @@ def promtool(folder: Path, what: str, content: dict[str, Any]) -> subprocess.Com
     """`promtool check rules` or `promtool test rules` on a content."""
     (folder / f"{what}.json").write_text(json.dumps(content))
     command = ["promtool", what, "rules", f"{what}.json"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
 
 
 def run_cases(folder: Path, alert: str, expression: str | None = None) -> subprocess.CompletedProcess[str]:

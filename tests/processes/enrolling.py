@@ -32,7 +32,7 @@ def renewed(server: EnrollingCoordinator, state_dir: Path) -> dict[str, Any]:
 
 def samples(address: str, name: str) -> dict[tuple[str, ...], float]:
     """A metric's samples of one process: label values -> value."""
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=20) as page:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as page:
         families = list(text_string_to_metric_families(page.read().decode()))
     return {
         tuple(each.labels.values()): each.value for family in families for each in family.samples if each.name == name

@@ -15,7 +15,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     module = "fl_common.certificates.tls_version"
     start = f"from {module} import *; from {module} import VARIABLE; import os\n"
     command = [sys.executable, "-c", f"import os; os.environ.pop('GRPC_SSL_CIPHER_SUITES', 0); {start}{code}"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ class Restored:
         environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "STATE": str(self.state)}
         command = ["sh", str(RESTORE), "state.tar", denials]
         return subprocess.run(
-            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=60, check=False
+            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=120, check=False
         )
 
     def accepted(self) -> list[str]:

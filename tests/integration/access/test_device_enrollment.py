@@ -197,7 +197,7 @@ def free_address() -> str:
 def readiness(address: str) -> int:
     """The status that a probe gets."""
     try:
-        with urllib.request.urlopen(f"http://{address}/ready", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://{address}/ready", timeout=60) as answer:
             return int(answer.status)
     except HTTPError as error:
         return error.code

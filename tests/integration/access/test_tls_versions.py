@@ -107,7 +107,7 @@ def handshake(address: str, files: Certificates, version: ssl.TLSVersion) -> str
     context.minimum_version = context.maximum_version = version
     host, port = address.split(":")
     with (
-        closing(socket.create_connection((host, int(port)), timeout=20)) as connection,
+        closing(socket.create_connection((host, int(port)), timeout=60)) as connection,
         context.wrap_socket(connection, server_hostname=host) as channel,
     ):
         return channel.version()

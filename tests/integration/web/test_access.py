@@ -384,6 +384,6 @@ def test_fl_web_serves_with_the_operators_identity(secured: Coordinator, pki: Pk
             assert each.get("/").status == 200
             assert Browser(each.address).log_in(shown["link"]).status == 401
             process.send_signal(signal.SIGINT)
-            assert process.wait(60) in {0, 130}
+            assert process.wait(120) in {0, 130}
         finally:
             process.kill()

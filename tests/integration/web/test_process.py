@@ -108,7 +108,7 @@ def test_without_the_extra_fl_web_names_it(tmp_path: Path, plain: Coordinator) -
 
     def web(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "fl_ops", "web", *arguments, *address]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
     done = web()
     assert (done.returncode, done.stdout) == (2, "")
@@ -144,7 +144,7 @@ import fl_web.process
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-P", "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-P", "-c", program], env=environment, capture_output=True, text=True, timeout=120, check=False
     )
     if "refused" not in done.stdout:
         pytest.skip(f"the kernel restricts no process: {done.stdout}{done.stderr}")

@@ -142,7 +142,7 @@ def test_workers_end_with_their_run(config: WriteConfig, tmp_path: Path, number:
     workers = children_of(process)
     assert len(workers) == 2
     process.send_signal(number)
-    process.communicate(timeout=60)
+    process.communicate(timeout=120)
     eventually(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers) or None, "the workers end")
 
 
@@ -159,7 +159,7 @@ def test_an_interrupt_leaves_what_is_done(config: WriteConfig, tmp_path: Path, p
         if len(seen) == int(processes):
             break
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=120)
     assert (process.returncode, errors) == (130, "")
     for seed in range(int(processes)):
         folder = tmp_path / "out" / f"seed-{seed}"

@@ -61,7 +61,7 @@ def stopped(config: Path, after: str, number: signal.Signals, *options: str) -> 
                 process.send_signal(number)
                 break
         process.stdout.read()
-        return process.wait(60)
+        return process.wait(120)
 
 
 def results(folder: Path) -> tuple[Any, list[dict[str, str]], bytes]:

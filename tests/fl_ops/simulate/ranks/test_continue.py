@@ -52,14 +52,14 @@ def kill(process: subprocess.Popen[str], *, launcher: bool = True, rank: int | N
     for each in ([process.pid] if launcher else []) + (ranks if rank is None else [ranks[rank]]):
         with suppress(ProcessLookupError):
             os.kill(each, signal.SIGKILL)
-    process.communicate(timeout=90)
+    process.communicate(timeout=120)
     assert process.returncode != 0
 
 
 def end(launches: Launches, folder: Path, *arguments: str, out: str = "out") -> list[dict[str, Any]]:
     """The rounds of the run in one process, after its end."""
     process = launches.start(folder, *PYTHON, *SIMULATE, "--out", out, *arguments)
-    output, errors = process.communicate(timeout=90)
+    output, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     (seed,) = json.loads(output[output.index("{") :])["seeds"]
     assert seed["status"] == "completed"
@@ -88,6 +88,6 @@ def test_ranks_in_lockstep_may_not_change(launches: Launches, tmp_path: Path) ->
     (tmp_path / "run.toml").write_text(RUN.replace("ROUNDS", "1000"))
     kill(started(launches, tmp_path, "--distributed", *LOCKSTEP, ranks=2, until="round 3:"))
     process = launches.start(tmp_path, *PYTHON, *SIMULATE, "--out", "out", "--continue", *LOCKSTEP)
-    _, errors = process.communicate(timeout=90)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 1
     assert "cannot be continued with the same results: engine.ranks was 2 and is None" in errors

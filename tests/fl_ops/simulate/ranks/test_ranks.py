@@ -91,7 +91,7 @@ def test_ranks_with_different_files_are_refused(launches: Launches, tmp_path: Pa
         )
         for rank, place in enumerate((tmp_path, other))
     ]
-    (_, first), (_, second) = [process.communicate(timeout=60) for process in processes]
+    (_, first), (_, second) = [process.communicate(timeout=120) for process in processes]
     assert [process.returncode for process in processes] == [2, 1]
     assert "rank 1 has others than rank 0" in first
     assert "another rank of this run ended" in second
@@ -102,7 +102,7 @@ def test_without_torchrun_it_names_the_command(launches: Launches, tmp_path: Pat
     """A process that torchrun did not start exits with 2 and an example."""
     (tmp_path / "run.toml").write_text(RUN.replace("METHOD", "fedavg"))
     process = launches.start(tmp_path, *PYTHON, *SIMULATE, "--distributed")
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 2
     assert "without RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT" in errors
     assert "torchrun --nproc-per-node 2 -m fl_ops simulate" in errors
@@ -118,6 +118,6 @@ def test_no_rank_is_left_after_a_kill(launches: Launches, tmp_path: Path) -> Non
     while not process.stderr.readline().startswith("seed "):
         time.sleep(0.01)
     os.kill(ranks[1], signal.SIGKILL)
-    process.communicate(timeout=90)
+    process.communicate(timeout=120)
     assert process.returncode != 0
     assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
