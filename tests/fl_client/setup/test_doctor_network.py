@@ -221,3 +221,14 @@ def test_loopback_goes_through_no_proxy(
     """With a dead proxy in the environment a device that reaches its coordinator on this machine has no fault."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     assert doctor(server=plain_server.address).faults == []
+
+
+def test_one_of_several_coordinators_leads(doctor: Doctor, plain_server: Coordinator, closed_address: str) -> None:
+    """The first that answers is checked, whichever it is; the finding names all. Without one the first is named."""
+    for first, second in ((plain_server.address, closed_address), (closed_address, plain_server.address)):
+        found = doctor(server=first, standbys=[second])
+        assert (found.code, found.faults) == (0, [])
+        assert f"{plain_server.address} leads, of {first}, {second}" in found.of("addresses")
+    found = doctor(server=closed_address, standbys=["127.0.0.1:1"])
+    assert (found.code, found.faults) == (1, ["WARN addresses", "FAIL port"])
+    assert f"expected an open port at one of {closed_address}, 127.0.0.1:1, got none" in found.of("addresses")

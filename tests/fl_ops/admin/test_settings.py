@@ -17,6 +17,7 @@ from fl_ops.admin.settings import (
     resolve,
 )
 from fl_ops.errors import UsageError
+from protos.fl.v1 import admin_pb2
 from tests.fl_ops.conftest import FakeAdmin, Fl
 
 CA, CERT, KEY = Path("ca.crt"), Path("a.crt"), Path("a.key")
@@ -178,3 +179,18 @@ def test_a_token_is_no_key_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "fl.toml").write_text('token = "secret"')
     with pytest.raises(UsageError, match="unknown key 'token'; known: .*token_file"):
         from_file(tmp_path / "fl.toml")
+
+
+def test_the_leader_of_several_addresses(admin: FakeAdmin) -> None:
+    """The first whose port is open: a standby has closed it. If none is open it is the first, whose error is shown."""
+    closed = "127.0.0.1:1"
+    assert resolve([PLAIN, Layer(server=f"{closed}, {admin.address}")]).server == admin.address
+    assert resolve([PLAIN, Layer(server=f"{admin.address},{closed}")]).server == admin.address
+    assert resolve([PLAIN, Layer(server=f"{closed},127.0.0.1:2")]).server == closed
+
+
+def test_a_command_goes_on_at_the_address_that_leads(admin: FakeAdmin, fl: Fl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FL_ADMIN has both; the one that does not answer is passed over."""
+    monkeypatch.setenv("FL_ADMIN", f"127.0.0.1:1,{admin.address}")
+    admin.responses["ListRuns"] = admin_pb2.ListRunsResponse()
+    assert "no runs yet" in fl("run", "list").stdout

@@ -12,6 +12,7 @@ from tests.postgres_server import PostgresServer
 from tests.processes.process import Workspace, eventually
 from tests.processes.standby import NAMES, Pair
 from tests.processes.workers import Worker, free_address
+from tests.s3_server import S3Server
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install '.[objects]'")
 pytestmark = pytest.mark.slow
@@ -20,10 +21,11 @@ pytestmark = pytest.mark.slow
 class PairWithWorkers(Pair):
     """Two coordinators, two workers with state directories of their own, and daemons that know both coordinators."""
 
-    def __init__(self, workspace: Workspace, size: int, ledger: str, storage: str) -> None:
+    def __init__(self, workspace: Workspace, size: int, ledger: str, storage: str, endpoint: str = "") -> None:
         serve, listen = free_address(), {name: free_address() for name in NAMES}
+        objects = {"retry_s": 0.5, **({"endpoint": endpoint} if endpoint else {})}
         own = {name: {"workers": {"listen": listen[name], "serve": serve}} for name in NAMES}
-        super().__init__(workspace, size, own, ledger=ledger, storage=storage, objects={"retry_s": 0.5})
+        super().__init__(workspace, size, own, ledger=ledger, storage=storage, objects=objects)
         known = {"listen": listen["one"], "standbys": [listen["two"]], "serve": serve}
         self.workers = [
             Worker(
@@ -36,12 +38,19 @@ class PairWithWorkers(Pair):
         ]
 
 
-@pytest.fixture(scope="module")
-def shared_pair(tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer) -> Iterator[PairWithWorkers]:
-    """The processes of this file's tests."""
-    store = tmp_path_factory.mktemp("objects")
-    with Workspace(tmp_path_factory.mktemp("pair")) as workspace:
-        yield PairWithWorkers(workspace, 3, postgres.new_ledger(), f"file://{store}")
+@pytest.fixture(scope="module", params=["folder", "s3"])
+def shared_pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer
+) -> Iterator[PairWithWorkers]:
+    """The processes of this file's tests, with a folder and with a real S3 server as the object store."""
+    with Workspace(tmp_path_factory.mktemp("pair")) as workspace, pytest.MonkeyPatch.context() as patch:
+        store = [f"file://{tmp_path_factory.mktemp('objects')}"]
+        if request.param == "s3":
+            s3: S3Server = request.getfixturevalue("s3")
+            for name, value in s3.environment.items():
+                patch.setenv(name, value)
+            store = [f"s3://{s3.new_bucket()}/impetus", s3.endpoint]
+        yield PairWithWorkers(workspace, 3, postgres.new_ledger(), *store)
 
 
 @pytest.fixture
