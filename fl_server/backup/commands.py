@@ -58,7 +58,7 @@ KEYS = {
 """The keys of the settings with PEM files, by section."""
 _COPIES = 8
 _NOT_COPIED = {LOCK, MARKER, LEDGER, f"{LEDGER}-wal", f"{LEDGER}-shm", "cached-parts", "uploaded", "outside-calls"}
-_WITH_OBJECTS = {"checkpoints", "spool", "releases"}
+_WITH_OBJECTS = {"checkpoints", "spool", "releases", "packages"}
 """Folders of the state directory with copies of what an object store has."""
 
 
@@ -201,7 +201,7 @@ def _put_objects(bucket: Bucket, root: str, folder: Path) -> None:
 
 
 def _restore_state(config: ServerConfig, folder: Path) -> None:
-    for name in ("checkpoints", "spool", "releases", "cached-parts"):
+    for name in (*sorted(_WITH_OBJECTS), "cached-parts"):
         shutil.rmtree(config.state_dir / name, ignore_errors=True)
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         file = path.relative_to(folder)

@@ -135,10 +135,17 @@ def test_a_package_runs_after_signature_and_approval(
         fleet.server.create("wrong", task={"name": WAVES, "package": "sha256:1"})
 
 
+@pytest.mark.slow
 def test_what_a_package_does_to_its_process_ends_there(workspace: Workspace, modules: Path, key: SigningKey) -> None:
-    """Its loss eats memory, forks, calls the network, or exits: the device says so, and trains the next run."""
+    """Its loss eats memory, forks, calls the network, exits or lies: the device says so, and trains the next run."""
     fleet = PackagedFleet(workspace, modules, {"signers": [key.signer], "approval": False})
-    deeds = {"memory": "allocate", "fork": "not permitted", "network": "not permitted", "exit": "ended with code 3"}
+    deeds = {
+        "memory": "allocate",
+        "fork": "not permitted",
+        "network": "not permitted",
+        "exit": "ended with code 3",
+        "lie": "too long",
+    }
     daemon = fleet["edge-0"]
     for other in ("edge-1", "edge-2"):
         fleet[other].kill()
