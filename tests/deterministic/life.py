@@ -212,7 +212,10 @@ class Life:
         """Create the run, as an operator who tries until it exists."""
         values = dict(self.plan.job.sections)
         values["task"] = {"name": TASK, "options": {"model": self.model, "kept": 4}}
-        values["round"] = {**values["round"], "min_clients": len(self.plan.clients)}
+        wanted = len(self.plan.clients)
+        if self.plan.job.unit == "record":  # the client whose site has a limit leaves the run
+            wanted = max(values["round"]["clients_per_round"], wanted - 1)
+        values["round"] = {**values["round"], "min_clients": wanted}
 
         async def create(server: CoordinatorProcess) -> None:
             if RUN not in server.coordinator.table.loaded:

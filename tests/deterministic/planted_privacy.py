@@ -120,7 +120,7 @@ def _latest_charge_alone() -> Patch:
 
 
 def _no_limit() -> Patch:
-    return PrivacyCharging, "_check_limit", lambda self, charged: None
+    return PrivacyCharging, "_check_limit", lambda self, *accounts: None
 
 
 def _charged_again() -> Patch:
