@@ -116,7 +116,7 @@ def test_the_query_returns_rows(folder: Path) -> None:
     with sqlite3.connect("ward.db") as database:
         database.execute("CREATE TABLE patients (id, pressure, pulse, risk)")
         database.execute("INSERT INTO patients VALUES (1, 120, 70, 0)")
-    (settings,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    settings, *_ = [block for block in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL) if "query" in block]
     config = ShardConfig.model_validate(tomllib.loads(settings)["shard"])
     assert config.query is not None
     assert checked_shard(load_function(config.query)()).rows == [(120, 70, 0)]

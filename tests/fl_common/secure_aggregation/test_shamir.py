@@ -7,25 +7,28 @@ import random
 from itertools import combinations
 
 import pytest
+import shamirs
 
 from fl_common.secure_aggregation.shamir import PRIME, recovered, shares_of, weights_at_zero
 
 SECRET = hashlib.sha256(b"secret").digest()
-OF_SHAMIRS = {
-    1: "0082da03ae0aea023b9862cb31e224885f02226c0fe17f746ccf7e43f2478d2cd8",
-    2: "008340dbe5a567f1e3c74fbc8d0f0556eb4f42b45b090f7083ba09bbebb442c556",
-    3: "002cec95fa4a9772dc1899d7733127c22ba541c3aee812f33b620251683b486bd5",
-    4: "007fdd31ebfa7885248c411be4488bca20041f9a0b7e89fc93c7680467dc9e217e",
-    5: "007c12afbab50b28bd224589e055316ec86bdc3770cc748c8cea3ad4ea9843e528",
-}
-"""Point -> share of SECRET with the threshold 3; made by shamirs 4.0.0 on 2026-11-28."""
 
 
-@pytest.mark.parametrize("points", list(combinations(OF_SHAMIRS, 3)), ids=str)
-def test_shares_of_another_implementation_give_the_secret(points: tuple[int, ...]) -> None:
-    """Any three of them."""
-    shares = [bytes.fromhex(OF_SHAMIRS[point]) for point in points]
-    assert recovered(weights_at_zero(points), shares) == SECRET
+@pytest.mark.parametrize("seed", range(20))
+def test_another_implementation_reads_and_writes_the_same_shares(seed: int) -> None:
+    """shamirs opens our shares, and we open its: 2 to 25 holders, any threshold."""
+    draw = random.Random(seed)
+    holders = draw.randint(2, 25)
+    threshold, secret = draw.randint(2, holders), draw.randbytes(32)
+    number = int.from_bytes(secret, "big")
+    theirs = draw.sample([*shamirs.shares(number, holders, PRIME, threshold)], threshold)
+    weights = weights_at_zero([share.index for share in theirs])
+    assert recovered(weights, [share.value.to_bytes(33, "big") for share in theirs]) == secret
+    points = range(1, holders + 1)
+    ours = shares_of(secret, [draw.randbytes(32) for _ in range(threshold - 1)], points)
+    given = zip(points, ours, strict=True)
+    same = [shamirs.share(point, int.from_bytes(share, "big"), PRIME) for point, share in given]
+    assert shamirs.interpolate(draw.sample(same, threshold), threshold=threshold) == number
 
 
 def test_any_threshold_of_the_shares_give_the_secret() -> None:
