@@ -95,21 +95,25 @@ class RoundComputation:
         place = context.run_id, state.round, state.exchange
         await self._control.write(context.store.fix_accepted, *place, accepted, versions)
 
-    async def _accepted_updates(self) -> list[UpdateRecord]:
-        """The accepted updates of the exchange under way, in the order of their list."""
-        state, context = self._control.state, self._context
-        return await self._control.read(context.store.accepted_updates, context.run_id, state.round, state.exchange)
+    async def _read_updates(self) -> Sequence[SpoolSource] | None:
+        """Read the accepted updates of the exchange under way, in the order of their list, for their bytes.
+
+        None: some of them spoil the round, and were reported.
+        """
+        state, context, services = self._control.state, self._context, self._context.services
+        updates = await self._control.read(context.store.accepted_updates, context.run_id, state.round, state.exchange)
+        self._updates = updates
+        if self._report(await services.in_compute(self._outliers, updates), "norm"):
+            return None
+        sources = await services.in_compute(update_sources, services.spool, updates)
+        return None if await self._are_damaged(updates, sources) else sources
 
     async def _reduce(self) -> None:
         model, exchange = self._context.model, self._control.state.exchange
-        updates = self._updates = await self._accepted_updates()
-        services = self._context.services
-        if self._report(await services.in_compute(self._outliers, updates), "norm"):
+        if (sources := await self._read_updates()) is None:
             return
+        updates = self._updates
         try:
-            sources = await services.in_compute(update_sources, services.spool, updates)
-            if await self._are_damaged(updates, sources):
-                return
             await self._control.retry(lambda: model.reduce(exchange, updates, sources))
         except Diverged as error:
             self._diverged(updates, error)
@@ -118,16 +122,10 @@ class RoundComputation:
         self._control.post(ev.ExchangeReduced())
 
     async def _compute_model(self) -> None:
-        model = self._context.model
-        updates = self._updates = await self._accepted_updates()
-        services = self._context.services
-        if self._report(await services.in_compute(self._outliers, updates), "norm"):
+        if (sources := await self._read_updates()) is None:
             return
+        model, updates, attempt = self._context.model, self._updates, self._control.state.attempt
         try:
-            sources = await services.in_compute(update_sources, services.spool, updates)
-            if await self._are_damaged(updates, sources):
-                return
-            attempt = self._control.state.attempt
             if self._control.state.policy.secure:
                 total = await self._control.retry(lambda: self._stages.total(sources))
                 self._summed = total.summed
