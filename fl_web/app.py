@@ -28,6 +28,7 @@ from fl_web.views.clients import CLIENT, CLIENTS
 from fl_web.views.compare import COMPARE
 from fl_web.views.events import EVENTS
 from fl_web.views.federation import FEDERATION, RUNS
+from fl_web.views.releases import RELEASES
 from fl_web.views.run import RUN
 from fl_web.views.view import Context, Params, View
 
@@ -38,6 +39,7 @@ _PAGES = {
     "/compare": COMPARE,
     "/clients": CLIENTS,
     "/clients/{id:path}": CLIENT,
+    "/releases": RELEASES,
     "/events": EVENTS,
 }
 _VIEWS = {view.name: view for view in _PAGES.values()}

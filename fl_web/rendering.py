@@ -22,7 +22,7 @@ from markupsafe import Markup, escape
 from fl_common import units
 from fl_common.units import NOTHING, duration, percent, size, utc, value
 from fl_web.charts import thinned
-from fl_web.facts import client, client_work, rounds, run, words
+from fl_web.facts import client, client_work, release, rounds, run, words
 from fl_web.facts.rounds import Round, seconds_of
 from protos.fl.v1 import admin_pb2 as pb
 
@@ -62,6 +62,9 @@ def environment() -> Environment:
         failed=client_work.failed, iso=iso, known=words.known, label_texts=client.label_texts,
         mark_words=words.mark_words, measured=units.measured, metric_of=rounds.metric_of,
         metric_title=units.metric_title, moment=moment, NOTHING=NOTHING, percent=percent, plain=units.plain,
+        device_metric=release.device_metric,
+        release_devices=release.devices_text, release_from=release.round_text, release_labels=release.labels_text,
+        release_metric=release.metric_text, release_rules=release.rules_text, release_state=release.state_text,
         run_state=words.run_state, sample=sample, seconds_of=seconds_of, shortened=words.shortened,
         shown_metric=rounds.shown_metric, size=size, spark=spark, static=static_address, time_left=run.time_left,
         told=told, tone=words.tone, transfer_seconds=client_work.transfer_seconds, trend=trend, trend_of=trend_of,

@@ -54,6 +54,8 @@ WORRY = {
     "fl_clients": "`suspect` jumps: a network fault. `present` falls: FlClientsGone.",
     "fl_clients_quarantined": "More than a few: a faulty release of the daemon, or an attack.",
     "fl_clients_need_attention": "Above 0: FlClientsNeedAttention.",
+    "fl_release_devices": "`failed` or `refused` above 0: `fl release show MODEL` has the reasons.",
+    "fl_releases_rolled_back_total": "`rule` grows: FlReleaseRolledBack.",
     "fl_quarantines_total": "It grows: `fl clients list` names the clients with refused updates, and the reasons.",
     "fl_identity_conflicts_total": "It grows: two daemons use one identity; the log names both addresses.",
     "fl_clients_contested": "Above 0: FlIdentityShared.",
@@ -93,6 +95,7 @@ WORRY = {
     # The daemon.
     "fl_client_training_seconds": "Near the run's deadline: use fewer local steps, or a longer deadline.",
     "fl_client_training_loss": "It falls on other devices and not here: check this device's data.",
+    "fl_client_releases_total": "`refused` or `failed` grows: the log has the reason.",
     "fl_client_updates_total": "`refused` grows: see the reasons in the log.",
     "fl_client_last_update_timestamp_seconds": "Long ago, and `fl_client_attached` is 1: it is not drawn, or refused.",
     "fl_client_work_failures_total": "It grows: see the reasons in the log.",

@@ -70,7 +70,10 @@ class Releases:
         self._changing = asyncio.Lock()
         """Held while a release changes, so that the ledger and the release here agree."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ticking: asyncio.Task[None] | None = None
         self._records = self._fleet.records.in_memory()
+        for state in DeviceState:
+            services.metrics.release_devices.labels(state.value).set_function(partial(self._count, state))
 
     async def start(self) -> None:
         """Read the releases back."""
@@ -84,7 +87,6 @@ class Releases:
             await self._open(kept)
             if kept.release.state == "staged" and not kept.release.share:  # the coordinator ended before it began
                 await self._open_stage(kept, kept.release.rules.stages[0], COORDINATOR)
-        self._spawn(self._tick)
 
     def close(self) -> None:
         """Decide nothing any more."""
@@ -228,6 +230,9 @@ class Releases:
             if clients or whys:
                 await self._ledger.do(self._ledger.store.save_release, release, clients, whys)
             kept.release = release
+        if release.rolled_back and any(isinstance(effect, core.Changed) for effect in effects):
+            by = "rule" if who == COORDINATOR else "operator"
+            self._services.metrics.releases_rolled_back.labels(by).inc()
         for why in whys:
             log.info(why.event, run=why.subject, actor=why.actor, detail=why.detail)
         for effect in effects:
@@ -264,7 +269,8 @@ class Releases:
         return [client for client, record in self._records.items() if kept.fits(record)]
 
     async def _tick(self) -> None:
-        while True:
+        """Look at the stages that begin by themselves, for as long as there are any."""
+        while any(kept.release.state == "staged" and kept.release.rules.advance_after_s for kept in self.all()):
             await asyncio.sleep(TICK_S)
             for kept in self.all():
                 try:
@@ -272,10 +278,20 @@ class Releases:
                 except StoreError as error:  # tried again at the next tick
                     log.warning("release_not_advanced", model=kept.record.model, error=str(error))
 
+    def _count(self, state: DeviceState) -> float:
+        """Devices in this state; in a scraper's thread."""
+        newest: dict[str, Kept] = {}
+        for kept in sorted(self._kept.copy().values(), key=_key):
+            newest[kept.record.model] = kept
+        devices = (device for kept in newest.values() for device in kept.release.devices.values())
+        return float(sum(device.state is state for device in devices))
+
     # What is kept.
 
     def _keep(self, kept: Kept) -> None:
         self._kept[_key(kept)] = kept
+        if kept.release.rules.advance_after_s and (self._ticking is None or self._ticking.done()):
+            self._ticking = self._spawn(self._tick)
         for old in self.of(kept.record.model)[KEPT:]:
             del self._kept[_key(old)]
 
@@ -292,10 +308,11 @@ class Releases:
         except StoreError as error:
             log.error("release_not_readable", model=kept.record.model, version=kept.record.version, error=str(error))
 
-    def _spawn(self, work: Callable[P, Awaitable[None]], *args: P.args, **kwargs: P.kwargs) -> None:
+    def _spawn(self, work: Callable[P, Awaitable[None]], *args: P.args, **kwargs: P.kwargs) -> asyncio.Task[None]:
         task = asyncio.create_task(self._logged(partial(work, *args, **kwargs)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _logged(self, work: Callable[[], Awaitable[None]]) -> None:
         try:

@@ -232,6 +232,16 @@ class Reader:
         """The entries of a run that its curves mark, in order. newest: the end of its history."""
         return await self._marked.of(run_id, newest)
 
+    async def releases(self, size: int, token: str = "", model: str = "") -> pb.ListReleasesResponse:
+        """A page of releases, the newest first. model: only of this one; "" for all."""
+        request = pb.ListReleasesRequest(page_size=size, page_token=token, model=model)
+        return await self._calls.call("ListReleases", request, pb.ListReleasesResponse, self._since)
+
+    async def release(self, model: str, version: int, devices: int) -> pb.GetReleaseResponse:
+        """A release with its first devices. version: 0 for the newest. Raises NotFound."""
+        request = pb.GetReleaseRequest(model=model, version=version, page_size=devices)
+        return await self._calls.call("GetRelease", request, pb.GetReleaseResponse, self._since)
+
     async def who_am_i(self) -> pb.WhoAmIResponse:
         """The identity, its roles and the methods that it may call."""
         since = None if self._since is None else self._since - _UNCHANGED_S  # a session has one identity until its end

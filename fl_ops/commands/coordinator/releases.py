@@ -70,7 +70,7 @@ class WhatFlags(FlagGroup):
         typer.Option(metavar="FILE", help="A run's file, whose [task] is imported if the form needs the model."),
     ] = None
     name: Annotated[
-        str, typer.Option(metavar="MODEL", help="The model's name on devices, by default that of the run's task.")
+        str, typer.Option(metavar="MODEL", help="The model's name on devices. Empty: that of the run's task.")
     ] = ""
     sign_key: Annotated[
         Path | None,
@@ -80,7 +80,7 @@ class WhatFlags(FlagGroup):
     ] = None
     to: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Only to devices with this label; may be repeated. Default: to all."),
+        typer.Option(metavar="KEY=VALUE", help="Only to devices with this label; may be repeated. Without it to all."),
     ] = None
 
     def check(self) -> None:
@@ -143,7 +143,7 @@ class RuleFlags(FlagGroup):
 
 @app.command(
     **examples(
-        "fl release digits-1 --round best --to site=north --stage 10% --sign-key release.pem",
+        "fl release create digits-1 --round best --to site=north --stage 10% --sign-key release.pem",
         "fl release create digits-1 --stage 10% --stage 50% --advance-after 86400 --metric accuracy --most-drop 0.02",
     )
 )
@@ -213,7 +213,7 @@ def advance(
     context: Context,
     model: Name,
     stage: Annotated[
-        str | None, typer.Option(metavar="SHARE", help="Share of the devices, by default that of the next stage.")
+        str | None, typer.Option(metavar="SHARE", help="Share of the devices. Without it that of the next stage.")
     ] = None,
 ) -> None:
     """Send the newest version to more devices."""

@@ -9,10 +9,12 @@ import pytest
 
 from fl_server.errors import InvalidInput, NoSuchRelease, WrongRelease
 from fl_server.rpc.admin import AdminService
+from fl_server.runs import releases
 from protos.fl.v1 import admin_pb2 as pb
 from tests.fl_server.devices import NO_CONTEXT, Device
 from tests.fl_server.harness import Journal, Killed, World, run_config, until
 from tests.fl_server.released import MODEL, Receiver, description, release
+from tests.fl_server.rpc.test_owners import ALICE, BOB, EYES, ROOT, calling_as
 
 NAMES = ("a", "b", "c", "d")
 HALF = pb.ReleaseRules(stages=[0.5, 1.0], most_failed=0.25, metric="accuracy", most_drop=0.05)
@@ -127,6 +129,44 @@ async def test_a_device_that_installs_a_version_while_it_is_taken_back_goes_back
         await devices["a"].tells(world, 1)
         assert dict((await shown(world, 2)).release.devices) == {"returned": 1}
         assert devices["a"].orders() == [1, 2, 1]
+
+
+async def test_a_stage_begins_by_itself_also_after_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After its time, once half of its devices have reported. A release that nobody reported stays."""
+    monkeypatch.setattr(releases, "TICK_S", 0.05)
+    rules = pb.ReleaseRules(stages=[0.5, 1.0], most_failed=0.5, advance_after_s=0.01)
+    async with World(tmp_path / "state") as world:
+        await fleet(world)
+        status = await release(world, tmp_path, rules=rules)
+        assert status.share == 0.5
+    async with World(tmp_path / "state") as world:
+        devices = await fleet(world)
+        kept = world.coordinator.releases.find(MODEL)
+        for device in devices.values():
+            if device.name in kept.release.devices:
+                await device.told(1)
+                assert kept.release.share == 0.5
+                await device.tells(world, 1)
+        await until(lambda: kept.release.share == 1, "the last stage has begun")
+
+
+async def test_a_release_belongs_to_the_owner_of_its_run(tmp_path: Path) -> None:
+    """Other operators neither see nor change it, a viewer sees it, an admin changes it."""
+    async with World(tmp_path / "state") as world:
+        mine = run_config(round={"clients_per_round": 9}, owner="alice")
+        await world.coordinator.creation.create(mine, "operator:alice", None)
+        with calling_as(ALICE):
+            await release(world, tmp_path, rules=HALF)
+        for who, sees in ((ALICE, True), (BOB, False), (EYES, True), (ROOT, True)):
+            with calling_as(who):
+                listed = await admin(world).ListReleases(pb.ListReleasesRequest(), NO_CONTEXT)
+                assert (len(listed.releases) == 1) is sees
+        with calling_as(BOB), pytest.raises(NoSuchRelease):
+            await shown(world)
+        with calling_as(BOB), pytest.raises(NoSuchRelease):
+            await admin(world).AdvanceRelease(pb.AdvanceReleaseRequest(model=MODEL), NO_CONTEXT)
+        with calling_as(ROOT):
+            await admin(world).RollBackRelease(pb.RollBackReleaseRequest(model=MODEL), NO_CONTEXT)
 
 
 async def test_an_operator_takes_the_only_version_back(tmp_path: Path) -> None:

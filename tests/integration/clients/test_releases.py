@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from blake3 import blake3
 
 from fl_common.signatures import SigningKey, make_key
@@ -125,3 +126,109 @@ def test_a_release_is_checked_announced_and_taken_back(workspace: Workspace) -> 
     sites.sites[0].fails.unlink()
     sites.fl("rollback", MODEL, "--reason", "the run was wrong")
     eventually(lambda: not any(site.in_use()[0] for site in sites.sites), "no version is in use")
+
+
+class Mortal(Site):
+    """A daemon that SIGKILL ends before its nth change of a file among the released models."""
+
+    at = 1
+
+    def environment(self) -> dict[str, str]:
+        """With the number of the change."""
+        return {**super().environment(), "KILL_AT": str(self.at), "KILL_IN": "/releases/"}
+
+    def dies_at(self, at: int | None) -> None:
+        """Die so at the next start; None: live."""
+        self._module = "fl_client" if at is None else "tests.processes.killed_daemon"
+        self.at = at or 0
+
+
+@pytest.mark.slow
+def test_a_device_killed_at_any_write_installs_the_same_bytes(workspace: Workspace) -> None:
+    """SIGKILL at each change of a file in turn: the version in use is always whole, and in the end the new one."""
+    sites = Sites(workspace, 2)
+    first = sites.release(round_="0")
+    sites.until(1, evaluated=2)
+    alive = sites.sites[0]
+    mortal = Mortal(workspace, sites.server, 0, 2, signers=[sites.key.signer])
+    alive.terminate()
+    second, at = sites.release(), 0
+    digests = {1: first["digest"], 2: second["digest"]}
+    while True:
+        at += 1
+        mortal.dies_at(at)
+        mortal.start()
+        if eventually(lambda: mortal.exit_code is not None or installed(sites, 2), f"killed or done at {at}") != "done":
+            mortal.wait()
+            version, digest = mortal.in_use()
+            assert digests[version] == digest
+            continue
+        break
+    assert at > 12
+    assert mortal.in_use() == (2, second["digest"])
+    sites.until(2, evaluated=2)
+    assert mortal.calls()[-1] == 2
+
+
+def installed(sites: Sites, version: int) -> str:
+    """The word "done" once all devices of a version have evaluated it."""
+    release = sites.shown(version).release
+    return "done" if set(release.devices) == {"evaluated"} else ""
+
+
+@pytest.mark.slow
+def test_twenty_devices_with_every_fault(workspace: Workspace) -> None:
+    """Of 20 devices one trusts another key, one is off and comes back, one is killed while it writes.
+
+    The coordinator is killed in between. Stages of 30% and 100%: at the end 19 have the same bytes. Then a version that
+    measures worse is taken back by the rule, everywhere.
+    """
+    sites = Sites(workspace, 20)
+    stranger, absent, torn = sites.sites[3], sites.sites[7], sites.sites[11]
+    stranger.terminate()
+    stranger.configure(releases={**stranger.settings["releases"], "signers": [make_key(sites.folder / "x").signer]})
+    stranger.start()
+    absent.terminate()
+    torn.terminate()
+    mortal = Mortal(workspace, sites.server, 11, 20, signers=[sites.key.signer])
+    mortal.dies_at(5)
+    mortal.start()
+    sites.server.until_present("edge-3", "edge-11")
+    losses = [summary.metrics["loss"] for summary in sites.server.rounds(sites.run)]
+    better, worse_round = (str(losses.index(end)) for end in (min(losses), max(losses)))
+    created = sites.release(
+        "--stage", "30%", "--most-failed", "20%", "--metric", "loss", "--most-drop", "0.5", round_=better
+    )
+    assert sum(created["devices"].values()) == 6
+    in_stage = {device.client_id for device in sites.shown().devices}
+    absent_now = {"edge-7", "edge-11", "edge-3"}
+    eventually(lambda: evaluated(sites) >= in_stage - absent_now, "the stage has it")
+    assert all(site.in_use()[0] == 0 for site in sites.sites if site.client_id not in in_stage)
+    sites.server.kill()
+    sites.server.serve()
+    sites.fl("advance", MODEL)
+    everybody = {site.client_id for site in sites.sites}
+    eventually(lambda: evaluated(sites) >= everybody - absent_now, "all others have it")
+    eventually(lambda: mortal.exit_code is not None, "it was killed while it wrote")
+    assert mortal.in_use() == (0, "")
+    mortal.dies_at(None)
+    mortal.start()
+    absent.start()
+    sites.until(1, evaluated=19, refused=1)
+    have = [site for site in sites.sites if site is not stranger]
+    assert {site.in_use() for site in have} == {(1, created["digest"])}
+    assert {site.in_use()[0] for site in (stranger,)} == {0}
+    worse = sites.release("--metric", "loss", "--most-drop", "0", "--most-failed", "10%", round_=worse_round)
+    assert worse["version"] == 2
+    eventually(lambda: sites.shown(2).release.state == "rolled_back", "the rule takes it back")
+    eventually(
+        lambda: {site.in_use() for site in have} == {(1, created["digest"])}, "all are back, with the same bytes"
+    )
+    assert sites.shown(2).release.fell > 0
+    events = sites.server.history(sites.run)
+    assert [events.count(f"release_{name}") for name in ("created", "advanced", "rolled_back")] == [2, 3, 1]
+
+
+def evaluated(sites: Sites) -> set[str]:
+    """The devices that have evaluated the newest version."""
+    return {device.client_id for device in sites.shown().devices if device.state == "evaluated"}

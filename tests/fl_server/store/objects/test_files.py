@@ -22,6 +22,7 @@ from fl_server.store.objects.files import StoredFiles
 from fl_server.store.objects.reading import DamagedObject, LocalCache
 from fl_server.store.spool.part_file import StoredUpdate
 from fl_server.store.spool.spool import Leftover, Spool, SpoolKey
+from fl_server.store.uploaded_models import ReleaseFiles
 
 PART = 64
 """Bytes of a part in these tests."""
@@ -336,3 +337,27 @@ def test_a_directory_moves_into_an_object_store(machines: Machines, tmp_path: Pa
     machines.kill()
     with pytest.raises(StoreError, match=r"the files of the ledger are in .*: set it to the first one"):
         open_sqlite(ledger, home=Home("directory"))
+
+
+def test_a_release_is_kept_in_the_store_and_found_by_a_new_machine(bucket: Bucket, tmp_path: Path) -> None:
+    """An uploaded file is moved; files that no release needs are removed, in the store too."""
+    machine = Machine(bucket, tmp_path / "one", tmp_path / "ledger")
+    upload, other = tmp_path / "upload", tmp_path / "other"
+    upload.write_bytes(DATA)
+    other.write_bytes(b"other")
+    releases = ReleaseFiles(machine.folder, machine.files)
+    assert releases.keep(upload, DIGEST)
+    assert releases.keep(other, blake3(b"other").digest())
+    assert releases.keep(upload, DIGEST)  # the upload is gone, and the release is there
+    assert not releases.keep(tmp_path / "nowhere", blake3(b"").digest())
+    machine.close()
+    machine = Machine(bucket, tmp_path / "two", tmp_path / "ledger")
+    releases = ReleaseFiles(machine.folder, machine.files)
+    assert bytes(releases.opened(DIGEST)) == DATA
+    releases.keep_only([DIGEST])
+    assert [path.read_bytes() for path in (machine.folder / "releases").iterdir()] == [DATA]
+    assert len(machine.files.names("releases")) == 1
+    (machine.folder / "releases" / f"{DIGEST.hex()}.bundle").write_bytes(b"changed")
+    with pytest.raises(StoreError, match="other bytes than were released"):
+        releases.opened(DIGEST)
+    machine.close()
