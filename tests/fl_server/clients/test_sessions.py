@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fl_server.clients.sessions import Origin, Sessions, Stream
-from fl_server.errors import Fenced, Forbidden, UnknownSessionError
+from fl_server.clients.sessions import MOST_AUTHORITIES, Origin, Sessions, Stream, shown_certificate
+from fl_server.errors import Fenced, Forbidden, InvalidInput, UnknownSessionError
+from fl_server.identity import Identity, caller
+from fl_server.rpc.methods import METHODS
 from protos.fl.v1 import coordinator_pb2 as pb
 
 
@@ -75,3 +77,36 @@ def test_session_ids_cannot_be_guessed() -> None:
     sessions = Sessions()
     ids = {sessions.open(name, Origin("x"))[0].id for name in "abc"}
     assert (len(ids), {len(each) for each in ids}) == (3, {32})
+
+
+def attending(*authorities: bytes) -> pb.AttendRequest:
+    """A request that names authorities."""
+    return pb.AttendRequest(session_id="s" * 32, authorities=authorities)
+
+
+def test_the_certificate_that_a_client_shows() -> None:
+    """That of the call, with the authorities that the request names. In plain text there is none."""
+    request = attending(b"\x01" * 32)
+    assert shown_certificate(request) is None
+    who = Identity("client", "a", ends=20.0, begins=10.0, serial="5", key="k", issuer="ab")
+    token = caller.set(who)
+    try:
+        assert shown_certificate(request) == {
+            "serial": "5", "begins": 10.0, "ends": 20.0, "issuer": "ab", "authorities": ["01" * 32],
+        }  # fmt: skip
+    finally:
+        caller.reset(token)
+
+
+@pytest.mark.parametrize("authorities", [[b"\x01" * 31], [b"\x01" * 32] * (MOST_AUTHORITIES + 1)])
+def test_authorities_that_are_no_digests_or_too_many_are_refused(authorities: list[bytes]) -> None:
+    """The ledger keeps them."""
+    with pytest.raises(InvalidInput, match="authorities: expected at most 12 digests of 32 bytes"):
+        shown_certificate(attending(*authorities))
+
+
+def test_the_most_authorities_fit_into_a_request() -> None:
+    """Within the limits of its method."""
+    request, limit = attending(*[b"\x01" * 32] * MOST_AUTHORITIES), METHODS["/fl.v1.Coordinator/Attend"].limit
+    assert request.ByteSize() < limit.size_bytes
+    assert len(request.authorities) + 1 <= limit.values

@@ -14,7 +14,9 @@ from fl_common.certificates.pem import fingerprint, fingerprints
 from fl_ops.certificates.rotation import Rotation, Stage
 from fl_ops.commands.cli import app
 from tests.integration.access.test_renewal import Site, endless
+from tests.processes.certificates import server_section
 from tests.processes.process import Workspace, eventually
+from tests.processes.workers import Worker, section
 
 LONG_S = 240.0
 """For steps that wait until every daemon has renewed its certificate."""
@@ -53,9 +55,11 @@ def test_the_authority_is_replaced_while_daemons_train(workspace: Workspace) -> 
     """Both are trusted, the new one signs, the old one is dropped; the coordinator is killed after each step.
 
     A step is refused before the devices are ready for it. Nobody registers with a token again, and the models are those
-    of an undisturbed run.
+    of an undisturbed run. All bytes go through a worker, whose certificate follows.
     """
-    site = Site(workspace, 3, lifetime_s=20.0)
+    site = Site(workspace, 3, lifetime_s=20.0, more={"workers": section()})
+    files = site.server.pki.issue("worker", "one")
+    worker = Worker(workspace, site.server, "worker", {"tls": server_section(files)}).serve()
     run = site.server.create("rotated", **endless(3))
     site.server.logged("round_committed", 2)
     assert rotate(site).exit_code == 0
@@ -67,6 +71,7 @@ def test_the_authority_is_replaced_while_daemons_train(workspace: Workspace) -> 
     rotation = Rotation.of(site.server.pki.folder)
     assert (rotation.stage, rotation.new is None) == (Stage.TRUSTED, False)
     eventually(partial(accepted, site), "every device trusts the new authority", within_s=LONG_S)
+    worker.logged("certificates_renewed", 2)
     refused = rotate(site, "--finish")
     assert refused.exit_code == 1
     assert "the old authority" in refused.stderr
@@ -85,6 +90,10 @@ def test_the_authority_is_replaced_while_daemons_train(workspace: Workspace) -> 
         return all(is_issuer(new, leaf) and trusted == [fingerprint(new)] for leaf, trusted in devices)
 
     eventually(only_the_new_one, "the devices trust the new authority alone", within_s=LONG_S)
+    attached = len(worker.events("attached"))
+    site.server.kill()
+    site.server.serve()
+    worker.logged("attached", attached + 1)
     shown = fl_ca(site, "status")
     assert shown.exit_code == 0, shown.stderr
     assert "Tests 2" in shown.stdout

@@ -27,11 +27,13 @@ class Site:
     size: int
     lifetime_s: float = SHORTEST_S
     transfers: dict[str, Any] = field(default_factory=dict)
+    more: dict[str, Any] = field(default_factory=dict)
+    """Further settings of the coordinator."""
     daemons: dict[str, Daemon] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         section: dict[str, Any] = {"lifetime_s": self.lifetime_s, "renewals_per_min": 60.0}
-        settings = {"transfers": self.transfers, "limits": {"chunk_bytes": 64 << 10}}
+        settings = {"transfers": self.transfers, "limits": {"chunk_bytes": 64 << 10}, **self.more}
         pki = Pki(self.workspace.folder / "pki")
         self.server = EnrollingCoordinator(self.workspace, pki, settings, **section).serve()
         for index in range(self.size):
