@@ -53,17 +53,23 @@ def build_algorithm(config: RunConfig) -> fl.Algorithm:
     check_secure_aggregation(config)
     check_summed(config, algorithm, rate_schedule(config.local.schedule))
     check_buffered(config, algorithm)
-    if algorithm.objective == "examples" and config.round.max_client_share:
+    if algorithm.objective == "examples":
+        _check_examples(config)
+    return algorithm
+
+
+def _check_examples(config: RunConfig) -> None:
+    """Raises InvalidInput for what a run with the objective "examples" lacks or excludes."""
+    if config.round.max_client_share:
         raise InvalidInput(
             "round.max_client_share",
             '0 with objective = "examples", for clients weigh their own steps by their examples',
             config.round.max_client_share,
         )
-    if algorithm.objective == "examples" and not config.population_examples:
+    if not config.population_examples:
         raise InvalidInput(
             "population_examples", 'the examples of all clients together, for objective = "examples"', "nothing"
         )
-    return algorithm
 
 
 def _check_skipping(config: RunConfig, name: str) -> None:
