@@ -20,6 +20,7 @@ from tests.fl_common.secure_aggregation.federation import (
     terms_of,
     values_of,
 )
+from tests.marks import slow_except
 
 
 @pytest.mark.parametrize("clients", [3, 4, 5, 9, 20, 21, 30])
@@ -79,7 +80,14 @@ def enough(when: tuple[str, ...]) -> bool:
 _FIVE = ("keys", "shares", "masked", "signatures", "openings", "end")
 
 
-@pytest.mark.parametrize("when", list(combinations_with_replacement(_FIVE, 5)), ids="-".join)
+@pytest.mark.parametrize(
+    "when",
+    [
+        when if number % 6 == 0 else pytest.param(when, marks=pytest.mark.slow)
+        for number, when in enumerate(combinations_with_replacement(_FIVE, 5))
+    ],
+    ids="-".join,
+)
 def test_drop_outs_of_five(when: tuple[str, ...]) -> None:
     """Five clients, each of which drops out in some stage or never: a sum if enough are left, and it is right."""
     assert outcome(dict(zip(names(5), when, strict=True))) == enough(when)
@@ -94,7 +102,7 @@ def test_every_order_of_drop_outs_of_five(first: str) -> None:
         assert outcome(dict(zip(names(5), when, strict=True))) == enough(when), when
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", slow_except(range(6), 0, 5))
 def test_drop_outs_around_a_circle(seed: int) -> None:
     """Random drop-outs of 21 to 40 clients: a tenth in any stages lets the sum be made."""
     draw = random.Random(seed)
