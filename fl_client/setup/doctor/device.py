@@ -146,6 +146,9 @@ def check_training_steps(config: ClientConfig) -> TrialResult:
 
 
 def _trial(config: ClientConfig, number: int, device: torch.device) -> TrialResult:
+    if (served := config.served[number]).package:
+        message = f"{served.title}: its code comes as the package {served.package}; `fl-client packages list` shows it"
+        return TrialResult([ok("task", message)], device)
     try:
         local = load_local_task(config, _ReadOnlyShard(config.state_dir), device, number)
     except StateError as error:

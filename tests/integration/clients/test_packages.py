@@ -209,12 +209,12 @@ def test_hostile_packages_are_refused_by_a_daemon(workspace: Workspace, modules:
     policy = workspace.folder / "policy.toml"
     write_toml(policy, {"packages": {"signers": [key.signer], "approval": False}})
     daemon = Daemon(workspace, server, "edge-0")
-    task = daemon.settings.pop("task")
+    del daemon.settings["task"]
     evil = [
         {"name": WAVES, "package": name, "data": name, "shard": {"folder": f"/nowhere/{name}"}}
         for name, _, _ in hostile
     ]
-    daemon.configure(tasks=[task, *evil], policy=str(policy))
+    daemon.configure(tasks=evil, policy=str(policy))
     daemon.start()
     for name, data, rule in hostile:
         refused = daemon.logged("package_refused", package=name)
@@ -225,7 +225,8 @@ def test_hostile_packages_are_refused_by_a_daemon(workspace: Workspace, modules:
     state = Path(daemon.settings["state_dir"]) / "packages"
     assert [path for path in state.iterdir() if path.is_dir()] == []
     assert not daemon.events("package_started")
-    server.create("beside", algorithm={"name": "fedavg"}, round={"clients_per_round": 1, "min_clients": 1})
+    server.until_present("edge-0")  # it waits for packages, without any task
+    assert list(server.client("edge-0").tasks) == []
     assert daemon.exit_code is None
 
 
