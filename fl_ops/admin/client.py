@@ -191,10 +191,9 @@ class HistoryCalls:
         pages = self._calls.pages(request, admin_pb2.ListHistoryResponse)
         return [entry for page in pages for entry in page.entries]
 
-    def watch_history(self, after: int | None = None, subject: str = "") -> Iterator[admin_pb2.WatchHistoryResponse]:
-        """The history's entries after a number, then new ones, without end. after: None for only new ones."""
-        request = admin_pb2.WatchHistoryRequest(after_number=after, subject=subject)
-        return self._calls.stream(request, admin_pb2.WatchHistoryResponse)
+    def watch_history(self) -> Iterator[admin_pb2.WatchHistoryResponse]:
+        """New entries of the history, without end."""
+        return self._calls.stream(admin_pb2.WatchHistoryRequest(), admin_pb2.WatchHistoryResponse)
 
     def list_audit(self, request: admin_pb2.ListAuditRequest) -> Iterator[admin_pb2.ListAuditResponse]:
         """The pages of the audit log."""
