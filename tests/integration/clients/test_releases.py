@@ -146,11 +146,11 @@ class Mortal(Site):
 @pytest.mark.slow
 def test_a_device_killed_at_any_write_installs_the_same_bytes(workspace: Workspace) -> None:
     """SIGKILL at each change of a file in turn: the version in use is always whole, and in the end the new one."""
-    sites = Sites(workspace, 2)
+    sites = Sites(workspace, 3)
     first = sites.release(round_="0")
-    sites.until(1, evaluated=2)
+    sites.until(1, evaluated=3)
     alive = sites.sites[0]
-    mortal = Mortal(workspace, sites.server, 0, 2, signers=[sites.key.signer])
+    mortal = Mortal(workspace, sites.server, 0, 3, signers=[sites.key.signer])
     alive.terminate()
     second, at = sites.release(), 0
     digests = {1: first["digest"], 2: second["digest"]}
@@ -164,9 +164,9 @@ def test_a_device_killed_at_any_write_installs_the_same_bytes(workspace: Workspa
             assert digests[version] == digest
             continue
         break
-    assert at > 12
+    assert at > 6  # a killed process leaves a part of the work done
     assert mortal.in_use() == (2, second["digest"])
-    sites.until(2, evaluated=2)
+    sites.until(2, evaluated=3)
     assert mortal.calls()[-1] == 2
 
 
