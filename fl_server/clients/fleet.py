@@ -148,7 +148,7 @@ class OperatorActions:
         await self._fleet.records.write(record, HistoryRecord(time.time(), actor, "client_unbanned", client_id))
 
     async def release(self, client_id: str, actor: str) -> None:
-        """End the client's quarantine, let it back into runs that left it out, and reset its counts.
+        """End the client's quarantine, let it back into runs that left it out, reset its counts and remove its note.
 
         Does nothing if there is nothing to end. Raises NoSuchClient.
         """
@@ -156,6 +156,7 @@ class OperatorActions:
         why = HistoryRecord(time.time(), actor, "client_released", client_id)
         await self._ledger.do(self._ledger.store.clear_quarantine_record, client_id, why)
         self._fleet.release(client_id)
+        await self._fleet.records.clear_notes([client_id])
 
     async def drain(self, client_id: str, reason: str, undo: bool, actor: str) -> None:
         """Give the client no new work; `undo` ends that. Raises NoSuchClient."""

@@ -218,10 +218,14 @@ async def test_a_device_whose_work_fails_is_named_without_its_run(tmp_path: Path
             header.num_examples = 0
             assert not (await refused._send(world, header, data)).admitted
             standing = await admin.GetClient(pb.GetClientRequest(client_id=refused.name, history=100), NO_CONTEXT)
+            await admin.ReleaseClient(pb.ReleaseClientRequest(client_id=refused.name), NO_CONTEXT)
+            released = await admin.GetClient(pb.GetClientRequest(client_id=refused.name), NO_CONTEXT)
             history = await admin.ListHistory(pb.ListHistoryRequest(subject="r"), NO_CONTEXT)
             status = (await admin.GetRun(pb.GetRunRequest(run_id="r"), NO_CONTEXT)).run
     assert "the last one in a run with differential privacy (header)" in standing.standing.reason
     assert not [entry for entry in standing.history if entry.detail.startswith("run ")]
+    assert standing.client.note.startswith("update refused (header)")
+    assert (released.client.note, released.HasField("standing")) == ("", False)
     failure = shown.client.work.last_failure
     assert (failure.run_id, failure.round, failure.time.seconds % 86400) == ("-", 0, 0)
     assert "the test asked for it" in failure.message
