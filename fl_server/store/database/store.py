@@ -16,7 +16,7 @@ from fl_server.store.database.ledger_rounds import RoundLedger
 from fl_server.store.database.ledger_runs import CommitLedger, Removal, RunLedger
 from fl_server.store.database.ledger_stages import StageLedger
 from fl_server.store.database.ownership import ANYWHERE, Home, LeaseTerms
-from fl_server.store.database.transactions import engine_for, prepare_file
+from fl_server.store.database.transactions import prepare_file, server_engine
 from fl_server.store.errors import StoreError
 from fl_server.store.files import Durability
 
@@ -63,7 +63,7 @@ def open_read_only(place: Path | str) -> Store:
     another schema.
     """
     if isinstance(place, str):
-        return Store(engine_for(place, read_only=True), home=None)
+        return Store(server_engine(place, read_only=True), home=None)
     path = place / LEDGER
     if not path.is_file():
         raise StoreError(f"there is no ledger {path}: expected a coordinator's state directory, with {LEDGER} in it")
@@ -96,4 +96,4 @@ def open_ledger(
             f"{state_dir} has a ledger of its own, {LEDGER}, and `ledger` names another: the checkpoints belong to the "
             "first one, so remove the setting, or name a new state directory"
         )
-    return Store(url, durability, home, terms)
+    return Store(server_engine(url), durability, home, terms)

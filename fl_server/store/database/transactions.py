@@ -71,16 +71,18 @@ def sqlite_engine(path: Path | str) -> Engine:
     return engine
 
 
-def engine_for(url_or_engine: str | Engine, *, read_only: bool = False) -> Engine:
-    """The engine for a URL of SQLite or PostgreSQL. Raises StoreError for one of another database.
+def server_engine(url: str, *, read_only: bool = False) -> Engine:
+    """The engine for a URL of a database server. Raises StoreError for another kind. read_only: no write succeeds."""
+    return postgres_engine(url, read_only=read_only)
 
-    read_only: every write is an error; for a file of SQLite, that is in its URL.
-    """
+
+def engine_for(url_or_engine: str | Engine) -> Engine:
+    """The engine for a URL of SQLite or of a database server. Raises StoreError for another kind."""
     if isinstance(url_or_engine, Engine):
         return url_or_engine
     if url_or_engine.startswith("sqlite:"):
         return sqlite_engine(make_url(url_or_engine).database or ":memory:")
-    return postgres_engine(url_or_engine, read_only=read_only)
+    return server_engine(url_or_engine)
 
 
 def prepare_file(path: Path) -> None:
