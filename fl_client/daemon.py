@@ -42,7 +42,8 @@ class Daemon:
                 assignments = AssignmentManager(self._services, tasks)
                 await availability.check()
                 policy.show_budget()  # before the first registration
-                await packages.begin()
+                running = tasks.create_task(packages.run())
+                await packages.begin(stop)
                 attending = tasks.create_task(self._sessions.run(assignments))
                 reporting = [
                     tasks.create_task(work)
@@ -51,12 +52,12 @@ class Daemon:
                         availability.report_changes(link),
                         state.watch(),
                         policy.run(),
-                        packages.run(),
                     )
                 ]
                 reporting.append(tasks.create_task(deadline.watch(self._services.worker, availability)))
                 if self._renewal is not None:
                     reporting.append(tasks.create_task(self._renewal.run()))
+                reporting.append(running)
                 await stop.wait()
                 for task in reporting:
                     task.cancel()  # from here on only the goodbye reports the availability

@@ -33,8 +33,9 @@ from protos.fl.v1 import tensor_pb2
 
 log = structlog.get_logger()
 
-CHECK_S, AGAIN_S = 5.0, 300.0
-"""Seconds between two looks at the policy and the approvals; and until a package that failed is tried again."""
+CHECK_S, AGAIN_S, BEGIN_S = 5.0, 300.0, 60.0
+"""Seconds between two looks at the policy and the approvals; until a package that failed is tried again; and for which
+a start of the daemon waits for packages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,9 @@ class Packages:
         """Manifests that were read, by digest."""
         self._failed: dict[tuple[str, str], float] = {}
         """When a package may be tried again after an error, by name and digest."""
-        self._changed, self._work = asyncio.Event(), asyncio.Event()
+        self._changed, self._work, self._begun = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        if not self._numbers:
+            self._begun.set()
 
     @property
     def names(self) -> list[str]:
@@ -107,10 +110,14 @@ class Packages:
         self._changed.clear()
         raise PolicyChanged("other packages run on this device")
 
-    async def begin(self) -> None:
-        """Start the packages that ran last, before this device is sent work for them."""
-        for name in self.names:
-            await self._look_at(name)
+    async def begin(self, stop: asyncio.Event) -> None:
+        """Wait until those that ran last run again, before this device is sent work for them; but not for long."""
+        if self._begun.is_set():
+            return
+        waits = [asyncio.ensure_future(event.wait()) for event in (self._begun, stop)]
+        await asyncio.wait(waits, timeout=BEGIN_S, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
         self._changed.clear()
 
     async def run(self) -> None:
@@ -119,6 +126,7 @@ class Packages:
             while self._numbers:
                 for name in self.names:
                     await self._look_at(name)
+                self._begun.set()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._work.wait(), CHECK_S)
                 self._work.clear()

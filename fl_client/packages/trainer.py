@@ -213,8 +213,10 @@ class PackageTrainer(Trainer):
             "file_bytes": limits.file_mib << 20, "open_files": limits.open_files,
         }  # fmt: skip
         try:
+            ours.settimeout(limits.start_s)
             send(ours, order)
             header, _ = receive(ours)
+            ours.settimeout(None)
             if "offer" not in header:
                 raise Closed(str(header.get("failed", "no offer"))[:1000])
             return pb.TaskOffer.FromString(bytes.fromhex(header["offer"]))
@@ -275,6 +277,8 @@ class PackageTrainer(Trainer):
                 f"the process of {self.package.title} has ended ({self._ended()}), {error}; it may take"
                 f" {self._config.packages.memory_mib} MiB (packages.memory_mib), and start no other process",
             ) from None
+        finally:
+            self._asked += 1  # a timer that waits for this work ends no later one, and no idle process
         if "failed" in header:
             known = header.get("reason") in pb.FailureReason.values()
             reason = cast(pb.FailureReason, header["reason"]) if known else pb.FAILURE_REASON_TASK_ERROR

@@ -233,6 +233,8 @@ class PackagesConfig(Section):
     """MiB of the largest file that it may write, and of the largest package."""
     open_files: int = Field(default=256, ge=64)
     """Files that it may have open at once."""
+    start_s: float = Field(default=300.0, ge=1, le=86_400)
+    """Seconds in which it must have loaded the task and its data."""
 
 
 class LimitsConfig(Section):

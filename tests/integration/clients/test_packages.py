@@ -137,7 +137,7 @@ def test_a_package_runs_after_signature_and_approval(
 
 @pytest.mark.slow
 def test_what_a_package_does_to_its_process_ends_there(workspace: Workspace, modules: Path, key: SigningKey) -> None:
-    """Its loss eats memory, forks, calls the network, exits or lies: the device says so, and trains the next run."""
+    """Its loss eats memory, forks, calls the network, exits, lies, hangs: the device goes on."""
     fleet = PackagedFleet(workspace, modules, {"signers": [key.signer], "approval": False})
     deeds = {
         "memory": "allocate",
@@ -145,6 +145,7 @@ def test_what_a_package_does_to_its_process_ends_there(workspace: Workspace, mod
         "network": "not permitted",
         "exit": "ended with code 3",
         "lie": "too long",
+        "hang": "limits.max_seconds",
     }
     daemon = fleet["edge-0"]
     for other in ("edge-1", "edge-2"):
@@ -157,6 +158,7 @@ def test_what_a_package_does_to_its_process_ends_there(workspace: Workspace, mod
         daemon.configure(
             tasks=[task, {**packaged, "options": {**packaged["options"], "deed": deed}}],
             packages={"memory_mib": 512},
+            limits={"max_seconds": 5.0 if deed == "hang" else 600.0},
         )
         daemon.start()
         pid = daemon.pid
