@@ -12,8 +12,10 @@ import os
 import socket
 import struct
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from threading import Thread
 from typing import Any
 
 import torch
@@ -188,9 +190,17 @@ def _bundle(key: ResourceKey, layouts: Mapping[Any, Layout], data: Part) -> Bund
     return Bundle(layout, unpack(data, layout))
 
 
+def _end_with(daemon: int) -> None:
+    """End this process when the daemon has been killed, also while the task's code hangs."""
+    while os.getppid() == daemon:
+        time.sleep(1.0)
+    os._exit(0)
+
+
 def main() -> None:
     """Serve until the daemon closes the connection."""
     connection = socket.socket(fileno=int(sys.argv[1]))
+    Thread(target=_end_with, args=(os.getppid(),), name="daemon", daemon=True).start()
     order, _ = receive(connection)
     limit(order["memory_bytes"], order["file_bytes"], order["open_files"])
     try:
