@@ -16,6 +16,7 @@ from fl_client.assignments.checks import check_assignment, check_resources, chec
 from fl_client.assignments.deadline import seconds_for
 from fl_client.assignments.executor import Services
 from fl_client.assignments.manager import AssignmentManager
+from fl_client.assignments.releases import MOST_MODELS
 from fl_client.connection.link import Link, RetryDelays
 from fl_client.connection.messages import InvalidMessage, log_text, parse, seconds_of
 from fl_client.connection.session import check_registration, requested_events
@@ -54,6 +55,7 @@ EVENTS = [
     pb.AttendResponse(outcome=ASSIGNMENT.counted),
     pb.AttendResponse(cancel=pb.Cancel(key=KEY)),
     pb.AttendResponse(run_ended=pb.RunEnded(run_id="run")),
+    pb.AttendResponse(release=pb.ReleaseOrder(model="digits", version=1, description=b"{}", signature=bytes(64))),
     pb.AttendResponse(
         stage=training_pb2.StageMessage(key=KEY, stage=training_pb2.SECURE_STAGE_SHARES, content=b"keys")
     ),
@@ -106,12 +108,14 @@ async def test_every_extreme_event_is_handled(event: pb.AttendResponse) -> None:
         progress=SimpleNamespace(show=lambda activity: None),
         storage=SimpleNamespace(drop=None, settle=None, end_run=None), limits=LIMITS,
         audit=SimpleNamespace(note=lambda *_: None), secure=SimpleNamespace(forget=lambda key: None),
+        packages=None, released=SimpleNamespace(),
     )  # fmt: skip
     manager = AssignmentManager(cast(Services, services), IdleTaskGroup())
     manager.attached()
     for extreme in extremes(event):
         manager.handle(extreme)
     assert len(manager._training) + len(manager._evaluating) <= 2 * LIMITS.max_assignments
+    assert len(manager._releases._running) <= MOST_MODELS
     assert metrics.registry.get_sample_value("fl_client_events_ignored_total")
 
 

@@ -35,6 +35,8 @@ CASES = [
     (errors.NoCommonProtocol((2, 3), (1, 1)), "FAILED_PRECONDITION", errors_pb2.ProtocolMismatch),
     (errors.Forbidden("client:a", "role admin"), "PERMISSION_DENIED", errors_pb2.NotAllowed),
     (errors.NoSuchToken("0123456789abcdef"), "NOT_FOUND", None),
+    (errors.NoSuchRelease("digits", 3), "NOT_FOUND", None),
+    (errors.WrongRelease("it is rolled back"), "FAILED_PRECONDITION", None),
     (errors.NotConfigured("enrollment", "enroll_listen"), "FAILED_PRECONDITION", None),
     (errors.NoSuchResource("blake3:00"), "NOT_FOUND", errors_pb2.UnknownResource),
     (errors.NoSuchRun("r"), "NOT_FOUND", errors_pb2.UnknownRun),
