@@ -153,7 +153,7 @@ class TopView:
         if chosen.open and chosen.name == federation.details_of and federation.details is not None:
             return _lines(console, options, federation.details)
         waiting = [line for text in self._waiting() for line in text.wrap(console, options.max_width)]
-        waiting = waiting if self.whole else waiting[: max(1, room // 2)]
+        waiting = waiting if self.whole else waiting[: max(1, room // 3)]
         room -= len(waiting) + (1 if waiting else 0) + 1  # and the blank line between the lists
         share = room // 2
         runs = min(len(federation.overview.runs) + 2, max(share, room - len(federation.clients) - 2))
