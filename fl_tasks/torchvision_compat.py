@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, FileFinder
+from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 
 import torch
@@ -46,10 +47,10 @@ def declare_missing_operators() -> list[str]:
     for name in [name for name in sys.modules if name.startswith("torchvision.")]:
         del sys.modules[name]  # of an import that failed before
     for folder in spec.submodule_search_locations or ():
-        binary = FileFinder(folder, (ExtensionFileLoader, EXTENSION_SUFFIXES)).find_spec("_C")
-        if binary is not None and binary.origin is not None:
-            with suppress(OSError):  # it is made for another build of torch
-                torch.ops.load_library(binary.origin)
+        for binary in sorted(Path(folder).glob("_C*")):  # _C.so, and _C_stable.so since torchvision 0.29
+            if binary.name.endswith(tuple(EXTENSION_SUFFIXES)):
+                with suppress(OSError):  # it is made for another build of torch
+                    torch.ops.load_library(str(binary))
     missing = [name for name in SCHEMAS if not _is_declared(name)]
     for name in missing:
         torch.library.define(name, SCHEMAS[name])

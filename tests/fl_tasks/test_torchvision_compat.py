@@ -40,6 +40,7 @@ CASES = {
     "no-binary": (FAKE, "whole\n2\n"),
     "broken-binary": (FAKE, "whole\n2\n"),
     "binary": (FAKE, "whole\n0\n"),
+    "stable-binary": (FAKE, "whole\n0\n"),
     "another-error": ("raise RuntimeError('a broken disk')", "RuntimeError('a broken disk')\n"),
 }
 """Source of a package torchvision, and the output of importing it: its own, and the number of declared operators."""
@@ -75,7 +76,8 @@ def test_operators_are_declared_only_when_missing(tmp_path: Path) -> None:
         (tmp_path / name / "torchvision" / "part.py").touch()
         (tmp_path / name / "torchvision" / "__init__.py").write_text(source)
         if "binary" in name and name != "no-binary":
-            (tmp_path / name / "torchvision" / "_C.so").touch()
+            binary = "_C_stable.so" if name == "stable-binary" else "_C.so"
+            (tmp_path / name / "torchvision" / binary).touch()
     program = [sys.executable, "-c", PROGRAM, *(str(tmp_path / name) for name in CASES)]
     run = subprocess.run(program, capture_output=True, text=True, check=True)
     assert run.stdout == "".join(expected for _, expected in CASES.values())
