@@ -124,7 +124,9 @@ def test_a_shard_that_cannot_be_made_is_an_error(tmp_path: Path, shard: dict[str
 
 def test_an_unknown_task_is_reported(tmp_path: Path) -> None:
     """A task that is not installed is a configuration error."""
-    wrong = config(tmp_path).model_copy(update={"task": config(tmp_path).task.model_copy(update={"name": "digitz"})})
+    right = config(tmp_path)
+    assert right.task is not None
+    wrong = right.model_copy(update={"task": right.task.model_copy(update={"name": "digitz"})})
     with StateDir(tmp_path) as state, pytest.raises(ConfigError, match='Did you mean "digits"'):
         load_local_task(wrong, state, CPU)
 

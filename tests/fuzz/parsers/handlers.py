@@ -167,7 +167,7 @@ class Coordinator:
 async def _attend(fleet: Fleet, session_id: str) -> None:
     """Be present, so that the client gets work and its uploads are expected."""
     with suppress(ServerError):
-        async for _ in fleet.streams.attend(session_id):
+        async for _ in fleet.streams.attend(coordinator_pb2.AttendRequest(session_id=session_id)):
             pass
 
 
