@@ -120,8 +120,9 @@ async def test_a_device_steps_back_while_its_directory_cannot_be_made(
     """A file is in its place: the coordinator gets the reason. Without the file the device trains again."""
     async with fleet.daemon(**OFTEN) as daemon:
         await coordinator.until_called("Attend")
-        shutil.rmtree(fleet.folder)
+        gone = fleet.folder.rename(fleet.folder.with_name("gone"))  # at once: the daemon may be writing a file
         fleet.folder.touch()
+        shutil.rmtree(gone)
         await coordinator.until(lambda: not availability(coordinator)[-1].may_train)
         assert availability(coordinator)[-1].reason == pb.UNAVAILABLE_REASON_RESOURCES
         assert availability(coordinator)[-1].detail.startswith("state_dir: ")
@@ -176,8 +177,9 @@ async def test_work_that_crosses_the_report_is_answered_with_the_availability(
     """An assignment that arrives in a device that has stepped back fails as STOPPED, and says that it may not train."""
     async with fleet.daemon(**OFTEN):
         await coordinator.until_called("Attend")
-        shutil.rmtree(fleet.folder)
+        gone = fleet.folder.rename(fleet.folder.with_name("gone"))  # at once: the daemon may be writing a file
         fleet.folder.touch()
+        shutil.rmtree(gone)
         await coordinator.until(lambda: not availability(coordinator)[-1].may_train)
         coordinator.push(assignment=coordinator.assignment())
         await coordinator.until(lambda: any(status.failures for status in coordinator.calls["ReportStatus"]))
