@@ -110,7 +110,7 @@ async def test_a_deleted_directory_is_made_again_without_work(fleet: Fleet, coor
     """An idle daemon finds it by itself."""
     async with fleet.daemon(**OFTEN) as daemon:
         await coordinator.until_called("Attend")
-        shutil.rmtree(fleet.folder)
+        shutil.rmtree(fleet.folder.rename(fleet.folder.with_name("gone")))
         await daemon.until(lambda: (fleet.folder / "states").is_dir() and daemon.count("state_dir_usable") == 1)
 
 
