@@ -57,7 +57,6 @@ def test_a_life_is_the_same_each_time(lives: tuple[Any, Lines], tmp_path: Path) 
     assert apart == {seed: among[seed] for seed in (13, 14)}
 
 
-@pytest.mark.slow
 def test_further_lives_of_the_whole_system() -> None:
     """The same holds in fifty lives in a row."""
     assert simulated("--depth", "2", "--seeds", "13:63")["lives"] == 50
