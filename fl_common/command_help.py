@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from inspect import Parameter
 from typing import Any, get_type_hints
 
+from typer import BadParameter
 from typer.core import TyperCommand, TyperGroup
 
 
 class Command(TyperCommand):
-    """A command whose help shows no <bool> after a switch: nobody types a value there."""
+    """A command whose help shows no <bool> after a switch, where none is typed; its errors are in plain words."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The parameters, switches without a type."""
         return _without_types(super().get_params(ctx))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The arguments that are left. Raises BadParameter, in plain words, for a value that does not fit."""
+        with _plain_errors():
+            return super().parse_args(ctx, args)
 
 
 class Group(TyperGroup):
@@ -26,6 +33,11 @@ class Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         """The parameters, switches without a type."""
         return _without_types(super().get_params(ctx))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The arguments that are left, as `Command` has them."""
+        with _plain_errors():
+            return super().parse_args(ctx, args)
 
 
 class FlagGroup:
@@ -68,6 +80,24 @@ def examples(*lines: str) -> dict[str, Any]:
     """Arguments of `typer.Typer.command`: the class above, and these command lines at the end of the help."""
     heading = "Example:" if len(lines) == 1 else "Examples:"
     return {"cls": Command, "epilog": "\n\n".join((heading, *lines))}
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """The words of our settings in place of pydantic's, such as "Value error, 'x' is not one of 'a', 'b'"."""
+    try:
+        yield
+    except BadParameter as error:
+        from pydantic import ValidationError  # noqa: PLC0415 - slow to import, and a help needs none of it
+
+        from fl_common.settings import expected_value, shown  # noqa: PLC0415 - the same
+
+        if isinstance(error.__cause__, ValidationError):
+            detail = error.__cause__.errors()[0]
+            expected = expected_value(detail)
+            of_python = detail["type"] == "value_error"  # such a message says already what came
+            error.message = expected if of_python else f"expected {expected}, got {shown(detail['input'])}"
+        raise
 
 
 def _is_group(annotation: Any) -> bool:

@@ -24,7 +24,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, ValidationError
 
 from fl_common.names import check_id
-from fl_common.settings import Section
+from fl_common.settings import Section, describe_json_error
 from fl_common.signatures import SigningKey, WrongSignature, check_signer, verify
 
 WHEEL_PURPOSE, PACKAGE_PURPOSE = "wheel", "package"
@@ -127,9 +127,8 @@ def unpack(data: bytes) -> tuple[Manifest, list[bytes]]:
         raise PackageRefused("manifest", f"expected a line of JSON of at most {MOST_MANIFEST_BYTES} bytes")
     try:
         manifest = Manifest.model_validate_json(head)
-    except (ValidationError, ValueError) as error:
-        first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": str(error)}
-        raise PackageRefused("manifest", f"{'.'.join(map(str, first['loc'])) or 'manifest'}: {first['msg']}") from None
+    except ValidationError as error:
+        raise PackageRefused("manifest", describe_json_error(error, Manifest)) from None
     if len(rest) != manifest.size:
         raise PackageRefused("digest", f"expected {manifest.size} bytes of wheels, got {len(rest)}", manifest)
     wheels, start = [], 0

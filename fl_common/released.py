@@ -18,7 +18,7 @@ from blake3 import blake3
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from fl_common.names import check_id
-from fl_common.settings import Section
+from fl_common.settings import Section, describe_json_error
 from fl_common.signatures import SIGNATURE_BYTES, WrongSignature, verify
 
 PURPOSE = "release"
@@ -110,9 +110,7 @@ def parse_description(data: bytes) -> Description:
     try:
         return Description.model_validate_json(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "description"
-        raise ValueError(f"expected the description of a release: {where}: {first['msg']}") from None
+        raise ValueError(f"expected the description of a release: {describe_json_error(error, Description)}") from None
 
 
 def digest_text(data: bytes) -> str:

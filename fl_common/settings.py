@@ -187,6 +187,14 @@ def describe_error(detail: ErrorDetails, kind: type[BaseModel]) -> str:
     return f"{where}: expected {expected_value(detail)}, got {got}"
 
 
+def describe_json_error(error: ValidationError, kind: type[BaseModel]) -> str:
+    """The first error of a value that came as JSON, likewise."""
+    detail = error.errors()[0]
+    return (
+        f"expected JSON: {detail['ctx']['error']}" if detail["type"] == "json_invalid" else describe_error(detail, kind)
+    )
+
+
 _SHOWN_CHARS = 300
 
 
@@ -202,6 +210,7 @@ def shown(value: object) -> str:
 _EXPECTED = {
     "bool": "true or false",
     "date": "a date",
+    "datetime": "a date and a time",
     "dict": "a table",
     "finite": "a finite number",
     "float": "a number",
