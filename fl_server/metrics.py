@@ -63,10 +63,16 @@ _SECONDS = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 1800)
 _LAGS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
 
-class Metrics:
-    """The coordinator's metrics in a registry of their own."""
+BUILD_INFO, WORKER_BUILD_INFO = "fl_build_info", "fl_worker_build_info"
+"""Each process has one: so a query, and an alert, knows coordinators from workers."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+
+class Metrics:
+    """The metrics of a coordinator, or of a worker, in a registry of their own."""
+
+    def __init__(self, registry: CollectorRegistry, build_info: str = BUILD_INFO) -> None:
+        """build_info: BUILD_INFO or WORKER_BUILD_INFO."""
+        self._build_info = build_info
         self.registry = registry
         self.factory = MetricFactory(registry)
         self.reported = ReportedRuns(self.factory)
@@ -177,7 +183,7 @@ class Metrics:
         self.space = factory.disk_space("fl_state_dir")
         self._about_leadership(factory)
         self._about_certificates(factory)
-        factory.build_info("fl_build_info", PROTOCOL_MAX)
+        factory.build_info(self._build_info, PROTOCOL_MAX)
         factory.process_metrics()
 
     def _about_leadership(self, factory: MetricFactory) -> None:
@@ -202,10 +208,11 @@ class Metrics:
         self.certificates = factory.certificates(
             "fl_certificate",
             "When what TLS is made with ends: cert, the coordinator's own; ca, the last of its clients'; authority, "
-            "that of [enrollment].",
+            "that of [enrollment]; worker, a worker's for the coordinator.",
             "cert",
             "ca",
             "authority",
+            "worker",
         )
         self.enrollments = factory.counter(
             "fl_enrollments", "Requests for certificates at enroll_listen, by result.", result=ENROLLMENTS

@@ -86,8 +86,9 @@ def make_authority(name: str, validity: Validity, role: str = "") -> Authority:
     Args:
         name: the common name, 1 to 64 characters.
         validity: of the authority's certificate.
-        role: the only role of its leaves, "client" or "server"; empty: any. TLS itself refuses others (name constraints
-            of the holder's URI, and the purpose), so a stolen key makes no operator.
+        role: the only role of its leaves, "client", "worker" or "server"; empty: any. TLS itself refuses others (name
+            constraints of the holder's URI, and the purpose), so a stolen key makes no operator. An authority of
+            workers makes callers of the coordinator only: what a worker shows to devices is of a server's authority.
     """
     if not 1 <= len(name) <= _LONGEST_COMMON_NAME:
         raise ValueError(f"expected a name of 1 to {_LONGEST_COMMON_NAME} characters, got {len(name)}")
@@ -100,7 +101,8 @@ def make_authority(name: str, validity: Validity, role: str = "") -> Authority:
         # The host of fl://client/edge-3 is "client".
         allowed = x509.NameConstraints([x509.UniformResourceIdentifier(role)], None)
         builder = builder.add_extension(allowed, critical=True)
-        builder = builder.add_extension(x509.ExtendedKeyUsage(purposes_of(role)), critical=False)
+        purposes = purposes_of("server" if role == "server" else "client")
+        builder = builder.add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
     return Authority(builder.sign(key, hashes.SHA256()), key)
 
 

@@ -23,7 +23,9 @@ from fl_ops.files import PRIVATE, Target, check_free, make_folder, written_whole
 AUTHORITY = "ca"
 """Stem of the authority's files."""
 CLIENT_BUNDLE = "client-ca.crt"
-"""The authorities of a coordinator's callers, for `tls.client_ca`: the first one, and that of devices."""
+"""The authorities of a coordinator's callers, for `tls.client_ca`: the first one, and those of devices and workers."""
+CALLERS = ("client", "worker")
+"""Roles that may have an authority of their own at a coordinator."""
 _SERVICE = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 """A Service and its namespace, as Kubernetes allows their names."""
 
@@ -142,17 +144,17 @@ def init_for_role(directory: Path, role: str, days: int) -> Issued:
     authority = ca.make_authority(name, ca.Validity(_now(), days), role)
     pair = Pair(directory, f"{AUTHORITY}-{role}")
     pair.write(authority.certificate, authority.key, "certificates of this authority are in use; choose another --dir")
-    if role == "client":
+    if role in CALLERS:
         write_client_bundle(directory)
     return Issued(pair, authority.certificate)
 
 
 def write_client_bundle(directory: Path) -> None:
-    """Write the bundle again, if the folder has an authority for devices."""
-    files = [Pair(directory, stem).certificate for stem in (AUTHORITY, f"{AUTHORITY}-client")]
-    if files[1].exists():
+    """Write the bundle again, if the folder has an authority for devices or workers."""
+    own = [Pair(directory, f"{AUTHORITY}-{role}").certificate for role in CALLERS]
+    if found := [file for file in own if file.exists()]:
         with written_whole(Target(directory / CLIENT_BUNDLE, replace=True)) as bundle:
-            for file in files:
+            for file in (Pair(directory, AUTHORITY).certificate, *found):
                 bundle.write(file.read_bytes())
 
 

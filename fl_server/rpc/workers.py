@@ -51,7 +51,9 @@ class WorkersService(worker_pb2_grpc.WorkersServicer):
         """Tell a worker what it needs, and count it for as long as it is there."""
         del context
         who = identity.caller.get()
-        name, gauge = request.name[:64] if who is ANYBODY else who.name, self._services.metrics.workers
+        gauge = self._services.metrics.workers
+        # The processes of one machine or Deployment may share a certificate.
+        name = request.name[:64] if who is ANYBODY else f"{who.name}/{request.name[:64]}"
         gauge.inc()
         log.info("worker_attached", worker=name, address=identity.address.get(), software=request.software[:64])
         try:

@@ -20,6 +20,7 @@ from fl_server.settings.sections import (
     TransfersConfig,
     WebTlsConfig,
     WorkersConfig,
+    WorkerTlsConfig,
 )
 
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -211,6 +212,7 @@ class ServerConfig(Section):
     connections: ConnectionsConfig = ConnectionsConfig()
     transfers: TransfersConfig = TransfersConfig()
     workers: WorkersConfig | None = None
+    worker_tls: WorkerTlsConfig | None = None
     quarantine: QuarantineConfig = QuarantineConfig()
     attention: AttentionConfig = AttentionConfig()
     states: StatesConfig = StatesConfig()

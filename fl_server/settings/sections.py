@@ -179,6 +179,21 @@ class WebTlsConfig(Section):
     """Its private key, which only its owner may read. It must not be the key of `[tls]`."""
 
 
+class WorkerTlsConfig(Section):
+    """A worker's certificate for the coordinator, where it is another than the one that devices see, that of `[tls]`.
+
+    An authority of `fl ca limited worker` can sign it: its key makes workers and nothing else, and devices need not
+    trust it. Without this section a worker shows the certificate of `[tls]` to both.
+    """
+
+    cert: Path
+    """The certificate, with the role worker."""
+    key: Path
+    """Its private key, which only its owner may read."""
+    ca: Path
+    """The authority of the coordinator's certificate."""
+
+
 class EnrollmentConfig(Section):
     """The authority that signs certificates of devices, and its limits.
 

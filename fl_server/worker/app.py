@@ -16,6 +16,7 @@ import structlog
 import torch
 from prometheus_client import CollectorRegistry
 
+from fl_common.certificates.pem import Pem, PemChange, PemFiles, PemWatcher
 from fl_common.logs import RepeatFilter, write_repeat_counts
 from fl_common.metrics import serve_metrics
 from fl_common.metrics_server import ServerLimits
@@ -23,7 +24,7 @@ from fl_common.names import ID_PATTERN
 from fl_common.settings import SettingsError, split_address
 from fl_server.app import STOP_S, end_in_time, listen_to_signals
 from fl_server.clients.transfer_limits import TransferLimits
-from fl_server.metrics import Metrics
+from fl_server.metrics import WORKER_BUILD_INFO, Metrics
 from fl_server.rpc.health import Health
 from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
 from fl_server.rpc.listening import Certificates
@@ -84,7 +85,7 @@ async def _serve(worker: Worker, connections: Connections, probes: Health, leavi
     """Attach, serve, drain."""
     works = [worker.keep_attached(probes), worker.metrics.measure_lag()]
     if worker.certificates is not None:
-        works.append(_renew(worker.certificates))
+        works.append(worker.renew(worker.certificates))
     attaching, *others = [asyncio.create_task(work) for work in works]
     ended, first = asyncio.create_task(leaving.wait()), asyncio.create_task(worker.is_attached.wait())
     try:
@@ -102,19 +103,19 @@ async def _serve(worker: Worker, connections: Connections, probes: Health, leavi
             task.cancel()
 
 
-async def _renew(certificates: Certificates) -> None:
-    async for _ in certificates.checks():
-        pass
-
-
 class Worker:
     """One worker. Built in any thread; then it lives on the event loop."""
 
     def __init__(self, config: ServerConfig, workers: WorkersConfig, opened: AsyncExitStack) -> None:
         self._config, self._workers, self._opened = config, workers, opened
         torch.set_num_threads(config.threads)
-        self.metrics = Metrics(CollectorRegistry())
+        self.metrics = Metrics(CollectorRegistry(), WORKER_BUILD_INFO)
         self.certificates = None if config.tls is None else Certificates(config.tls, self.metrics)
+        self._for_coordinator: PemWatcher | None = None
+        """The certificate for the coordinator; None: the one for devices."""
+        if (own := config.worker_tls) is not None:
+            self._for_coordinator = PemWatcher(PemFiles(own.cert, own.key, own.ca, section="worker_tls"))
+            self._show_expiry(self._for_coordinator.pem)
         self.is_attached = asyncio.Event()
         """Set when the coordinator has been there once. Nothing is written before."""
         name = "".join(letter if ID_PATTERN.fullmatch(letter) else "-" for letter in socket.gethostname())
@@ -200,7 +201,7 @@ class Worker:
 
     async def keep_attached(self, probes: Health) -> None:
         """Attach to the coordinator, without end. Raises SettingsError for a state directory of another one."""
-        certificates, state = self.certificates, self._config.state_dir
+        state = self._config.state_dir
 
         def attached(terms: Terms | None) -> None:
             if terms is None:
@@ -218,7 +219,29 @@ class Worker:
             self.is_attached.set()
             probes.resume()
 
-        await self._link.keep_attached(lambda: None if certificates is None else certificates.files.pem, attached)
+        await self._link.keep_attached(self._shown_to_coordinator, attached)
+
+    def _shown_to_coordinator(self) -> Pem | None:
+        """The present files for the connection to the coordinator."""
+        certificates = self.certificates
+        if certificates is None:
+            return None
+        return certificates.files.pem if self._for_coordinator is None else self._for_coordinator.pem
+
+    async def renew(self, certificates: Certificates) -> None:
+        """Use new files soon after they are there, without end."""
+        async for _ in certificates.checks():
+            if (own := self._for_coordinator) is None:
+                continue
+            match await asyncio.to_thread(own.poll):
+                case PemChange.RENEWED:
+                    log.info("certificates_renewed", section="worker_tls", serial=f"{own.pem.leaf.serial_number:x}")
+                    self._show_expiry(own.pem)
+                case PemChange.UNUSABLE:
+                    log.warning("certificates_not_used", reason=own.problem, todo="the earlier ones stay in use")
+
+    def _show_expiry(self, pem: Pem) -> None:
+        self.metrics.certificates.show({"worker": pem.periods()["cert"]})
 
     async def drain(self) -> None:
         """Let transfers under way finish within the grace; the rest goes on at another worker."""

@@ -39,7 +39,11 @@ class DataService:
 
     async def FetchModel(self, request: pb.FetchModelRequest, context: Context) -> AsyncIterator[bytes]:
         """Send a resource: encoded messages, from the machine's copy."""
-        del context
+        async with self._disk.limits.call(holder_of(context), "downloads"):
+            async for message in self._resource(request):
+                yield message
+
+    async def _resource(self, request: pb.FetchModelRequest) -> AsyncIterator[bytes]:
         digest = digest_in(request.digest, "digest")
         call = self._link.stream("SendResource", worker_pb2.SendResourceRequest, worker_pb2.SendResourceResponse)
         transfer = CoordinatedTransfer(call, lambda count: worker_pb2.SendResourceRequest(sent=count))

@@ -20,10 +20,11 @@ from tests.processes.planted import plant
 class Pki:
     """An authority in a folder. Each leaf is a pair of files NAME.crt and NAME.key that only their owner can read."""
 
-    def __init__(self, folder: Path, name: str = "Tests") -> None:
+    def __init__(self, folder: Path, name: str = "Tests", role: str = "") -> None:
+        """role: of an authority of `fl ca limited ROLE`; empty: an authority for all roles."""
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self.authority = ca.make_authority(name, ca.Validity(datetime.now(UTC) - timedelta(days=1), 30))
+        self.authority = ca.make_authority(name, ca.Validity(datetime.now(UTC) - timedelta(days=1), 30), role)
         self.ca = folder / "ca.crt"
         self.ca.write_bytes(ca.certificate_pem(self.authority.certificate))
 

@@ -56,27 +56,28 @@ def init(
     output.show(facts, issued.text(hint), context.as_json)
 
 
-@app.command("limited", **examples("fl ca limited client", "fl ca limited server"))
+@app.command("limited", **examples("fl ca limited client", "fl ca limited server", "fl ca limited worker"))
 @command
 def limited(
     context: Context,
-    role: Annotated[Literal["client", "server"], typer.Argument(help="The only role of its certificates.")],
+    role: Annotated[Literal["client", "server", "worker"], typer.Argument(help="The only role of its certificates.")],
     directory: Dir = Path("pki"),
     days: Days = 3_650,
 ) -> None:
-    """Make an authority that can sign devices only, or coordinators only, for a machine that signs by itself.
+    """Make an authority that can sign devices, coordinators or workers only, for a machine that signs by itself.
 
     Its key cannot make an operator: ca.key stays away from that machine.
     """
     from fl_ops.certificates import pki
 
     issued = pki.init_for_role(directory, role, days)
-    hint = (
-        f"the coordinator trusts {directory / pki.CLIENT_BUNDLE} (tls.client_ca) and signs with these "
-        "(enrollment.ca_cert, ca_key); enrollment.server_ca is the authority of its own certificate"
-        if role == "client"
-        else f"devices and operators check the coordinator with {issued.pair.certificate}"
-    )
+    trusted = f"the coordinator trusts {directory / pki.CLIENT_BUNDLE} (tls.client_ca)"
+    hint = {
+        "client": f"{trusted} and signs with these (enrollment.ca_cert, ca_key); enrollment.server_ca is the authority "
+        "of its own certificate",
+        "worker": f"{trusted}; workers show a certificate of this authority to it (worker_tls)",
+        "server": f"devices and operators check the coordinator with {issued.pair.certificate}",
+    }[role]
     output.show(issued.facts(), issued.text(hint), context.as_json)
 
 
@@ -238,7 +239,8 @@ def status(context: Context) -> None:
 def rotate(
     context: Context,
     role: Annotated[
-        Literal["client"] | None, typer.Argument(help="The authority of `fl ca limited client`. None: the first one.")
+        Literal["client", "worker"] | None,
+        typer.Argument(help="The authority of `fl ca limited ROLE`. None: the first one."),
     ] = None,
     directory: Dir = Path("pki"),
     finish: Annotated[bool, typer.Option("--finish", help="Drop the old authority, the last step.")] = False,

@@ -21,7 +21,8 @@ from fl_server.settings.sections import EnrollmentConfig
 from tests.processes.killed_daemon import kill_at
 
 Step = Callable[[Path, str], object]
-ROLES = ["", "client"]
+ROLES = ["", "client", "worker"]
+ALL = ("Clinic CA", "Clinic CA clients", "Clinic CA workers")
 
 
 def begin(folder: Path, role: str = "") -> None:
@@ -41,10 +42,11 @@ def finish(folder: Path, role: str = "") -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """An authority, one for devices alone, and certificates of a coordinator, a worker and an operator."""
+    """An authority, two for one role each, and certificates of a coordinator, a worker and an operator."""
     folder = tmp_path / "pki"
     pki.init(folder, "Clinic CA", 3650)
     pki.init_for_role(folder, "client", 3650)
+    pki.init_for_role(folder, "worker", 3650)
     for role, name in (("server", "coordinator"), ("worker", "one"), ("admin", "alice")):
         hosts = ("127.0.0.1",) if role != "admin" else ()
         pki.issue(pki.LeafRequest(folder, role, name, 90, force=False, hosts=hosts))
@@ -79,12 +81,12 @@ def usable(folder: Path, role: str = "") -> x509.Certificate:
 @pytest.mark.parametrize("role", ROLES)
 def test_the_steps_of_a_change(folder: Path, role: str) -> None:
     """Both are trusted from the first step to the last; the certificates in the folder follow the first authority."""
-    stem, first = (f"ca-{role}", "Clinic CA clients") if role else ("ca", "Clinic CA")
+    stem, first = (f"ca-{role}", f"Clinic CA {role}s") if role else ("ca", "Clinic CA")
     old, serial = usable(folder, role), PemFiles(folder / "admin-alice.crt", folder / "admin-alice.key", None)
     before = serial.read()
     begin(folder, role)
     assert names(folder / f"{stem}.crt") == [first, f"{first} 2"]
-    assert set(names(folder / pki.CLIENT_BUNDLE)) == {"Clinic CA", "Clinic CA clients", f"{first} 2"}
+    assert set(names(folder / pki.CLIENT_BUNDLE)) == {*ALL, f"{first} 2"}
     assert usable(folder, role) == old
     assert sign(folder, role) == ([] if role else ["admin-alice", "server-coordinator", "worker-one"])
     new = usable(folder, role)
@@ -97,7 +99,7 @@ def test_the_steps_of_a_change(folder: Path, role: str) -> None:
     assert usable(folder, role) == new
     after = serial.read()
     assert (before.key == after.key, before.leaf == after.leaf) == (True, bool(role))
-    assert sorted(path.name for path in folder.glob(f"{stem}-*") if "client" not in path.name or role) == []
+    assert [path.name for path in folder.glob(f"{stem}-*") if role or path.stem not in {"ca-client", "ca-worker"}] == []
     assert new.extensions.get_extension_for_class(x509.KeyUsage).value.key_cert_sign
 
 
