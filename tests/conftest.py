@@ -38,6 +38,8 @@ structlog.configure(
         structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
     ]
 )
+LOGGING = structlog.get_config()
+"""A test of log set-up leaves another one behind, which is not for the tests of the next file."""
 
 # jsonschema would compile a grammar of IRIs for two seconds, for a format that is checked nowhere.
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # None: it is not installed
@@ -133,6 +135,8 @@ LOADED = pytest.StashKey[int]()
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
     """After each file, and after a test that loaded a library, keep what stays out of garbage collections too.
 
+    Log lines have the form of `LOGGING` again.
+
     The product collects garbage after each run that it refuses. With Lightning loaded that took a second each time.
     """
     try:
@@ -141,6 +145,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         known, loaded = item.config.stash.get(LOADED, 0), len(sys.modules)
         if nextitem is None or nextitem.path != item.path or loaded > known + 100:
             item.config.stash[LOADED] = loaded
+            structlog.configure(**LOGGING)
             gc.collect()
             gc.freeze()
 

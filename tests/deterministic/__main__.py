@@ -35,7 +35,8 @@ def main() -> int:
         return _planted(seeds)
     began, all_lives, commit = time.monotonic(), Batch(options.depth), commit_id()
     standing = standing_of(options.results, options.depth, seeds)
-    for part, batch in _lived(options, known_seeds() if options.known else standing.left()):
+    known = [part for part in known_seeds() if options.known and part.start not in seeds]
+    for part, batch in _lived(options, [*standing.left(), *known]):
         all_lives.add(batch)
         standing.add(commit, part, batch)
         for lines in batch.failed.values():
@@ -71,7 +72,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=0, help="lives of one batch; 0: about as many as a second has")
     parser.add_argument("--results", type=Path, help="leave out the lives of this file, and add a line for each batch")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no batch after this time")
-    parser.add_argument("--known", action="store_true", help="live the lives that find planted faults; not --seeds")
+    parser.add_argument("--known", action="store_true", help="live those that find planted faults too")
     parser.add_argument("--planted", action="store_true", help="live with each planted fault until it is found")
     parser.add_argument("--log", action="store_true", help="print what happens, with virtual times")
     return parser.parse_args()
