@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from blake3 import blake3
 from pydantic import AfterValidator, Field, ValidationError, model_validator
@@ -31,6 +31,7 @@ _MOST = 64
 
 Form = Literal["whole", "adapter", "onnx"]
 """whole: WEIGHTS alone. adapter: peft's two files. onnx: model.onnx. The latter two have WEIGHTS beside them."""
+FORMS: tuple[str, ...] = get_args(Form)
 
 
 def _id(value: str) -> str:

@@ -26,8 +26,10 @@ class Task(Protocol):
 
     A task may have more members. `declared_metrics` is a sequence of `fl_tasks.Metric`: the directions of metrics, and
     metrics that are no mean over examples. `forward(model, batch)` returns the output for batches that are not
-    (inputs, targets); see `fl_tasks.data.forms.forward_of`. `held_out` is a line of text that describes
-    `eval_data(None)`; it is shown with results. `train_labels()` returns the class numbers [M] of the whole
+    (inputs, targets); see `fl_tasks.data.forms.forward_of`. `example_inputs()` returns the arguments of the model
+    for a few examples, as a tensor, a tuple or a dict, from which an export makes an ONNX graph.
+    `held_out` is a line of text that describes `eval_data(None)`; it is shown with results.
+    `train_labels()` returns the class numbers [M] of the whole
     training set, for partitions by class; `train_data(Shard())` would need the memory of all inputs and may lack a
     held-out part. `train_groups()` returns the group number [M] of each example's writer, person or speaker, for
     partitioning by group. `train_size()` returns M; it is needed only where M follows from none of these.

@@ -49,7 +49,7 @@ COMMANDS = {
     "export": Place(
         "coordinator.export",
         "export",
-        "Download a run's model as a safetensors file. The file appears complete and verified, or not at all.",
+        "Download a run's model as a file. It appears complete and verified, or not at all.",
         (
             "fl export digits-1 --round best --out best.safetensors",
             "fl export tuned --format adapter --config run.toml --out adapter",

@@ -77,6 +77,10 @@ def _make(form: str, exported: Path, made: Path, task: Callable[[], Task]) -> No
         formats.write_adapter(exported, Target(made, replace=True), of)
         formats.write_trained(exported, made / WEIGHTS, of)
         return
+    if form == "onnx":
+        from fl_ops.exports.onnx_graph import GRAPH, write_onnx
+
+        write_onnx(exported, made / GRAPH, of)
     formats.write_whole(exported, made / WEIGHTS, of)
 
 

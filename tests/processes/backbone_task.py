@@ -39,7 +39,7 @@ class WithAdapter(nn.Module):
         wide = inputs.repeat(1, -(-width // FEATURES))[:, :width] / width**0.5
         output: Tensor = self.backbone(wide) + self.lora_B(self.lora_A(wide))
         used = width // CLASSES * CLASSES
-        return output[:, :used].reshape(len(inputs), -1, CLASSES).sum(dim=1)
+        return output[:, :used].reshape(inputs.shape[0], -1, CLASSES).sum(dim=1)
 
 
 class Adapted(Tiny):

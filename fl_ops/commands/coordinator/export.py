@@ -1,4 +1,4 @@
-"""`fl export`: download a committed model as a safetensors file, or its adapter in the format of peft."""
+"""`fl export`: download a committed model as a safetensors file or an ONNX graph, or its adapter in peft's format."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ class Format(StrEnum):
     WHOLE = "whole"
     ADAPTER = "adapter"
     TRAINABLE = "trainable"
+    ONNX = "onnx"
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class ModelFlags(FlagGroup):
         typer.Option(
             "--format",
             help="whole: the state_dict; adapter: for peft.PeftModel.from_pretrained; trainable: without frozen"
-            " parameters.",
+            " parameters; onnx: a graph with all values, which is compared with the model.",
         ),
     ] = Format.WHOLE
     estimate: Annotated[
@@ -95,13 +96,11 @@ class ModelFlags(FlagGroup):
 def export(
     context: Context,
     run: Annotated[str, typer.Argument(metavar="RUN", help="The run's id.", autocompletion=completion.run_names)],
-    out: Annotated[
-        Path, typer.Option(metavar="PATH", help="The safetensors file; with --format adapter, a new folder.")
-    ],
+    out: Annotated[Path, typer.Option(metavar="PATH", help="The new file; with --format adapter, a new folder.")],
     wanted: ModelFlags,
     force: Annotated[bool, typer.Option("--force", help="Replace an older file.")] = False,
 ) -> None:
-    """Download a run's model as a safetensors file. The file appears complete and verified, or not at all."""
+    """Download a run's model as a file. It appears complete and verified, or not at all."""
     wanted.check()
     target = Target(out, replace=force)
     check_free(target, "choose another --out, or use --force")
@@ -143,12 +142,13 @@ def _file(export: _Export, target: Target) -> _Exported:
 
     def finish(file: BinaryIO, path: Path) -> None:
         lacks_frozen = bool(frozen_digest(path))
-        if lacks_frozen != (wanted.form is Format.WHOLE) and not wanted.estimate:
+        if wanted.form is not Format.ONNX and lacks_frozen != (wanted.form is Format.WHOLE) and not wanted.estimate:
             return  # it has what is asked for
-        from fl_ops.exports import formats  # imported here: it loads torch
+        from fl_ops.exports import formats, onnx_graph  # imported here: they load torch
 
         write = formats.write_whole if lacks_frozen else formats.write_trained
         write = formats.write_estimated if wanted.estimate else write
+        write = onnx_graph.write_onnx if wanted.form is Format.ONNX else write
         with formats.rewriting(file, target.path.parent) as model:
             write(path, model, export.task())
         changed.append(target.path)

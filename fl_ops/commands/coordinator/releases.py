@@ -11,7 +11,7 @@ from google.protobuf.json_format import MessageToDict
 
 from fl_common.command_help import FlagGroup, Group, examples
 from fl_common.names import ID_PATTERN
-from fl_common.released import PURPOSE, digest_text
+from fl_common.released import FORMS, PURPOSE, digest_text
 from fl_common.settings import SettingsError
 from fl_common.signatures import SigningKey, make_key, read_key
 from fl_ops.commands import completion
@@ -62,7 +62,10 @@ class WhatFlags(FlagGroup):
     form: Annotated[
         str,
         typer.Option(
-            "--format", metavar="whole|adapter", help="whole: the state_dict; adapter: in peft's format, too."
+            "--format",
+            metavar="|".join(FORMS),
+            help="whole: the state_dict; adapter: in peft's format, too; onnx: as a graph, too, which is compared with"
+            " the model before it is signed.",
         ),
     ] = "whole"
     config: Annotated[
@@ -87,8 +90,8 @@ class WhatFlags(FlagGroup):
         """Raises UsageError."""
         if self.which not in {"latest", "best"} and not (self.which.isascii() and self.which.isdigit()):
             raise UsageError(f"--round: expected latest, best or a round's number, got {self.which!r}")
-        if self.form not in {"whole", "adapter"}:
-            raise UsageError(f"--format: expected whole or adapter, got {self.form!r}")
+        if self.form not in FORMS:
+            raise UsageError(f"--format: expected {' or '.join(FORMS)}, got {self.form!r}")
 
     def key(self) -> SigningKey:
         """The key that signs. Raises UsageError."""
@@ -160,6 +163,11 @@ def create(
     with context.connect() as client:
         spec = client.runs.get_run(run, 0).run.spec
         rules, name = by.rules(spec.stop), what.name or spec.task.name.rpartition(":")[2]
+        if spec.personal and what.form == "onnx":
+            raise UsageError(
+                "--format: expected whole, got onnx, whose graph has all values: the run's personal parameters"
+                f" ({', '.join(spec.personal)}) are different on each device"
+            )
         if ID_PATTERN.fullmatch(name) is None:
             raise UsageError(f"--name: expected a name of A-Z a-z 0-9 . _ -, got {name!r}")
         newest = max((release.version for release in client.models.list_releases(name)), default=0)
