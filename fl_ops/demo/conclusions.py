@@ -11,7 +11,7 @@ from typing import Any
 
 from fl_common.units import percent
 from fl_ops.demo.results import Demo, Result
-from fl_ops.demo.settings import BATCH_SIZE, EPOCHS, DemoSettings, Difference, at_edge, differences, read_grid, title
+from fl_ops.demo.settings import BATCH_SIZE, STEPS, DemoSettings, Difference, at_edge, differences, read_grid, title
 
 
 def sentences(demo: Demo) -> list[str]:
@@ -87,7 +87,7 @@ def _setup(settings: DemoSettings) -> dict[str, Any]:
         "clients": settings.clients,
         "rounds": settings.rounds,
         "clients_per_round": settings.clients_per_round,
-        "epochs": EPOCHS,
+        "steps": STEPS,
         "batch_size": BATCH_SIZE,
     }
 

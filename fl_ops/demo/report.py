@@ -12,7 +12,7 @@ from rich.text import Text
 from fl_common.units import duration, percent, size
 from fl_ops.demo import conclusions
 from fl_ops.demo.results import Curve, Demo, Result
-from fl_ops.demo.settings import BATCH_SIZE, DIRICHLET_ALPHA, EPOCHS, METRICS, TARGET, DemoSettings, read_grid, title
+from fl_ops.demo.settings import BATCH_SIZE, DIRICHLET_ALPHA, METRICS, STEPS, TARGET, DemoSettings, read_grid, title
 from fl_ops.environment import machine, versions
 from fl_ops.render.fitted import FirstThatFits, FittedTable
 
@@ -92,7 +92,7 @@ def _setup(demo: Demo, numbers: str) -> Iterator[str]:
     yield (
         f"One coordinator and {settings.clients} daemons, each in its own process, communicated by gRPC over loopback. "
         f"{settings.clients_per_round} of {settings.clients} clients trained in each of {settings.rounds} rounds, "
-        f"with {EPOCHS} local epochs, batches of {BATCH_SIZE} and seed {settings.seed}. Every algorithm had the same "
+        f"with {STEPS} local steps, batches of {BATCH_SIZE} and seed {settings.seed}. Every algorithm had the same "
         "daemons, data, cohorts, first model and number of rounds. "
         f"Accuracy is measured on {demo.data.evaluation_examples} examples that no client has{held_out}: for "
         "the latest model of the coordinator, and for the average of the models so far, in which each round the "

@@ -20,13 +20,13 @@ DEFAULT_RATE = 0.1
 """The learning rate if neither the grid search nor the user gives one."""
 TUNED_TASK = "digits"
 """The task of the grid search."""
-COHORT, EPOCHS, BATCH_SIZE, DIRICHLET_ALPHA = 2, 5, 16, 0.1
+COHORT, STEPS, BATCH_SIZE, DIRICHLET_ALPHA = 4, 10, 16, 0.1
 METRIC = "accuracy"
 METRICS = {"averaged": f"averaged_{METRIC}", "latest": METRIC}
 """Model -> the metric of its accuracy. The comparison is by the first."""
 EXAGGERATING, FAILING = "exaggerating", "failing"
 """The ids of the faulty clients."""
-LAST = 10
+LAST = 5
 """Number of last rounds that the comparison uses."""
 TARGET = 0.9
 """Accuracy whose first round the comparison reports."""
@@ -113,7 +113,7 @@ class DemoSettings:
     """The options of the command line."""
 
     algorithms: tuple[str, ...] = ("fedcm", "fedavg")
-    rounds: int = 40
+    rounds: int = 20
     clients: int = 20
     task: str = TUNED_TASK
     options: dict[str, Any] = field(default_factory=dict)
@@ -123,7 +123,7 @@ class DemoSettings:
 
     @property
     def clients_per_round(self) -> int:
-        """Two clients, or one if there is only one."""
+        """Four clients, or all if there are fewer."""
         return min(COHORT, self.clients)
 
     @property
@@ -159,7 +159,7 @@ class DemoSettings:
             "local": {
                 "learning_rate": method.learning_rate,
                 "max_gradient_norm": method.max_gradient_norm,
-                "epochs": EPOCHS,
+                "steps": STEPS,
                 "batch_size": BATCH_SIZE,
             },
             "averaging": self.averaging,

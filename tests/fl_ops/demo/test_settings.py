@@ -25,7 +25,7 @@ def test_every_algorithm_was_given_as_many_cells() -> None:
     in_file = [{key: cell[key] for key in demo_grid.CELL} for cell in read_grid()["cells"]]
     assert in_file == [{key: getattr(cell, key) for key in demo_grid.CELL} for own in cells.values() for cell in own]
     assert cells.keys() == {"fedavg", "fedcm"}
-    assert {len(set(map(str, own))) for own in cells.values()} == {48}
+    assert {len(set(map(str, own))) for own in cells.values()} == {60}
 
 
 def test_the_decay_is_the_best_of_those_tried_and_the_same_for_all() -> None:
@@ -50,7 +50,7 @@ def test_the_grid_was_made_for_the_demo_as_it_is() -> None:
     run = parse_run(settings.run(settings.method("fedcm")))
     setup = grid["setup"]
     assert (setup["clients"], setup["rounds"]) == (run.round.min_clients, run.stop.rounds)
-    assert (setup["clients_per_round"], setup["epochs"]) == (run.round.clients_per_round, run.local.epochs)
+    assert (setup["clients_per_round"], setup["steps"]) == (run.round.clients_per_round, run.local.steps)
     assert setup["batch_size"] == run.local.batch_size
     for cell in grid["cells"]:
         for model in (cell["averaged"], cell["latest"]):
