@@ -170,6 +170,7 @@ def build(config: ClientConfig, tasks: Sequence[LocalTask], state: StateDir, ins
     site = SitePolicy(file, Budget(usage, state_directory, file), metrics, availability)
     trainers = [*(instruments.trainers or [_trainer(config, local, None) for local in tasks])]
     audit = DeviceAudit(state.path, metrics.audit_rows, config.server)
+    members = partial(Members, state.path / FOLDER, identity_of(config))
     services = Services(
         link=link,
         bundles=BundleCache(link, config.max_bundle_bytes, site.received),
@@ -186,13 +187,7 @@ def build(config: ClientConfig, tasks: Sequence[LocalTask], state: StateDir, ins
         progress=instruments.progress,
         traces=instruments.traces,
         limits=config.limits,
-        secure=Participant(
-            lambda: Members(state.path / FOLDER, identity_of(config)),
-            partial(_certified, config),
-            state_directory,
-            site,
-            link,
-        ),
+        secure=Participant(members, partial(_certified, config), state_directory, site, link),
         privacy=PrivacyCharging(state.path, config.threads, state_directory, site, metrics),
         released=_released(config, state),
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -14,7 +14,6 @@ from fl_client.assignments.deadline import DeadlineTimer
 from fl_client.assignments.reports import FailureReports, submit
 from fl_client.audit.log import DeviceAudit, note_assigned, note_evaluation, subject_of
 from fl_client.connection.bundles.cache import BundleCache
-from fl_client.connection.bundles.expected import Layouts
 from fl_client.connection.link import Link, Session
 from fl_client.connection.messages import log_text
 from fl_client.errors import ClientError, GivenUp, ResourceGone, TransportError, WorkFailed
@@ -32,15 +31,15 @@ from fl_client.storage.device_storage import DeviceStorage
 from fl_client.storage.disk import DiskThread
 from fl_client.storage.pending_updates import Key, PendingUpdate, key_of, name_of
 from fl_client.storage.release_folder import Taken
+from fl_client.training.local_model import Bundles
 from fl_client.training.own_loop import OnStep
 from fl_client.training.private import PrivateWork
 from fl_client.training.private_data import private_data
-from fl_client.training.results import Evaluation, TrainingResult
+from fl_client.training.results import TrainingResult
 from fl_client.training.trainer import AnyAssignment, Trainer
 from fl_client.training.worker import Worker
 from fl_common.secure_aggregation.scalars import Measured
 from fl_common.tracing.traces import UNTRACED, Traces
-from fl_tasks.summed_metrics import PlainSum
 from protos.digests import digest_bytes, digest_text
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
@@ -181,10 +180,7 @@ class AssignmentExecutor:
             await self.compute(lambda check: trainer.check_private(assignment))
         await services.policy.begin_training(assignment, amount)
         self._show(key, "fetching the model")
-        bundles = await services.bundles.get(
-            assignment.resources, await self._layouts(assignment), assignment.key.run_id
-        )
-
+        bundles = await self._bundles(assignment)
         private: PrivateWork | None = None
         if assignment.training.HasField("privacy"):
             data = await self.compute(lambda check: private_data(trainer.data))
@@ -196,12 +192,8 @@ class AssignmentExecutor:
             received = trainer.measure_received(assignment, bundles, state) if shares else Measured()
             return trainer.train(assignment, bundles, state, self._on_step(key, check), private), received
 
-        with services.traces.span("training"):
-            try:
-                result, measured = await self.compute(work)
-            except BaseException:
-                trainer.leave()
-                raise
+        with services.traces.span("training"), _left_if_it_fails(trainer):
+            result, measured = await self.compute(work)
         self._note_trained(key, result.update.header, measured)
         return result, measured
 
@@ -282,39 +274,29 @@ class AssignmentExecutor:
             state = await services.state.required(services.storage.latest_state, assignment)
         async with services.availability.while_allowed():
             await services.policy.begin_evaluation(assignment, trainer.held_out)
-            bundles = await services.bundles.get(
-                assignment.resources, await self._layouts(assignment), assignment.key.run_id
-            )
-            try:
+            bundles = await self._bundles(assignment)
+            with _left_if_it_fails(trainer):
                 evaluation = await self.compute(lambda check: trainer.evaluate(assignment, bundles, state))
-            except BaseException:
-                trainer.leave()
-                raise
+
+        request = evaluation.report()
+        request.key.CopyFrom(assignment.key)
 
         async def report(session: Session) -> None:
-            await session.connection.report_evaluation(
-                pb.ReportEvaluationRequest(
-                    session_id=session.id,
-                    key=assignment.key,
-                    num_examples=evaluation.examples,
-                    metrics=evaluation.metrics,
-                    without_personal=evaluation.without_personal,
-                    sums=map(_sum_message, evaluation.sums),
-                    sums_without_personal=map(_sum_message, evaluation.sums_without_personal),
-                )
-            )
+            request.session_id = session.id
+            await session.connection.report_evaluation(request)
 
         await services.link.call_with_retry(report)
-        services.audit.note(
-            "evaluated", subject_of(key), detail=f"{evaluation.examples} examples, sent {_sent(evaluation)}"
-        )
+        detail = f"{evaluation.examples} examples, sent {evaluation.sent()}"
+        services.audit.note("evaluated", subject_of(key), detail=detail)
         log.info("evaluated", **key_fields(key), examples=evaluation.examples, metrics=evaluation.metrics)
 
-    async def _layouts(self, assignment: AnyAssignment) -> Layouts:
-        """The layouts of an assignment's bundles. The first call makes the model."""
+    async def _bundles(self, assignment: AnyAssignment) -> Bundles:
+        """The bundles of an assignment. Their layouts are those of the model, which the first call makes."""
         trainer = self._services.trainer_of(assignment)
-        known = trainer.known_layouts(assignment)
-        return known if known is not None else await self.compute(lambda check: trainer.layouts(assignment))
+        layouts = trainer.known_layouts(assignment)
+        if layouts is None:
+            layouts = await self.compute(lambda check: trainer.layouts(assignment))
+        return await self._services.bundles.get(assignment.resources, layouts, assignment.key.run_id)
 
     async def compute(self, function: Callable[[Callable[[], None]], T]) -> T:
         """The function's result from the worker thread, within the owner's limit and the site's budget."""
@@ -370,19 +352,14 @@ _EXPECTED = (pb.FAILURE_REASON_STOPPED, pb.FAILURE_REASON_POLICY)
 """Reasons that are the owner's wish, and no fault."""
 
 
-def _sum_message(given: PlainSum) -> pb.MetricSum:
-    metric, name, shape, values = given
-    return pb.MetricSum(metric=metric, name=name, shape=shape, values=values)
-
-
-def _sent(evaluation: Evaluation) -> str:
-    """What leaves the device: accuracy, f1, sums of f1 (3 numbers)."""
-    numbers: dict[str, int] = {}
-    for metric, _, _, values in evaluation.sums:
-        numbers[metric] = numbers.get(metric, 0) + len(values)
-    return ", ".join(
-        [*sorted(evaluation.metrics), *(f"sums of {name} ({count} numbers)" for name, count in numbers.items())]
-    )
+@contextmanager
+def _left_if_it_fails(trainer: Trainer) -> Iterator[None]:
+    """Tell the trainer that nobody waits for its work any more, if the waiting ends without a result."""
+    try:
+        yield
+    except BaseException:
+        trainer.leave()
+        raise
 
 
 def key_fields(key: Key) -> dict[str, str | int]:

@@ -1,4 +1,4 @@
-"""How an assignment trains: methods and optimizers from outside, and the settings of the local steps.
+"""How an assignment trains: methods and optimizers from outside, the settings of the local steps, and their batches.
 
 Code from outside is loaded once at the start, by the device's own settings.
 """
@@ -15,7 +15,9 @@ import structlog
 from google.protobuf.struct_pb2 import Struct, Value
 
 from algorithms import names
-from algorithms.base import LocalSettings
+from algorithms.base import Algorithm, Exchange, LocalSettings
+from algorithms.client import LocalData
+from algorithms.gradients import Processes
 from algorithms.optimizers.classes import Known
 from algorithms.optimizers.spec import OptimizerSpec, OptimizerValue, RateSchedule
 from algorithms.parameters import AlgorithmError
@@ -23,6 +25,10 @@ from fl_client.connection.messages import log_text
 from fl_client.errors import ConfigError, WorkFailed
 from fl_extensions.methods import METHODS, load_method, load_optimizers
 from fl_extensions.naming import installed
+from fl_tasks.base import Task
+from fl_tasks.batches import count_steps, ordered_batches, raw_batches
+from fl_tasks.data.forms import Data, forward_of
+from fl_tasks.own_loop import MAX_EPOCHS
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
 from protos.wire import numbers
@@ -50,6 +56,53 @@ def shared(training: training_pb2.LocalTraining, settings: type) -> dict[str, An
     """The numbers of the ordered training that a dataclass has fields for."""
     given = numbers(training)
     return {field.name: given[field.name] for field in fields(settings) if field.name in given}
+
+
+def work_of(training: training_pb2.LocalTraining) -> dict[str, int | None]:
+    """The ordered work as `epochs` or `steps`; the other one is None."""
+    unit = training.WhichOneof("work")
+    return {
+        "epochs": training.local_epochs if unit == "local_epochs" else None,
+        "steps": training.local_steps if unit == "local_steps" else None,
+    }
+
+
+def ordered_data(  # noqa: PLR0913, PLR0917 - what the batches depend on
+    task: Task,
+    data: Data,
+    training: training_pb2.LocalTraining,
+    exchange: Exchange,
+    start: tuple[int, int],
+    processes: Processes | None,
+) -> tuple[LocalData, int]:
+    """The examples in batches, and the number of batches: of a full gradient, then of steps.
+
+    start: seed of the order of the examples, and batches of it that were read before.
+    """
+    size, work, own_batches = training.batch_size, work_of(training), data.own_batches
+    steps, finish = raw_batches(data, size, start[0], **work, start=start[1])
+    total = count_steps(len(data), size, epochs=1, own_batches=own_batches) if exchange.passes else 0
+    count = count_steps(len(data), size, own_batches=own_batches, **work) if exchange.trains else 0
+    # With one epoch its mean loss is the training loss.
+    several = 1 < training.local_epochs <= MAX_EPOCHS
+    epoch = count_steps(len(data), size, epochs=1, own_batches=own_batches) if several else 0
+    whole, forward = ordered_batches(data, size), forward_of(task)
+    local = LocalData(
+        steps, whole, task.loss, forward, steps=count, epoch_steps=epoch, finish=finish, processes=processes
+    )
+    return local, total + count
+
+
+def omega_of(algorithm: Algorithm, training: training_pb2.LocalTraining, examples: int) -> float:
+    """omega_i = N n_i / sum n over the population; 1 if not weighted by examples. Raises WorkFailed."""
+    if algorithm.objective == "uniform":
+        return 1.0
+    if not training.population or not training.population_examples:
+        raise _unsupported(
+            f"training: expected population and population_examples over 0 for {algorithm.name} with objective ="
+            f" 'examples', got {training.population} and {training.population_examples}"
+        )
+    return training.population * examples / training.population_examples
 
 
 def optimizer_of(training: training_pb2.LocalTraining) -> OptimizerSpec:

@@ -11,7 +11,7 @@ from algorithms.base import Tensors
 from algorithms.batches import to_device
 from algorithms.client import LoopReport
 from algorithms.gradients import Processes
-from fl_client.training.methods import shared
+from fl_client.training.methods import shared, work_of
 from fl_tasks.batches import batches, count_steps
 from fl_tasks.data.forms import Data
 from fl_tasks.own_loop import Batch, OwnLoop, TrainContext, TrainReport, checked_report, most_steps
@@ -33,15 +33,6 @@ class Round:
     on_step: OnStep
     processes: Processes | None = None
     """Those that run the loop together. None: this one alone."""
-
-
-def work_of(training: training_pb2.LocalTraining) -> dict[str, int | None]:
-    """The ordered work as `epochs` or `steps`; the other one is None."""
-    unit = training.WhichOneof("work")
-    return {
-        "epochs": training.local_epochs if unit == "local_epochs" else None,
-        "steps": training.local_steps if unit == "local_steps" else None,
-    }
 
 
 class OwnTraining:

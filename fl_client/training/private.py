@@ -15,17 +15,19 @@ from blake3 import blake3
 from torch import Tensor, nn
 
 from algorithms.base import Algorithm
+from algorithms.client import LocalData
 from algorithms.parameters import AlgorithmError
 from algorithms.privacy.dp_sgd import Privacy, check_method
 from algorithms.privacy.per_example import check_model
 from algorithms.privacy.random_bits import poisson_draw
 from fl_client.connection.bundles.expected import Bundle, ResourceKey
-from fl_client.training.own_loop import work_of
+from fl_client.training.methods import work_of
 from fl_client.training.private_data import PrivateData, add, add_tensor, check_data, unsupported
 from fl_common.privacy.accountant import Mechanism
 from fl_common.privacy.secret_stream import SecretStream, derived
-from fl_tasks.batches import count_steps
-from fl_tasks.data.forms import Data
+from fl_tasks.base import Task
+from fl_tasks.batches import count_steps, poisson_batches
+from fl_tasks.data.forms import Data, forward_of
 from protos.fl.v1 import tensor_pb2, training_pb2
 
 UNIT = "record"
@@ -109,6 +111,12 @@ class PrivateWork:
         """The positions of each step's examples."""
         random = SecretStream(self.key)
         return (poisson_draw(random, step, self.examples, self.rate) for step in range(self.steps))
+
+    def data_of(self, task: Task, data: Data, seed: int) -> tuple[LocalData, int]:
+        """The Poisson batches of the steps, and their number. seed: of the training."""
+        batches = poisson_batches(check_data(data), self.draws(), seed)
+        local = LocalData(batches, (), task.loss, forward_of(task), steps=self.steps, privacy=self.privacy())
+        return local, self.steps
 
     def header(self) -> training_pb2.AppliedPrivacy:
         """What the update's header says."""

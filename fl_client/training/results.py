@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -168,6 +169,30 @@ class Evaluation:
             [*self.sums, *of_averaged_model(averaged.sums)],
             [*self.sums_without_personal, *of_averaged_model(averaged.sums_without_personal)],
         )
+
+    def report(self) -> pb.ReportEvaluationRequest:
+        """What is sent of it."""
+        return pb.ReportEvaluationRequest(
+            num_examples=self.examples,
+            metrics=self.metrics,
+            without_personal=self.without_personal,
+            sums=map(_sum_message, self.sums),
+            sums_without_personal=map(_sum_message, self.sums_without_personal),
+        )
+
+    def sent(self) -> str:
+        """What leaves the device, in words: accuracy, f1, sums of f1 (3 numbers)."""
+        counts: Counter[str] = Counter()
+        for metric, _, _, values in self.sums:
+            counts[metric] += len(values)
+        return ", ".join(
+            [*sorted(self.metrics), *(f"sums of {name} ({count} numbers)" for name, count in counts.items())]
+        )
+
+
+def _sum_message(given: PlainSum) -> pb.MetricSum:
+    metric, name, shape, values = given
+    return pb.MetricSum(metric=metric, name=name, shape=shape, values=values)
 
 
 def _of_averaged_model(metrics: Mapping[str, float]) -> dict[str, float]:

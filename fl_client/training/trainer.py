@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -17,7 +18,7 @@ from torch import nn
 
 from algorithms import tree
 from algorithms.base import Algorithm, ClientContext, ClientUpdate, Exchange, Memory, Tensors
-from algorithms.client import LocalData, Work, answer
+from algorithms.client import Work, answer
 from algorithms.gradients import Processes
 from algorithms.optimizers.classes import NO_CLASSES, Known
 from fl_client.connection.bundles.expected import Layouts
@@ -26,18 +27,17 @@ from fl_client.settings.device import DEFAULT_COMPUTE, Compute
 from fl_client.training import client_states, local_model, payloads
 from fl_client.training.data import LocalTask
 from fl_client.training.local_model import Bundles, LocalModel
-from fl_client.training.methods import settings_of
-from fl_client.training.own_loop import OnStep, OwnTraining, Round, work_of
+from fl_client.training.methods import omega_of, ordered_data, settings_of
+from fl_client.training.own_loop import OnStep, OwnTraining, Round
 from fl_client.training.private import PrivateWork, check_private
-from fl_client.training.private_data import check_data
 from fl_client.training.results import Evaluation, PreparedWork, TrainingResult, result_of, task_failures
 from fl_client.training.rounded import wanted_metrics
 from fl_common.secure_aggregation.scalars import Measured
-from fl_tasks.batches import count_steps, ordered_batches, poisson_batches, raw_batches, seed_everything
-from fl_tasks.data.forms import Data, forward_of
+from fl_tasks.batches import seed_everything
+from fl_tasks.data.forms import Data
 from fl_tasks.evaluation import totals
 from fl_tasks.new_model import new_model
-from fl_tasks.own_loop import MAX_EPOCHS, own_loop
+from fl_tasks.own_loop import own_loop
 from fl_tasks.summed_metrics import PlainSum, finite_values_of, plain
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
@@ -228,13 +228,14 @@ class Trainer:
         work = Work(algorithm, context, settings, assignment.key.exchange, x, personal)
         with task_failures():
             position = client_states.ReadPosition.of(client_state, training.seed) if training.continue_data else None
-            data, steps = (
-                self._data(training, exchange, position) if private is None else self._private_data(private, training)
-            )
+            start = (training.seed, 0) if position is None else (position.seed, position.batches)
+            own = self._local.task, self._local.train
+            ordered = partial(ordered_data, *own, training, exchange, start, self._together)
+            data, steps = ordered() if private is None else private.data_of(*own, training.seed)
             if exchange.trains and (loop := own_loop(self._local.task)) is not None:
                 payloads.check_loop(algorithm)
-                round_ = Round(assignment.key.round, context.direction, on_step, self._together)
-                data = replace(data, loop=OwnTraining(loop, model, self._local.train, training, round_).run)
+                of_round = Round(assignment.key.round, context.direction, on_step, self._together)
+                data = replace(data, loop=OwnTraining(loop, model, self._local.train, training, of_round).run)
         unsent = client_states.unsent_in(client_state, payloads.encoding_of(assignment))
         return PreparedWork(model, data, work, steps, buffers, unsent, position)
 
@@ -391,48 +392,6 @@ class Trainer:
             omega,
             {symbol: _moved(tensors, device) for symbol, tensors in optimizer.items()},
         )
-
-    def _data(
-        self, training: training_pb2.LocalTraining, exchange: Exchange, position: client_states.ReadPosition | None
-    ) -> tuple[LocalData, int]:
-        """The local examples in batches, and the number of batches: of a full gradient, then of steps.
-
-        position: from where the examples are read on. None: in a new order.
-        """
-        local, size, task = self._local.train, training.batch_size, self._local.task
-        work, own_batches = work_of(training), local.own_batches
-        seed, start = (training.seed, 0) if position is None else (position.seed, position.batches)
-        steps, finish = raw_batches(local, size, seed, **work, start=start)
-        total = count_steps(len(local), size, epochs=1, own_batches=own_batches) if exchange.passes else 0
-        count = count_steps(len(local), size, own_batches=own_batches, **work) if exchange.trains else 0
-        # With one epoch its mean loss is the training loss.
-        several = 1 < training.local_epochs <= MAX_EPOCHS
-        epoch = count_steps(len(local), size, epochs=1, own_batches=own_batches) if several else 0
-        whole, forward = ordered_batches(local, size), forward_of(task)
-        data = LocalData(
-            steps, whole, task.loss, forward, steps=count, epoch_steps=epoch, finish=finish, processes=self._together
-        )
-        return data, total + count
-
-    def _private_data(self, private: PrivateWork, training: training_pb2.LocalTraining) -> tuple[LocalData, int]:
-        """The Poisson batches of private steps, and their number."""
-        task, data = self._local.task, check_data(self._local.train)
-        batches = poisson_batches(data, private.draws(), training.seed)
-        local = LocalData(batches, (), task.loss, forward_of(task), steps=private.steps, privacy=private.privacy())
-        return local, private.steps
-
-
-def omega_of(algorithm: Algorithm, training: training_pb2.LocalTraining, examples: int) -> float:
-    """omega_i = N n_i / sum n over the population; 1 if not weighted by examples. Raises WorkFailed."""
-    if algorithm.objective == "uniform":
-        return 1.0
-    if not training.population or not training.population_examples:
-        raise WorkFailed(
-            pb.FAILURE_REASON_UNSUPPORTED,
-            f"training: expected population and population_examples over 0 for {algorithm.name} with objective ="
-            f" 'examples', got {training.population} and {training.population_examples}",
-        )
-    return training.population * examples / training.population_examples
 
 
 def _layouts_key(assignment: AnyAssignment) -> tuple[tuple[str, ...], bool]:

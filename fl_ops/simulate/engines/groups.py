@@ -23,10 +23,9 @@ from algorithms.model_state import trainable_views
 from algorithms.outside_code import is_interrupt
 from fl_client.errors import WorkFailed
 from fl_client.training.client_states import state_of
-from fl_client.training.own_loop import work_of
+from fl_client.training.methods import omega_of, work_of
 from fl_client.training.payloads import encoding_of
 from fl_client.training.results import PreparedWork
-from fl_client.training.trainer import omega_of
 from fl_ops.simulate.engines.client_work import Assigned, ClientWork, one_thread
 from fl_ops.simulate.engines.engine import Bundles, EngineContext, Failed
 from fl_ops.simulate.engines.held import free_bytes

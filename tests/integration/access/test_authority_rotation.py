@@ -49,6 +49,12 @@ def of_device(site: Site, name: str) -> tuple[x509.Certificate, list[str]]:
     return leaf, fingerprints((current / "ca.crt").read_bytes())
 
 
+def restart(site: Site) -> None:
+    """Kill the coordinator, and start it again."""
+    site.server.kill()
+    site.server.serve()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_authority_is_replaced_while_daemons_train(workspace: Workspace) -> None:
@@ -66,8 +72,7 @@ def test_the_authority_is_replaced_while_daemons_train(workspace: Workspace) -> 
     refused = rotate(site)
     assert refused.exit_code == 1
     assert "the coordinator does not trust the new authority yet" in refused.stderr
-    site.server.kill()
-    site.server.serve()
+    restart(site)
     rotation = Rotation.of(site.server.pki.folder)
     assert (rotation.stage, rotation.new is None) == (Stage.TRUSTED, False)
     eventually(partial(accepted, site), "every device trusts the new authority", within_s=LONG_S)
@@ -75,12 +80,10 @@ def test_the_authority_is_replaced_while_daemons_train(workspace: Workspace) -> 
     refused = rotate(site, "--finish")
     assert refused.exit_code == 1
     assert "the old authority" in refused.stderr
-    site.server.kill()
-    site.server.serve()
+    restart(site)
     eventually(partial(accepted, site, "--finish"), "no device has a certificate of the old one", within_s=LONG_S)
     site.server.logged("authority_renewed")
-    site.server.kill()
-    site.server.serve()
+    restart(site)
     new = rotation.new
     assert new is not None
     names = list(site.daemons)
@@ -91,8 +94,7 @@ def test_the_authority_is_replaced_while_daemons_train(workspace: Workspace) -> 
 
     eventually(only_the_new_one, "the devices trust the new authority alone", within_s=LONG_S)
     attached = len(worker.events("attached"))
-    site.server.kill()
-    site.server.serve()
+    restart(site)
     worker.logged("attached", attached + 1)
     shown = fl_ca(site, "status")
     assert shown.exit_code == 0, shown.stderr

@@ -89,6 +89,15 @@ def owner(daemon: Daemon, *arguments: str) -> int:
     return commands.main(["packages", *arguments, "--config", str(daemon.config)])
 
 
+def approve(daemon: Daemon, digest: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Approve a package that waits for it."""
+    assert owner(daemon, "list") == 0
+    assert owner(daemon, "show", digest[:20]) == 0
+    assert "refused, approval" in capsys.readouterr().out
+    assert owner(daemon, "approve", digest) == 0
+    assert "may run" in capsys.readouterr().out
+
+
 def test_a_package_runs_after_signature_and_approval(
     workspace: Workspace, modules: Path, key: SigningKey, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,13 +116,9 @@ def test_a_package_runs_after_signature_and_approval(
     assert added.returncode == 0, added.stderr
     for daemon in fleet.daemons.values():
         refused = daemon.logged("package_refused", package="waves", rule="approval")
-        assert digest in refused["reason"]
         assert key.signer in refused["reason"]
-        assert owner(daemon, "list") == 0
-        assert owner(daemon, "show", digest[:20]) == 0
-        assert "refused, approval" in capsys.readouterr().out
-        assert owner(daemon, "approve", digest) == 0
-        assert "may run" in capsys.readouterr().out
+        assert digest in refused["reason"]
+        approve(daemon, digest, capsys)
     fleet.until_running()
     pinned = {**SECTIONS, "task": {"name": WAVES, "package": digest}}
     _, slow = fleet.half_delivered("packaged", **pinned)
