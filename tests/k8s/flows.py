@@ -28,6 +28,7 @@ ENDS = {
     "prometheus": End("monitoring", {NAME: "prometheus"}),
     "collector": End("observability", {}),
     "fl-server": End("impetus", {NAME: "fl-server"}),
+    "fl-data": End("impetus", {NAME: "fl-data"}),
     "fl-client": End("impetus-clients", {NAME: "fl-client"}),
 }
 """By their names in k8s/production.md."""

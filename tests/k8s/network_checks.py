@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tests.k8s.objects import Object, Pod, find, is_server, namespace, of_kind, pods, selected, selects, title
+from tests.k8s.objects import (
+    Object,
+    Pod,
+    find,
+    is_server,
+    is_worker,
+    namespace,
+    of_kind,
+    pods,
+    scaled_from,
+    selected,
+    selects,
+    title,
+)
 
 Problems = Iterator[str]
 
@@ -85,12 +98,20 @@ def routes_lead_to_services(objects: Sequence[Object]) -> Problems:
                 yield f"{title(route)}: {parent['name']}/{parent['sectionName']} is no listener that passes TLS through"
 
 
+def autoscalers_have_a_target(objects: Sequence[Object]) -> Problems:
+    """An autoscaler's target is a workload of its namespace."""
+    for scaler in of_kind(objects, "HorizontalPodAutoscaler"):
+        target = scaler["spec"]["scaleTargetRef"]
+        if find(objects, target["kind"], target["name"], namespace(scaler)) is None:
+            yield f"{title(scaler)}: there is no {target['kind']} {target['name']}"
+
+
 def budgets_have_an_effect(objects: Sequence[Object]) -> Problems:
     """A budget keeps at least one of its pods from evictions, and no pod that is not healthy."""
     for budget in of_kind(objects, "PodDisruptionBudget"):
         spec = budget["spec"]
         for pod in selected(objects, namespace(budget), spec["selector"]["matchLabels"]):
-            replicas = pod.owner["spec"].get("replicas", 1)
+            replicas = scaled_from(objects, pod.owner)
             may_go = spec["maxUnavailable"] if "maxUnavailable" in spec else replicas - spec["minAvailable"]
             if may_go == "100%" or (isinstance(may_go, int) and may_go >= replicas):
                 yield f"{title(budget)}: all of {replicas} may go, so it never blocks an eviction"
@@ -117,13 +138,15 @@ def policies_open_what_is_needed(objects: Sequence[Object]) -> Problems:
         rules = list(_rules(objects, pod, "ingress", "from"))
         scraped = any(selects(monitor["spec"]["selector"], pod.labels) for monitor in of_kind(objects, "PodMonitor"))
         scraped |= is_server(pod) and bool(of_kind(objects, "ServiceMonitor"))
-        wanted = {"grpc", "admin", "health", "enroll", "token", "web", *(["metrics"] if scraped else [])}
+        wanted = {"grpc", "admin", "enroll", "token", "web", "workers", "data", *(["metrics"] if scraped else [])}
+        if not is_worker(pod):
+            wanted.add("health")
         for port in sorted(wanted & pod.ports.keys() - {port for _, port in rules}):
             yield f"{pod.title}: no policy lets anybody reach its port {port}"
         for peers, opened in rules:
             if opened not in pod.ports:
                 yield f"{pod.title}: a policy opens {opened}, which is none of its ports"
-            if opened in {"admin", "metrics", "health", "token"} and not all(
+            if opened in {"admin", "metrics", "health", "token", "workers"} and not all(
                 "podSelector" in peer for peer in peers or [{}]
             ):
                 yield f"{pod.title}: its port {opened} is open to whole networks"
@@ -141,6 +164,8 @@ def _rules(objects: Sequence[Object], pod: Pod, direction: str, peers: str) -> I
 
 def _calls(pod: Pod) -> set[int]:
     """Ports to which a pod's program connects: DNS and the coordinator, or the database."""
+    if is_worker(pod):
+        return {53, 443, 7076}
     if not is_server(pod):
         return {53, 7070, 7074}
     environment = {variable["name"] for container in pod.containers for variable in container.get("env", [])}

@@ -117,6 +117,20 @@ def is_server(pod: Pod) -> bool:
     return pod.labels["app.kubernetes.io/name"] == "fl-server"
 
 
+def is_worker(pod: Pod) -> bool:
+    """Whether it runs a worker of a coordinator."""
+    return pod.labels["app.kubernetes.io/name"] == "fl-data"
+
+
+def scaled_from(objects: Sequence[Object], workload: Object) -> int:
+    """The fewest pods of a workload: its own number, or that of its autoscaler."""
+    for scaler in of_kind(objects, "HorizontalPodAutoscaler"):
+        target = scaler["spec"]["scaleTargetRef"]
+        if (target["kind"], target["name"]) == (workload["kind"], workload["metadata"]["name"]):
+            return int(scaler["spec"]["minReplicas"])
+    return int(workload["spec"].get("replicas", 1))
+
+
 def config_files(objects: Sequence[Object], pod: Pod) -> dict[str, str]:
     """Path and text of every file that a pod gets from ConfigMaps among the objects."""
     files: dict[str, str] = {}
@@ -155,6 +169,6 @@ def _laid_on(below: Any, above: Any) -> Any:
 
 
 def lies_outside(pod: Pod) -> bool:
-    """Whether a coordinator has its ledger in PostgreSQL and its files in an object store: its volume has copies."""
+    """Whether a pod's files are in an object store, and a coordinator's ledger in PostgreSQL."""
     mounted = {volume.get("secret", {}).get("secretName") for volume in pod.volumes.values()}
-    return {"fl-server-ledger", "fl-server-objects"} <= mounted
+    return {"fl-server-objects", *([] if is_worker(pod) else ["fl-server-ledger"])} <= mounted

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from fl_common.settings import split_address
 from fl_server.app import STOP_S
 from fl_server.settings.config import ServerConfig
-from tests.k8s.objects import Object, Pod, find, is_server, lies_outside, pods, settings
+from tests.k8s.objects import Object, Pod, find, is_server, is_worker, lies_outside, pods, scaled_from, settings
 
 Problems = Iterator[str]
 PORTS = {
@@ -18,23 +18,34 @@ PORTS = {
     "token": "token_listen",
     "web": "web_listen",
 }
-"""Name of a port -> the setting with its address."""
+"""Name of a port of a coordinator or a daemon -> the setting with its address."""
+WORKER_PORTS = {"data": "workers.serve", "metrics": "metrics_listen", "health": "health_listen"}
+"""The same of a worker, which reads the coordinator's settings too."""
 ANYWHERE = "0.0.0.0"  # noqa: S104 - the address of a container's listener
 PROBED = frozenset({"live", "", "fl.v1.Coordinator"})
 START_S = 3.0
 """Seconds of CPU until a coordinator serves, measured."""
+FEWEST_WORKERS = 2
+"""One may end at any time."""
 MOST_HUNG_S = 30
 """Longest grace of a pod that does not answer its liveness probe."""
 _RESTRICTED = ("configMap", "secret", "projected", "emptyDir", "downwardAPI", "csi", "persistentVolumeClaim")
 """Kinds of volumes that the level "restricted" allows."""
 
 
+def _runs_fl_server(pod: Pod) -> bool:
+    return is_server(pod) or is_worker(pod)
+
+
 def ports_are_the_settings(objects: Sequence[Object]) -> Problems:
     """A pod's named ports are the ports of its program's listeners, on all addresses."""
     for pod in pods(objects):
         for config in settings(objects, pod):
-            for name, key in PORTS.items():
-                host, port = split_address(config[key]) if key in config else (ANYWHERE, None)
+            of_coordinator = PORTS | ({"workers": "workers.listen"} if "workers" in config else {})
+            for name, key in (WORKER_PORTS if is_worker(pod) else of_coordinator).items():
+                section, _, last = key.rpartition(".")
+                values = config[section] if section else config
+                host, port = split_address(values[last]) if last in values else (ANYWHERE, None)
                 if pod.ports.get(name) != port:
                     yield f"{pod.title}: its port {name} is {pod.ports.get(name)}, {key} is {port}"
                 if host != ANYWHERE:
@@ -53,7 +64,7 @@ def probes_ask_what_is_answered(objects: Sequence[Object]) -> Problems:
             elif probe["httpGet"]["port"] not in {*pod.ports, *pod.ports.values()}:
                 yield f"{pod.title}: {name} asks port {probe['httpGet']['port']}, which is none of its own"
         kinds = {name: probe.get("grpc", {}).get("service") for name, probe in pod.probes()}
-        if is_server(pod) and kinds != {
+        if _runs_fl_server(pod) and kinds != {
             "startupProbe": "live", "livenessProbe": "live", "readinessProbe": "fl.v1.Coordinator"
         }:  # fmt: skip
             yield f"{pod.title}: probes ask for {kinds}: alive is live, and ready is fl.v1.Coordinator"
@@ -61,7 +72,7 @@ def probes_ask_what_is_answered(objects: Sequence[Object]) -> Problems:
 
 def stopping_takes_its_time(objects: Sequence[Object]) -> Problems:
     """The grace period is longer than preStop, the drain and the program's exit together."""
-    for pod in filter(is_server, pods(objects)):
+    for pod in filter(_runs_fl_server, pods(objects)):
         for config in settings(objects, pod):
             drain = config.get("drain_grace_s", ServerConfig.model_fields["drain_grace_s"].default)
             sleep = pod.containers[0].get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
@@ -74,7 +85,7 @@ def stopping_takes_its_time(objects: Sequence[Object]) -> Problems:
 
 def a_hung_coordinator_is_killed_soon(objects: Sequence[Object]) -> Problems:
     """The liveness probe has its own grace: a program that does not answer does not drain either."""
-    for pod in filter(is_server, pods(objects)):
+    for pod in filter(_runs_fl_server, pods(objects)):
         grace = dict(pod.probes()).get("livenessProbe", {}).get("terminationGracePeriodSeconds")
         if grace is None or grace > MOST_HUNG_S:
             yield f"{pod.title}: a hung program is killed after {grace or 'the pod grace'}, expected {MOST_HUNG_S} s"
@@ -112,8 +123,22 @@ def one_coordinator(objects: Sequence[Object]) -> Problems:
                     yield f"{pod.title}: the volume {name} can be written by several nodes"
             if spec.get("persistentVolumeClaimRetentionPolicy", {}).get("whenDeleted") == "Delete":
                 yield f"{pod.title}: its volume goes with it"
-        elif spec["updateStrategy"].get("rollingUpdate", {}).get("maxSurge", 0) != 0:
+        elif not is_worker(pod) and spec["updateStrategy"].get("rollingUpdate", {}).get("maxSurge", 0) != 0:
             yield f"{pod.title}: maxSurge starts a second daemon on the node's state directory"
+
+
+def workers_are_scaled(objects: Sequence[Object]) -> Problems:
+    """An autoscaler has their number, they share nothing but the object store, and a roll-out ends none too early."""
+    for pod in filter(is_worker, pods(objects)):
+        spec = pod.owner["spec"]
+        if "replicas" in spec:
+            yield f"{pod.title}: an apply would set the number that its autoscaler has chosen"
+        if scaled_from(objects, pod.owner) < FEWEST_WORKERS:
+            yield f"{pod.title}: expected an autoscaler with {FEWEST_WORKERS} pods or more"
+        if spec["strategy"]["rollingUpdate"]["maxUnavailable"] != 0:
+            yield f"{pod.title}: a roll-out ends a worker before the next one serves"
+        if not lies_outside(pod):
+            yield f"{pod.title}: its updates are in no object store"
 
 
 def images_are_pinned(objects: Sequence[Object]) -> Problems:

@@ -95,7 +95,7 @@ def files_are_there(objects: Sequence[Object]) -> Problems:
             tls, state = config.get("tls", {}), config.get("state_dir")
             own = [value for key, value in tls.items() if key in {"ca", "cert", "key", "client_ca"}]
             paths += [path for path in own if not (tls.get("renew") and path.startswith(f"{state}/tls/current/"))]
-            paths += config.get("web_tls", {}).values()
+            paths += [*config.get("web_tls", {}).values(), *config.get("worker_tls", {}).values()]
             paths += [value for key, value in config.get("enrollment", {}).items() if key in {"ca_cert", "ca_key"}]
             if state not in lasting and not (pod.owner["kind"] == "Deployment" and lies_outside(pod)):
                 yield f"{pod.title}: state_dir {state} does not outlive the pod"
@@ -145,9 +145,9 @@ def _lasting(pod: Pod) -> set[str]:
 
 def certificates_name_roles(objects: Sequence[Object]) -> Problems:
     """A certificate has the URI by which both ends know its holder, and the use that the role needs."""
-    uses = {"server": "server auth", "client": "client auth"}
+    uses = {"server": "server auth", "client": "client auth", "worker": "client auth"}
     for certificate in of_kind(objects, "Certificate"):
-        found = re.fullmatch(r"fl://(server|client)/[\w.-]{1,64}", "".join(certificate["spec"].get("uris", [])))
+        found = re.fullmatch(r"fl://(server|client|worker)/[\w.-]{1,64}", "".join(certificate["spec"].get("uris", [])))
         if found is None or uses[found[1]] not in certificate["spec"]["usages"]:
             yield f"{title(certificate)}: expected one URI fl://ROLE/NAME and the use of that role"
         elif found[1] == "server" and not certificate["spec"].get("dnsNames"):

@@ -154,7 +154,9 @@ def test_the_gateway_is_the_only_way_in() -> None:
     """With it the coordinator's Service has no load balancer in any overlay."""
     kinds = {
         folder: next(
-            service["spec"]["type"] for service in of_kind(build(folder), "Service") if "type" in service["spec"]
+            service["spec"]["type"]
+            for service in of_kind(build(folder), "Service")
+            if service["metadata"]["name"] == "fl-server"
         )
         for folder in (EVERYTHING, "k8s/overlays/production", "k8s/overlays/dev")
     }

@@ -50,10 +50,14 @@ BAD = [
         checks.routes_lead_to_services, "Gateway/", "spec listeners 0 tls mode", "Terminate",
         "impetus/clients is no listener that passes TLS through",
     ),
-    (checks.budgets_have_an_effect, "PodDisruptionBudget/", "spec maxUnavailable", 1, "all of 1 may go"),
-    (checks.budgets_have_an_effect, "PodDisruptionBudget/", "spec maxUnavailable", "100%", "all of 1 may go"),
     (
-        checks.budgets_have_an_effect, "PodDisruptionBudget/", "spec",
+        checks.autoscalers_have_a_target, "HorizontalPodAutoscaler/fl-data", "spec scaleTargetRef name", "fl-date",
+        "there is no Deployment fl-date",
+    ),
+    (checks.budgets_have_an_effect, "PodDisruptionBudget/fl-server", "spec maxUnavailable", 1, "all of 1 may go"),
+    (checks.budgets_have_an_effect, "PodDisruptionBudget/fl-server", "spec maxUnavailable", "100%", "all of 1 may go"),
+    (
+        checks.budgets_have_an_effect, "PodDisruptionBudget/fl-server", "spec",
         {"minAvailable": 0, "selector": {"matchLabels": {NAME: "fl-server"}}}, "all of 1 may go",
     ),
     (
@@ -94,7 +98,7 @@ BAD = [
         "no policy lets it reach port 5432",
     ),
     (
-        checks.policies_open_what_is_needed, "NetworkPolicy/fl-client-coordinator", "spec egress 1", GONE,
+        checks.policies_open_what_is_needed, "NetworkPolicy/fl-client-coordinator", "spec egress 2", GONE,
         "no policy lets it reach port 53",
     ),
 ]  # fmt: skip

@@ -81,6 +81,12 @@ BAD = [
         checks.one_coordinator, CLIENT, "spec updateStrategy rollingUpdate maxSurge", 1,
         "maxSurge starts a second daemon",
     ),
+    (checks.workers_are_scaled, "Deployment/fl-data", "spec replicas", 3, "an apply would set the number"),
+    (checks.workers_are_scaled, "HorizontalPodAutoscaler/fl-data", "spec minReplicas", 1, "2 pods or more"),
+    (
+        checks.workers_are_scaled, "Deployment/fl-data", "spec strategy rollingUpdate maxUnavailable", 1,
+        "a roll-out ends a worker",
+    ),
     (checks.images_are_pinned, SERVER, f"{CONTAINER} image", "example.org/impetus/fl-server:latest", "is not pinned"),
     (checks.images_are_pinned, SERVER, f"{CONTAINER} image", "impetus/fl-server:0.1.0", "names no registry"),
     (checks.images_are_pinned, SERVER, f"{CONTAINER} image", "fl-server:0.1.0", "names no registry"),
