@@ -47,7 +47,7 @@ def _main(arguments: Sequence[str] | None) -> int:
 
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] in (["backup"], ["restore"]):
-        from fl_server.backup.commands import run
+        from fl_server.backup import run
 
         return run(given[0], given[1:])
     only_check = given[:1] == ["check"]
@@ -122,7 +122,7 @@ def _serve(config: ServerConfig, *, is_worker: bool = False) -> int:
     # Imported here: torch takes seconds, and an error in the settings should appear at once.
     from fl_server.aggregation.outside_task.forking import ForkServer, default_memory
     from fl_server.app import serve
-    from fl_server.leadership.leading import may_stand_by
+    from fl_server.leadership import may_stand_by
     from fl_server.runs.loading import outside_tasks
 
     # The quarter of a million objects so far live as long as the process. Without this, each full garbage collection

@@ -25,10 +25,9 @@ from fl_server.enrollment.authority import Authority
 from fl_server.enrollment.calls import CertificatesService, EnrollmentService
 from fl_server.enrollment.grants import Revocations
 from fl_server.enrollment.issuing import Checks, Issuer
-from fl_server.leadership.leading import Leading, Opened, ledger_url, open_state
+from fl_server.leadership import Leading, Opened, ledger_url, open_state
 from fl_server.metrics import Metrics
-from fl_server.oidc.keys import SigningKeys
-from fl_server.oidc.tokens import TokenVerifier
+from fl_server.oidc import SigningKeys, TokenVerifier
 from fl_server.outside_calls import OutsideCalls
 from fl_server.rpc import admin, service, workers
 from fl_server.rpc.connections import ConnectionWatch

@@ -21,7 +21,7 @@ from fl_server.audit.log import AuditLog
 from fl_server.clients.fleet import Fleet
 from fl_server.enrollment.grants import Revocations
 from fl_server.enrollment.issuing import Issuer
-from fl_server.leadership.leading import Leading
+from fl_server.leadership import Leading
 from fl_server.metrics import Metrics
 from fl_server.outside_calls import OutsideCalls, OutsideCode, guarded
 from fl_server.second_accountant import SecondAccountant

@@ -11,7 +11,7 @@ import structlog
 
 from fl_server.clients.fleet import Fleet
 from fl_server.errors import one_line
-from fl_server.leadership.leading import Leading
+from fl_server.leadership import Leading
 from fl_server.rounds.sampling import by_id
 from fl_server.rounds.state import Phase, RoundState
 from fl_server.run.failures import Failures

@@ -26,7 +26,7 @@ from fl_server.run.secure_stages import SecureStages
 from fl_server.runs.actions import RunActions
 from fl_server.store.database import schema
 from fl_server.store.database.store import Store
-from fl_server.uploads.verdicts import Verdicts
+from fl_server.uploads.receiver import Verdicts
 from tests.deterministic.planted import Patch, ends_a_round_early, last_round_not_evaluated
 
 

@@ -21,8 +21,8 @@ from fl_server.runs.coordinator import Outcomes
 from fl_server.store.database.rows import increment
 from fl_server.store.spool.part_file import PartFile
 from fl_server.store.spool.spool import Spool
-from fl_server.uploads import verdicts
-from fl_server.uploads.verdicts import Verdicts
+from fl_server.uploads import receiver
+from fl_server.uploads.receiver import Verdicts
 from protos.fl.v1.training_pb2 import Assignment
 from tests.deterministic.living import live
 from tests.deterministic.plan import plan_of
@@ -35,7 +35,7 @@ def _acknowledged_before_written() -> Patch:
     async def enter(self: Any, submission: Any, record: Any) -> Any:
         write = submission.run.submissions.record_verdict(record, submission.header)
         later(lambda: asyncio.ensure_future(write))
-        return verdicts._receipt(submission.header.key, record)
+        return receiver._receipt(submission.header.key, record)
 
     return Verdicts, "_enter", enter
 

@@ -14,7 +14,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from fl_server.leadership.standby import LOOK_EVERY_S
+from fl_server.leadership import LOOK_EVERY_S
 from fl_server.rounds import events as ev
 from fl_server.rounds.state import Phase, UnexpectedEvent
 from fl_server.store.database.leadership import GONE_S

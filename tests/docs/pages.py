@@ -31,7 +31,7 @@ import fl_client.__main__ as fl_client_main
 from fl_client.setup.commands import app as setup_app
 from fl_common.program import settings_files
 from fl_ops.commands.cli import app
-from fl_server.backup.commands import parser_of
+from fl_server.backup import parser_of
 from tests.processes.scripts import Scripts
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fl_common.audit import START, AuditRow
-from fl_server.backup.content import EPOCHS, read_tables, tables, write_tables
+from fl_server.backup import EPOCHS, read_tables, tables, write_tables
 from fl_server.store.database.ownership import Home
 from fl_server.store.database.store import Store, open_ledger, open_sqlite
 from fl_server.store.database.transactions import engine_for, migrate

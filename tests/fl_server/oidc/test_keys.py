@@ -11,9 +11,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from fl_common.settings import SettingsError
+from fl_server import oidc
 from fl_server.errors import NotNow
-from fl_server.oidc import keys as keys_module
-from fl_server.oidc.keys import LEAST_WAIT_S, MOST_AGE_S, SigningKeys, usable_keys
+from fl_server.oidc import LEAST_WAIT_S, MOST_AGE_S, SigningKeys, usable_keys
 from fl_server.settings.sections import OidcConfig
 from tests.fl_server.harness import until
 from tests.processes.certificates import Pki
@@ -179,7 +179,7 @@ async def test_redirects_and_large_answers_are_refused(content: str) -> None:
 
 async def test_a_provider_that_never_answers_does_not_stop_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys are read in a thread, and the wait has an end; the loop goes on in the meantime."""
-    monkeypatch.setattr(keys_module, "READ_S", 0.2)
+    monkeypatch.setattr(oidc, "READ_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent, capture_logs() as logs:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
         reading = asyncio.create_task(SigningKeys(config(jwks_url=url)).start())

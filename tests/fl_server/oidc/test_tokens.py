@@ -19,8 +19,7 @@ from jwt.warnings import InsecureKeyLengthWarning
 from structlog.testing import capture_logs
 
 from fl_server.errors import Forbidden, ServerError, Unauthenticated
-from fl_server.oidc.keys import SigningKeys
-from fl_server.oidc.tokens import TokenVerifier
+from fl_server.oidc import SigningKeys, TokenVerifier
 from fl_server.settings.sections import OidcConfig, OperatorRole
 from tests.processes.identity_provider import AUDIENCE, ISSUER, Key, jwks
 

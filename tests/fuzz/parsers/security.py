@@ -23,8 +23,7 @@ from fl_server.enrollment.authority import check_signature, read_request
 from fl_server.enrollment.grants import new_token, parse_token
 from fl_server.errors import Forbidden, InvalidInput, NotEnrolled, NotNow, Unauthenticated
 from fl_server.identity import of_certificate
-from fl_server.oidc.keys import SigningKeys, usable_keys
-from fl_server.oidc.tokens import TokenVerifier
+from fl_server.oidc import SigningKeys, TokenVerifier, usable_keys
 from fl_server.settings.sections import OidcConfig
 from protos.fl.v1.enrollment_pb2 import IssuedCertificate
 from tests.fuzz.parser import Parser
